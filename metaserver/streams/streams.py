@@ -60,7 +60,7 @@ from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.snapshots.named_snapshots import NamedSnapshots
 from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from seamark.metaserver.streams.stored_rows import RowSearch
-from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts, TopicCounts
+from seamark.metaserver.streams.stream_counts import FlushReport, FlushState, StreamCounts, TopicCounts
 from seamark.metaserver.streams.stream_properties import (
     is_stream_table,
     make_fresh_folder_location,
@@ -93,8 +93,7 @@ _FOREIGN_FILES_MS = 86_400_000
 """The age after which no plan of another process contains a fresh file."""
 _CLEAN_INTERVAL_S = 5.0
 """The interval between two deletions of files that are no longer needed."""
-_THREADS = 8
-"""The maximum number of threads that encode rows."""
+_ENCODING_THREADS_MAX = 8
 _CROWDED_FRACTION = 1 / 4
 """The share of the memory for rows above which the largest table is flushed immediately."""
 _RETRY_AFTER_S = 1
@@ -115,25 +114,6 @@ class FreshTable(NamedTuple):
     loaded: LoadedTable
     snapshot: Snapshot | None
     offsets: Mapping[int, int]
-
-
-class _FlushState:
-    """The time of the last flush of a table, and the running flush."""
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.failures = 0
-        self.error = ""
-        """The message of the last failure."""
-        self.is_blocked = False
-        """Whether the last flush failed for a permanent reason."""
-        self.not_before_s = 0.0
-        self.interval_ms: int | None = None
-        """The flush interval in the table's properties, or None."""
-        self.is_due = False
-        """Whether to flush the table at the next check, even if its rows are young."""
-        self.waiting_since_ms: int | None = None
-        """The time at which this process first saw unflushed rows of another process, or None."""
 
 
 class Streams:
@@ -160,7 +140,7 @@ class Streams:
         self.stream_tables = CatalogTables(catalog, commits, search, logs)
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
-        self._flushes: dict[str, _FlushState] = {}
+        self._flushes: dict[str, FlushState] = {}
         self._accepted_keys = AcceptedKeys()
         self._current = CurrentTables(
             self.stream_tables.load, open_commit_counter(catalog.context.settings.make_database_url())
@@ -194,7 +174,7 @@ class Streams:
         self.topic_counts = TopicCounts()
         self._next_shard = 0
         # Do not use the threads of `asyncio.to_thread`: they make plans for which these threads wait.
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
+        self._threads = ThreadPoolExecutor(_ENCODING_THREADS_MAX, thread_name_prefix="streams")
         self._cleaned_s = 0.0
         self._cleanup_task: asyncio.Task[None] | None = None
 
@@ -455,7 +435,7 @@ class Streams:
         return await self._logs.open()
 
     async def _open(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
-        """Return the open stream of a table, or open it. See `_make_table` for errors."""
+        """Return the open stream of a table, or open it, as `_make_table` does."""
         table = self._tables.get(entry.uuid)
         if table is not None:
             # An entry without offsets is older than the stream, or the table has lost its offsets without a name.
@@ -466,11 +446,7 @@ class Streams:
         return await self._opening.run(entry.uuid, lambda: self._make_table(entry, metadata))
 
     async def _make_table(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
-        """Open the stream of a table.
-
-        Raises:
-            LogElsewhere: Another process has the log, or this log is not the log of the table's rows.
-        """
+        """Open the stream of a table. Raise LogElsewhere if this process cannot open the log of the table's rows."""
         log = await self._logs.open()
         await check_writable(self._context, entry.uuid, metadata)
         await self.stream_tables.open_stream(entry, metadata, log)
@@ -515,7 +491,7 @@ class Streams:
             # Repeat the release, because the process that flushed the rows may have stopped before it.
             await table.release()
         self._tables[entry.uuid] = table
-        state = self._flushes.setdefault(entry.uuid, _FlushState())
+        state = self._flushes.setdefault(entry.uuid, FlushState())
         state.interval_ms = read_interval_ms(metadata)
         # Flush the first rows immediately, because engines do not plan scans of a table without a snapshot.
         has_first_rows = metadata.current_snapshot_id is None and table.unflushed_rows > 0
@@ -662,7 +638,7 @@ class Streams:
             return False
         return now_ms - since_ms >= (state.interval_ms or self._context.settings.stream_flush_interval_ms)
 
-    async def _flush(self, table: StreamTable, state: _FlushState, *, is_due: bool) -> None:
+    async def _flush(self, table: StreamTable, state: FlushState, *, is_due: bool) -> None:
         """Flush a table, or remove the rows from memory that its owner has flushed. Record a failure in `state`.
 
         Args:

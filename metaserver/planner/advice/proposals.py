@@ -52,24 +52,16 @@ COLUMNS_MAX, CLUSTERED_MAX = 5, 3
 _SORTED_MAX = 3
 """The maximum number of compared columns for which sort orders are simulated."""
 REWRITE_BYTES_PER_S = 50_000_000
-PROPOSALS_MAX = 20
+PROPOSALS_MAX, _PROPOSALS_PER_KIND_MAX = 20, 3
 GAIN_MIN_FRACTION = 0.02
 """The minimum share of the bytes that a listed proposal saves."""
-_PROPOSALS_PER_KIND_MAX = 3
 _INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
-"""The assumed size of an index, by kind."""
 _BITMAP_VALUES_MAX = 1000
 """The maximum number of sampled distinct values for a bitmap index. With more, a bloom index is proposed."""
-_BUCKETS = (16, 64, 256)
-"""The numbers of buckets that are proposed."""
-_SMALLER_FILES_FACTOR = 4
-"""The factor by which a clustering with smaller files divides the target size."""
-_SMALLER_FILES_COLUMNS = 2
-"""The maximum number of columns of the clustering that is also proposed with smaller files."""
-_SMALLER_FILES_BYTES_MIN = 1 << 20
-"""The minimum target size that is proposed."""
-_ID_DIGITS = 12
-"""The number of hexadecimal digits of the digest that identifies a proposal."""
+_PROPOSED_BUCKET_COUNTS = (16, 64, 256)
+_SMALLER_FILES_FACTOR, _SMALLER_FILES_COLUMNS_MAX, _SMALLER_FILES_BYTES_MIN = 4, 2, 1 << 20
+"""The factor that divides the target size in a proposal of smaller files, the columns, and the lowest target size."""
+_ID_DIGITS = 12  # Hexadecimal digits of the digest that identifies a proposal.
 _VALUES_PER_BUCKET_MIN = 10
 """The minimum number of sampled distinct values for each bucket. With fewer, the buckets would have unequal sizes."""
 _PARTITIONS_PER_FILE_MAX = 4
@@ -309,7 +301,7 @@ class _Advisor:
                 yield self._propose_clustering(combination, names, None)
         if columns:
             smaller_bytes = self._state.target_bytes // _SMALLER_FILES_FACTOR
-            clustered_columns = tuple(columns[:_SMALLER_FILES_COLUMNS])
+            clustered_columns = tuple(columns[:_SMALLER_FILES_COLUMNS_MAX])
             names = [self._get_column_name(column_id) for column_id in clustered_columns]
             if smaller_bytes >= _SMALLER_FILES_BYTES_MIN:
                 yield self._propose_clustering(clustered_columns, names, smaller_bytes)
@@ -438,7 +430,10 @@ class _Advisor:
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return
         target_files = math.ceil(self._state.total_bytes / self._state.target_bytes)
-        buckets = max((count for count in _BUCKETS if count <= max(_BUCKETS[0], target_files)), default=_BUCKETS[0])
+        buckets = max(
+            (count for count in _PROPOSED_BUCKET_COUNTS if count <= max(_PROPOSED_BUCKET_COUNTS[0], target_files)),
+            default=_PROPOSED_BUCKET_COUNTS[0],
+        )
         for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
             weight = self._sum_weights(column_id, lambda values: values > 0)
@@ -488,12 +483,8 @@ class _Advisor:
         files = max(1, self._state.files.file_count)
         rows_per_file = max(1, self._state.rows // files)
         schema = self._state.metadata.current_schema
-        unanswered_shapes = {
-            fingerprint: shape
-            for fingerprint, shape in self._state.shapes.items()
-            if fingerprint not in self._answered_shapes
-        }
-        for candidate in find_cube_candidates(unanswered_shapes, self._state.sample, rows_per_file):
+        unanswered = {key: shape for key, shape in self._state.shapes.items() if key not in self._answered_shapes}
+        for candidate in find_cube_candidates(unanswered, self._state.sample, rows_per_file):
             if not all(column_id in schema.index.by_id for column_id in candidate.column_ids):
                 continue
             dimensions = [self._get_column_name(column_id) for column_id in candidate.dimensions]
