@@ -443,7 +443,7 @@ def _make_deflate_codec(level: int | None) -> Codec:
 
     def pack(block: bytes) -> bytes:
         if level is None:
-            packer = isal_zlib.compressobj(_ISAL_LEVEL, wbits=_RAW_DEFLATE_BITS)
+            packer: Any = isal_zlib.compressobj(_ISAL_LEVEL, wbits=_RAW_DEFLATE_BITS)
         else:
             packer = zlib.compressobj(level, wbits=_RAW_DEFLATE_BITS)
         compressed: bytes = packer.compress(block) + packer.flush()

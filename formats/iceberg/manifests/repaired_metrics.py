@@ -127,12 +127,8 @@ def _repair_pair(kind: Type | None, lower: bytes | None, upper: bytes | None) ->
     if name == "string" and lower is not None:
         lower = _trim_partial_character(lower)
     lower_value, upper_value = _decode_or_none(kind, lower), _decode_or_none(kind, upper)
-    if (
-        lower_value is not None
-        and upper_value is not None
-        and name not in _UNCOMPARED_TYPES
-        and lower_value > upper_value
-    ):  # type: ignore[operator]
+    has_both = lower_value is not None and upper_value is not None
+    if has_both and name not in _UNCOMPARED_TYPES and lower_value > upper_value:  # type: ignore[operator]
         return None, None
     return _encode_bound(kind, lower_value, lower), _encode_bound(kind, upper_value, upper)
 
