@@ -65,9 +65,12 @@ BUCKET = "bucket"
 """The kind of a `bucket` partition field in answers. It has no files and no entry in `KINDS`."""
 BUCKET_PREFIX = "bucket:"
 """The prefix of the names of indexes that a partition spec defines. Other index names do not contain a colon."""
-_MAPPING = "name-mapping"
+_MAPPING_FIELD = "name-mapping"
 _MEASURES, _MEASURED_TYPES = "measures", "measured-types"
-_MAPPING_MAX = 4096
+_SHOWN_MAX, _SHOWN_COLUMN_MAX = 100, 200
+"""The maximum number of characters of a value, and of a column, in a message."""
+_TERM_FIELDS = 3
+_MAPPING_CHARACTERS_MAX = 4096
 """The maximum number of characters of a name mapping in a definition.
 
 If a mapping is longer, files without field ids are not indexed.
@@ -135,7 +138,7 @@ class IndexDefinition:
             content[_MEASURES] = [measure.id_text for measure in self.measures]
             content[_MEASURED_TYPES] = list_measured_types(self.measures)
         if self.mapping is not None:
-            content[_MAPPING] = self.mapping
+            content[_MAPPING_FIELD] = self.mapping
         return msgspec.json.encode(content).decode()
 
     @property
@@ -271,10 +274,13 @@ def add_name_mapping(definition: IndexDefinition, metadata: TableMetadata) -> In
 
 
 def _add_mapping(definition: IndexDefinition, mapping: NameMapping | None) -> IndexDefinition:
+    """Return the definition with its part of a name mapping, unless this part is too long."""
     if mapping is None:
         return definition
     part = select_columns(mapping, definition.column_ids)
-    return replace(definition, mapping=part) if len(msgspec.json.encode(part)) <= _MAPPING_MAX else definition
+    return (
+        replace(definition, mapping=part) if len(msgspec.json.encode(part)) <= _MAPPING_CHARACTERS_MAX else definition
+    )
 
 
 def list_bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
@@ -335,10 +341,12 @@ def check_name(name: str) -> str:
         BadRequest: The name is not valid for an index.
     """
     if name.startswith(BUCKET_PREFIX):
-        raise BadRequest(f"{name[:100]!r} is an index that the table's partition spec defines; change the spec instead")
+        raise BadRequest(
+            f"{name[:_SHOWN_MAX]!r} is an index that the table's partition spec defines; change the spec instead"
+        )
     if not _NAME.fullmatch(name):
         raise BadRequest(
-            f"{name[:100]!r} cannot name an index: use up to 128 letters, digits, '_', '-' and '.'; "
+            f"{name[:_SHOWN_MAX]!r} cannot name an index: use up to 128 letters, digits, '_', '-' and '.'; "
             "the first character must not be '-' or '.'"
         )
     return name
@@ -355,7 +363,7 @@ def parse_definition(
     content, schemas = _parse_object(definition_id), tuple(older_schemas)
     terms = content.pop("terms", None)
     kind = content.pop("kind", None)
-    mapping = content.pop(_MAPPING, None)
+    mapping = content.pop(_MAPPING_FIELD, None)
     measures = _pop_measures(content, schema, schemas)
     content.pop(_MEASURED_TYPES, None)  # The types are not parsed, but compared with the rest of the id below.
     if not isinstance(terms, list) or not all(_is_term(item) for item in terms):
@@ -373,12 +381,13 @@ def parse_definition(
 
 
 def _is_term(item: Any) -> bool:
+    """Return whether an item of a definition's id has the form of a term."""
     return (
         isinstance(item, dict)
         and isinstance(item.get("field-id"), int)
         and isinstance(item.get("transform"), str)
         and isinstance(item.get("keys"), str)
-        and len(item) == 3
+        and len(item) == _TERM_FIELDS
     )
 
 
@@ -412,9 +421,9 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
     if len(terms) > kind.columns_max:
         raise BadRequest(f"A {kind.name} index is on at most {kind.columns_max} columns, not on {len(terms)}")
     term_ids = [(term.column_id, term.transform) for term in terms]
-    for number, term in enumerate(terms):
-        if term_ids[number] in term_ids[:number]:
-            raise BadRequest(f"The column {term.text[:200]} is in the index twice; remove one")
+    for index, term in enumerate(terms):
+        if term_ids[index] in term_ids[:index]:
+            raise BadRequest(f"The column {term.text[:_SHOWN_COLUMN_MAX]} is in the index twice; remove one")
     for term in terms:
         if not kind.supports_type(term.kind):
             raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
@@ -422,12 +431,13 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
         if lookup is not None and not kind.takes_attributes:
             kinds = ", ".join(other.name for other in KINDS.values() if other.takes_attributes)
             raise BadRequest(
-                f"A {kind.name} index cannot be on {term.text[:200]}: only {kinds} accept attributes of other tables"
+                f"A {kind.name} index cannot be on {term.text[:_SHOWN_COLUMN_MAX]}: only {kinds} accept "
+                "attributes of other tables"
             )
         if lookup is not None and lookup.attribute_id == HAS_PARTNER and not kind.aggregates:
             raise BadRequest(
-                f"A {kind.name} index cannot be on {term.text[:200]}: the field id {HAS_PARTNER} states whether a key "
-                "has a partner, which only cubes use; use an attribute with another field id"
+                f"A {kind.name} index cannot be on {term.text[:_SHOWN_COLUMN_MAX]}: the field id {HAS_PARTNER} states "
+                "whether a key has a partner, which only cubes use; use an attribute with another field id"
             )
         if problem := kind.find_term_problem(term):
             raise BadRequest(problem)
@@ -441,9 +451,9 @@ def _check_measures(kind: IndexKind[Any, Any], measures: Sequence[Measure]) -> N
     if len(measures) > MEASURES_MAX:
         raise BadRequest(f"A {kind.name} has at most {MEASURES_MAX} measures; remove the others")
     id_texts = [measure.id_text for measure in measures]
-    for number, measure in enumerate(measures):
-        if id_texts[number] in id_texts[:number]:
-            raise BadRequest(f"The measure {measure.text[:200]} is in the definition twice; remove one")
+    for index, measure in enumerate(measures):
+        if id_texts[index] in id_texts[:index]:
+            raise BadRequest(f"The measure {measure.text[:_SHOWN_COLUMN_MAX]} is in the definition twice; remove one")
 
 
 def _pop_measures(content: dict[str, Any], schema: Schema, schemas: tuple[Schema, ...]) -> list[Measure]:
@@ -456,11 +466,12 @@ def _pop_measures(content: dict[str, Any], schema: Schema, schemas: tuple[Schema
 
 def _check_parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> dict[str, float]:
     parameter_names = [parameter.name for parameter in kind.parameters]
-    unknown = sorted(str(name) for name in values if name not in parameter_names)
-    if unknown:
+    unknown_names = sorted(str(name) for name in values if name not in parameter_names)
+    if unknown_names:
         accepted_names = ", ".join(parameter_names) or "no parameters"
         raise BadRequest(
-            f"A {kind.name} index accepts {accepted_names} in addition to its columns, not {_show_value(unknown[0])}"
+            f"A {kind.name} index accepts {accepted_names} in addition to its columns, not "
+            f"{_show_value(unknown_names[0])}"
         )
     return {
         parameter.name: _check_number(parameter, values.get(parameter.name, parameter.default))
@@ -469,6 +480,7 @@ def _check_parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> d
 
 
 def _check_number(parameter: IndexParameter, value: Any) -> float:
+    """Return the value of a parameter. Raise BadRequest if it is not a number in the parameter's range."""
     minimum, maximum = parameter.minimum, parameter.maximum
     if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
         raise BadRequest(
@@ -492,11 +504,11 @@ def _read_definition(name: str, text: str, schema: Schema, schemas: tuple[Schema
         raise BadRequest('columns must be a list of texts, such as {"kind": "bitmap", "columns": ["c"]}')
     if ids is None:
         terms = [resolve_term(column, schema, schemas) for column in columns]
-    elif isinstance(ids, list) and len(ids) == len(columns) and all(isinstance(number, int) for number in ids):
+    elif isinstance(ids, list) and len(ids) == len(columns) and all(isinstance(column_id, int) for column_id in ids):
         # Resolve columns by id, because another column may now have the name.
         terms = [
-            resolve_term_by_id(parse_term(column)[0], number, schema, schemas)
-            for column, number in zip(columns, ids, strict=True)
+            resolve_term_by_id(parse_term(column)[0], column_id, schema, schemas)
+            for column, column_id in zip(columns, ids, strict=True)
         ]
     else:
         raise BadRequest(f"field-ids must be a list of {len(columns)} numbers, one for each column in columns")
@@ -508,7 +520,7 @@ def _read_short_form(name: str, text: str, schema: Schema, schemas: tuple[Schema
     call = _SHORT.fullmatch(text)
     if call is None:
         raise BadRequest(
-            f"{text[:100]!r} defines no index: write bitmap(c), bloom(c, fpp=0.01), record(a, b), "
+            f"{text[:_SHOWN_MAX]!r} defines no index: write bitmap(c), bloom(c, fpp=0.01), record(a, b), "
             "cube(c; count(*)), or JSON"
         )
     terms: list[Term] = []
@@ -535,6 +547,7 @@ def _read_short_form(name: str, text: str, schema: Schema, schemas: tuple[Schema
 
 
 def _parse_option(text: str) -> Any:
+    """Return the number in a text, or the text if it is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -552,4 +565,4 @@ def _parse_object(text: str) -> dict[str, Any]:
 
 
 def _show_value(value: Any) -> str:
-    return repr(value)[:100]
+    return repr(value)[:_SHOWN_MAX]

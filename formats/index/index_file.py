@@ -41,6 +41,7 @@ Words = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 FILES_TYPE = "seamark-files-v1"
+_FILES_VERSION = 1
 PATHS_LIMIT_BYTES = 1 << 30
 """The maximum decompressed size of a files table in bytes."""
 
@@ -56,12 +57,15 @@ _HEAD = struct.Struct("<QQQQII16x")
 Its fields are the number of files and of rows, the size of the decompressed and of the stored paths, the CRC-32
 of the arrays and of the stored paths, and zeros.
 """
-_CHECK = struct.Struct("<I")
+_HEAD_CHECKSUM = struct.Struct("<I")
 """The CRC-32 of the preceding head.
 
 Together with the file's magic, the head fills a cache line, so that the arrays are aligned.
 """
-_HEAD_BYTES = _HEAD.size + _CHECK.size
+_HEAD_BYTES = _HEAD.size + _HEAD_CHECKSUM.size
+_ARRAY_BYTES_PER_FILE = 32
+"""The size of a file's id, of two words, and of its row count and its size, of one word each."""
+_SHOWN_MAX = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +97,9 @@ class FilesTable:
         Raises:
             ValueError: The arguments have different lengths.
         """
-        raw = [path.encode() for path in paths]
-        lengths = np.array([len(path) for path in raw], dtype="<u4")
-        heap = lengths.tobytes() + b"".join(raw)
+        encoded_paths = [path.encode() for path in paths]
+        lengths = np.array([len(path) for path in encoded_paths], dtype="<u4")
+        heap = lengths.tobytes() + b"".join(encoded_paths)
         compressed_paths = memoryview(pa.Codec("zstd").compress(heap, asbytes=True))
         table = FilesTable(
             np.ascontiguousarray(ids, dtype="<u8").reshape(-1, 2),
@@ -105,10 +109,10 @@ class FilesTable:
             len(heap),
             "a new index file",
         )
-        if not len(table.ids) == len(table.records) == len(table.sizes) == len(raw):
+        if not len(table.ids) == len(table.records) == len(table.sizes) == len(encoded_paths):
             raise ValueError(
-                f"{len(table.ids)} ids, {len(table.records)} record counts, {len(table.sizes)} sizes and {len(raw)} "
-                "paths do not describe the same data files"
+                f"{len(table.ids)} ids, {len(table.records)} record counts, {len(table.sizes)} sizes and "
+                f"{len(encoded_paths)} paths do not describe the same data files"
             )
         return table
 
@@ -129,10 +133,11 @@ class FilesTable:
         try:
             heap = memoryview(pa.Codec("zstd").decompress(self.stored_paths, self.paths_bytes, asbytes=True))
             lengths = np.frombuffer(heap, dtype="<u4", count=len(self))
-            ends = (4 * len(self) + np.cumsum(lengths, dtype=np.int64)).tolist()
+            lengths_bytes = lengths.nbytes  # The paths follow their lengths.
+            ends = (lengths_bytes + np.cumsum(lengths, dtype=np.int64)).tolist()
             if len(heap) != (ends[-1] if ends else 0):
                 raise ValueError(f"the paths have {len(heap)} bytes, but the lengths state {ends[-1] if ends else 0}")
-            starts = [4 * len(self), *ends]
+            starts = [lengths_bytes, *ends]
             return [str(heap[start:end], "utf-8") for start, end in zip(starts, ends, strict=False)]
         except (OSError, ValueError) as error:
             raise Corrupt(f"{self.location}: the paths of the files table cannot be read: {error}") from None
@@ -144,13 +149,13 @@ class FilesTable:
         Args:
             parts: The tables, each with the files to keep as bool[n].
         """
-        rows_of_tables = [(table, np.flatnonzero(keep)) for table, keep in parts]
-        no_ends = np.empty(0, dtype="<u8")
+        kept_rows = [(table, np.flatnonzero(keep)) for table, keep in parts]
+        no_words = np.empty(0, dtype="<u8")  # It makes the concatenation of no tables possible.
         return FilesTable.from_columns(
-            np.concatenate([no_ends.reshape(0, 2), *(table.ids[rows] for table, rows in rows_of_tables)]),
-            np.concatenate([no_ends, *(table.records[rows] for table, rows in rows_of_tables)]),
-            np.concatenate([no_ends, *(table.sizes[rows] for table, rows in rows_of_tables)]),
-            [table.paths[number] for table, rows in rows_of_tables for number in rows.tolist()],
+            np.concatenate([no_words.reshape(0, 2), *(table.ids[rows] for table, rows in kept_rows)]),
+            np.concatenate([no_words, *(table.records[rows] for table, rows in kept_rows)]),
+            np.concatenate([no_words, *(table.sizes[rows] for table, rows in kept_rows)]),
+            [table.paths[row] for table, rows in kept_rows for row in rows.tolist()],
         )
 
     def encode(self, alignment: int) -> list[Part]:
@@ -162,9 +167,9 @@ class FilesTable:
         checksum = 0
         for array in arrays:
             checksum = isal_zlib.crc32(array, checksum)
-        stored_sum = isal_zlib.crc32(self.stored_paths)
-        head = _HEAD.pack(len(self), self.rows, self.paths_bytes, len(self.stored_paths), checksum, stored_sum)
-        head += _CHECK.pack(isal_zlib.crc32(head))
+        paths_checksum = isal_zlib.crc32(self.stored_paths)
+        head = _HEAD.pack(len(self), self.rows, self.paths_bytes, len(self.stored_paths), checksum, paths_checksum)
+        head += _HEAD_CHECKSUM.pack(isal_zlib.crc32(head))
         size = len(MAGIC) + len(head) + sum(map(len, arrays)) + len(self.stored_paths)
         return [head, *arrays, self.stored_paths, bytes(-size % alignment)]
 
@@ -178,16 +183,16 @@ class FilesTable:
         data = memoryview(blob)
         if len(data) < _HEAD_BYTES:
             raise Corrupt(f"{location}: a files table cannot have only {len(data)} bytes")
-        if _CHECK.unpack_from(data, _HEAD.size)[0] != isal_zlib.crc32(data[: _HEAD.size]):
+        if _HEAD_CHECKSUM.unpack_from(data, _HEAD.size)[0] != isal_zlib.crc32(data[: _HEAD.size]):
             raise Corrupt(f"{location}: the head of the files table does not match its checksum")
-        files, rows, paths_bytes, stored_bytes, arrays_sum, paths_sum = _HEAD.unpack_from(data)
-        ends = _HEAD_BYTES + 32 * files
-        if ends + stored_bytes > len(data) or paths_bytes > PATHS_LIMIT_BYTES:
+        files, rows, paths_bytes, stored_bytes, arrays_checksum, paths_checksum = _HEAD.unpack_from(data)
+        arrays_end = _HEAD_BYTES + _ARRAY_BYTES_PER_FILE * files
+        if arrays_end + stored_bytes > len(data) or paths_bytes > PATHS_LIMIT_BYTES:
             raise Corrupt(f"{location}: a files table of {files} files does not fit into {len(data)} bytes")
-        compressed_paths = data[ends : ends + stored_bytes]
-        if isal_zlib.crc32(data[_HEAD_BYTES:ends]) != arrays_sum or isal_zlib.crc32(compressed_paths) != paths_sum:
+        arrays, compressed_paths = data[_HEAD_BYTES:arrays_end], data[arrays_end : arrays_end + stored_bytes]
+        if isal_zlib.crc32(arrays) != arrays_checksum or isal_zlib.crc32(compressed_paths) != paths_checksum:
             raise Corrupt(f"{location}: the files table does not match its checksum")
-        words = np.frombuffer(data[_HEAD_BYTES:ends], dtype="<u8")
+        words = np.frombuffer(arrays, dtype="<u8")
         ids, records, sizes = words[: 2 * files].reshape(-1, 2), words[2 * files : 3 * files], words[3 * files :]
         table = FilesTable(ids, records, sizes, compressed_paths, paths_bytes, location)
         if table.rows != rows:
@@ -333,9 +338,7 @@ def _get_index_kind(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, locatio
     for candidate in (table, blob):
         match = _TYPE.fullmatch(candidate.type)
         kind, version = (match[1], int(match[2])) if match else ("", 0)
-        supported_version = (
-            1 if candidate is table and kind == "files" else _parse_blob_version(kind) if candidate is blob else None
-        )
+        supported_version = _find_supported_version(kind, is_files_table=candidate is table)
         if supported_version is None:
             raise Corrupt(f"{location}: a blob of type {candidate.type!r} does not belong in an index file")
         if version != supported_version:
@@ -345,8 +348,10 @@ def _get_index_kind(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, locatio
     return kind
 
 
-def _parse_blob_version(kind: str) -> int | None:
-    """Return the supported version of a blob type, or None if the type is unknown."""
+def _find_supported_version(kind: str, *, is_files_table: bool) -> int | None:
+    """Return the supported version of the files table or of a kind's blob, or None if the blob has another type."""
+    if is_files_table:
+        return _FILES_VERSION if kind == "files" else None
     return KINDS[kind].version if kind in KINDS else None
 
 
@@ -361,9 +366,10 @@ def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
     if edges != (len(MAGIC), blob.offset, footer_offset):
         raise Corrupt(f"{location}: its blobs do not fill it from byte {len(MAGIC)} to the footer at {footer_offset}")
     if codec := table.compression_codec or blob.compression_codec:
-        raise Corrupt(f"{location}: a blob is compressed with {codec[:100]!r}")
+        raise Corrupt(f"{location}: a blob is compressed with {codec[:_SHOWN_MAX]!r}")
     if table.fields != blob.fields:
-        raise Corrupt(f"{location}: its blobs have the fields {str(table.fields)[:100]} and {str(blob.fields)[:100]}")
+        table_fields, blob_fields = str(table.fields)[:_SHOWN_MAX], str(blob.fields)[:_SHOWN_MAX]
+        raise Corrupt(f"{location}: its blobs have the fields {table_fields} and {blob_fields}")
 
 
 def _read_number(properties: dict[str, str], name: str, location: str) -> int:

@@ -136,7 +136,7 @@ class Races:
         self._holder = holder
         self._lost_races = 0
         self._until_s = context.clock.monotonic() + context.settings.storage_timeout_s
-        self._with_priority: set[str] = set()
+        self._prioritized_uuids: set[str] = set()
 
     async def record_loss(self, uuids: Iterable[str]) -> bool:
         """Count a lost race for the tables with these UUIDs, and wait before the next attempt.
@@ -153,8 +153,8 @@ class Races:
                 # Another process has priority, or the database does not respond.
                 with contextlib.suppress(SeamarkError):
                     await self._context.store.transact([TakePriority(uuid, self._holder, _PRIORITY_MS)])
-                    self._with_priority.add(uuid)
-        if not self._with_priority:
+                    self._prioritized_uuids.add(uuid)
+        if not self._prioritized_uuids:
             await self._context.back_off(min(self._lost_races, _BACK_OFF_MAX))
         return True
 
@@ -162,7 +162,7 @@ class Races:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        for uuid in self._with_priority:
+        for uuid in self._prioritized_uuids:
             with contextlib.suppress(SeamarkError):  # The priority ends after `_PRIORITY_MS`.
                 await self._context.store.transact([EndPriority(uuid, self._holder)])
 
@@ -306,8 +306,10 @@ class Publisher:
             if parse_bool(metadata.properties, _DELETE_AFTER_COMMIT, False) and removed_files:
                 files_to_delete = await self._select_own(entry.uuid, metadata, removed_files)
         document, suffix = compress_document(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
-        previous = None if entry is None else entry.metadata_location
-        location = create_metadata_location(self._context, metadata.location, metadata.properties, previous, suffix)
+        previous_location = None if entry is None else entry.metadata_location
+        location = create_metadata_location(
+            self._context, metadata.location, metadata.properties, previous_location, suffix
+        )
         claims: tuple[Operation, ...] = ()
         if may_add_locations(base, metadata):
             new_entry = make_entry(namespace, name, uuid, location, 0)
@@ -325,8 +327,8 @@ class Publisher:
         The metadata log and the location come from the metadata file, which the writers of the table can overwrite.
         Therefore each file must also be in a location that the table claims in the database.
         """
-        owns = make_owns(self._context, metadata)
-        own_files = [location for location in removed_files if owns(location)]
+        is_own = make_owns(self._context, metadata)
+        own_files = [location for location in removed_files if is_own(location)]
         return await list_claimed(self._context, uuid, own_files) if own_files else ()
 
     async def publish_all(
@@ -371,7 +373,7 @@ class Publisher:
             raise
         return [self._build_outcome(prepared_commit) for prepared_commit in commits]
 
-    async def _move_pointers(self, commits: Sequence[PreparedCommit], further_count: Sequence[Operation]) -> None:
+    async def _move_pointers(self, commits: Sequence[PreparedCommit], further_operations: Sequence[Operation]) -> None:
         operations: list[Operation] = []
         for prepared_commit in commits:
             operations += prepared_commit.claims
@@ -383,7 +385,7 @@ class Publisher:
                 else:
                     operations.append(build_swap(prepared_commit.entry, prepared_commit.location, now_ms, self._holder))
                 operations += [self._build_instant(prepared_commit, event) for event in prepared_commit.events]
-        operations += further_count
+        operations += further_operations
         if operations:
             await self._context.transact(operations)
 
@@ -418,8 +420,8 @@ class Publisher:
                 prepared_commit.location, prepared_commit.metadata, prepared_commit.document
             )
         if prepared_commit.unneeded:
-            shared = partial(self._has_another_name, prepared_commit.uuid)
-            self._cleanup.remove(prepared_commit.unneeded, is_in_use=shared)
+            is_in_use = partial(self._has_another_name, prepared_commit.uuid)
+            self._cleanup.remove(prepared_commit.unneeded, is_in_use=is_in_use)
         entry = prepared_commit.make_entry(now_ms)
         if prepared_commit.entry is not None:
             entry = msgspec.structs.replace(
@@ -446,6 +448,7 @@ async def open_publisher(context: CatalogContext) -> AsyncIterator[Publisher]:
 
 
 def _describe_difference(metadata: TableMetadata, snapshot_id: int) -> str | None:
+    """Return the reason why a `replace` snapshot cannot have the rows of its parent, or None if there is no reason."""
     snapshot = metadata.snapshot(snapshot_id)
     parent_id = None if snapshot is None else snapshot.parent_snapshot_id
     parent = None if parent_id is None else metadata.snapshot(parent_id)

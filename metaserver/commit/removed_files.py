@@ -119,15 +119,18 @@ async def _read_added_paths(
 
 
 async def _find_missing(context: CatalogContext, paths: Iterable[str]) -> list[str]:
-    async def find(path: str) -> str | None:
+    """Return the paths of the files that do not exist."""
+
+    async def is_missing(path: str) -> bool:
         try:
-            return None if await context.objects.exists(path) else path
+            return not await context.objects.exists(path)
         # The file is outside the warehouse, or the storage does not respond. Assume that the file exists.
         except SeamarkError:
-            return None
+            return False
 
-    files = await gather([partial(find, path) for path in paths], _LOOKUPS_CONCURRENT_MAX)
-    return [path for path in files if path is not None]
+    all_paths = list(paths)
+    are_missing = await gather([partial(is_missing, path) for path in all_paths], _LOOKUPS_CONCURRENT_MAX)
+    return [path for path, is_path_missing in zip(all_paths, are_missing, strict=True) if is_path_missing]
 
 
 def _make_cursor_name(uuid: str) -> str:

@@ -22,7 +22,7 @@ from seamark.metaserver.log.frames import (
 )
 from seamark.metaserver.log.index import FramePlace, SegmentIndex
 from seamark.metaserver.log.port import Shard
-from seamark.metaserver.log.segment import LogSegment, index_name
+from seamark.metaserver.log.segment import LogSegment, make_index_name
 from seamark.metaserver.log.state import AppendEntry, BatchEntry, StateSummary
 
 
@@ -31,7 +31,7 @@ def list_unreleased_offsets(segment: LogSegment, released_offsets: Mapping[Shard
     return {
         shard: released_offsets[shard]
         for shard in segment.list_shards()
-        if shard in released_offsets and (segment.end(shard) or 0) > released_offsets[shard]
+        if shard in released_offsets and (segment.get_end(shard) or 0) > released_offsets[shard]
     }
 
 
@@ -57,7 +57,7 @@ def rewrite_segment(files: LogFiles, segment: LogSegment, released_offsets: Mapp
     parts = encode_frame(segment.number, 0, FrameKind.HEAD, head, ())
     size_bytes = sum(map(len, parts))
     index = SegmentIndex()
-    rewritten = LogSegment(segment.number, size_bytes, size_bytes, segment.head_time_ms, index)
+    new_segment = LogSegment(segment.number, size_bytes, size_bytes, segment.head_time_ms, index)
     end = 0
     for frame in read_frames(segment.number, files.read(segment.name, 0, segment.size_bytes)):
         end = frame.end
@@ -75,14 +75,14 @@ def rewrite_segment(files: LogFiles, segment: LogSegment, released_offsets: Mapp
                 entry.time_ms, tuple(unreleased_batches), entry.producer, entry.epoch, entry.sequence
             )
             encoded_frame = encode_frame(
-                segment.number, rewritten.size_bytes, FrameKind.ENTRY, encode_meta(moved_entry), payloads
+                segment.number, new_segment.size_bytes, FrameKind.ENTRY, encode_meta(moved_entry), payloads
             )
-            place = FramePlace(rewritten.size_bytes, sum(map(len, encoded_frame)))
-            index.add(moved_entry, place)
-            rewritten.size_bytes += place.length
+            frame_place = FramePlace(new_segment.size_bytes, sum(map(len, encoded_frame)))
+            index.add(moved_entry, frame_place)
+            new_segment.size_bytes += frame_place.length
             parts += encoded_frame
     if end < segment.size_bytes:
         raise make_damage_error(files.describe(segment.name), end)
-    files.remove([index_name(segment.number)])
+    files.remove([make_index_name(segment.number)])
     files.replace(segment.name, b"".join(parts))
-    return rewritten
+    return new_segment

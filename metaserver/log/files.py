@@ -14,10 +14,11 @@ from typing import Protocol
 
 from seamark.formats.runtime.errors import ConfigError
 
-_TEMPORARY = ".new"
+_TEMPORARY_SUFFIX = ".new"
 _PARTS_MAX = 512
 """The maximum number of buffers in one call of pwritev. Linux accepts 1,024."""
-_NO_RESERVE = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
+_NO_RESERVE_ERRORS = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
+"""The errors of file systems that cannot reserve space. The log then works without the reservation."""
 
 
 class LogFile(Protocol):
@@ -67,6 +68,8 @@ class LogFiles(Protocol):
 
 
 class _OpenFile:
+    """A `LogFile` on the local disk."""
+
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
@@ -105,7 +108,7 @@ class FolderFiles:
         except OSError:
             os.close(self._lock)
             raise ConfigError(f"Another process uses the log in {folder}; stop it first") from None
-        for path in folder.glob(f"*{_TEMPORARY}"):
+        for path in folder.glob(f"*{_TEMPORARY_SUFFIX}"):
             path.unlink()
 
     def close(self) -> None:
@@ -113,7 +116,9 @@ class FolderFiles:
         os.close(self._lock)
 
     def list_names(self) -> list[str]:
-        return sorted(name for name in os.listdir(self.folder) if not name.endswith(_TEMPORARY) and name != "lock")
+        return sorted(
+            name for name in os.listdir(self.folder) if not name.endswith(_TEMPORARY_SUFFIX) and name != "lock"
+        )
 
     def describe(self, name: str) -> str:
         return str(self.folder / name)
@@ -132,7 +137,7 @@ class FolderFiles:
 
     def _write(self, name: str, data: bytes, reserve_bytes: int) -> None:
         """Write a temporary file, sync it, and rename it."""
-        temporary_path = self.folder / (name + _TEMPORARY)
+        temporary_path = self.folder / (name + _TEMPORARY_SUFFIX)
         descriptor = os.open(temporary_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if reserve_bytes:
@@ -184,7 +189,7 @@ def _reserve_space(descriptor: int, size_bytes: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:
-        if error.errno not in _NO_RESERVE:
+        if error.errno not in _NO_RESERVE_ERRORS:
             raise
 
 

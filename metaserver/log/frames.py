@@ -38,8 +38,11 @@ HEADER_BYTES = 32
 ALIGNMENT_BYTES = 8
 _MAGIC = b"SMLG"
 _HEADER = struct.Struct("<4sIIIB15x")
-_CHECKED = struct.Struct("<IIB15x")
-_PLACE = struct.Struct("<QQ")
+_MAGIC_AND_CRC_BYTES = 8
+_CHECKED_FIELDS = struct.Struct("<IIB15x")
+"""The fields of the header after the checksum, which the checksum covers."""
+_FRAME_PLACE = struct.Struct("<QQ")
+"""The number of the segment and the position of the frame, with which the checksum begins."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 Buffer = bytes | bytearray | memoryview
@@ -79,7 +82,7 @@ class Frame(NamedTuple):
         return convert_msgpack(self.meta, StateSummary)
 
 
-def frame_bytes(meta: bytes, payloads: Sequence[bytes]) -> int:
+def measure_frame(meta: bytes, payloads: Sequence[bytes]) -> int:
     """Return the size of a frame in bytes, including its padding."""
     return _round_up_size(HEADER_BYTES + len(meta) + sum(map(len, payloads)))
 
@@ -97,7 +100,7 @@ def list_payloads(batches: Sequence[Batch]) -> list[bytes]:
 def encode_frame(segment: int, position: int, kind: FrameKind, meta: bytes, payloads: Sequence[bytes]) -> list[bytes]:
     """Return the parts of a frame, which must be written one after another at `position`."""
     body_bytes = len(meta) + sum(map(len, payloads))
-    crc = crc32c(_CHECKED.pack(body_bytes, len(meta), kind), crc32c(_PLACE.pack(segment, position)))
+    crc = crc32c(_CHECKED_FIELDS.pack(body_bytes, len(meta), kind), crc32c(_FRAME_PLACE.pack(segment, position)))
     crc = crc32c(meta, crc)
     for part in payloads:
         crc = crc32c(part, crc)
@@ -119,20 +122,20 @@ def read_frame(segment: int, position: int, buffer: Buffer, start: int = 0) -> F
         buffer: Bytes of the segment.
         start: The position of the first byte of `buffer` in the segment.
     """
-    place = position - start
-    if place + HEADER_BYTES > len(buffer):
+    index = position - start
+    if index + HEADER_BYTES > len(buffer):
         return None
-    magic, crc, body_bytes, meta_bytes, kind = _HEADER.unpack_from(buffer, place)
-    end = place + HEADER_BYTES + body_bytes
+    magic, crc, body_bytes, meta_bytes, kind = _HEADER.unpack_from(buffer, index)
+    end = index + HEADER_BYTES + body_bytes
     frame_kind = _KINDS.get(kind)
     if magic != _MAGIC or end > len(buffer) or meta_bytes > body_bytes or frame_kind is None:
         return None
     view = memoryview(buffer)
     # The checksum covers all bytes of the header after the checksum.
-    actual_crc = crc32c(view[place + 8 : end], crc32c(_PLACE.pack(segment, position)))
+    actual_crc = crc32c(view[index + _MAGIC_AND_CRC_BYTES : end], crc32c(_FRAME_PLACE.pack(segment, position)))
     if actual_crc != crc:
         return None
-    body = view[place + HEADER_BYTES : end]
+    body = view[index + HEADER_BYTES : end]
     return Frame(
         position,
         position + _round_up_size(HEADER_BYTES + body_bytes),
@@ -162,11 +165,11 @@ def check_tail(segment: int, position: int, buffer: Buffer, name: str) -> None:
         Corrupt: A mark follows after `position`.
     """
     find = buffer.find if isinstance(buffer, bytes | bytearray) else bytes(buffer).find
-    place = position
-    while (place := find(_MAGIC, place + 1)) >= 0:
-        if place % ALIGNMENT_BYTES:
+    found_position = position
+    while (found_position := find(_MAGIC, found_position + 1)) >= 0:
+        if found_position % ALIGNMENT_BYTES:
             continue
-        frame = read_frame(segment, place, buffer)
+        frame = read_frame(segment, found_position, buffer)
         if frame is not None and frame.kind is FrameKind.MARK:
             raise make_damage_error(name, position)
 
@@ -181,23 +184,25 @@ def make_damage_error(name: str, position: int) -> Corrupt:
 
 def split_payloads(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[BatchEntry, memoryview]]:
     """Yield each batch of an append with the bytes of its payload and kinds."""
-    place = 0
+    start = 0
     for batch in entry.batches:
-        yield batch, payloads[place : place + batch.size_bytes]
-        place += batch.size_bytes
+        yield batch, payloads[start : start + batch.size_bytes]
+        start += batch.size_bytes
 
 
 def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[int, Batch] | None:
     """Return the batch of a shard in an append, and the offset of its first row, or None if there is no such batch."""
-    for each, data in split_payloads(entry, payloads):
-        if each.shard == shard:
-            return each.offset, Batch(each.rows, bytes(data[: each.payload_bytes]), bytes(data[each.payload_bytes :]))
+    for found, data in split_payloads(entry, payloads):
+        if found.shard == shard:
+            payload, kinds = bytes(data[: found.payload_bytes]), bytes(data[found.payload_bytes :])
+            return found.offset, Batch(found.rows, payload, kinds)
     return None
 
 
 def read_frame_length(header: bytes) -> int:
     """Return the size of a frame in bytes, as stated in its header. The header may be damaged."""
-    return _round_up_size(HEADER_BYTES + int(_HEADER.unpack_from(header)[2]))
+    _, _, body_bytes, _, _ = _HEADER.unpack_from(header)
+    return _round_up_size(HEADER_BYTES + body_bytes)
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}

@@ -22,7 +22,11 @@ from seamark.metaserver.log.state import AppendEntry
 
 _VERSION = 1
 _CRC_BYTES = 4
+"""The size of a CRC32C, and of the length of the header."""
+_OFFSET_BYTES = 8
+"""The size of an item in the arrays of offsets and of times. An item of the two other arrays has half of this size."""
 _RECORD_BYTES = 24
+"""The size of the items of one record in the four arrays of a `ShardIndex`."""
 
 
 class FramePlace(NamedTuple):
@@ -73,19 +77,19 @@ class ShardIndex:
         if offset >= self.end:
             return []
         first = max(bisect.bisect_right(self.offsets, offset) - 1, 0)
-        last = len(self.offsets) if end is None else bisect.bisect_left(self.offsets, end)
-        answer: list[FramePlace] = []
-        for place in range(first, last):
-            limit_bytes -= self.lengths[place]
-            if answer and limit_bytes < 0:
+        after_last = len(self.offsets) if end is None else bisect.bisect_left(self.offsets, end)
+        frames: list[FramePlace] = []
+        for index in range(first, after_last):
+            limit_bytes -= self.lengths[index]
+            if frames and limit_bytes < 0:
                 break
-            answer.append(FramePlace(self.positions[place], self.lengths[place]))
-        return answer
+            frames.append(FramePlace(self.positions[index], self.lengths[index]))
+        return frames
 
     def find_offset(self, time_ms: int) -> int | None:
         """Return the offset of the first record at or after `time_ms`, or None if all records are earlier."""
-        place = bisect.bisect_left(self.times, time_ms)
-        return self.offsets[place] if place < len(self.offsets) else None
+        index = bisect.bisect_left(self.times, time_ms)
+        return self.offsets[index] if index < len(self.offsets) else None
 
     def to_bytes(self) -> bytes:
         """Encode the four arrays."""
@@ -98,14 +102,17 @@ class ShardIndex:
         if len(data) != rows.length or not count or rows.length % _RECORD_BYTES:
             return None
         index = cls()
-        index.offsets.frombytes(data[: 8 * count])
-        index.times.frombytes(data[8 * count : 16 * count])
-        index.positions.frombytes(data[16 * count : 20 * count])
-        index.lengths.frombytes(data[20 * count :])
+        times_start = _OFFSET_BYTES * count
+        positions_start = 2 * times_start
+        lengths_start = positions_start + times_start // 2
+        index.offsets.frombytes(data[:times_start])
+        index.times.frombytes(data[times_start:positions_start])
+        index.positions.frombytes(data[positions_start:lengths_start])
+        index.lengths.frombytes(data[lengths_start:])
         index.end = rows.end
         is_ascending = all(earlier < later for earlier, later in pairwise((*index.offsets, rows.end)))
-        is_of_rows = index.offsets[0] == rows.first and index.times[-1] == rows.last_time_ms
-        return index if is_ascending and is_of_rows else None
+        has_these_rows = index.offsets[0] == rows.first and index.times[-1] == rows.last_time_ms
+        return index if is_ascending and has_these_rows else None
 
 
 class ShardRange(msgspec.Struct, frozen=True, array_like=True):
@@ -158,6 +165,7 @@ class SegmentIndex:
 
     Attributes:
         time_ms: The time of the last entry.
+        first_time_ms: The time of the first entry, or 0 if there is none.
         shards: The index of each shard, in memory.
     """
 
@@ -177,15 +185,15 @@ class SegmentIndex:
 
     def list_ranges(self) -> dict[Shard, ShardRange]:
         """Return the range of rows of each shard, with the positions that `encode_index` uses."""
-        answer: dict[Shard, ShardRange] = {}
+        ranges: dict[Shard, ShardRange] = {}
         position = 0
         for shard, index in self.shards.items():
             length = len(index.offsets) * _RECORD_BYTES
-            answer[shard] = ShardRange(
+            ranges[shard] = ShardRange(
                 *shard, index.offsets[0], index.end, index.times[-1], index.size_bytes, position, length
             )
             position += length
-        return answer
+        return ranges
 
 
 def encode_index(index: SegmentIndex, segment: int, segment_bytes: int, segment_crc: int) -> bytes:
@@ -202,19 +210,18 @@ def encode_index(index: SegmentIndex, segment: int, segment_bytes: int, segment_
 
 def decode_index(data: bytes, segment: int) -> tuple[SegmentIndexHeader, int] | None:
     """Return the header of an index file and the position of its body, or None if the file is damaged."""
-    prefix = 2 * _CRC_BYTES
-    length = int.from_bytes(data[_CRC_BYTES:prefix], "little")
-    if len(data) < prefix + length or crc32c(data[_CRC_BYTES : prefix + length]) != int.from_bytes(
-        data[:_CRC_BYTES], "little"
-    ):
+    header_position = 2 * _CRC_BYTES  # The checksum and the length of the header precede it.
+    header_crc = int.from_bytes(data[:_CRC_BYTES], "little")
+    body_position = header_position + int.from_bytes(data[_CRC_BYTES:header_position], "little")
+    if len(data) < body_position or crc32c(data[_CRC_BYTES:body_position]) != header_crc:
         return None
     try:
-        header = convert_msgpack(data[prefix : prefix + length], SegmentIndexHeader)
+        header = convert_msgpack(data[header_position:body_position], SegmentIndexHeader)
     except msgspec.DecodeError:
         return None
-    start = prefix + length
-    is_valid = header.version == _VERSION and header.segment == segment and crc32c(data[start:]) == header.body_crc
-    return (header, start) if is_valid else None
+    has_body = crc32c(data[body_position:]) == header.body_crc
+    is_valid = header.version == _VERSION and header.segment == segment and has_body
+    return (header, body_position) if is_valid else None
 
 
 def compute_crc(parts: Iterable[bytes]) -> int:

@@ -29,6 +29,9 @@ from seamark.formats.runtime.errors import BadRequest, RetryLater, TooLarge
 ROWS_MAX = 1 << 24
 """The maximum number of rows of one batch."""
 PRODUCER_CHARS_MAX = 200
+_SHARD_NUMBER_MAX = (1 << 16) - 1
+_SEQUENCE_MAX = (1 << 62) - 1
+_EPOCH_MAX = (1 << 31) - 1
 
 
 class Shard(NamedTuple):
@@ -100,14 +103,15 @@ def make_topic_producer_name(stream: str, topic_id: str, partition: int) -> str:
 
 
 def parse_topic_producer(producer: str) -> str:
-    """Return the first parts of a name from `make_topic_producer_name`: the stream and the id of the topic."""
+    """Return a name from `make_topic_producer_name` without its partition."""
     return producer.rsplit("-", 1)[0]
 
 
 def parse_owner(producer: str) -> str:
     """Return the owner in the name of a producer, which has the form `scope/owner/name` or `owner/name`."""
     parts = producer.split("/", 2)
-    return parts[1] if len(parts) == 3 else parts[0]
+    has_scope = len(parts) == 3
+    return parts[1] if has_scope else parts[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +361,7 @@ def check_batch(shard: Shard, batch: Batch) -> None:
         raise BadRequest(f"A batch of {batch.rows} rows has {len(batch.kinds)} kinds; give one for each row or none")
     if batch.kinds and max(batch.kinds) > max(RowKind):
         raise BadRequest(f"{max(batch.kinds)} is not a kind of row; use 0 (insert), 1 (update) or 2 (delete)")
-    if not shard.stream or not 0 <= shard.number < 1 << 16:
+    if not shard.stream or not 0 <= shard.number <= _SHARD_NUMBER_MAX:
         raise BadRequest(f"A shard has the name of its stream and a number from 0 to 65535, not {shard!r}")
 
 
@@ -368,9 +372,9 @@ def check_producer(producer: StreamProducer) -> None:
         BadRequest: A field is invalid.
     """
     check_producer_name(producer.name)
-    if not 0 <= producer.sequence < 1 << 62:
+    if not 0 <= producer.sequence <= _SEQUENCE_MAX:
         raise BadRequest(f"A sequence number is from 0 to 2**62 - 1, not {producer.sequence}")
-    if not 0 <= producer.epoch < 1 << 31:
+    if not 0 <= producer.epoch <= _EPOCH_MAX:
         raise BadRequest(f"An epoch is from 0 to 2**31 - 1, not {producer.epoch}")
 
 

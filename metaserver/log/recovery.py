@@ -34,6 +34,7 @@ from seamark.metaserver.log.segment import (
 from seamark.metaserver.log.state import AppendEntry, Entry, LogState, ShardSummary
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""The errors of a disk that has no space for more bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +134,13 @@ def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> LogSegment:
     if is_last:
         return segment
     try:
-        ranges = segment.load_ranges(files)
+        header_and_position = segment.load_index_header(files)
     except OSError:
-        ranges = None
-    if ranges is None or ranges[0].segment_bytes > files.measure_size(segment.name):
+        header_and_position = None
+    if header_and_position is None or header_and_position[0].segment_bytes > files.measure_size(segment.name):
         _scan_segment(files, segment)
         return segment
-    segment.use_index_file(ranges)
+    segment.use_index_file(header_and_position)
     return segment
 
 
@@ -172,6 +173,7 @@ def _index_frame(segment: LogSegment, frame: Frame) -> Entry | None:
 
 
 def _read_head(files: LogFiles, segment: LogSegment) -> Frame:
+    """Return the first frame of a segment. Raise Corrupt if it is damaged."""
     header = files.read(segment.name, 0, HEADER_BYTES)
     if len(header) == HEADER_BYTES:
         frame = read_frame(segment.number, 0, files.read(segment.name, 0, read_frame_length(header)))
@@ -235,7 +237,7 @@ def _check_continuity(files: LogFiles, segments: list[LogSegment], state: LogSta
     ends: dict[Shard, int] = {}
     for segment in segments[:-1]:
         for shard in segment.list_shards():
-            first, end = segment.get_first_offset(shard), segment.end(shard)
+            first, end = segment.get_first_offset(shard), segment.get_end(shard)
             if shard in state.shards and ends.get(shard, first) != first:
                 raise make_damage_error(files.describe(segment.name), 0)
             ends[shard] = end or 0
@@ -268,12 +270,12 @@ def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState
     for segment in segments:
         if segment.index is not None or segment.is_released(released_offsets):
             continue
-        ranges = segment.load_ranges(files)
-        if ranges is None or not segment.is_intact(files, ranges[0].segment_crc):
-            position = 0
+        header_and_position = segment.load_index_header(files)
+        if header_and_position is None or not segment.is_intact(files, header_and_position[0].segment_crc):
+            undamaged_end = 0
             for frame in read_frames(segment.number, files.read_whole(segment.name)):
-                position = frame.end
-            raise make_damage_error(files.describe(segment.name), position)
+                undamaged_end = frame.end
+            raise make_damage_error(files.describe(segment.name), undamaged_end)
 
 
 def _is_orphan(name: str, numbers: list[int]) -> bool:

@@ -25,10 +25,13 @@ from seamark.metaserver.log.state import AppendEntry
 SEGMENT_SUFFIX = ".segment"
 INDEX_SUFFIX = ".index"
 _DIGITS = 20
+"""The number of digits in the names of segments. All numbers of 64 bits fit."""
 _GAP_BYTES_MAX = 32 << 10
 """The maximum number of unneeded bytes between two records that are read together with them in one read."""
 _SPAN_BYTES_MAX = 4 << 20
+"""The maximum size of one read of several records."""
 _CHECK_BYTES = 1 << 20
+"""The size of the pieces in which a segment is read to compute its checksum."""
 
 
 def make_segment_name(number: int) -> str:
@@ -36,7 +39,7 @@ def make_segment_name(number: int) -> str:
     return f"{number:0{_DIGITS}}{SEGMENT_SUFFIX}"
 
 
-def index_name(number: int) -> str:
+def make_index_name(number: int) -> str:
     """Return the name of the index file of a segment."""
     return f"{number:0{_DIGITS}}{INDEX_SUFFIX}"
 
@@ -82,7 +85,7 @@ class LogSegment:
         """Return the shards that have rows in this segment."""
         return self.ranges if self.index is None else self.index.shards
 
-    def end(self, shard: Shard) -> int | None:
+    def get_end(self, shard: Shard) -> int | None:
         """Return the offset after the last row of a shard, or None if it has no rows in this segment."""
         if self.index is not None:
             index = self.index.shards.get(shard)
@@ -114,7 +117,7 @@ class LogSegment:
         rows = self.ranges.get(shard)
         return rows.size_bytes if rows is not None else 0
 
-    def time_ms(self) -> int:
+    def find_last_time_ms(self) -> int:
         """Return the time of the last record. If there is no record, return the time of the head."""
         if self.index is not None:
             return self.index.time_ms or self.head_time_ms
@@ -123,7 +126,7 @@ class LogSegment:
     def is_released(self, released_offsets: Mapping[Shard, int]) -> bool:
         """Return whether retention may remove all rows. `released_offsets` contains no shards of removed streams."""
         return all(
-            (self.end(shard) or 0) <= released_offsets[shard]
+            (self.get_end(shard) or 0) <= released_offsets[shard]
             for shard in self.list_shards()
             if shard in released_offsets
         )
@@ -138,7 +141,7 @@ class LogSegment:
         if self.index is not None:
             return self.index.shards[shard]
         rows = self.ranges[shard]
-        name = index_name(self.number)
+        name = make_index_name(self.number)
         index = ShardIndex.from_bytes(files.read(name, self.body_position + rows.position, rows.length), rows)
         if index is None:
             raise Corrupt(
@@ -170,6 +173,7 @@ class LogSegment:
         return records
 
     def _read_span(self, files: LogFiles, shard: Shard, places: Sequence[FramePlace]) -> Iterator[Record]:
+        """Yield the records of a shard at places that are read together."""
         start = places[0].position
         data = files.read(self.name, start, places[-1].position + places[-1].length - start)
         for place in places:
@@ -191,18 +195,18 @@ class LogSegment:
         assert self.index is not None
         crc = compute_crc(self._read_slices(files))
         data = encode_index(self.index, self.number, self.size_bytes, crc)
-        files.create(index_name(self.number), data)
+        files.create(make_index_name(self.number), data)
 
-    def load_ranges(self, files: LogFiles) -> tuple[SegmentIndexHeader, int] | None:
+    def load_index_header(self, files: LogFiles) -> tuple[SegmentIndexHeader, int] | None:
         """Return the header of the index file and the position of its body, or None if the file is damaged."""
-        return decode_index(files.read_whole(index_name(self.number)), self.number)
+        return decode_index(files.read_whole(make_index_name(self.number)), self.number)
 
-    def use_index_file(self, header: tuple[SegmentIndexHeader, int] | None) -> None:
-        """Use the index file from now on, instead of the index in memory."""
-        if header is not None:
-            self.ranges = {shard_range.shard: shard_range for shard_range in header[0].ranges}
-            self.body_position = header[1]
-            self.size_bytes = header[0].segment_bytes
+    def use_index_file(self, header_and_position: tuple[SegmentIndexHeader, int] | None) -> None:
+        """Use the index file from now on, instead of the index in memory. None, for a damaged file, changes nothing."""
+        if header_and_position is not None:
+            header, self.body_position = header_and_position
+            self.ranges = {shard_range.shard: shard_range for shard_range in header.ranges}
+            self.size_bytes = header.segment_bytes
             self.index = None
 
     def is_intact(self, files: LogFiles, crc: int) -> bool:
@@ -219,23 +223,23 @@ def find_segment(segments: Sequence[LogSegment], shard: Shard, offset: int) -> L
     for segment in reversed(segments):
         first = segment.get_first_offset(shard)
         if first is not None and first <= offset:
-            return segment if offset < (segment.end(shard) or 0) else None
+            return segment if offset < (segment.get_end(shard) or 0) else None
     return None
 
 
 def select_segments_from(segments: Sequence[LogSegment], time_ms: int) -> Sequence[LogSegment]:
     """Return the segments that may contain records at or after a time."""
-    return segments[bisect.bisect_left(segments, time_ms, key=LogSegment.time_ms) :]
+    return segments[bisect.bisect_left(segments, time_ms, key=LogSegment.find_last_time_ms) :]
 
 
 def _split_into_runs(places: Sequence[FramePlace]) -> Iterator[Sequence[FramePlace]]:
     """Split places into runs of places that are read together."""
-    first = 0
-    for number in range(1, len(places) + 1):
-        if number < len(places):
-            previous, current = places[number - 1], places[number]
+    run_start = 0
+    for index in range(1, len(places) + 1):
+        if index < len(places):
+            previous, current = places[index - 1], places[index]
             is_near = current.position - previous.position - previous.length <= _GAP_BYTES_MAX
-            if is_near and current.position + current.length - places[first].position <= _SPAN_BYTES_MAX:
+            if is_near and current.position + current.length - places[run_start].position <= _SPAN_BYTES_MAX:
                 continue
-        yield places[first:number]
-        first = number
+        yield places[run_start:index]
+        run_start = index

@@ -36,7 +36,7 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.log.compaction import is_worth_rewriting, list_unreleased_offsets, rewrite_segment
 from seamark.metaserver.log.files import FolderFiles, LogFiles, sync_folder
-from seamark.metaserver.log.frames import HEADER_BYTES, encode_meta, frame_bytes, list_payloads
+from seamark.metaserver.log.frames import HEADER_BYTES, encode_meta, list_payloads, measure_frame
 from seamark.metaserver.log.index import ShardIndex
 from seamark.metaserver.log.port import (
     Acknowledgement,
@@ -50,14 +50,14 @@ from seamark.metaserver.log.port import (
     check_producer_name,
 )
 from seamark.metaserver.log.recovery import FULL, RecoveredLog, create_segment_file, recover_log
-from seamark.metaserver.log.segment import LogSegment, find_segment, index_name, select_segments_from
+from seamark.metaserver.log.segment import LogSegment, find_segment, make_index_name, select_segments_from
 from seamark.metaserver.log.state import AppendEntry, Group, LogState
 from seamark.metaserver.log.waiting import Waiters
 from seamark.metaserver.log.writer import SegmentWriter
 
 _LOADED_INDEXES_MAX = 256
 """The maximum number of shard indexes from index files that are kept in memory."""
-_IDENTITY = "identity"
+_IDENTITY_FILE = "identity"
 READER_THREADS = 4
 """The number of threads that read."""
 
@@ -172,14 +172,13 @@ class SegmentLog:
 
     async def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
         check_append(batches, producer, limit_bytes=self._limits.append_bytes_max)
-        parts = tuple(batches.values())
-        size_bytes = sum(batch.size_bytes for batch in parts)
+        size_bytes = sum(batch.size_bytes for batch in batches.values())
         if self._requests and self._waiting_bytes + size_bytes > self._limits.waiting_bytes_max:
             raise TooManyRequests(
                 f"{self._waiting_bytes} bytes of rows wait for the disk of the log, at most "
                 f"{self._limits.waiting_bytes_max}; send rows more slowly"
             )
-        answer = await self._request(lambda group: group.append(batches, producer), parts, size_bytes)
+        answer = await self._request(lambda group: group.append(batches, producer), tuple(batches.values()), size_bytes)
         return cast(Acknowledgement, answer)
 
     async def fence(self, name: str) -> StreamProducerState:
@@ -228,16 +227,16 @@ class SegmentLog:
             self._waiting_bytes -= request.size_bytes
             if request.future.done():  # Skip a cancelled request.
                 continue
-            entries = len(group.entries)
+            entry_count = len(group.entries)
             try:
                 answers.append((request.future, request.admit(group)))
             except SeamarkError as error:
                 request.future.set_exception(error)
                 continue
-            if len(group.entries) > entries:
+            if len(group.entries) > entry_count:  # A repeated request adds no entry.
                 meta, payloads = encode_meta(group.entries[-1]), list_payloads(request.batches)
                 frames.append((meta, payloads))
-                size_bytes += frame_bytes(meta, payloads)
+                size_bytes += measure_frame(meta, payloads)
         try:
             if frames and not await self._store(group, frames, size_bytes, answers):
                 return
@@ -304,22 +303,26 @@ class SegmentLog:
 
     def _is_too_small(self, size_bytes: int) -> bool:
         """Return whether the active segment has entries, and no space for `size_bytes` more."""
-        end = self._writer.position + size_bytes + HEADER_BYTES
+        end = self._writer.position + size_bytes + HEADER_BYTES  # A mark, which has only a header, follows the entries.
         return end > self._limits.segment_bytes and self._segments[-1].has_entries
 
     def _is_too_old(self) -> bool:
-        """Return whether the active segment contains rows whose retention has ended."""
+        """Return whether the first rows of the active segment have half of the age at which rows are removed.
+
+        Retention removes only complete segments, so the next segment begins early enough.
+        """
         index = self._segments[-1].index
         first_ms = index.first_time_ms if index is not None else 0
         return bool(first_ms) and self._clock.now_ms() - first_ms > self._limits.retention_ms // 2
 
     async def _begin_segment(self, size_bytes: int) -> None:
-        """Continue in a new segment. If the disk is full, raise an OSError, and keep the active segment."""
+        """Continue in a new segment. If the disk is full, raise LogFull, and keep the active segment."""
         self._state.forget(self._clock.now_ms(), self._segments[0].head_time_ms)
         head, time_ms = encode_meta(self._state.summarize()), self._state.time_ms
         number = self._writer.number + 1
+        # Reserve space for the header, the padding and the mark as well.
         reserve_bytes = max(self._limits.segment_bytes, len(head) + size_bytes + 4 * HEADER_BYTES)
-        previous = self._writer
+        previous_writer = self._writer
         try:
             segment = await self._runner.write(
                 partial(create_segment_file, self._files, number, head, time_ms, segment_bytes=reserve_bytes)
@@ -332,9 +335,9 @@ class SegmentLog:
                 "The disk of the log is full, and no row of the request was stored; make room, then retry"
             ) from error
         self._writer = SegmentWriter(number, file, segment.size_bytes)
-        self._segments[-1].size_bytes = previous.durable
+        self._segments[-1].size_bytes = previous_writer.durable_position
         self._segments.append(segment)
-        await self._runner.write(previous.finish)
+        await self._runner.write(previous_writer.finish)
         self._wake_maintenance.set()
 
     async def maintain(self) -> None:
@@ -364,7 +367,7 @@ class SegmentLog:
             for segment in self._segments[:-1]:
                 if segment.index is not None:
                     await self._runner.read(partial(segment.store_index, self._files))
-                    segment.use_index_file(await self._runner.read(partial(segment.load_ranges, self._files)))
+                    segment.use_index_file(await self._runner.read(partial(segment.load_index_header, self._files)))
 
     async def trim(self) -> int:
         """Remove the oldest segments after their retention, and return the number of removed segments.
@@ -386,7 +389,7 @@ class SegmentLog:
         size_bytes = self.size_bytes
         removed_segments: list[LogSegment] = []
         for segment in self._segments[:-1]:
-            is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
+            is_kept = segment.find_last_time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
             if is_kept or not (self._limits.drops_unreleased or segment.is_released(released_offsets)):
                 break
             size_bytes -= segment.size_bytes
@@ -397,14 +400,14 @@ class SegmentLog:
             segment.is_gone = True
         del self._segments[: len(removed_segments)]
         if removed_segments:
-            names = [name for segment in removed_segments for name in (segment.name, index_name(segment.number))]
+            names = [name for segment in removed_segments for name in (segment.name, make_index_name(segment.number))]
             await self._runner.read(partial(self._files.remove, names))
         # Remove the files last, so that even after a crash, no rows of a shard are missing between two segments.
-        for place, segment in enumerate(self._segments[:-1]):
-            is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
+        for index, segment in enumerate(self._segments[:-1]):
+            is_kept = segment.find_last_time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
             if is_kept or not await self._rewrite(segment, released_offsets):
                 break
-            size_bytes -= segment.size_bytes - self._segments[place].size_bytes
+            size_bytes -= segment.size_bytes - self._segments[index].size_bytes
         return len(removed_segments)
 
     async def _rewrite(self, segment: LogSegment, released_offsets: Mapping[Shard, int]) -> bool:
@@ -429,15 +432,15 @@ class SegmentLog:
         for shard in segment.list_shards():
             summary = self._state.shards.get(shard)
             if summary is not None:
-                summary.start = max(summary.start, released_offsets.get(shard, segment.end(shard) or 0))
+                summary.start = max(summary.start, released_offsets.get(shard, segment.get_end(shard) or 0))
 
     def _subtract_bytes(self, segment: LogSegment, replacement: LogSegment | None) -> None:
         """Subtract the bytes of removed rows from the sizes of shards, after a segment was replaced or removed."""
         for shard in segment.list_shards():
             summary = self._state.shards.get(shard)
             if summary is not None:
-                left_bytes = replacement.measure_rows(shard) if replacement is not None else 0
-                summary.size_bytes -= segment.measure_rows(shard) - left_bytes
+                remaining_bytes = replacement.measure_rows(shard) if replacement is not None else 0
+                summary.size_bytes -= segment.measure_rows(shard) - remaining_bytes
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -608,7 +611,7 @@ def _read_identity(folder: Path, clock: Clock) -> str:
     Raises:
         LogUnavailable: The disk fails.
     """
-    path, temporary_path = folder / _IDENTITY, folder / f"{_IDENTITY}.new"
+    path, temporary_path = folder / _IDENTITY_FILE, folder / f"{_IDENTITY_FILE}.new"
     try:
         if path.exists():
             return path.read_text()

@@ -236,8 +236,8 @@ class LogState:
     def list_shard_states(self, stream: str | None) -> dict[Shard, ShardState]:
         """Return the shards of one stream or of all streams."""
         return {
-            shard: ShardState(each.start, each.watermark, each.released, each.size_bytes)
-            for shard, each in self.shards.items()
+            shard: ShardState(summary.start, summary.watermark, summary.released, summary.size_bytes)
+            for shard, summary in self.shards.items()
             if stream is None or shard.stream == stream
         }
 
@@ -282,16 +282,17 @@ class LogState:
             oldest_ms: The time of the oldest entry in the log. A removed stream is remembered while the log may contain
                 rows of it.
         """
-        limit = now_ms - self.keep_ms
+        kept_since_ms = now_ms - self.keep_ms
         replaced_topics = self._find_replaced_topics()
-        for name, each in list(self.producers.items()):
+        for name, summary in list(self.producers.items()):
             is_needed = parse_owner(name) == TOPIC_OWNER and parse_topic_producer(name) not in replaced_topics
-            if each.time_ms < limit and not is_needed:
+            if summary.time_ms < kept_since_ms and not is_needed:
                 self._drop_producer(name)
-            elif each.appends and each.time_ms < now_ms - REMEMBERED_MS:
-                self.producers[name] = ProducerSummary(each.epoch, each.sequence, each.time_ms)
-        for stream in [stream for stream, time_ms in self.removed.items() if time_ms < min(limit, oldest_ms)]:
-            del self.removed[stream]
+            elif summary.appends and summary.time_ms < now_ms - REMEMBERED_MS:
+                self.producers[name] = ProducerSummary(summary.epoch, summary.sequence, summary.time_ms)
+        for stream, removed_ms in list(self.removed.items()):
+            if removed_ms < min(kept_since_ms, oldest_ms):
+                del self.removed[stream]
 
     def _find_replaced_topics(self) -> set[str]:
         """Return the input topics that a new topic of the same table has replaced.
@@ -300,16 +301,17 @@ class LogState:
         follows the topic's first entry, and the newer topic has an entry at least `keep_ms` after the topic's last
         entry. The margin is for servers that have not noticed the replacement yet.
         """
-        last_ms: dict[str, dict[str, int]] = {}  # The time of the last entry of each topic, by stream.
-        for name, each in self.producers.items():  # The producers have the order of their first entries.
+        last_ms_by_stream: dict[str, dict[str, int]] = {}  # The time of the last entry of each topic of a stream.
+        for name, summary in self.producers.items():  # The producers have the order of their first entries.
             if parse_owner(name) == TOPIC_OWNER:
-                topics = last_ms.setdefault(name.split("/", 1)[0], {})
-                topics[parse_topic_producer(name)] = max(topics.get(parse_topic_producer(name), 0), each.time_ms)
+                stream, topic = name.split("/", 1)[0], parse_topic_producer(name)
+                topics = last_ms_by_stream.setdefault(stream, {})
+                topics[topic] = max(topics.get(topic, 0), summary.time_ms)
         return {
             topic
-            for topics in last_ms.values()
-            for place, (topic, time_ms) in enumerate(topics.items())
-            if any(later_ms - time_ms > self.keep_ms for later_ms in list(topics.values())[place + 1 :])
+            for topics in last_ms_by_stream.values()
+            for index, (topic, last_ms) in enumerate(topics.items())
+            if any(newer_last_ms - last_ms > self.keep_ms for newer_last_ms in list(topics.values())[index + 1 :])
         }
 
     def summarize(self) -> StateSummary:
@@ -328,23 +330,23 @@ class LogState:
 
     def check_invariants(self) -> None:
         """Check the conditions that are true after every step. Only tests call this method."""
-        for shard, each in self.shards.items():
-            assert shard == (each.stream, each.number)
-            assert 0 <= each.start <= each.watermark, each
-            assert 0 <= each.released <= each.watermark, each
+        for shard, summary in self.shards.items():
+            assert shard == (summary.stream, summary.number)
+            assert 0 <= summary.start <= summary.watermark, summary
+            assert 0 <= summary.released <= summary.watermark, summary
             assert shard.stream not in self.removed, shard
         assert self.producer_counts == Counter(map(parse_owner, self.producers))
         for name, producer in self.producers.items():
-            numbers = [append.sequence for append in producer.appends]
-            assert numbers == sorted(set(numbers)), (name, numbers)
-            assert not numbers or numbers[-1] == producer.sequence, (name, numbers)
+            sequences = [append.sequence for append in producer.appends]
+            assert sequences == sorted(set(sequences)), (name, sequences)
+            assert not sequences or sequences[-1] == producer.sequence, (name, sequences)
 
 
 def advance_producer_summary(previous: ProducerSummary | None, entry: AppendEntry) -> ProducerSummary:
     """Return the state of a producer after one of its appends."""
     positions = tuple((batch.stream, batch.number, batch.offset, batch.offset + batch.rows) for batch in entry.batches)
-    earlier = previous.appends if previous is not None else ()
-    appends = (*earlier, AppendSummary(entry.sequence, positions))[-REMEMBERED_APPENDS_PER_PRODUCER:]
+    earlier_appends = previous.appends if previous is not None else ()
+    appends = (*earlier_appends, AppendSummary(entry.sequence, positions))[-REMEMBERED_APPENDS_PER_PRODUCER:]
     return ProducerSummary(entry.epoch, entry.sequence, entry.time_ms, appends)
 
 
@@ -395,7 +397,9 @@ class Group:
                 raise StreamRemoved(f"The stream {shard.stream} was removed with its table; load the table again")
         entry = AppendEntry(
             self.time_ms,
-            tuple(BatchEntry(shard.stream, shard.number, self._end(shard), *size) for shard, size in sizes.items()),
+            tuple(
+                BatchEntry(shard.stream, shard.number, self._find_end(shard), *size) for shard, size in sizes.items()
+            ),
             *((producer.name, producer.epoch, producer.sequence) if producer is not None else ()),
         )
         self.entries.append(entry)
@@ -433,7 +437,8 @@ class Group:
         for entry in self.entries:
             self._state.apply(entry)
 
-    def _end(self, shard: Shard) -> int:
+    def _find_end(self, shard: Shard) -> int:
+        """Return the offset after the last row of a shard, with the rows of this group."""
         end = self._ends.get(shard)
         return end if end is not None else self._state.read_watermark(shard)
 
@@ -446,6 +451,7 @@ class Group:
         self._producers[name] = summary
 
     def _check_room(self, name: str, previous: ProducerSummary | None) -> None:
+        """Check that the log may remember the producer `name` if it is new. `previous` is its state, or None."""
         if previous is None:
             self._state.check_producer_room(name, limit=self._state.producers_max, pending=self._new_producers)
 
@@ -453,7 +459,7 @@ class Group:
         """Return the first answer if the append is a repeat, or None if it is the next append of its producer."""
         previous = self._find_producer(producer.name)
         self._check_room(producer.name, previous)
-        last = previous.sequence if previous is not None else -1
+        last_sequence = previous.sequence if previous is not None else -1
         if previous is not None and producer.epoch < previous.epoch:
             raise ProducerFenced(
                 f"A later session of the producer {producer.name!r} writes: this is epoch {producer.epoch}, and the "
@@ -463,12 +469,12 @@ class Group:
             raise ProducerFenced(
                 f"The log has no session with epoch {producer.epoch} of the producer {producer.name!r}; begin a session"
             )
-        if previous is not None and producer.sequence <= last:
+        if previous is not None and producer.sequence <= last_sequence:
             repeats = (append.acknowledge() for append in previous.appends if append.sequence == producer.sequence)
             return next(repeats, Acknowledgement((), duplicate=True))
-        if producer.sequence != last + 1 and not producer.sparse:
+        if producer.sequence != last_sequence + 1 and not producer.sparse:
             raise SequenceGap(
                 f"The append {producer.sequence} of the producer {producer.name!r} does not follow its last append, "
-                f"{last}; send append {last + 1} first"
+                f"{last_sequence}; send append {last_sequence + 1} first"
             )
         return None

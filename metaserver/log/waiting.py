@@ -11,8 +11,8 @@ from seamark.metaserver.log.port import Shard
 class Waiters:
     """The tasks that wait for rows of shards. Each waits until one of its shards has a row at or after a position."""
 
-    def __init__(self, watermark: Callable[[Shard], int]) -> None:
-        self._watermark = watermark
+    def __init__(self, read_watermark: Callable[[Shard], int]) -> None:
+        self._read_watermark = read_watermark
         self._waiters: dict[Shard, dict[asyncio.Event, None]] = {}
         # Use dicts instead of sets, so that tasks wake up in the order of their arrival, as a simulation needs.
         self._is_closed = False
@@ -56,4 +56,4 @@ class Waiters:
         self.wake_all()
 
     def _is_reached(self, positions: Mapping[Shard, int]) -> bool:
-        return any(self._watermark(shard) > position for shard, position in positions.items())
+        return any(self._read_watermark(shard) > position for shard, position in positions.items())

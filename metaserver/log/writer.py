@@ -20,12 +20,12 @@ class SegmentWriter:
 
     Attributes:
         position: The position after the last durable frame and its mark.
-        durable: The position before which all bytes are durable. The last mark may not be durable.
+        durable_position: The position before which all bytes are durable. The last mark may not be durable.
     """
 
     def __init__(self, number: int, file: LogFile, position: int) -> None:
         self.number = number
-        self.position = self.durable = position
+        self.position = self.durable_position = position
         self._file = file
 
     def write(self, frames: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[FramePlace]:
@@ -61,7 +61,7 @@ class SegmentWriter:
                 "The disk of the log is full, and no row of the request was stored; make room, then retry"
             ) from error
         self._file.sync()
-        self.position = self.durable = position
+        self.position = self.durable_position = position
         mark = encode_mark(self.number, position)
         with suppress(OSError):  # A mark is optional, and the next frame overwrites a partial mark.
             self._file.write(position, [mark])
@@ -75,7 +75,7 @@ class SegmentWriter:
         depend on it.
         """
         with suppress(OSError):
-            self._file.truncate(self.durable)
+            self._file.truncate(self.durable_position)
         self.close()
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ from seamark.metaserver.log.port import Batch, StreamProducer
 
 PRODUCER_CHARACTERS_MAX = 100
 """The maximum length of a producer's name in a request."""
+_OWNER_DIGITS = 16
+"""The number of hexadecimal digits of the digest of a principal in the name of a producer."""
 
 
 class TableRows(NamedTuple):
@@ -50,7 +52,7 @@ class ProducerKey(NamedTuple):
 
         The form of the name must not change, because existing logs contain it.
         """
-        owner = hashlib.sha256(self.principal_name.encode()).hexdigest()[:16]
+        owner = hashlib.sha256(self.principal_name.encode()).hexdigest()[:_OWNER_DIGITS]
         return StreamProducer(f"{self.scope}/{owner}/{self.name}", self.sequence)
 
 

@@ -47,7 +47,7 @@ class ShardBlocks:
             return
         self._early_records[record.offset] = record
         self.size_bytes += record.batch.size_bytes
-        self._take_early()
+        self._append_early_records()
 
     async def catch_up(self, watermark: int) -> None:
         """Add the rows up to `watermark`, an offset that the log has reached."""
@@ -65,9 +65,10 @@ class ShardBlocks:
                     self._records.append(record)
                     self.size_bytes += record.batch.size_bytes
                     self.end = record.end
-            self._take_early()
+            self._append_early_records()
 
-    def _take_early(self) -> None:
+    def _append_early_records(self) -> None:
+        """Append the early records that follow the rows in memory without a gap, and drop those that are not needed."""
         while (record := self._early_records.pop(self.end, None)) is not None:
             self._records.append(record)
             self.end = record.end
@@ -129,16 +130,16 @@ class ShardBlocks:
         self.start = flushed_offset
         if flushed_offset > self.end:  # Another process has flushed rows that are not in memory.
             self.end = flushed_offset
-            self._take_early()
+            self._append_early_records()
 
     def check_invariants(self) -> None:
         """Check that the rows have no gap, and that their size is correct. Only tests call this method."""
-        at = self._records[0].offset if self._records else self.start
-        assert at <= self.start, (at, self.start)
+        next_offset = self._records[0].offset if self._records else self.start
+        assert next_offset <= self.start, (next_offset, self.start)
         for record in self._records:
-            assert record.offset == at, (record.offset, at)
-            at = record.end
-        assert at == self.end or not self._records, (at, self.end)
+            assert record.offset == next_offset, (record.offset, next_offset)
+            next_offset = record.end
+        assert next_offset == self.end or not self._records, (next_offset, self.end)
         assert all(offset > self.end for offset in self._early_records)
         records = (*self._records, *self._early_records.values())
         assert self.size_bytes == sum(record.batch.size_bytes for record in records)

@@ -34,6 +34,7 @@ from seamark.metaserver.streams.stream_properties import read_shard_count
 
 FLUSHER = Caller(principal_name="seamark-streams", request_id="")
 _FILES_MAX = 1_000_000
+"""The maximum number of files of a flush. It is higher than that of requests, because the server makes the files."""
 _log = structlog.get_logger("seamark.streams")
 
 

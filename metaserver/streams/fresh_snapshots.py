@@ -39,6 +39,9 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.streams.row_files import EncodedFile
 
 Seal = Callable[[Snapshot], Mapping[str, str]]
+"""A function that returns the entries by which other processes verify a fresh snapshot."""
+_ID_END = 1 << 62
+"""The ids of fresh snapshots are less than this number."""
 _ID_MIN = 1 << 32
 """The minimum id of a fresh snapshot. Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
 
@@ -71,22 +74,22 @@ def encode_fresh_snapshot(
         seal: Returns entries for the header of the manifest list, with which other processes verify the snapshot.
         deletes: The delete files for stored rows that fresh rows replace, each as a ContentFile in JSON.
     """
-    current = metadata.current_snapshot
-    snapshot_id = _ID_MIN | int.from_bytes(clock.draw_bytes(8), "big") & (1 << 62) - 1
+    current_snapshot = metadata.current_snapshot
+    snapshot_id = _ID_MIN | int.from_bytes(clock.draw_bytes(8), "big") & (_ID_END - 1)
     sequence_number = metadata.last_sequence_number + 1
-    by_spec: defaultdict[tuple[int, int], list[ManifestEntry]] = defaultdict(list)
+    entries_by_kind: defaultdict[tuple[int, int], list[ManifestEntry]] = defaultdict(list)
     contents: dict[int, list[ContentFile]] = {DATA_MANIFEST: [], DELETE_MANIFEST: []}
     for kind, content_files in ((DATA_MANIFEST, [file.content_file for file in files]), (DELETE_MANIFEST, deletes)):
         for text in content_files:
             content = decode_content_file(msgspec.json.decode(text), metadata)
             contents[kind].append(content)
-            by_spec[kind, content.spec_id].append(ManifestEntry(ADDED, snapshot_id, None, None, content))
-    name = f"{folder}/{clock.uuid7()}"
+            entries_by_kind[kind, content.spec_id].append(ManifestEntry(ADDED, snapshot_id, None, None, content))
+    path_prefix = f"{folder}/{clock.uuid7()}"
     stored_files: list[tuple[str, bytes]] = []
     manifests = list(manifest_files)
-    for (kind, spec_id), entries in sorted(by_spec.items()):
+    for (kind, spec_id), entries in sorted(entries_by_kind.items()):
         written_manifest = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=kind)
-        path = f"{name}-{'d' if kind == DELETE_MANIFEST else 'm'}{spec_id}.avro"
+        path = f"{path_prefix}-{'d' if kind == DELETE_MANIFEST else 'm'}{spec_id}.avro"
         stored_files.append((path, written_manifest.data))
         manifests.append(
             written_manifest.to_manifest_file(path, snapshot_id=snapshot_id, sequence_number=sequence_number)
@@ -99,11 +102,15 @@ def encode_fresh_snapshot(
     location = make_fresh_location(folder, snapshot_id)
     snapshot = Snapshot(
         snapshot_id=snapshot_id,
-        timestamp_ms=max(clock.now_ms(), metadata.last_updated_ms, 0 if current is None else current.timestamp_ms),
+        timestamp_ms=max(
+            clock.now_ms(),
+            metadata.last_updated_ms,
+            0 if current_snapshot is None else current_snapshot.timestamp_ms,
+        ),
         sequence_number=sequence_number,
         parent_snapshot_id=metadata.current_snapshot_id,
         summary=msgspec.Raw(
-            msgspec.json.encode(_summarize(current, contents[DATA_MANIFEST], has_deletes=bool(deletes)))
+            msgspec.json.encode(_summarize(current_snapshot, contents[DATA_MANIFEST], has_deletes=bool(deletes)))
         ),
         manifest_list=location,
         schema_id=metadata.current_schema_id,
@@ -179,7 +186,7 @@ def log_current_snapshot(metadata: TableMetadata) -> TableMetadata:
 
 def may_be_fresh(snapshot_id: int) -> bool:
     """Return whether the id is in the range of fresh snapshots."""
-    return _ID_MIN <= snapshot_id < 1 << 62
+    return _ID_MIN <= snapshot_id < _ID_END
 
 
 def is_fresh(snapshot: Snapshot) -> bool:

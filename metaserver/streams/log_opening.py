@@ -151,16 +151,12 @@ async def open_log_source(settings: Settings, clock: Clock) -> AsyncIterator[Log
         return open_segment_log(folder, clock, _make_segment_limits(settings))
 
     async with AsyncExitStack() as stack:
-        exists = _always if address is not None else _never if settings.role == READ else folder.exists
-        yield LogSource(stack, open_log, exists, address=address)
 
+        def has_log() -> bool:
+            """Return whether a log in Kafka is configured, or this server may open its log in files, which exists."""
+            return address is not None or (settings.role != READ and folder.exists())
 
-def _always() -> bool:
-    return True
-
-
-def _never() -> bool:
-    return False
+        yield LogSource(stack, open_log, has_log, address=address)
 
 
 def _make_segment_limits(settings: Settings) -> SegmentLimits:

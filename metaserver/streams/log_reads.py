@@ -24,12 +24,12 @@ class ReadRows(NamedTuple):
 
     @property
     def rows(self) -> int:
-        return sum(piece.rows for piece in self.slices)
+        return sum(row_slice.rows for row_slice in self.slices)
 
     @property
     def size_bytes(self) -> int:
         """The size of the batches of the log that contain the rows."""
-        return sum(len(piece.payload) for piece in self.slices)
+        return sum(len(row_slice.payload) for row_slice in self.slices)
 
 
 async def read_log(
@@ -55,21 +55,27 @@ async def read_log(
     rows = ReadRows([], [], {})
     share_bytes = max(1, limit_bytes // max(1, len(ranges)))
     size_bytes = 0
+
+    def count_rows(number: int) -> int:
+        start, end = ranges[number]
+        return end - start
+
     # Read the shard with the most rows first, so that every shard is read eventually, even if batches exceed their
     # shares.
-    for number, (start, end) in sorted(ranges.items(), key=lambda item: item[1][0] - item[1][1]):
+    for number in sorted(ranges, key=count_rows, reverse=True):
         if rows.slices and size_bytes >= limit_bytes:
             break
-        shard, offset, left_bytes = Shard(table_uuid, number), start, share_bytes
-        while offset < end and left_bytes > 0:
-            for record in await log.read(shard, offset, limit_bytes=left_bytes, end=end):
+        start, end = ranges[number]
+        shard, offset, remaining_bytes = Shard(table_uuid, number), start, share_bytes
+        while offset < end and remaining_bytes > 0:
+            for record in await log.read(shard, offset, limit_bytes=remaining_bytes, end=end):
                 stop = min(record.end, end)
                 first = offset - record.offset
                 rows.slices.append(RowSlice(record.batch.payload, first, stop - offset))
                 rows.kinds.append(record.batch.kinds[first : stop - record.offset])
                 keep(record.batch.size_bytes)
                 size_bytes += record.batch.size_bytes
-                left_bytes -= record.batch.size_bytes
+                remaining_bytes -= record.batch.size_bytes
                 offset = stop
         rows.offsets[number] = offset
     return rows

@@ -9,7 +9,9 @@ from seamark.formats.runtime.errors import RetryLater
 PAUSED = "seamark.stream.paused"
 """The table property of a paused table. Its value is the reason of the pause."""
 REASON_CHARACTERS_MAX = 500
+"""The maximum length of the reason of a pause."""
 _RETRY_S = 5
+"""The time after which a client may send refused rows again."""
 _REMEMBERED_S = 60.0
 """The time for which a pause is remembered. No append takes longer from its last read of the metadata to its check."""
 

@@ -37,11 +37,14 @@ _VERSION = "2"
 _FIRST_VERSION = "1"
 """The version of positions that do not contain the hash of a log."""
 _HASH_CHARACTERS = 16
+"""The number of hexadecimal digits of the hash of a log."""
 _NONE = "none"
 _SCAN = "scan"
 _AFTER = "after"
 _SHARDS_MAX = 1 << 10
-_NUMBER_MAX = 1 << 63
+"""The maximum number of offsets in a position."""
+_NUMBER_END = 1 << 63
+"""The numbers in a position are less than this number."""
 _CLOCKS_DIFFER_MS_MAX = 600_000
 """The maximum difference between the clocks of two servers."""
 _OPERATION, _APPEND = "operation", "append"
@@ -119,7 +122,7 @@ def parse_position(token: str, table_uuid: str) -> ReadPosition:
 
 def _parse_number(text: str) -> int:
     number = int(text)
-    if not (text.isascii() and text.isdecimal() and number < _NUMBER_MAX):
+    if not (text.isascii() and text.isdecimal() and number < _NUMBER_END):
         raise ValueError
     return number
 
@@ -282,20 +285,22 @@ def choose_next_step(
     next_position = position  # This is the position after `ranges`.
     for snapshot in _list_snapshots_after(position, table, until):
         flushed_ranges = parse_ranges(snapshot, table)
-        if (
-            flushed_ranges is not None
-            and (missing := _find_in_log(next_position, flushed_ranges, table.shards)) is not None
-        ):
+        unread_ranges = None
+        if flushed_ranges is not None:
+            unread_ranges = _find_unread_ranges_in_log(next_position, flushed_ranges, table.shards)
+        if unread_ranges is not None:
             ranges |= {
-                flushed_range.shard: (position.get_offset(flushed_range.shard), flushed_range.end)
-                for flushed_range in missing
+                unread_range.shard: (position.get_offset(unread_range.shard), unread_range.end)
+                for unread_range in unread_ranges
             }
-            next_position = next_position.advance({flushed_range.shard: flushed_range.end for flushed_range in missing})
+            next_position = next_position.advance(
+                {unread_range.shard: unread_range.end for unread_range in unread_ranges}
+            )
         elif ranges:  # The next request reads this snapshot.
             return LogRows(ranges, position)
         else:
             position_after = msgspec.structs.replace(next_position, snapshot_id=snapshot.snapshot_id)
-            step = _read_files(position_after, snapshot, flushed_ranges, skips_changes)
+            step = _make_files_step(position_after, snapshot, flushed_ranges, skips_changes)
             if isinstance(step, Files):
                 return step
             next_position = step
@@ -341,7 +346,7 @@ def _list_snapshots_after(position: ReadPosition, table: ReadableTable, until: R
     """
     metadata = table.metadata
     end_id = metadata.current_snapshot_id if until is None else until.snapshot_id
-    path: list[Snapshot] = []
+    snapshots: list[Snapshot] = []
     visited_ids: set[int] = set()
     snapshot_id = end_id
     while snapshot_id is not None and snapshot_id != position.snapshot_id and snapshot_id not in visited_ids:
@@ -354,42 +359,49 @@ def _list_snapshots_after(position: ReadPosition, table: ReadableTable, until: R
                 "or a snapshot of the table"
             )
         visited_ids.add(snapshot_id)
-        path.append(snapshot)
+        snapshots.append(snapshot)
         snapshot_id = snapshot.parent_snapshot_id
     if snapshot_id != position.snapshot_id:
         raise BadRequest(
             f"Snapshot {position.snapshot_id} of the position is not an ancestor of snapshot {end_id}: the table was "
             "rolled back or replaced. Begin again at earliest, latest or a snapshot of the table"
         )
-    return path[::-1]
+    return snapshots[::-1]
 
 
 def _skip_rolled_back(position: ReadPosition, starts: Mapping[int, int], skips_changes: bool) -> ReadPosition:
     """Return the position after rows that a rollback has removed after their flush.
 
+    Args:
+        position: The position of the reader.
+        starts: The offset of each shard from which on rows still exist.
+        skips_changes: Whether to skip removed rows, instead of raising an error.
+
     Raises:
         BadRequest: A rollback has removed rows, and the reader does not skip changes.
     """
-    missing = {shard: start for shard, start in starts.items() if position.get_offset(shard) < start}
-    if not missing:
+    later_starts = {shard: start for shard, start in starts.items() if position.get_offset(shard) < start}
+    if not later_starts:
         return position
     if not skips_changes:
-        shard, start = next(iter(missing.items()))
+        shard, start = next(iter(later_starts.items()))
         raise BadRequest(
             f"The rows {position.get_offset(shard)} to {start} of shard {shard} were flushed, and a rollback has "
             "removed them. Skip such changes with skip-changes=true, or begin at the current snapshot"
         )
-    return position.advance(missing)
+    return position.advance(later_starts)
 
 
-def _find_in_log(
+def _find_unread_ranges_in_log(
     position: ReadPosition, ranges: Sequence[FlushedRange], shards: Mapping[int, ShardState]
 ) -> list[FlushedRange] | None:
     """Return the unread ranges of a flush, or None if the log does not have all of their rows."""
     if any(position.get_offset(flushed_range.shard) < flushed_range.start for flushed_range in ranges):
         return None  # A rollback has removed rows before this flush.
-    unread = [flushed_range for flushed_range in ranges if position.get_offset(flushed_range.shard) < flushed_range.end]
-    for flushed_range in unread:
+    unread_ranges = [
+        flushed_range for flushed_range in ranges if position.get_offset(flushed_range.shard) < flushed_range.end
+    ]
+    for flushed_range in unread_ranges:
         state = shards.get(flushed_range.shard)
         if (
             state is None
@@ -397,10 +409,10 @@ def _find_in_log(
             or state.watermark < flushed_range.end
         ):
             return None
-    return unread
+    return unread_ranges
 
 
-def _read_files(
+def _make_files_step(
     position_after: ReadPosition, snapshot: Snapshot, flushed_ranges: Sequence[FlushedRange] | None, skips_changes: bool
 ) -> Files | ReadPosition:
     """Return the step that reads the files of a snapshot, or the position after the snapshot if nothing is read.
@@ -543,9 +555,9 @@ def move_to_time(position: ReadPosition, shards: Mapping[int, ShardState], offse
             the first row in the log, removed rows may also be from after the time, so the shard's position does not
             change.
     """
-    exact = {
+    moved_offsets = {
         shard: offset
         for shard, offset in offsets.items()
         if offset > shards[shard].start or shards[shard].start <= position.get_offset(shard)
     }
-    return position.advance(exact)
+    return position.advance(moved_offsets)

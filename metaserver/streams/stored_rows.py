@@ -104,7 +104,7 @@ class StoredRows:
             raise TooLarge(f"The rows may be in {len(scan.entry_ids):,} files; the limit is {files_max:,}")
         writer = ScanTaskWriter(scan, form=TaskForm(residuals=False))
         tasks = b"".join(writer.write_tasks(scan.entry_ids))
-        deletes = b"".join(writer.delete_files())
+        deletes = b"".join(writer.write_delete_files())
         return b'{"file-scan-tasks":[' + tasks + b'],"delete-files":[' + deletes + b"]}"
 
     def lookup(self, keys: pa.Table, index: str) -> FoundRows:
@@ -119,9 +119,9 @@ class StoredRows:
         request = ScanRequest(snapshot_id=self._metadata.current_snapshot_id)
         scan = await self._search.planner.bind_and_plan(self._metadata, request)
         located_rows = await self._search.locator.locate(scan, definition, columns, None, self._entry)
-        hit = np.unique(located_rows.data_file)
-        numbers = np.searchsorted(hit, located_rows.data_file).astype(np.int32)
-        paths = pa.array(_list_paths(scan.view, hit), pa.string())
+        data_files = np.unique(located_rows.data_file)
+        numbers = np.searchsorted(data_files, located_rows.data_file).astype(np.int32)
+        paths = pa.array(_list_paths(scan.view, data_files), pa.string())
         rows = pa.table(
             {
                 "key": pa.array(located_rows.query),
@@ -139,6 +139,7 @@ class StoredRows:
         return self._run(objects.read(location) if length is None else objects.read_range(location, start, length))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the event loop, and wait for its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -73,3 +74,22 @@ class FlushReport(NamedTuple):
     def without_error(self) -> FlushReport:
         """Return the report for a principal that may not see names of files, because they contain partition values."""
         return self._replace(error=HIDDEN_ERROR) if self.error else self
+
+
+class FlushState:
+    """The time of the last flush of a table, and the running flush."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.failures = 0
+        self.error = ""
+        """The message of the last failure."""
+        self.is_blocked = False
+        """Whether the last flush failed for a permanent reason."""
+        self.not_before_s = 0.0
+        self.interval_ms: int | None = None
+        """The flush interval in the table's properties, or None."""
+        self.is_due = False
+        """Whether to flush the table at the next check, even if its rows are young."""
+        self.waiting_since_ms: int | None = None
+        """The time at which this process first saw unflushed rows of another process, or None."""

@@ -15,7 +15,11 @@ ENABLED, SHARDS = STREAM_ENABLED, "seamark.stream.shards"
 FLUSH_INTERVAL = "seamark.stream.flush-interval-ms"
 FLUSH_INTERVAL_MS_MIN = 100
 SHARDS_MAX = 64
+"""The maximum number of shards of a table."""
 _FORMAT_VERSION_MIN = 2
+"""The minimum format version of a stream table."""
+_INTERVAL_DIGITS_MAX = 9
+"""The maximum number of digits of a valid flush interval: about eleven days."""
 
 
 def read_shard_count(loaded_table: LoadedTable) -> int:
@@ -56,7 +60,7 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
 def read_interval_ms(metadata: TableMetadata) -> int | None:
     """Return the flush interval in the table's properties, or None if there is no valid interval."""
     text = metadata.properties.get(FLUSH_INTERVAL, "")
-    return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) < 10 else None
+    return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) <= _INTERVAL_DIGITS_MAX else None
 
 
 def make_fresh_folder_location(metadata: TableMetadata) -> str:

@@ -3,7 +3,7 @@
 - A row is acknowledged after it is durable in the log. Rows in memory and fresh files only make durable rows readable.
 - A reader gets the files of a pointer, and the fresh rows from the flushed offsets of this pointer up to the watermarks
   at one moment. So a flush neither hides nor repeats a row, and a reader sees either all rows of an append or none.
-- A flush adds files with the rows from the flushed offset to `cut`, and moves the flushed offset to `cut`, in one
+- A flush adds files with the rows from the flushed offset to a later offset, and moves the flushed offset there, in one
   transaction. Any process may flush, and each row is added once.
 - Rows are removed from memory, and fresh files are no longer used, only after the flushed offset has passed them.
 
@@ -179,9 +179,10 @@ class StreamTable:
             for number, offset in self._flushed_offsets.items()
         }
         self._parts = {number: FreshParts() for number in self._flushed_offsets}
-        self._cut: Mapping[int, int] = {}
+        self._flush_ends: Mapping[int, int] = {}
+        """The offset of each shard at which the running flush ends. It is empty if no flush is running."""
         self._written_s = -limits.fresh_interval_s
-        self._written_marks: Mapping[int, int] = {}
+        self._written_watermarks: Mapping[int, int] = {}
         """The watermarks at the moment when the last write of fresh files began, which the fresh files should reach.
 
         After a failure, or after a flush that crossed a part, only some shards reach them.
@@ -228,12 +229,15 @@ class StreamTable:
 
     @property
     def unflushed_rows(self) -> int:
-        return sum(mark - self._flushed_offsets[number] for number, mark in self.read_watermarks().items())
+        watermarks = self.read_watermarks()
+        return sum(watermark - self._flushed_offsets[number] for number, watermark in watermarks.items())
 
     def read_watermarks(self) -> dict[int, int]:
         """Return the offset after the last durable row of each shard, at one moment."""
-        marks = self._log.read_watermarks([Shard(self.uuid, number) for number in self._blocks])
-        return {shard.number: max(mark, self._flushed_offsets[shard.number]) for shard, mark in marks.items()}
+        watermarks = self._log.read_watermarks([Shard(self.uuid, number) for number in self._blocks])
+        return {
+            shard.number: max(watermark, self._flushed_offsets[shard.number]) for shard, watermark in watermarks.items()
+        }
 
     async def load_watermarks(self) -> dict[int, int]:
         """Return watermarks that include all rows that any process acknowledged before the call."""
@@ -271,7 +275,7 @@ class StreamTable:
         requested_offsets, last_write = self.read_watermarks(), self._writes
         async with self._fresh_lock:
             self._observe(flushed_offsets)
-            if self._is_behind(requested_offsets) or self._is_behind(self._written_marks):
+            if self._is_behind(requested_offsets) or self._is_behind(self._written_watermarks):
                 if self._write_error is not None and self._failed_write > last_write:
                     raise self._write_error
                 pause_s = self._written_s + self._limits.fresh_interval_s - self._clock.monotonic()
@@ -279,13 +283,13 @@ class StreamTable:
                     await asyncio.sleep(pause_s)
                     self._observe(flushed_offsets)
                 self._writes += 1
-                begun_s = self._clock.monotonic()
+                start_s = self._clock.monotonic()
                 try:
                     await self._write_parts(self.read_watermarks())
                 except FlushedBefore:
                     raise
                 except SeamarkError as error:
-                    if self._clock.monotonic() - begun_s >= _SLOW_WRITE_S:
+                    if self._clock.monotonic() - start_s >= _SLOW_WRITE_S:
                         self._failed_write, self._write_error = self._writes, error
                     raise
             self._observe(flushed_offsets)  # A flush may have ended meanwhile.
@@ -294,11 +298,11 @@ class StreamTable:
             parts = tuple(part for number in sorted(self._parts) for part in self._parts[number].parts)
             return FreshRows(parts, {number: self._get_covered_offset(number) for number in self._parts})
 
-    def _is_behind(self, marks: Mapping[int, int]) -> bool:
+    def _is_behind(self, watermarks: Mapping[int, int]) -> bool:
         """Return whether a shard has rows below its watermark that are neither flushed nor in fresh files."""
         return any(
-            self._get_covered_offset(number) < max(mark, self._flushed_offsets[number])
-            for number, mark in marks.items()
+            self._get_covered_offset(number) < max(watermark, self._flushed_offsets[number])
+            for number, watermark in watermarks.items()
         )
 
     def _get_covered_offset(self, shard_number: int) -> int:
@@ -310,7 +314,7 @@ class StreamTable:
             raise FlushedBefore("The table was flushed meanwhile; read its pointer again")
         self._advance(flushed_offsets)
 
-    async def _write_parts(self, marks: Mapping[int, int]) -> None:
+    async def _write_parts(self, watermarks: Mapping[int, int]) -> None:
         """Write the missing fresh files up to these offsets.
 
         Raises:
@@ -320,35 +324,35 @@ class StreamTable:
         # Rows that another process has flushed may not fit these metadata.
         self._advance(entry.parse_flushed_offsets())
         self._written_s = self._clock.monotonic()
-        self._written_marks = marks
-        names = self._tables.find_key_columns(metadata)
-        ranges: dict[int, list[tuple[int, int]]] = {}
-        for number, mark in marks.items():
-            await self._read_rows(number, mark)
-            ranges[number] = self._choose_ranges(number, mark)
-        key = await self._find_key([(number, *each) for number in ranges for each in ranges[number]], metadata)
-        for number, shard_ranges in ranges.items():
+        self._written_watermarks = watermarks
+        key_columns = self._tables.find_key_columns(metadata)
+        ranges_by_shard: dict[int, list[tuple[int, int]]] = {}
+        for number, watermark in watermarks.items():
+            await self._read_rows(number, watermark)
+            ranges_by_shard[number] = self._choose_ranges(number, watermark)
+        all_ranges = [(number, start, end) for number, ranges in ranges_by_shard.items() for start, end in ranges]
+        key = await self._find_key(all_ranges, metadata)
+        for number, shard_ranges in ranges_by_shard.items():
             blocks, parts = self._blocks[number], self._parts[number]
             written_parts: list[FreshPart] = []
             try:
                 for first in range(0, len(shard_ranges), _CONCURRENT_PARTS_MAX):
-                    pieces = shard_ranges[first : first + _CONCURRENT_PARTS_MAX]
-                    written_parts += await self._write_ranges(number, pieces, metadata, key, names)
+                    next_ranges = shard_ranges[first : first + _CONCURRENT_PARTS_MAX]
+                    written_parts += await self._write_ranges(number, next_ranges, metadata, key, key_columns)
             finally:
                 # After a failure, keep the written parts, because they are the first parts, and valid without the rest.
                 if written_parts and parts.is_next(written_parts[0].start, blocks.start):
-                    self._give_up(parts.replace(written_parts))
+                    self._delete_parts_later(parts.replace(written_parts))
                 else:  # A flush has ended meanwhile.
-                    self._give_up(written_parts)
+                    self._delete_parts_later(written_parts)
 
-    def _choose_ranges(self, shard_number: int, mark: int) -> list[tuple[int, int]]:
-        """Return the ranges of the parts to write, so that the parts of a shard reach the offset `mark`."""
+    def _choose_ranges(self, shard_number: int, watermark: int) -> list[tuple[int, int]]:
+        """Return the ranges of the parts to write, so that the parts of a shard reach the watermark."""
         blocks, parts = self._blocks[shard_number], self._parts[shard_number]
-        return [
-            piece
-            for chosen_range in parts.choose_ranges(blocks.start, mark, self._cut.get(shard_number))
-            for piece in blocks.split(chosen_range.start, chosen_range.end, bytes_max=self._limits.part_bytes_max)
-        ]
+        ranges: list[tuple[int, int]] = []
+        for chosen_range in parts.choose_ranges(blocks.start, watermark, self._flush_ends.get(shard_number)):
+            ranges += blocks.split(chosen_range.start, chosen_range.end, bytes_max=self._limits.part_bytes_max)
+        return ranges
 
     async def _find_key(self, ranges: Sequence[tuple[int, int, int]], metadata: TableMetadata) -> RowKey:
         """Return the key of the rows in these ranges and in the existing parts.
@@ -375,32 +379,32 @@ class StreamTable:
         ranges: Sequence[tuple[int, int]],
         metadata: TableMetadata,
         key: RowKey,
-        names: tuple[str, ...],
+        key_columns: tuple[str, ...],
     ) -> list[FreshPart]:
         """Write the parts of several ranges of a shard concurrently. After a failure, delete their files."""
 
         async def write(start: int, end: int) -> FreshPart:
             rows = self._read_slices(number, start, end)
-            files, keyed_rows = await self._store(rows, metadata, self._fresh_folder, names)
+            files, keyed_rows = await self._store(rows, metadata, self._fresh_folder, key_columns)
             return FreshPart(number, start, end, tuple(map(_drop_data, files)), key, keyed_rows)
 
-        outcomes = await asyncio.gather(*(write(*each) for each in ranges), return_exceptions=True)
+        outcomes = await asyncio.gather(*(write(start, end) for start, end in ranges), return_exceptions=True)
         written_parts = [outcome for outcome in outcomes if isinstance(outcome, FreshPart)]
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if errors:
-            self._give_up(written_parts)
+            self._delete_parts_later(written_parts)
             raise errors[0]
         return written_parts
 
-    async def _read_rows(self, shard_number: int, mark: int) -> None:
-        """Read the rows of a shard into memory, up to the offset `mark`.
+    async def _read_rows(self, shard_number: int, end: int) -> None:
+        """Read the rows of a shard into memory, up to the offset `end`.
 
         Raises:
             FlushedBefore: Another process has flushed some of the rows, and the log has removed them.
         """
         start = self._blocks[shard_number].start
         try:
-            await self._blocks[shard_number].catch_up(mark)
+            await self._blocks[shard_number].catch_up(end)
         except OffsetOutOfRange:
             await self.follow()
             if self._blocks[shard_number].start == start:
@@ -492,26 +496,26 @@ class StreamTable:
         """
         async with self._flush_lock:
             # Read the watermarks first, so that the metadata contain the schemas of all rows.
-            cut_offsets = await self.load_watermarks()
+            watermarks = await self.load_watermarks()
             entry, metadata = await self._tables.load(self.uuid)
             self._advance(entry.parse_flushed_offsets())
             if only_first and any(self._flushed_offsets.values()):
                 return 0
             ranges = [
-                FlushedRange(number, self._flushed_offsets[number], mark)
-                for number, mark in sorted(cut_offsets.items())
-                if mark > self._flushed_offsets[number]
+                FlushedRange(number, self._flushed_offsets[number], watermark)
+                for number, watermark in sorted(watermarks.items())
+                if watermark > self._flushed_offsets[number]
             ]
             if not ranges:
                 return 0
-            self._cut = cut_offsets
+            self._flush_ends = watermarks
             try:
                 for flushed_range in ranges:
                     await self._read_rows(flushed_range.shard, flushed_range.end)
                 rows = [
-                    rows
+                    row_slice
                     for flushed_range in ranges
-                    for rows in self._read_slices(flushed_range.shard, flushed_range.start, flushed_range.end)
+                    for row_slice in self._read_slices(flushed_range.shard, flushed_range.start, flushed_range.end)
                 ]
                 files, keyed_rows = await self._store(rows, metadata, None, self._tables.find_key_columns(metadata))
                 index_files = await self._store_index_files(files, metadata)
@@ -527,7 +531,7 @@ class StreamTable:
                     self._delete_later([*locations, *(file.location for file in index_files)])
                     raise
             finally:
-                self._cut = {}
+                self._flush_ends = {}
             self._advance({flushed_range.shard: flushed_range.end for flushed_range in ranges})
             await self.release()
             return sum(flushed_range.end - flushed_range.start for flushed_range in ranges)
@@ -589,9 +593,9 @@ class StreamTable:
                 continue
             self._flushed_offsets[number] = offset
             self._blocks[number].release(offset)
-            self._give_up(self._parts[number].drop_flushed(offset))
+            self._delete_parts_later(self._parts[number].drop_flushed(offset))
 
-    def _give_up(self, parts: Sequence[FreshPart]) -> None:
+    def _delete_parts_later(self, parts: Sequence[FreshPart]) -> None:
         self._delete_later([file.location for part in parts for file in part.files])
 
     def _delete_later(self, locations: Sequence[str]) -> None:
@@ -610,7 +614,7 @@ class StreamTable:
             deleted_count += 1
         return deleted_count
 
-    def give_up_files(self, locations: Sequence[str]) -> None:
+    def delete_files_later(self, locations: Sequence[str]) -> None:
         """Schedule files for deletion when no running query can need them."""
         self._delete_later(locations)
 
@@ -639,25 +643,27 @@ async def append_to_tables(
         gates: The number of the gate of each table when its rows were checked. Only a log with gates needs them.
     """
     sizes = {table: sum(batch.size_bytes for batch in rows.values()) for table, rows in batches.items()}
-    by_shard = {Shard(table.uuid, number): batch for table, rows in batches.items() for number, batch in rows.items()}
-    first = next(iter(batches))
+    batch_by_shard = {
+        Shard(table.uuid, number): batch for table, rows in batches.items() for number, batch in rows.items()
+    }
+    first_table = next(iter(batches))  # All tables have the same log and the same clock.
     for table, size_bytes in sizes.items():
         table.appending_bytes += size_bytes
     try:
         if gates:
-            acknowledgement = await cast("SharedLog", first._log).append(by_shard, producer, gates)
+            acknowledgement = await cast("SharedLog", first_table._log).append(batch_by_shard, producer, gates)
         else:
-            acknowledgement = await first._log.append(by_shard, producer)
+            acknowledgement = await first_table._log.append(batch_by_shard, producer)
     finally:
         for table, size_bytes in sizes.items():
             table.appending_bytes -= size_bytes
     if not acknowledgement.duplicate:
-        by_uuid = {table.uuid: table for table in batches}
-        now_ms = first._clock.now_ms()
+        table_by_uuid = {table.uuid: table for table in batches}
+        now_ms = first_table._clock.now_ms()
         for position in acknowledgement.positions:
-            table = by_uuid[position.shard.stream]
+            table = table_by_uuid[position.shard.stream]
             if table.keeps_rows:
-                record = Record(position.shard, position.offset, by_shard[position.shard], now_ms)
+                record = Record(position.shard, position.offset, batch_by_shard[position.shard], now_ms)
                 table._blocks[position.shard.number].offer(record)
     return acknowledgement
 

@@ -60,7 +60,7 @@ from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.snapshots.named_snapshots import NamedSnapshots
 from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from seamark.metaserver.streams.stored_rows import RowSearch
-from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts, TopicCounts
+from seamark.metaserver.streams.stream_counts import FlushReport, FlushState, StreamCounts, TopicCounts
 from seamark.metaserver.streams.stream_properties import (
     is_stream_table,
     make_fresh_folder_location,
@@ -91,8 +91,13 @@ _STALE_TRIES_MAX = 20
 """The maximum number of attempts of a plan request to read fresh rows while flushes change the pointer."""
 _FOREIGN_FILES_MS = 86_400_000
 """The age after which no plan of another process contains a fresh file."""
-_CLEAN_S = 5.0
-_THREADS = 8
+_CLEAN_INTERVAL_S = 5.0
+"""The interval between two deletions of files that are no longer needed."""
+_ENCODING_THREADS_MAX = 8
+_CROWDED_FRACTION = 1 / 4
+"""The share of the memory for rows above which the largest table is flushed immediately."""
+_RETRY_AFTER_S = 1
+"""The time after which the client of a refused append may send the rows again."""
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.streams")
 
@@ -109,25 +114,6 @@ class FreshTable(NamedTuple):
     loaded: LoadedTable
     snapshot: Snapshot | None
     offsets: Mapping[int, int]
-
-
-class _FlushState:
-    """The time of the last flush of a table, and the running flush."""
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.failures = 0
-        self.error = ""
-        """The message of the last failure."""
-        self.is_blocked = False
-        """Whether the last flush failed for a permanent reason."""
-        self.not_before_s = 0.0
-        self.interval_ms: int | None = None
-        """The flush interval in the table's properties, or None."""
-        self.is_due = False
-        """Whether to flush the table at the next check, even if its rows are young."""
-        self.waiting_since_ms: int | None = None
-        """The time at which this process first saw unflushed rows of another process, or None."""
 
 
 class Streams:
@@ -154,7 +140,7 @@ class Streams:
         self.stream_tables = CatalogTables(catalog, commits, search, logs)
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
-        self._flushes: dict[str, _FlushState] = {}
+        self._flushes: dict[str, FlushState] = {}
         self._accepted_keys = AcceptedKeys()
         self._current = CurrentTables(
             self.stream_tables.load, open_commit_counter(catalog.context.settings.make_database_url())
@@ -188,7 +174,7 @@ class Streams:
         self.topic_counts = TopicCounts()
         self._next_shard = 0
         # Do not use the threads of `asyncio.to_thread`: they make plans for which these threads wait.
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
+        self._threads = ThreadPoolExecutor(_ENCODING_THREADS_MAX, thread_name_prefix="streams")
         self._cleaned_s = 0.0
         self._cleanup_task: asyncio.Task[None] | None = None
 
@@ -337,8 +323,8 @@ class Streams:
         entry = loaded_table.entry
         assert entry is not None
         if not self._accepted_keys.accept(entry.uuid, entry.metadata_location, loaded_table.metadata):
-            current, _ = await self.stream_tables.load(entry.uuid)
-            if current.metadata_location != entry.metadata_location:
+            current_entry, _ = await self.stream_tables.load(entry.uuid)
+            if current_entry.metadata_location != entry.metadata_location:
                 raise RetryLater("The key of the stream table has changed; send the rows again")
             # The current metadata may have an earlier time, or the same time, because the table was replaced.
             self._accepted_keys.replace(entry.uuid, entry.metadata_location, loaded_table.metadata)
@@ -384,9 +370,8 @@ class Streams:
             raise TooManyRequests(
                 f"The rows that wait for a flush take {self.size_bytes:,} bytes of {limit_bytes:,} "
                 f"(stream_memory_bytes), {table.size_bytes:,} of them for this table{reservation_text}; send the rows "
-                "again "
-                "later",
-                1,
+                "again later",
+                _RETRY_AFTER_S,
             )
 
     async def load_fresh(self, entry: Entry, metadata: TableMetadata | None = None) -> FreshTable:
@@ -450,6 +435,7 @@ class Streams:
         return await self._logs.open()
 
     async def _open(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
+        """Return the open stream of a table, or open it, as `_make_table` does."""
         table = self._tables.get(entry.uuid)
         if table is not None:
             # An entry without offsets is older than the stream, or the table has lost its offsets without a name.
@@ -457,9 +443,10 @@ class Streams:
                 return table
             if self._tables.get(entry.uuid) is table:
                 self._close_table(table)
-        return await self._opening.run(entry.uuid, lambda: self._make(entry, metadata))
+        return await self._opening.run(entry.uuid, lambda: self._make_table(entry, metadata))
 
-    async def _make(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
+    async def _make_table(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
+        """Open the stream of a table. Raise LogElsewhere if this process cannot open the log of the table's rows."""
         log = await self._logs.open()
         await check_writable(self._context, entry.uuid, metadata)
         await self.stream_tables.open_stream(entry, metadata, log)
@@ -495,13 +482,16 @@ class Streams:
                 )
         # Schedule the fresh files of other processes for deletion. Another process may still have the table open.
         listed_files = [info async for info in self._objects.list(folder)]
-        oldest_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS if self._logs.is_shared else 1 << 62
-        table.give_up_files([info.location for info in listed_files if info.modified_ms < oldest_ms])
+        unused_files = [info.location for info in listed_files]
+        if self._logs.is_shared:
+            used_since_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS
+            unused_files = [info.location for info in listed_files if info.modified_ms < used_since_ms]
+        table.delete_files_later(unused_files)
         if table.keeps_rows:
             # Repeat the release, because the process that flushed the rows may have stopped before it.
             await table.release()
         self._tables[entry.uuid] = table
-        state = self._flushes.setdefault(entry.uuid, _FlushState())
+        state = self._flushes.setdefault(entry.uuid, FlushState())
         state.interval_ms = read_interval_ms(metadata)
         # Flush the first rows immediately, because engines do not plan scans of a table without a snapshot.
         has_first_rows = metadata.current_snapshot_id is None and table.unflushed_rows > 0
@@ -575,11 +565,11 @@ class Streams:
         """
         if not entry.flushed:
             return
-        loaded_table, metadata = await self.stream_tables.load(entry.uuid)
+        current_entry, metadata = await self.stream_tables.load(entry.uuid)
         try:
-            table = await self._open(loaded_table, metadata)
+            table = await self._open(current_entry, metadata)
         except LogElsewhere as error:
-            check_has_no_stream(loaded_table, metadata, error)
+            check_has_no_stream(current_entry, metadata, error)
             return
         store = self._context.store
         await table.load_watermarks()
@@ -604,17 +594,17 @@ class Streams:
             for uuid, table in self._tables.items()
             if self._flushes[uuid].task is None and now_s >= self._flushes[uuid].not_before_s
         ]
-        largest = max(due_tables, key=lambda table: table.size_bytes, default=None)
+        largest_table = max(due_tables, key=lambda table: table.size_bytes, default=None)
         # Flush the largest table before it uses half of the memory, which is its limit (`_check_memory`).
-        is_crowded = self.size_bytes > limit_bytes // 4
+        is_crowded = self.size_bytes > limit_bytes * _CROWDED_FRACTION
         for table in due_tables:
             state = self._flushes[table.uuid]
             table.keeps_rows = self._owners.is_owner(table.uuid)
-            if state.is_due or (is_crowded and table is largest) or self._is_old(table, now_ms):
+            if state.is_due or (is_crowded and table is largest_table) or self._is_old(table, now_ms):
                 is_due, state.is_due = state.is_due, False
                 work = self._flush(table, state, is_due=is_due)
                 state.task = asyncio.create_task(work, name=f"flush {table.uuid}")
-        if now_s - self._cleaned_s >= _CLEAN_S and (self._cleanup_task is None or self._cleanup_task.done()):
+        if now_s - self._cleaned_s >= _CLEAN_INTERVAL_S and (self._cleanup_task is None or self._cleanup_task.done()):
             self._cleaned_s = now_s
             self._cleanup_task = asyncio.create_task(self._clean(), name="clean fresh files")
 
@@ -635,6 +625,7 @@ class Streams:
         return FlushReport(table.oldest_ms, interval_ms, state.failures, state.error, state.is_blocked)
 
     def _is_old(self, table: StreamTable, now_ms: int) -> bool:
+        """Return whether the oldest unflushed row of a table has the age at which rows are flushed."""
         state = self._flushes[table.uuid]
         oldest_ms = table.oldest_ms
         if oldest_ms is not None or not table.unflushed_rows:
@@ -647,7 +638,14 @@ class Streams:
             return False
         return now_ms - since_ms >= (state.interval_ms or self._context.settings.stream_flush_interval_ms)
 
-    async def _flush(self, table: StreamTable, state: _FlushState, *, is_due: bool) -> None:
+    async def _flush(self, table: StreamTable, state: FlushState, *, is_due: bool) -> None:
+        """Flush a table, or remove the rows from memory that its owner has flushed. Record a failure in `state`.
+
+        Args:
+            table: The table.
+            state: The state of its flushes.
+            is_due: Whether to flush the first rows of the table, even if they are young.
+        """
         try:
             if not self._owners.is_owner(table.uuid):
                 await table.follow()

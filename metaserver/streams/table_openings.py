@@ -30,7 +30,7 @@ from seamark.metaserver.streams.stream_table import StreamTable
 
 _CHECK_INTERVAL_S = 1.0
 """The interval between two checks for waiting rows, if other processes append to the log, or after a failure."""
-_LOOK_ALONE_S = 60.0
+_UNSHARED_CHECK_INTERVAL_S = 60.0
 """The interval between two checks if no other process appends to the log. A check may find a restored table."""
 _RETRY_S = 1.0
 """The pause after a table could not be opened. It doubles with each further failure."""
@@ -95,14 +95,14 @@ class TableOpenings:
 
     async def run(self) -> None:
         """Open tables, and remove the streams of purged tables, until the task is cancelled."""
-        looked_s = -_LOOK_ALONE_S
+        checked_s = -_UNSHARED_CHECK_INTERVAL_S
         while True:
-            is_due = self._clock.monotonic() - looked_s >= _LOOK_ALONE_S
+            is_due = self._clock.monotonic() - checked_s >= _UNSHARED_CHECK_INTERVAL_S
             if is_due or self._failures or self._logs.is_shared:
                 await self.open_waiting_tables()
             if is_due:
                 await self._remove_purged()
-                looked_s = self._clock.monotonic()
+                checked_s = self._clock.monotonic()
             await asyncio.sleep(_CHECK_INTERVAL_S)
 
     async def open_waiting_tables(self) -> None:

@@ -131,7 +131,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         record_threads_of(module, name)
     monkeypatch.setattr(commits, "read_request", change.read_request)
     monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES_MAX", -1)
-    monkeypatch.setattr(snapshot_writer, "_IN_THREAD_ENTRIES_MIN", 0)
+    monkeypatch.setattr(snapshot_writer, "_IN_LOOP_ENTRIES_MAX", 0)
     for module in (commits, change_application):
         monkeypatch.setattr(module, "LARGE_BYTES", 0)
     async with run_server(tmp_path) as server:

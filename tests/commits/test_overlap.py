@@ -81,12 +81,12 @@ def test_partitions_beyond_the_comparison_limit_count_as_overlapping(
     ]
     partitions = PartitionOverlap(_build_table(specs))
     targets = Targets(partitions, [(0, (3,))] * 2 + [(1, (5,))])
-    other_partition, contained_partition = partitions.partition(1, (2,)), partitions.partition(1, (7,))
+    other_partition, contained_partition = partitions.make_partition(1, (2,)), partitions.make_partition(1, (7,))
     assert targets.contain(contained_partition)
     assert not any(targets.overlap(other_partition) for _ in range(49))
     assert targets.overlap(other_partition)
     assert not targets.contain(contained_partition)
-    assert targets.contain(partitions.partition(1, (5,))), "a partition of the same spec is found by its value"
+    assert targets.contain(partitions.make_partition(1, (5,))), "a partition of the same spec is found by its value"
 
 
 def test_proved_relations_of_two_partitions_are_true_for_every_row() -> None:
@@ -106,12 +106,12 @@ def test_proved_relations_of_two_partitions_are_true_for_every_row() -> None:
         all_pairs = set(pairs)
         lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
         for left, right in itertools.product(rng.sample(lefts, min(8, len(lefts))), rights[:12]):
-            a, b = partitions.partition(0, left), Targets(partitions, [(1, right)])
+            a, b = partitions.make_partition(0, left), Targets(partitions, [(1, right)])
             meets = (left, right) in all_pairs
             if not b.overlap(a):
                 proved_count += 1
                 assert not meets, (seed, spec, left, second_spec, right)
-                assert not Targets(partitions, [(0, left)]).overlap(partitions.partition(1, right))
+                assert not Targets(partitions, [(0, left)]).overlap(partitions.make_partition(1, right))
             if b.contain(a):
                 proved_count += 1
                 assert all(right_value == right for left_value, right_value in pairs if left_value == left), (
@@ -139,7 +139,7 @@ def test_partitions_of_the_same_spec_are_found_by_value_and_other_partitions_by_
         targets = Targets(partitions, expected)
         for row in rng.sample(rows, 20):
             values = _compute_partition(specs[0], row)
-            partition_value = partitions.partition(0, values)
+            partition_value = partitions.make_partition(0, values)
             other_targets = [Targets(partitions, [target]) for target in expected]
             assert targets.overlap(partition_value) == any(
                 target.overlap(partition_value) for target in other_targets
@@ -180,7 +180,7 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])
     for number in range(500, 1500):
-        partition_value = partitions.partition(0, (number,))
+        partition_value = partitions.make_partition(0, (number,))
         assert targets.overlap(partition_value) == targets.contain(partition_value) == (number < 1000)
     assert look_count == 3000
 
@@ -189,9 +189,9 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
 def test_zeros_are_distinct_and_nan_equals_nan(zeros: tuple[float, float]) -> None:
     partitions = PartitionOverlap(_build_table([PartitionSpec(0, (PartitionField("f", "identity", 4, (), 1000),))]))
     targets = Targets(partitions, [(0, (zeros[0],)), (0, (math.nan,))])
-    assert targets.contain(partitions.partition(0, (zeros[0],)))
-    assert not targets.overlap(partitions.partition(0, (zeros[1],)))
-    assert targets.contain(partitions.partition(0, (-math.nan,)))
+    assert targets.contain(partitions.make_partition(0, (zeros[0],)))
+    assert not targets.overlap(partitions.make_partition(0, (zeros[1],)))
+    assert targets.contain(partitions.make_partition(0, (-math.nan,)))
 
 
 def _build_two_partitions(
@@ -226,13 +226,13 @@ def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(
     first: Any, second: Any, are_disjoint: bool
 ) -> None:
     partitions, a, b = _build_two_partitions(first, second)
-    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not are_disjoint
+    assert Targets(partitions, [b]).overlap(partitions.make_partition(*a)) is not are_disjoint
 
 
 def test_bucket_is_contained_in_a_bucket_of_half_as_many_buckets() -> None:
     partitions, half, whole_partition = _build_two_partitions(("bucket[8]", 3), ("bucket[16]", 11))
-    assert Targets(partitions, [half]).contain(partitions.partition(*whole_partition))
-    assert not Targets(partitions, [whole_partition]).contain(partitions.partition(*half))
+    assert Targets(partitions, [half]).contain(partitions.make_partition(*whole_partition))
+    assert not Targets(partitions, [whole_partition]).contain(partitions.make_partition(*half))
 
 
 @pytest.mark.parametrize(
@@ -252,16 +252,16 @@ def test_partition_dates_before_1970_may_be_one_day_too_high_as_in_old_java_vers
     transform: str, stored_value: int, value: int, are_disjoint: bool
 ) -> None:
     partitions, a, b = _build_two_partitions((transform, stored_value), ("identity", value), source=3)
-    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not are_disjoint
-    assert Targets(partitions, [a]).overlap(partitions.partition(*b)) is not are_disjoint
+    assert Targets(partitions, [b]).overlap(partitions.make_partition(*a)) is not are_disjoint
+    assert Targets(partitions, [a]).overlap(partitions.make_partition(*b)) is not are_disjoint
 
 
 @pytest.mark.parametrize(("width", "apart"), [(1 << 30, True), ((1 << 30) + 1, False)])
 def test_int_truncations_that_writers_compute_differently_are_never_disjoint(width: int, apart: bool) -> None:
     partitions, a, b = _build_two_partitions((f"truncate[{width}]", 0), ("identity", -5), source=5)
-    assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
+    assert Targets(partitions, [b]).overlap(partitions.make_partition(*a)) is not apart
     partitions, a, b = _build_two_partitions((f"truncate[{width}]", 0), ("identity", 5), source=5)
-    assert Targets(partitions, [a]).contain(partitions.partition(*b)) is apart
+    assert Targets(partitions, [a]).contain(partitions.make_partition(*b)) is apart
 
 
 def _matches(expression: Expression, value: Any) -> bool:

@@ -142,7 +142,7 @@ def parse_answer(plan: ScanPlan, **options: Any) -> dict[str, Any]:
     tasks = b"".join(answer.write_tasks(plan.entry_ids))
     return {
         "file-scan-tasks": json.loads(b"[" + tasks + b"]", parse_float=_parse_number),
-        "delete-files": json.loads(b"[" + b"".join(answer.delete_files()) + b"]"),
+        "delete-files": json.loads(b"[" + b"".join(answer.write_delete_files()) + b"]"),
     }
 
 
@@ -482,9 +482,9 @@ def test_page_lists_only_the_delete_files_that_it_references() -> None:
     answer = ScanTaskWriter(plan)
     (task,) = json.loads(b"[" + b"".join(answer.write_tasks(plan.entry_ids[1:])) + b"]")
     assert task["delete-file-references"] == [0]
-    assert [item["file-path"] for item in json.loads(b"[" + b"".join(answer.delete_files()) + b"]")] == ["of b"]
+    assert [item["file-path"] for item in json.loads(b"[" + b"".join(answer.write_delete_files()) + b"]")] == ["of b"]
     answer = ScanTaskWriter(build_scan(build_metadata(()), [build_block([build_data_file("c")])]))
-    assert list(answer.delete_files()) == []
+    assert list(answer.write_delete_files()) == []
 
 
 def test_deletion_vectors_have_their_offset_and_size() -> None:

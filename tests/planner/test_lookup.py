@@ -462,13 +462,19 @@ def test_kernel_rejects_rows_outside_a_block() -> None:
     none: Any = np.empty(0, dtype=np.int64)
 
     def count_and_read_longs(layout: Any, segments: Any, picks: Any) -> Any:
-        return _lookup.longs((layout,), segments, picks)
+        return _lookup.read_longs((layout,), segments, picks)
 
     def check_layout(layout: Any, segments: Any, picks: Any) -> Any:
         rows = max(0, int(segments[0, 2]))
         return _lookup.write_integers(layout, segments, picks, np.zeros(rows * 8, np.uint8), 8, np.zeros(0, np.uint8))
 
-    for read_part in (count_and_read_longs, check_layout, _lookup.rows, _lookup.doubles, _lookup.strings):
+    for read_part in (
+        count_and_read_longs,
+        check_layout,
+        _lookup.list_entry_ids,
+        _lookup.read_doubles,
+        _lookup.read_strings,
+    ):
         for segment in ([1, 0, 1, -1], [0, 3, 3, -1], [0, -1, 2, -1], [0, 0, 1, 0], [0, 0, -1, -1]):
             with pytest.raises(IndexError):
                 read_part(layout, np.array([segment], dtype=np.int64), none)

@@ -248,7 +248,7 @@ async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
             table = await asyncio.to_thread(stream.catalog.load_table, f"db.{name}")
             uuids[str(table.metadata.table_uuid)] = name
     slow_uuid = min(uuids)  # The server opens tables in the order of their UUIDs.
-    make, is_released, is_waiting = Streams._make, asyncio.Event(), asyncio.Event()
+    make, is_released, is_waiting = Streams._make_table, asyncio.Event(), asyncio.Event()
 
     async def make_after_release(streams: Streams, entry: Entry, metadata: TableMetadata) -> StreamTable:
         if entry.uuid == slow_uuid:
@@ -256,7 +256,7 @@ async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
             await is_released.wait()
         return await make(streams, entry, metadata)
 
-    monkeypatch.setattr(Streams, "_make", make_after_release)
+    monkeypatch.setattr(Streams, "_make_table", make_after_release)
     async with open_stream_server(tmp_path, stream_flush_interval_ms=100) as stream:
         async with asyncio.timeout(60):
             await is_waiting.wait()

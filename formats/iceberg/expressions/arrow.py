@@ -16,7 +16,7 @@ from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import Value, get_decimal_precision, get_decimal_scale, get_fixed_length
 
 _UUID_BYTES = 16
-_PLAIN = {
+_ARROW_TYPES = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
     "long": pa.int64(),
@@ -58,9 +58,9 @@ def _to_primitive_type(kind: str) -> pa.DataType:
         return pa.decimal128(get_decimal_precision(kind), get_decimal_scale(kind))
     if name == "fixed":
         return pa.binary(get_fixed_length(kind))
-    if name not in _PLAIN:
+    if name not in _ARROW_TYPES:
         raise ValueError(f"values of type {kind} are not supported")
-    return _PLAIN[name]
+    return _ARROW_TYPES[name]
 
 
 def build_arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:

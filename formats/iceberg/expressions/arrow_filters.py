@@ -35,9 +35,10 @@ _COMPARED: dict[Op, Callable[[pa.Array, pa.Scalar], pa.Array]] = {
     Op.EQ: pc.equal,
     Op.NOT_EQ: pc.not_equal,
 }
-_NAN_MATCHES = frozenset({Op.GT, Op.GT_EQ})
-_NULLITY = frozenset({Op.IS_NULL, Op.NOT_NULL})
-_NOT_PRIMITIVE = frozenset({"struct", "list", "map", "variant"})
+_NAN_MATCHING_OPS = frozenset({Op.GT, Op.GT_EQ})
+"""The operators that NaN satisfies, because it is larger than every number."""
+_NULL_OPS = frozenset({Op.IS_NULL, Op.NOT_NULL})
+_NESTED_KINDS = frozenset({"struct", "list", "map", "variant"})
 
 
 def evaluate_filter(expression: Expression, columns: Mapping[int, pa.Array], rows: int) -> Mask:
@@ -86,7 +87,7 @@ def _evaluate(
                 if key not in transform_results:
                     transform_results[key] = _transform_distinct(expression, column)
                 column = transform_results[key]
-            return _matches(expression, column)
+            return _find_matches(expression, column)
     raise TypeError(f"expected a bound expression, not {expression}")
 
 
@@ -100,15 +101,15 @@ def check_filter(expression: Expression) -> None:
         case And(children) | Or(children):
             for child in children:
                 check_filter(child)
-        case Bound(op, _, name, kind) if kind in _NOT_PRIMITIVE and op not in _NULLITY:
+        case Bound(op, _, name, kind) if kind in _NESTED_KINDS and op not in _NULL_OPS:
             raise ValueError(f"cannot select rows by {op} of {name}, because the column is a {kind} or is inside one")
 
 
-def _matches(predicate: Bound, column: pa.Array) -> Mask:
+def _find_matches(predicate: Bound, column: pa.Array) -> Mask:
     """Return which values of a column, after the predicate's transform, the predicate matches."""
     matches: pa.Array
     op, values = predicate.op, predicate.values
-    if op in _NULLITY:
+    if op in _NULL_OPS:
         matches = column.is_null() if op is Op.IS_NULL else column.is_valid()
     elif op in (Op.IS_NAN, Op.NOT_NAN):
         matches = pc.is_nan(column) if op is Op.IS_NAN else pc.invert(pc.is_nan(column))
@@ -117,15 +118,16 @@ def _matches(predicate: Bound, column: pa.Array) -> Mask:
         matches = matches if op is Op.STARTS_WITH else pc.invert(matches)
     elif op in _COMPARED:
         matches = _COMPARED[op](column, build_arrow_array(_get_result_type(predicate), values)[0])
-        if op in _NAN_MATCHES and predicate.result in FLOATS:
+        if op in _NAN_MATCHING_OPS and predicate.result in FLOATS:
             matches = pc.or_(matches, pc.is_nan(column))
     else:
-        matches = _is_in(column, predicate)
+        matches = _find_members(column, predicate)
     mask: Mask = pc.fill_null(matches, op in NULL_MATCHES).to_numpy(zero_copy_only=False)
     return mask
 
 
-def _is_in(column: pa.Array, predicate: Bound) -> pa.Array:
+def _find_members(column: pa.Array, predicate: Bound) -> pa.Array:
+    """Return which values of a column satisfy `in` or `not-in`. The result is null for null."""
     values = build_arrow_array(_get_result_type(predicate), predicate.values)
     if predicate.result in FLOATS:  # `is_in` distinguishes -0.0 from 0.0. Adding 0.0 makes them equal.
         zero = pa.scalar(0.0, column.type)

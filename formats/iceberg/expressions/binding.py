@@ -99,6 +99,8 @@ from seamark.formats.runtime.memoization import memoize
 FINITE_MAX = {"float": (2.0 - 2.0**-23) * 2.0**127, "double": (2.0 - 2.0**-52) * 2.0**1023}
 """The largest finite value of each floating-point type."""
 
+_SHOWN_CHARS_MAX = 100
+"""The maximum number of characters of a literal, or of an error, in a message."""
 _INFINITIES = {"Infinity": math.inf, "+Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -144,7 +146,8 @@ def parse_literal(kind: str, json: object) -> Literal:
     parse = _PARSERS.get(get_base_name(kind))
     if parse is None:
         raise BadRequest(f"cannot compare a column of type {kind} with a literal")
-    if json != json or (json == "NaN" and kind in FINITE_MAX):
+    is_nan = json != json
+    if is_nan or (json == "NaN" and kind in FINITE_MAX):
         raise BadRequest("cannot create expression literal from NaN; use is-nan or not-nan instead")
     try:
         literal = parse(kind, json) if kind == "boolean" or not isinstance(json, bool) else None
@@ -162,7 +165,7 @@ def _show_json(json: object) -> str:
 
 
 def _truncate_text(text: str) -> str:
-    return text if len(text) <= 100 else text[:100] + "…"
+    return text if len(text) <= _SHOWN_CHARS_MAX else text[:_SHOWN_CHARS_MAX] + "…"
 
 
 def _parse_boolean(_: str, json: object) -> Literal | None:
@@ -229,7 +232,8 @@ def _parse_decimal(kind: str, json: object) -> Literal | None:
             return _to_infinite_literal(json)
         case float():
             # Both clients round half up, so only the first digit beyond the scale matters.
-            magnitude = (floor_unscaled(Decimal(repr(abs(json))), scale + 1)[0] + 5) // 10
+            tenths, _ = floor_unscaled(Decimal(repr(abs(json))), scale + 1)
+            magnitude = (tenths + 5) // 10
             return _choose_position_literal(-magnitude if json < 0 else magnitude, True, -limit, limit)
         case str():
             return _choose_position_literal(*floor_unscaled(parse_decimal(json), scale), -limit, limit)
@@ -270,9 +274,9 @@ def _parse_timestamp(kind: str, json: object) -> Literal | None:
             nanos = parse_iso_date(json) * NANOS_PER_DAY
         case _:
             return None
-    unit = 1 if kind.endswith("_ns") else NANOS_PER_MICRO
-    count, remainder = divmod(nanos, unit)
-    return _choose_position_literal(count, remainder == 0, LONG_MIN, LONG_MAX)
+    unit_nanos = 1 if kind.endswith("_ns") else NANOS_PER_MICRO
+    units, remainder = divmod(nanos, unit_nanos)
+    return _choose_position_literal(units, remainder == 0, LONG_MIN, LONG_MAX)
 
 
 def _parse_string(_: str, json: object) -> Literal | None:
@@ -283,7 +287,7 @@ def _parse_string(_: str, json: object) -> Literal | None:
 
 
 def _parse_uuid(_: str, json: object) -> Literal | None:
-    if isinstance(json, str) and len(json) in (32, 36):
+    if isinstance(json, str) and len(json) in (32, 36):  # Without and with hyphens.
         return UUID(json).bytes
     return None
 
@@ -344,11 +348,11 @@ OPPOSITE = {
 }
 OPPOSITE |= {opposite: op for op, opposite in OPPOSITE.items()}
 
-_NULLITY = frozenset({Op.IS_NULL, Op.NOT_NULL})
-_NANITY = frozenset({Op.IS_NAN, Op.NOT_NAN})
-_PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
-_SETS = frozenset({Op.IN, Op.NOT_IN})
-_PLACES = (Above, Below, Between)
+_NULL_OPS = frozenset({Op.IS_NULL, Op.NOT_NULL})
+_NAN_OPS = frozenset({Op.IS_NAN, Op.NOT_NAN})
+_PREFIX_OPS = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
+_SET_OPS = frozenset({Op.IN, Op.NOT_IN})
+_POSITION_CLASSES = (Above, Below, Between)
 """The classes of positions, as a tuple.
 
 Building a union of classes for isinstance is slow, and every plan runs this code.
@@ -379,13 +383,20 @@ def list_terms(
 
 
 def _order_for_lookup(schema: Schema, schemas: Iterable[Schema]) -> tuple[Schema, ...]:
+    """Return the schema, and then the other schemas, newest first."""
     other_schemas = [other for other in schemas if other is not schema]
     other_schemas.sort(key=lambda other: other.id, reverse=True)
     return (schema, *other_schemas)
 
 
 class _Term(msgspec.Struct, frozen=True, gc=False):
-    """A column or its transform, to which predicates are bound."""
+    """A column or its transform, to which predicates are bound.
+
+    Attributes:
+        kind: The type of the column, as in `Bound`.
+        result: The type of the transformed values.
+        never_null: Whether no row has a null for the term.
+    """
 
     column_id: int
     name: str
@@ -407,6 +418,7 @@ class _Binder:
         self._columns_by_lower_name: dict[int, dict[str, set[int]]] = {}
 
     def bind(self, expression: Expression, *, negated: bool) -> Expression:
+        """Bind an expression, or its negation."""
         match expression:
             case Unbound(op, name, transform, literals):
                 term = self._bind_term(name, transform)
@@ -424,6 +436,7 @@ class _Binder:
                 return expression
 
     def bind_terms(self, expression: Expression) -> Iterator[_Term]:
+        """Yield the term of each unbound predicate, in order."""
         match expression:
             case Unbound(_, name, transform):
                 yield self._bind_term(name, transform)
@@ -440,6 +453,7 @@ class _Binder:
         raise BadRequest(f"Cannot find column '{name}' in the table's schemas{self._suggest_similar_names(name)}")
 
     def _find_column(self, schema: Schema, position: int, name: str) -> Column | None:
+        """Return the column with a name in a schema, whose index in the schemas is `position`, or None."""
         if self._case_sensitive:
             return schema.find_column_by_name(name)
         columns_by_lower_name = self._columns_by_lower_name.get(position)
@@ -477,13 +491,13 @@ def _bind_term(column: Column, schema: Schema, transform: str, *, trusted: bool)
     if transform != IDENTITY and not is_accepted:
         raise BadRequest(f"Cannot bind: {transform} cannot transform the {kind} values of '{column.name}'")
     required = column.required
-    parent = column.parent
-    while parent is not None:
-        ancestor = schema.index.by_id[parent]
+    parent_id = column.parent
+    while parent_id is not None:
+        ancestor = schema.index.by_id[parent_id]
         if isinstance(ancestor.type, (ListType, MapType)):
             kind, required = describe_type(ancestor.type), False
         required = required and ancestor.required
-        parent = ancestor.parent
+        parent_id = ancestor.parent
     never_null = (
         trusted and required and (transform == IDENTITY or get_transform_name(transform) not in ("bucket", VOID))
     )
@@ -507,15 +521,15 @@ def _resolve_types(name: str, transform: str) -> tuple[str, str, bool]:
 
 def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
     """Bind a predicate to a term: convert its literals to the type of the term."""
-    if op in _NULLITY:
+    if op in _NULL_OPS:
         if term.never_null or term.kind == "unknown":
             return Always((op == Op.NOT_NULL) == term.never_null)
         return term.make_predicate(op)
-    if op in _NANITY:
+    if op in _NAN_OPS:
         if term.result not in FLOATS:
             raise BadRequest(f"Cannot bind {op} of {term.name}: only float and double have NaN, not {term.result}")
         return term.make_predicate(op)
-    if op in _PREFIXES and term.result != "string":
+    if op in _PREFIX_OPS and term.result != "string":
         raise BadRequest(f"Cannot bind {op} of {term.name}: the type must be string, but it is {term.result}")
     if None in literals:
         return _bind_null_literal(op, term)
@@ -526,12 +540,13 @@ def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expres
         raise BadRequest(f"Cannot bind {op} of {term.name}: {error.message}") from None
     return (
         _make_set_predicate(op, term, parsed_literals)
-        if op in _SETS
+        if op in _SET_OPS
         else _make_comparison(op, term, parsed_literals[0])
     )
 
 
 def _bind_null_literal(op: Op, term: _Term) -> Expression:
+    """Return a condition that all rows satisfy, because the value of a null literal is unknown."""
     if term.result not in FLOATS or term.transform != IDENTITY:
         raise BadRequest(f"Cannot bind {op} of {term.name}: null is not a literal; use is-null or not-null")
     return Or((term.make_predicate(Op.IS_NULL), term.make_predicate(Op.NOT_NULL)))
@@ -553,7 +568,7 @@ def _make_set_predicate(op: Op, term: _Term, literals: list[Literal]) -> Express
     predicates = []
     single_op = Op.EQ if op == Op.IN else Op.NOT_EQ
     for literal in literals:
-        if isinstance(literal, _PLACES):
+        if isinstance(literal, _POSITION_CLASSES):
             predicates.append(_make_comparison(single_op, term, literal))
         else:
             # Keep both zeros: -0.0 equals 0.0 in Python, but not for every reader.
@@ -567,12 +582,13 @@ def _make_set_predicate(op: Op, term: _Term, literals: list[Literal]) -> Express
 
 
 def _make_sort_key(value: Value) -> tuple[Value, float]:
+    """Return a key by which -0.0 precedes 0.0."""
     return value, copysign(1.0, value) if isinstance(value, float) else 0.0
 
 
 def _make_comparison(op: Op, term: _Term, literal: Literal) -> Expression:
     """Return the predicate for a comparison with a literal that can be a position."""
-    if not isinstance(literal, _PLACES):
+    if not isinstance(literal, _POSITION_CLASSES):
         return term.make_predicate(op, literal)
     match literal:
         case Above() | Below() if term.result in FLOATS:
@@ -586,13 +602,13 @@ def _make_comparison(op: Op, term: _Term, literal: Literal) -> Expression:
                 else term.make_predicate(Op.GT_EQ, upper)
             )
         case Above() | Below():
-            towards = (Op.LT, Op.LT_EQ) if isinstance(literal, Above) else (Op.GT, Op.GT_EQ)
-            return _make_predicate(Op.NOT_NULL, term, ()) if op in towards else FALSE
+            satisfied_ops = (Op.LT, Op.LT_EQ) if isinstance(literal, Above) else (Op.GT, Op.GT_EQ)
+            return _make_predicate(Op.NOT_NULL, term, ()) if op in satisfied_ops else FALSE
 
 
 def _compare_beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
     """Return a comparison with an infinity, or with a value between an infinity and the nearest finite value."""
-    upwards = isinstance(literal, Above)
+    upwards = isinstance(literal, Above)  # The literal is above the largest finite value, not below the smallest.
     limit = FINITE_MAX[term.result] if upwards else -FINITE_MAX[term.result]
     finite = term.make_predicate(Op.LT_EQ if upwards else Op.GT_EQ, limit)
     infinite = term.make_predicate(Op.GT if upwards else Op.LT, limit)
@@ -609,8 +625,8 @@ def _compare_beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expre
     if op == Op.EQ:
         return join_by_and(infinite, not_nan) if literal.infinite else FALSE
     if op == Op.NOT_EQ:
-        null_or_nan = join_by_or(finite, _make_predicate(Op.IS_NULL, term, ()), term.make_predicate(Op.IS_NAN))
-        return null_or_nan if literal.infinite else TRUE
+        not_infinite = join_by_or(finite, _make_predicate(Op.IS_NULL, term, ()), term.make_predicate(Op.IS_NAN))
+        return not_infinite if literal.infinite else TRUE
     # Only NaN is greater than infinity, and nothing is less than negative infinity.
     past_infinity = literal.infinite and op in (Op.GT, Op.LT)
     if past_infinity:

@@ -45,9 +45,7 @@ OPPOSITE = {
     Op.GT_EQ: Op.LT,
 }
 _LISTED_MAX = 1_000
-"""The maximum number of literals in a list that engines may round in different ways, and whose possible values are
-listed.
-"""
+"""The maximum number of ambiguous literals in a list whose possible values are all listed. A range replaces more."""
 NESTED = frozenset({"struct", "list", "map"})
 _OPERATOR_FOR_INEXACT = {Op.LT: Op.LT_EQ, Op.GT: Op.GT_EQ}
 """The operators for a literal outside the column's type, which engines round up or down."""
@@ -121,7 +119,7 @@ class Comparisons:
             match op:
                 case Op.IN | Op.NOT_IN:
                     if (op is Op.IN) != negated:
-                        return self.equals_any(term, literals)
+                        return self.make_equality(term, literals)
                     exact = self.list_exact_values(term, literals)
                     return term.make_predicate(Op.NOT_IN, *exact) if exact else TRUE
                 case Op.STARTS_WITH | Op.NOT_STARTS_WITH:
@@ -146,10 +144,11 @@ class Comparisons:
             Inconvertible: Engines compare the literal with the term in different ways.
         """
         if op is Op.EQ:
-            return self.equals_any(term, (literal,))
+            return self.make_equality(term, (literal,))
         try:
             value, exact = self.fit_literal(literal, term)
         except AmbiguousRounding as ambiguous:
+            # Use the lowest or the highest possible value, so that the predicate keeps the rows of every engine.
             value, exact = ambiguous.values[0 if op in (Op.GT, Op.GT_EQ) else -1], False
         if not exact:
             op = _OPERATOR_FOR_INEXACT.get(op, op)
@@ -163,7 +162,7 @@ class Comparisons:
             return join_by_or(predicate, term.make_predicate(Op.IS_NAN))
         return predicate
 
-    def equals_any(self, term: ComparedTerm, literals: Sequence[TypedLiteral]) -> Expression:
+    def make_equality(self, term: ComparedTerm, literals: Sequence[TypedLiteral]) -> Expression:
         """Return the condition that the term equals one of the literals.
 
         Raises:
@@ -228,7 +227,9 @@ class Comparisons:
         """
         for schema in self._schemas:
             exact_match = schema.find_column_by_name(name)
-            matching_ids = {i for full_name, i in schema.index.by_name.items() if full_name.lower() == name.lower()}
+            matching_ids = {
+                column_id for full_name, column_id in schema.index.by_name.items() if full_name.lower() == name.lower()
+            }
             column = exact_match or (schema.column(next(iter(matching_ids))) if matching_ids else None)
             if column is None:
                 continue
@@ -258,12 +259,13 @@ def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[S
     )
     comparisons = Comparisons((schema, *other_schemas))
 
-    def read(node: Expression, negated: bool) -> Expression:
+    def resolve(node: Expression, negated: bool) -> Expression:
+        """Return the node, or its negation, without typed literals."""
         match node:
             case Not(child):
-                return read(child, not negated)
+                return resolve(child, not negated)
             case And(children) | Or(children):
-                parts = [read(child, negated) for child in children]
+                parts = [resolve(child, negated) for child in children]
                 return (join_by_and if isinstance(node, And) != negated else join_by_or)(*parts)
             case Always(value):
                 return Always(value != negated)
@@ -273,4 +275,4 @@ def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[S
                     return comparisons.bind_typed(node, literals, negated=negated)
         return Not(node) if negated else node
 
-    return read(expression, False)
+    return resolve(expression, False)

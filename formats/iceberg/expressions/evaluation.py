@@ -49,9 +49,9 @@ def evaluate(predicate: Bound, value: Value | None) -> bool | None:
         return _compare_in_both_orders(predicate, value, _make_uuid_key)
     if (compare := _COMPARED.get(op)) is not None:
         return compare(value, predicate.values[0])
-    values: tuple[Any, ...] = predicate.values
-    position = bisect_left(values, value)
-    return (position < len(values) and values[position] == value) == (op == Op.IN)
+    sorted_values: tuple[Any, ...] = predicate.values
+    index = bisect_left(sorted_values, value)
+    return (index < len(sorted_values) and sorted_values[index] == value) == (op == Op.IN)
 
 
 def may_match(expression: Expression, values: Mapping[int, Value | None]) -> bool:
@@ -93,10 +93,11 @@ def _evaluate(expression: Expression, values: Mapping[int, Value | None], *, if_
     raise TypeError(f"expected a bound expression, not {expression}")
 
 
-def _compare_in_both_orders(predicate: Bound, value: Value, javas_order: Callable[[Any], Any]) -> bool | None:
+def _compare_in_both_orders(predicate: Bound, value: Value, make_java_key: Callable[[Any], Any]) -> bool | None:
+    """Return whether a value satisfies a predicate, or None if the answer is different in Java's order."""
     result = _compare(predicate.op, value, predicate.values)
-    javas = _compare(predicate.op, javas_order(value), tuple(map(javas_order, predicate.values)))
-    return result if result == javas else None
+    java_result = _compare(predicate.op, make_java_key(value), tuple(map(make_java_key, predicate.values)))
+    return result if result == java_result else None
 
 
 def _compare(op: Op, value: Any, values: tuple[Any, ...]) -> bool:

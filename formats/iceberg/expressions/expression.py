@@ -165,38 +165,38 @@ def collect_predicates(expression: Expression) -> list[Bound]:
     return predicates
 
 
-def is_longer(expression: Expression, values: int) -> bool:
-    """Return whether an expression has more than `values` values and predicates, without counting further."""
-    left, todo = values, [expression]
+def is_longer(expression: Expression, limit: int) -> bool:
+    """Return whether the values and predicates of an expression are more than `limit`, without counting further."""
+    remaining, todo = limit, [expression]
     while todo:
         node = todo.pop()
         match node:
             case And() | Or():
-                left -= len(node.children)
-                todo += node.children[: max(0, left)]
+                remaining -= len(node.children)
+                todo += node.children[: max(0, remaining)]
             case Not():
                 todo.append(node.child)
             case Bound():
-                left -= len(node.values)
+                remaining -= len(node.values)
             case Unbound():
-                left -= len(node.literals)
-        if left < 0:
+                remaining -= len(node.literals)
+        if remaining < 0:
             return True
     return False
 
 
 def _flatten(
-    children: tuple[Expression, ...], node: type[And] | type[Or], *, identity: Always, absorbing_constant: Always
+    children: tuple[Expression, ...], junction: type[And] | type[Or], *, identity: Always, absorbing_constant: Always
 ) -> Expression:
-    """Join expressions to a junction `node`: nested junctions are flattened, and constants are folded."""
-    flat: list[Expression] = []
+    """Join expressions to a junction. Nested junctions of the same class are flattened, and constants are folded."""
+    flat_children: list[Expression] = []
     for child in children:
-        if isinstance(child, node):
-            flat.extend(child.children)
+        if isinstance(child, junction):
+            flat_children.extend(child.children)
         elif not isinstance(child, Always):
-            flat.append(child)
+            flat_children.append(child)
         elif child == absorbing_constant:
             return absorbing_constant
-    if len(flat) > 1:
-        return node(tuple(flat))
-    return flat[0] if flat else identity
+    if len(flat_children) > 1:
+        return junction(tuple(flat_children))
+    return flat_children[0] if flat_children else identity

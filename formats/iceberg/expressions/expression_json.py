@@ -44,7 +44,8 @@ UNARY = frozenset({Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN})
 SETS = frozenset({Op.IN, Op.NOT_IN})
 
 _LITERAL_FIELDS = ("value", "values", "right")
-_PATH_MAX = 200
+_PATH_CHARS_MAX, _SHOWN_CHARS_MAX = 200, 60
+"""The maximum number of characters of a path, and of a part of the JSON, in an error."""
 _OPS = {op.value: op for op in Op}
 
 _Path: TypeAlias = tuple[Any, str]
@@ -90,10 +91,10 @@ class _Parser:
         self._typed = typed
         self._unknown = unknown
         self._functions = functions
-        self._nodes = 0
+        self._node_count = 0
 
     def parse_expression(self, json: object, path: _Path, depth: int) -> Expression:
-        self._count(1)
+        self._count_nodes(1)
         if depth > self._depth_max:
             raise BadRequest(f"Invalid expression: it is nested deeper than {self._depth_max} levels")
         if not isinstance(json, dict):
@@ -124,7 +125,7 @@ class _Parser:
         while todo:
             node, node_path = todo.pop()
             if isinstance(node, dict) and "type" in node and _read_kind(node, node_path) == kind:
-                self._count(1)
+                self._count_nodes(1)
                 todo.append((_require_field(node, "right", node_path), (node_path, _RIGHT)))
                 todo.append((_require_field(node, "left", node_path), (node_path, _LEFT)))
             else:
@@ -132,27 +133,27 @@ class _Parser:
         return join_by_and(*children) if kind == "and" else join_by_or(*children)
 
     def _parse_predicate(self, op: Op, json: dict[str, object], path: _Path) -> Unbound:
-        unary, has_values = op in UNARY, op in SETS
-        operand = "term"
+        is_unary, has_values = op in UNARY, op in SETS
+        term_field = "term"
         if "term" not in json:
-            operand = "child" if unary or has_values else "left"
-            if operand not in json and (unary or has_values or "right" not in json):
+            term_field = "child" if is_unary or has_values else "left"
+            if term_field not in json and (is_unary or has_values or "right" not in json):
                 raise _make_error(path, f"{op} needs a term")
-        term = _require_field(json, operand, path)
-        name, transform = (term, IDENTITY) if isinstance(term, str) else _read_term(term, (path, f".{operand}"))
+        term = _require_field(json, term_field, path)
+        name, transform = (term, IDENTITY) if isinstance(term, str) else _read_term(term, (path, f".{term_field}"))
         if is_function(transform) and not self._functions:
             raise BadRequest(f"Cannot bind {name}: unknown transform {transform}")
-        operand_field = None if unary else "values" if has_values else "value" if operand == "term" else "right"
+        literal_field = None if is_unary else "values" if has_values else "value" if term_field == "term" else "right"
         for field in _LITERAL_FIELDS:
-            if field in json and field != operand_field:
+            if field in json and field != literal_field:
                 raise _make_error(path, f"{op} has no field {field!r}")
-        if operand_field is None:
+        if literal_field is None:
             return Unbound(op, name, transform, ())
-        value = _require_field(json, operand_field, path)
+        value = _require_field(json, literal_field, path)
         if has_values:
             return Unbound(op, name, transform, self._parse_values(value, (path, ".values")))
-        self._count(1)
-        return Unbound(op, name, transform, (self._parse_literal(value, (path, f".{operand_field}")),))
+        self._count_nodes(1)
+        return Unbound(op, name, transform, (self._parse_literal(value, (path, f".{literal_field}")),))
 
     def _parse_values(self, json: object, path: _Path) -> tuple[object, ...]:
         data_type = None
@@ -161,7 +162,7 @@ class _Parser:
             json, path = json.get("values"), (path, ".values")
         if not isinstance(json, list | tuple):
             raise _make_error(path, f"expected an array, not {_show_json(json)}")
-        self._count(len(json))
+        self._count_nodes(len(json))
         return tuple([self._parse_literal(value, (path, f"[{index}]"), data_type) for index, value in enumerate(json)])
 
     def _parse_literal(self, json: object, path: _Path, data_type: object = None) -> object:
@@ -185,9 +186,10 @@ class _Parser:
         except ValueError as error:
             raise _make_error(path, str(error)) from None
 
-    def _count(self, nodes: int) -> None:
-        self._nodes += nodes
-        if self._nodes > self._nodes_max:
+    def _count_nodes(self, nodes: int) -> None:
+        """Add to the number of nodes. Raise BadRequest if it exceeds the maximum."""
+        self._node_count += nodes
+        if self._node_count > self._nodes_max:
             raise BadRequest(f"Invalid expression: it has more than {self._nodes_max} predicates, junctions and values")
 
 
@@ -203,12 +205,13 @@ def _render_path(path: _Path) -> str:
     text = ""
     for step in reversed(steps):
         # Show only the first links of a chain, because its path grows with every link.
-        is_omitted = len(text) >= _PATH_MAX and step in (_LEFT, _RIGHT)
+        is_omitted = len(text) >= _PATH_CHARS_MAX and step in (_LEFT, _RIGHT)
         text = f"{text.removesuffix('…')}…" if is_omitted else text + step
     return text
 
 
 def _read_kind(json: dict[str, object], path: _Path) -> str:
+    """Return the `type` of an object: an operator as it is, and other types in lower case with hyphens."""
     kind = json.get("type")
     if isinstance(kind, str):
         return kind if kind in _OPS else kind.lower().replace("_", "-")
@@ -252,7 +255,7 @@ def _make_error(path: _Path, reason: str) -> BadRequest:
 
 def _show_json(json: object) -> str:
     text = repr(json)
-    return text if len(text) <= 60 else text[:60] + "…"
+    return text if len(text) <= _SHOWN_CHARS_MAX else text[:_SHOWN_CHARS_MAX] + "…"
 
 
 def encode_expression(expression: Expression) -> Any:
@@ -295,6 +298,7 @@ def to_transform_json(expression: Expression) -> Any:
 def _nest_in_pairs(
     kind: str, children: tuple[Expression, ...], encode: Callable[[Expression], Any] = encode_expression
 ) -> Any:
+    """Return the JSON of a junction as a balanced binary tree."""
     if len(children) == 1:
         return encode(children[0])
     middle = len(children) // 2
@@ -313,13 +317,13 @@ def _encode_predicate(op: Op, name: str, transform: str, values: list[object]) -
 
 
 def _encode_values(values: list[object]) -> object:
-    types = {value.data_type if isinstance(value, TypedLiteral) else None for value in values}
-    if types == {None}:
+    data_types = {value.data_type if isinstance(value, TypedLiteral) else None for value in values}
+    if data_types == {None}:
         return values
-    if len(types) > 1:
+    if len(data_types) > 1:
         return [_encode_literal(value) for value in values]
     texts = [value.text for value in values if isinstance(value, TypedLiteral)]
-    return {"type": "literals", "data-type": types.pop(), "values": texts}
+    return {"type": "literals", "data-type": data_types.pop(), "values": texts}
 
 
 def _encode_literal(value: object) -> object:

@@ -69,10 +69,10 @@ from seamark.formats.runtime.memoization import memoize
 RANGES_MAX = 200
 """The maximum number of ranges for a predicate on a transform. Java also stops at 200 values of an `in`."""
 
-_EQUALITIES = frozenset({Op.EQ, Op.IN})
-_COMPARISONS = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
-_NULLITY = frozenset({Op.IS_NULL, Op.NOT_NULL})
-_PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
+_EQUALITY_OPS = frozenset({Op.EQ, Op.IN})
+_COMPARISON_OPS = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
+_NULL_OPS = frozenset({Op.IS_NULL, Op.NOT_NULL})
+_PREFIX_OPS = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
 
 
 class ProjectedExpression(msgspec.Struct, frozen=True, gc=False):
@@ -175,7 +175,7 @@ def find_source_ranges(predicate: Bound) -> Expression:
         return TRUE
     if op == Op.NOT_NULL or (op == Op.IS_NULL and transform != VOID):
         return _move_to_source(predicate, op)
-    if op in _PREFIXES:
+    if op in _PREFIX_OPS:
         if len(str(predicate.values[0])) <= get_transform_width(transform):
             return _move_to_source(predicate, op, *predicate.values)
         return Always(op == Op.NOT_STARTS_WITH)
@@ -199,7 +199,7 @@ def find_source_ranges(predicate: Bound) -> Expression:
     return _match_ranges(_make_source_predicate(predicate), ranges)
 
 
-class _Mapping(NamedTuple):
+class _TransformProperties(NamedTuple):
     """The properties of a transform for values of a type, independent of a predicate."""
 
     transform: str
@@ -216,7 +216,7 @@ class _Mapping(NamedTuple):
 
 
 @memoize(1024)
-def _find_mapping(transform: str, kind: str) -> _Mapping | None:
+def _find_properties(transform: str, kind: str) -> _TransformProperties | None:
     """Return the properties of a transform for values of a type.
 
     The result is None if the results of the transform are unknown, as for a transform of several columns (spec, version
@@ -225,7 +225,7 @@ def _find_mapping(transform: str, kind: str) -> _Mapping | None:
     transform = canonicalize_transform(transform)
     if transform == VOID or not is_known(transform) or not accepts_type(transform, kind):
         return None
-    return _Mapping(
+    return _TransformProperties(
         transform,
         is_ordered(transform, kind),
         get_transform_name(transform) == "bucket",
@@ -236,6 +236,7 @@ def _find_mapping(transform: str, kind: str) -> _Mapping | None:
 
 
 def _project_strict(predicate: Bound, field: PartitionField) -> Expression:
+    """Return the strict projection of a predicate onto a field of its column."""
     projection = _negate_expression(_project_predicate(replace(predicate, op=OPPOSITE[predicate.op]), field))
     if projection == FALSE:
         return FALSE
@@ -263,43 +264,43 @@ def _negate_expression(expression: Expression) -> Expression:
 def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
     """Return the inclusive projection of a predicate onto a field of its column."""
     kind, op = predicate.kind, predicate.op
-    mapping = _find_mapping(field.transform, kind)
-    if mapping is None:
+    properties = _find_properties(field.transform, kind)
+    if properties is None:
         return TRUE
-    transform = mapping.transform
+    transform = properties.transform
     if predicate.transform != IDENTITY:
         if predicate.transform == transform:
-            return _project_same_transform(predicate, field, mapping)
+            return _project_same_transform(predicate, field, properties)
         return replace_predicates(find_source_ranges(predicate), lambda source: _project_predicate(source, field))
-    if op in _NULLITY or mapping.is_same:
+    if op in _NULL_OPS or properties.is_same:
         return _make_field_predicate(predicate, field, op, *predicate.values)
-    if op in _EQUALITIES and (mapping.is_ordered or mapping.is_bucket):
-        return _match_results(predicate, field, mapping, map(make_function(transform, kind), predicate.values))
-    if not mapping.is_ordered:
+    if op in _EQUALITY_OPS and (properties.is_ordered or properties.is_bucket):
+        return _match_results(predicate, field, properties, map(make_function(transform, kind), predicate.values))
+    if not properties.is_ordered:
         return TRUE if op in NULL_MATCHES else _make_field_predicate(predicate, field, Op.NOT_NULL)
-    if op in _COMPARISONS:
+    if op in _COMPARISON_OPS:
         ranges = [
             result for source in _list_matching_ranges(predicate) for result in transform_range(transform, kind, source)
         ]
-        if mapping.is_rounded:
+        if properties.is_rounded:
             ranges = list(map(_widen_range, ranges))
         return _match_ranges(_make_field_predicate(predicate, field, op), ranges)
-    return _project_prefix(predicate, field, get_transform_width(transform)) if op in _PREFIXES else TRUE
+    return _project_prefix(predicate, field, get_transform_width(transform)) if op in _PREFIX_OPS else TRUE
 
 
-def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
+def _project_same_transform(predicate: Bound, field: PartitionField, properties: _TransformProperties) -> Expression:
     """Return the inclusive projection of a predicate whose transform is the same as the field's.
 
     The result is the same predicate on the field. It also matches the results that old writers rounded up.
     """
     op, values = predicate.op, predicate.values
-    if mapping.stored_as_int is not None and op not in _NULLITY:
-        return _project_stored_as_int(predicate, field, mapping, mapping.stored_as_int)
-    if op in _NULLITY or not mapping.is_rounded:
+    if properties.stored_as_int is not None and op not in _NULL_OPS:
+        return _project_stored_as_int(predicate, field, properties, properties.stored_as_int)
+    if op in _NULL_OPS or not properties.is_rounded:
         return _make_field_predicate(predicate, field, op, *values)
-    if op in _EQUALITIES:
-        return _match_results(predicate, field, mapping, values)
-    if op in _COMPARISONS:
+    if op in _EQUALITY_OPS:
+        return _match_results(predicate, field, properties, values)
+    if op in _COMPARISON_OPS:
         return _match_ranges(
             _make_field_predicate(predicate, field, op),
             [_widen_range(span) for span in _list_matching_ranges(predicate)],
@@ -312,18 +313,18 @@ def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _M
 
 
 def _project_stored_as_int(
-    predicate: Bound, field: PartitionField, mapping: _Mapping, int_form: StoredAsInt
+    predicate: Bound, field: PartitionField, properties: _TransformProperties, int_form: StoredAsInt
 ) -> Expression:
     """Project a predicate like `_project_same_transform`, for a long column that may have been an int.
 
     In files from the time when it was an int, one result may be stored as another value.
     """
-    if not mapping.is_ordered:  # The truncation is so wide that many ints have other results than the equal longs.
+    if not properties.is_ordered:  # The truncation is so wide that many ints have other results than the equal longs.
         return TRUE if predicate.op in NULL_MATCHES else _make_field_predicate(predicate, field, Op.NOT_NULL)
-    if predicate.op in _EQUALITIES:
-        return _match_results(predicate, field, mapping, predicate.values)
+    if predicate.op in _EQUALITY_OPS:
+        return _match_results(predicate, field, properties, predicate.values)
     predicate_on_field = _make_field_predicate(predicate, field, predicate.op, *predicate.values)
-    if predicate.op in _COMPARISONS:
+    if predicate.op in _COMPARISON_OPS:
         is_sought = contains_value(_list_matching_ranges(predicate), int_form.exact)
         return (
             join_by_or(predicate_on_field, replace(predicate_on_field, op=Op.EQ, values=(int_form.wrapped,)))
@@ -339,6 +340,7 @@ def _project_stored_as_int(
 
 
 def _project_prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
+    """Return the inclusive projection of a test for a prefix onto a field that truncates strings to `width`."""
     prefix = str(predicate.values[0])
     if len(prefix) < width:
         return _make_field_predicate(predicate, field, predicate.op, prefix)
@@ -348,19 +350,20 @@ def _project_prefix(predicate: Bound, field: PartitionField, width: int) -> Expr
 
 
 def _match_results(
-    predicate: Bound, field: PartitionField, mapping: _Mapping, results: Iterable[Value | None]
+    predicate: Bound, field: PartitionField, properties: _TransformProperties, results: Iterable[Value | None]
 ) -> Expression:
     """Return the condition that the field has one of the results. Null results are ignored."""
     distinct = {result for result in results if result is not None}
-    if mapping.is_rounded:
+    if properties.is_rounded:
         distinct |= {result + 1 for result in distinct if isinstance(result, int) and result < 0}
-    if mapping.stored_as_int is not None and mapping.stored_as_int.exact in distinct:
-        distinct.add(mapping.stored_as_int.wrapped)
+    if properties.stored_as_int is not None and properties.stored_as_int.exact in distinct:
+        distinct.add(properties.stored_as_int.wrapped)
     values: list[Any] = sorted(distinct)
     return _make_field_predicate(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
 
 
 def _widen_range(results: Range) -> Range:
+    """Return a range that also contains the results that Java up to 0.10 stored one too high."""
     return results if results.high is None or results.high > 0 else Range(results.low, results.high + 1)
 
 
@@ -428,7 +431,8 @@ def _make_bounds(template: Bound, low: Value | None, high: Value | None) -> Iter
 def _find_previous_value(value: Value) -> Value | None:
     """Return the greatest string or byte array that is less than `value`, or None if there is none.
 
-    It is `value` without its trailing zero, and makes bounds easier to read.
+    It is `value` without its trailing zero. With it, a bound such as `< "a\\0"` becomes `<= "a"`, which is easier to
+    read.
     """
     if isinstance(value, str) and value.endswith("\0"):
         return value[:-1]

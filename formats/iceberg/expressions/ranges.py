@@ -26,6 +26,7 @@ from seamark.formats.iceberg.types.transforms import (
     wrap_to_bits,
 )
 from seamark.formats.iceberg.types.types import get_base_name
+from seamark.formats.iceberg.types.values import get_decimal_precision
 
 CALENDAR = frozenset({"year", "month", "day", "hour"})
 Prefix = TypeVar("Prefix", str, bytes)
@@ -36,6 +37,9 @@ _INT_WIDTH_MAX = 1 << 30
 For a greater width, Java's 32-bit arithmetic overflows in the remainder. A long column may have been an int when files
 were written.
 """
+
+
+_TRUNCATION_WIDTH_MAX = 1 << 31
 
 
 class Range(NamedTuple):
@@ -72,28 +76,28 @@ def get_successor(value: Any) -> Any:
 
 def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
     """Return ranges that contain the results of all source values in a range, and few other values."""
-    exact = make_monotone_function(transform, kind)
+    compute_exact = make_monotone_function(transform, kind)
     if get_base_name(kind) in ("string", "binary"):
         low, high = source
-        if high is not None and exact(high) != high:
+        if high is not None and compute_exact(high) != high:
             # A value just below `high` may have the same prefix.
-            high = get_successor(exact(high))
-        return [Range(low if low is None else exact(low), high)]
+            high = get_successor(compute_exact(high))
+        return [Range(low if low is None else compute_exact(low), high)]
     first, end = _find_limits(kind)
     low, high = _clip_range(source, first, end)
     if low >= high:
         return []
-    lowest, beyond = exact(low), exact(high - 1) + 1
-    result = compute_result_type(transform, kind)
-    start, stop = _find_limits(result)
+    lowest, highest = compute_exact(low), compute_exact(high - 1)
+    result_type = compute_result_type(transform, kind)
+    result_first, result_end = _find_limits(result_type)
     results = []
-    for shift in _find_shifts(result):
-        piece = _clip_range(Range(lowest + shift, beyond + shift), start, stop)
+    for shift in _find_shifts(result_type):
+        piece = _clip_range(Range(lowest + shift, highest + 1 + shift), result_first, result_end)
         if piece.low >= piece.high:
             continue
         # No value is beyond the limits of the source type, so a bound at a limit can be omitted.
-        is_low_unbounded = piece.low == start or (low == first and shift == 0)
-        is_high_unbounded = piece.high == stop or (high == end and shift == 0)
+        is_low_unbounded = piece.low == result_first or (low == first and shift == 0)
+        is_high_unbounded = piece.high == result_end or (high == end and shift == 0)
         results.append(Range(None if is_low_unbounded else piece.low, None if is_high_unbounded else piece.high))
     int_form = find_stored_as_int(transform, kind)
     if int_form is None or low >= int_form.end or high <= _find_limits("int").low:
@@ -140,26 +144,27 @@ def contains_value(ranges: Iterable[Range], value: int) -> bool:
 def invert_ranges(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:
     """Return the source values whose results are in one of the ranges, as disjoint ranges in ascending order."""
     if get_base_name(kind) in ("string", "binary"):
-        return _merge_ranges(list(_find_ranges_backwards(get_transform_width(transform), results)))
-    begin = _make_inverse(transform, kind)
+        return _merge_ranges(list(_invert_prefix_ranges(get_transform_width(transform), results)))
+    find_first_source = _make_inverse(transform, kind)
     first, end = _find_limits(kind)
-    result = compute_result_type(transform, kind)
-    start, stop = _find_limits(result)
-    spans = []
-    for span in results:
-        low, high = _clip_range(span, start, stop)
+    result_type = compute_result_type(transform, kind)
+    result_first, result_end = _find_limits(result_type)
+    sources = []
+    for result in results:
+        low, high = _clip_range(result, result_first, result_end)
         if low < high:
-            spans += [
-                _clip_range(Range(begin(low + shift), begin(high + shift)), first, end)
-                for shift in _find_shifts(result)
+            sources += [
+                _clip_range(Range(find_first_source(low + shift), find_first_source(high + shift)), first, end)
+                for shift in _find_shifts(result_type)
             ]
     return [
         Range(None if low == first else low, None if high == end else high)
-        for low, high in _merge_ranges([span for span in spans if span.low < span.high])
+        for low, high in _merge_ranges([source for source in sources if source.low < source.high])
     ]
 
 
-def _find_ranges_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
+def _invert_prefix_ranges(width: int, results: Iterable[Range]) -> Iterator[Range]:
+    """Yield the strings or bytes whose first `width` characters or bytes are in one of the ranges."""
     for span in results:
         low, high = (
             bound if bound is None or len(bound) <= width else find_end_of_prefix(bound[:width]) for bound in span
@@ -189,8 +194,8 @@ def _find_limits(kind: str) -> Range:
     """
     if bits := INTEGER_BITS.get(kind):
         return Range(-(1 << bits - 1), 1 << bits - 1)
-    edge = 10 ** int(kind.partition("(")[2].partition(",")[0]) + (1 << 31)
-    return Range(-edge, edge)
+    limit = 10 ** get_decimal_precision(kind) + _TRUNCATION_WIDTH_MAX
+    return Range(-limit, limit)
 
 
 def _clip_range(span: Range, first: int, end: int) -> Range:
@@ -213,21 +218,21 @@ def _make_inverse(transform: str, kind: str) -> Callable[[int], int]:
     if name == "truncate":
         width = get_transform_width(transform)
         return lambda result: -(-result // width) * width
-    day = UNITS_PER_DAY[kind]
+    day_units = UNITS_PER_DAY[kind]
     if name == "hour":
-        return lambda result: result * (day // 24)
+        return lambda result: result * (day_units // 24)
     if name == "day":
-        return lambda result: result * day
+        return lambda result: result * day_units
     months = 1 if name == "month" else 12
-    return lambda result: find_start_of_month(result * months) * day
+    return lambda result: find_start_of_month(result * months) * day_units
 
 
 def find_end_of_prefix(prefix: Prefix) -> Prefix | None:
     """Return the lowest value that is greater than all values with a prefix, or None if there is none."""
     if isinstance(prefix, bytes):
-        stem = prefix.rstrip(b"\xff")
+        stem = prefix.rstrip(b"\xff")  # The last byte has no successor.
         return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
-    stem = prefix.rstrip("\U0010ffff")
+    stem = prefix.rstrip("\U0010ffff")  # The last code point has no successor.
     if not stem:
         return None
     # The code points between these limits are surrogates, which are not characters.

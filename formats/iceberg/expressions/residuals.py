@@ -37,8 +37,8 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import FLOATS, INTS, LONGS, TIMESTAMPS, Value
 
-_ABOVE = frozenset({Op.GT, Op.GT_EQ})
-_NEVER_NAN = frozenset({Op.LT, Op.LT_EQ, Op.EQ, Op.IN, Op.NOT_NAN})
+_GREATER_OPS = frozenset({Op.GT, Op.GT_EQ})
+_NEVER_NAN_OPS = frozenset({Op.LT, Op.LT_EQ, Op.EQ, Op.IN, Op.NOT_NAN})
 """The operators that NaN does not satisfy for any client."""
 
 
@@ -62,7 +62,7 @@ def remove_nan(expression: Expression) -> Expression:
 
 
 def _matches_nan_above(predicate: Bound) -> bool:
-    return predicate.op in _ABOVE and predicate.result in FLOATS
+    return predicate.op in _GREATER_OPS and predicate.result in FLOATS
 
 
 def _add_nan_tests(expression: Expression) -> Expression:
@@ -70,10 +70,10 @@ def _add_nan_tests(expression: Expression) -> Expression:
     match expression:
         case And(children):
             # For no client does NaN match `x > 1 AND x < 5`. With a test for NaN, bounds would prune fewer files.
-            without_nan = {
-                _get_term(child) for child in children if isinstance(child, Bound) and child.op in _NEVER_NAN
+            terms_without_nan = {
+                _get_term(child) for child in children if isinstance(child, Bound) and child.op in _NEVER_NAN_OPS
             }
-            return join_by_and(*[_remove_nan_tests(_add_nan_tests(child), without_nan) for child in children])
+            return join_by_and(*[_remove_nan_tests(_add_nan_tests(child), terms_without_nan) for child in children])
         case Or(children):
             expression_with_tests = join_by_or(*map(_add_nan_tests, children))
             parts = (
@@ -81,8 +81,8 @@ def _add_nan_tests(expression: Expression) -> Expression:
             )
             # Add a test only once, so that a filter that already tests for NaN, such as a converted SQL filter, does
             # not become longer.
-            tests = dict.fromkeys(filter(_is_test, parts))
-            return join_by_or(*[part for part in parts if not _is_test(part)], *tests)
+            nan_tests = dict.fromkeys(filter(_is_nan_test, parts))
+            return join_by_or(*[part for part in parts if not _is_nan_test(part)], *nan_tests)
         case Bound() if _matches_nan_above(expression):
             return join_by_or(expression, replace(expression, op=Op.IS_NAN, values=()))
     return expression
@@ -93,16 +93,16 @@ def _remove_nan_tests(expression: Expression, terms: set[tuple[int, str]]) -> Ex
     if not terms or not isinstance(expression, Or):
         return expression
     other_children = [
-        child for child in expression.children if not (isinstance(child, Bound) and _has_only_tests(child, terms))
+        child for child in expression.children if not (isinstance(child, Bound) and _is_nan_test_of(child, terms))
     ]
     return join_by_or(*other_children)
 
 
-def _has_only_tests(predicate: Bound, terms: set[tuple[int, str]]) -> bool:
-    return _is_test(predicate) and _get_term(predicate) in terms
+def _is_nan_test_of(predicate: Bound, terms: set[tuple[int, str]]) -> bool:
+    return _is_nan_test(predicate) and _get_term(predicate) in terms
 
 
-def _is_test(expression: Expression) -> bool:
+def _is_nan_test(expression: Expression) -> bool:
     return isinstance(expression, Bound) and expression.op is Op.IS_NAN
 
 
@@ -171,10 +171,10 @@ def weaken_residual(residual: Expression) -> Expression:
     predicates = collect_predicates(residual)
     if not predicates:
         return residual
-    weak = _weaken_expression(residual)
-    if isinstance(weak, And):
-        weak = join_by_and(*weak.children[:_CONJUNCTS_MAX])
-    return make_tautology(predicates[0]) if weak == TRUE else weak
+    weak_residual = _weaken_expression(residual)
+    if isinstance(weak_residual, And):
+        weak_residual = join_by_and(*weak_residual.children[:_CONJUNCTS_MAX])
+    return make_tautology(predicates[0]) if weak_residual == TRUE else weak_residual
 
 
 def make_tautology(predicate: Bound) -> Expression:
@@ -190,19 +190,22 @@ def collect_tautologies(expression: Expression) -> list[Bound]:
     """
     match expression:
         case And(children):
-            return [bounds for child in children for bounds in collect_tautologies(child)]
+            return [predicate for child in children for predicate in collect_tautologies(child)]
         case Or(children):
-            null = {child.column_id for child in children if isinstance(child, Bound) and child.op is Op.IS_NULL}
-            bounds = [
+            tested_for_null = {
+                child.column_id for child in children if isinstance(child, Bound) and child.op is Op.IS_NULL
+            }
+            not_null_tests = [
                 child
                 for child in children
-                if isinstance(child, Bound) and child.op is Op.NOT_NULL and child.column_id in null
+                if isinstance(child, Bound) and child.op is Op.NOT_NULL and child.column_id in tested_for_null
             ]
-            return bounds or [bounds for child in children for bounds in collect_tautologies(child)]
+            return not_null_tests or [predicate for child in children for predicate in collect_tautologies(child)]
     return []
 
 
 _CONJUNCTS_MAX = 8
+"""The maximum number of conditions in a weakened residual. The first are kept."""
 _ORDERED_KINDS = INTS | LONGS | TIMESTAMPS | {"date", "time"}
 
 
@@ -212,9 +215,9 @@ def _weaken_expression(expression: Expression) -> Expression:
         case And(children):
             return join_by_and(*[_weaken_expression(child) for child in children])
         case Or(children):
-            column = {(child.column_id, child.transform) for child in children if isinstance(child, Bound)}
+            terms = {_get_term(child) for child in children if isinstance(child, Bound)}
             equalities = [child for child in children if isinstance(child, Bound) and child.op in (Op.EQ, Op.IN)]
-            if len(column) > 1 or len(equalities) < len(children):
+            if len(terms) > 1 or len(equalities) < len(children):
                 return TRUE
             return _weaken_predicate(equalities[0], [value for predicate in equalities for value in predicate.values])
         case Bound():
@@ -260,6 +263,7 @@ class Residuals:
 
 
 def _reduce_residual(projection: ProjectedExpression, values: _Partition) -> Expression:
+    """Return the residual of a projected expression for these partition values."""
     expression = projection.expression
     if not projection.decides:
         return expression

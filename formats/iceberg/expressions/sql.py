@@ -47,10 +47,11 @@ from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.runtime.errors import BadRequest
 
 TEXT_MAX = 100_000
-_SHOWN_MAX = 200
+_SHOWN_MAX, _NEAR_CHARS_MAX = 200, 40
+"""The maximum number of characters of a part of the predicate in a message, and of the text near an error."""
 _EXACT_DIGITS_MAX, _DIGITS_SHOWN_MAX = 15, 40
 """The maximum number of digits of a number that each engine converts to the same double, and of digits in a message."""
-_COMPARED: dict[type[exp.Expr], Op] = {
+_COMPARISON_OPS: dict[type[exp.Expr], Op] = {
     exp.EQ: Op.EQ,
     exp.NEQ: Op.NOT_EQ,
     exp.LT: Op.LT,
@@ -58,8 +59,8 @@ _COMPARED: dict[type[exp.Expr], Op] = {
     exp.GT: Op.GT,
     exp.GTE: Op.GT_EQ,
 }
-_FLIPPED = {Op.LT: Op.GT, Op.LT_EQ: Op.GT_EQ, Op.GT: Op.LT, Op.GT_EQ: Op.LT_EQ}
-_CONSTANT = {Op.EQ: eq, Op.NOT_EQ: ne, Op.LT: lt, Op.LT_EQ: le, Op.GT: gt, Op.GT_EQ: ge}
+_SWAPPED = {Op.LT: Op.GT, Op.LT_EQ: Op.GT_EQ, Op.GT: Op.LT, Op.GT_EQ: Op.LT_EQ}
+_LITERAL_COMPARISONS = {Op.EQ: eq, Op.NOT_EQ: ne, Op.LT: lt, Op.LT_EQ: le, Op.GT: gt, Op.GT_EQ: ge}
 _STRICT_KINDS = {
     "boolean": ("boolean",),
     "int": ("number",),
@@ -71,17 +72,19 @@ _STRICT_KINDS = {
     "timestamptz": ("timestamptz",),
 }
 """The kinds of the literals with which Trino compares a column of each type without a conversion that may round."""
+_FIRST_YEAR = 1970
+"""The year that Iceberg's transform `year` maps to 0."""
 _PLURALS = {"years": "year", "months": "month", "days": "day", "hours": "hour"}
-_ALONE = "Send the predicate alone, without SELECT or WHERE"
+_NO_CLAUSES_HINT = "Send the predicate alone, without SELECT or WHERE"
 _ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "decimals", "to", "negate"})
 """The arguments of sqlglot's nodes that this module supports. Other arguments, such as BETWEEN SYMMETRIC, change the
 meaning.
 """
-_BEFORE_BRACKETS = frozenset(
+_BUILT_IN_WORDS = frozenset(
     {"AND", "OR", "NOT", "IN", "BETWEEN", "LIKE", "ESCAPE", "FROM"} | {"CAST", "DATE", "YEAR", "LOWER", "UPPER"}
 )
 """The words before an opening parenthesis that are not functions of a schema: keywords and functions of all engines."""
-_QUERIES = frozenset({"SELECT", "TABLE", "VALUES"})
+_QUERY_WORDS = frozenset({"SELECT", "TABLE", "VALUES"})
 
 
 class _Sql(Dialect):
@@ -149,7 +152,7 @@ def parse_sql(
         exact = reader.exact and not reader.unused
         return SqlFilter(expression, tuple(reader.unused), exact, tuple(reader.unused.values()))
     except ParseError as error:
-        hint = f". {_ALONE}" if text.lstrip()[:6].lower() in ("select", "where ") else ""
+        hint = f". {_NO_CLAUSES_HINT}" if text.lstrip()[:6].lower() in ("select", "where ") else ""
         raise BadRequest(describe_syntax_error(error, "The predicate") + hint) from None
     except SqlglotError as error:
         raise BadRequest(f"The predicate is not valid SQL: {' '.join(str(error).split())[:_SHOWN_MAX]}") from None
@@ -163,19 +166,19 @@ def find_definer_rights_call(text: str) -> str | None:
     If the predicate is added to a view, this part runs with the rights of the view's owner.
     """
     words = tokenize_sql(_SQL, text)
-    for number, word in enumerate(words):
+    for index, word in enumerate(words):
         name = str(word.text).upper()
         is_quoted = word.token_type is TokenType.IDENTIFIER
-        if name in _QUERIES and not is_quoted and word.token_type is not TokenType.STRING:
+        if name in _QUERY_WORDS and not is_quoted and word.token_type is not TokenType.STRING:
             return name
-        is_called = number + 1 < len(words) and words[number + 1].token_type is TokenType.L_PAREN
+        is_called = index + 1 < len(words) and words[index + 1].token_type is TokenType.L_PAREN
         if not is_called or not (is_quoted or name[:1].isalpha() or name[:1] == "_"):
             continue
-        previous_word = words[number - 1] if number else None
+        previous_word = words[index - 1] if index else None
         is_type = previous_word is not None and previous_word.token_type is TokenType.ALIAS
         is_of_schema = previous_word is not None and previous_word.token_type is TokenType.DOT
-        if is_quoted or is_of_schema or not (is_type or name in _BEFORE_BRACKETS):
-            return text[word.start : words[number + 1].end + 1]
+        if is_quoted or is_of_schema or not (is_type or name in _BUILT_IN_WORDS):
+            return text[word.start : words[index + 1].end + 1]
     return None
 
 
@@ -191,7 +194,7 @@ def describe_syntax_error(error: ParseError, subject: str) -> str:
             text = detail.get("highlight") or "the end"
             position = f"line {detail['line']}, column {detail['col']}"
             reason = str(detail.get("description", "")).partition(" for <class")[0]
-            return f"{subject} is not valid SQL: {reason} at {position}, near {text[:40]!r}"
+            return f"{subject} is not valid SQL: {reason} at {position}, near {text[:_NEAR_CHARS_MAX]!r}"
     return f"{subject} is not valid SQL: {error if error.errors else 'it is empty'}"[:_SHOWN_MAX]
 
 
@@ -216,7 +219,7 @@ class _Reader(Comparisons):
                 children = [self.read(child, negated=negated) for child in node.flatten()]
                 return join_by_and(*children) if isinstance(node, exp.And) != negated else join_by_or(*children)
             case exp.Select() | exp.Subquery():
-                raise BadRequest(_ALONE)
+                raise BadRequest(_NO_CLAUSES_HINT)
         try:
             leaf = self._parse_leaf(node, negated)
         except Inconvertible as error:
@@ -229,6 +232,7 @@ class _Reader(Comparisons):
         return leaf
 
     def _leave_out(self, node: exp.Expr, reason: str) -> None:
+        """List a part of the predicate as unused."""
         self.unused.setdefault(node.sql(dialect=_Sql)[:_SHOWN_MAX], reason)
 
     def fit_literal(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
@@ -284,8 +288,8 @@ class _Reader(Comparisons):
                 if term is None or term.kind not in FLOATS:
                     return None
                 return term.make_predicate(Op.NOT_NAN if negated else Op.IS_NAN)
-        if type(node) in _COMPARED:
-            return self._compare_sides(_COMPARED[type(node)], node.this, node.expression, negated)
+        if type(node) in _COMPARISON_OPS:
+            return self._compare_sides(_COMPARISON_OPS[type(node)], node.this, node.expression, negated)
         term = self._parse_term(node)
         if term is not None and term.kind == "boolean":
             return term.make_predicate(Op.EQ, not negated)
@@ -302,7 +306,7 @@ class _Reader(Comparisons):
             literal = parse_literal(left)
             if literal is None:
                 return None
-            left, op = right, _FLIPPED.get(op, op)
+            left, op = right, _SWAPPED.get(op, op)
         if literal.kind == "null":
             return FALSE
         if negated:
@@ -336,7 +340,7 @@ class _Reader(Comparisons):
         term = self._parse_term(node)
         return term is not None and term.kind == "double"
 
-    def _compare_null_safe(self, node: exp.Expr, unlike: bool) -> Expression | None:
+    def _compare_null_safe(self, node: exp.Expr, is_distinct: bool) -> Expression | None:
         """Return the predicate of IS [NOT] DISTINCT FROM, which is never null: Iceberg's `eq` or `not-eq`."""
         sides = [node.this, node.expression]
         literals = [parse_literal(side) for side in sides]
@@ -345,11 +349,11 @@ class _Reader(Comparisons):
             if literal is None or term is None:
                 continue
             if literal.kind == "null":
-                return term.make_predicate(Op.NOT_NULL if unlike else Op.IS_NULL)
-            if not unlike:
-                return self.equals_any(term, (literal,))
-            exact = self.list_exact_values(term, (literal,))
-            return term.make_predicate(Op.NOT_EQ, *exact) if exact else TRUE
+                return term.make_predicate(Op.NOT_NULL if is_distinct else Op.IS_NULL)
+            if not is_distinct:
+                return self.make_equality(term, (literal,))
+            exact_values = self.list_exact_values(term, (literal,))
+            return term.make_predicate(Op.NOT_EQ, *exact_values) if exact_values else TRUE
         return None
 
     def _parse_in(self, node: exp.In, negated: bool) -> Expression | None:
@@ -364,9 +368,11 @@ class _Reader(Comparisons):
         if negated and len(values) < len(literals):  # NOT IN with a null in the list is never true.
             return FALSE
         if not negated:
-            return self.equals_any(term, values)
-        exact = self.list_exact_values(term, values)
-        return join_by_and(term.not_null, term.make_predicate(Op.NOT_IN, *exact)) if exact else term.not_null
+            return self.make_equality(term, values)
+        exact_values = self.list_exact_values(term, values)
+        if not exact_values:
+            return term.not_null
+        return join_by_and(term.not_null, term.make_predicate(Op.NOT_IN, *exact_values))
 
     def _parse_is(self, node: exp.Is, negated: bool) -> Expression | None:
         """Return the predicate of IS NULL, IS TRUE or IS FALSE, or None if an expression cannot represent it."""
@@ -466,7 +472,7 @@ class _Reader(Comparisons):
             if qualified:
                 return self._apply_transform(unit, node.this)
             term = self._apply_transform(unit, node.this) if unit == "year" else None
-            return None if term is None else term._replace(origin=1970)
+            return None if term is None else term._replace(origin=_FIRST_YEAR)
         if not isinstance(node, exp.Anonymous):
             return None
         function = str(node.this).lower()
@@ -476,6 +482,7 @@ class _Reader(Comparisons):
         return self._apply_transform(unit, node.expressions[0]) if unit and len(node.expressions) == 1 else None
 
     def _parse_function(self, function: str, node: exp.Expr) -> ComparedTerm | None:
+        """Return a function of a column, or None if functions are not allowed."""
         term = self._apply_transform(function, node) if self._functions else None
         self.exact &= term is None
         return term
@@ -486,6 +493,7 @@ class _Reader(Comparisons):
             return None
         widths = [parse_literal(argument) for argument in arguments]
         for width, other in zip(widths, reversed(arguments), strict=True):
+            # The argument with a positive whole number is the width, and the other argument is the column.
             if width is not None and width.kind == "number" and width.text.isdigit() and width.text.strip("0"):
                 term = self._apply_transform(canonicalize_transform(f"{function}[{width.text}]"), other)
                 if (
@@ -518,7 +526,7 @@ class _StrictReader(_Reader):
         if has_null != isinstance(node, exp.Is):  # IS TRUE, or a comparison with a null, whose type is unknown.
             return None
         if (
-            type(node) in _COMPARED
+            type(node) in _COMPARISON_OPS
             and parse_literal(node.this) is not None
             and parse_literal(node.expression) is not None
         ):
@@ -539,7 +547,7 @@ def _compare_literals(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expres
     if left.kind != right.kind or left.kind not in ("number", "text", "boolean"):
         return None
     values = [literal.parse_number() if literal.kind == "number" else literal.text for literal in (left, right)]
-    return Always(_CONSTANT[op](*values))
+    return Always(_LITERAL_COMPARISONS[op](*values))
 
 
 def _convert_to_double(number: TypedLiteral) -> exp.Expr:
@@ -559,6 +567,7 @@ def _convert_to_double(number: TypedLiteral) -> exp.Expr:
 
 
 def _is_plain(node: exp.Expr) -> bool:
+    """Return whether a node has only arguments that this module supports."""
     return all(name in _ARGUMENTS for name, value in node.args.items() if value)
 
 

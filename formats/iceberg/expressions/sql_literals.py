@@ -10,8 +10,8 @@ from seamark.formats.iceberg.expressions.typed_literals import TypedLiteral, is_
 
 _Type = exp.DataType.Type
 _INTEGER = re.compile(r"\s*[+-]?\d{1,100}\s*", re.ASCII)
-_WHOLE = (_Type.TINYINT, _Type.SMALLINT, _Type.INT, _Type.BIGINT)
-_TYPED = {
+_INTEGER_TYPES = (_Type.TINYINT, _Type.SMALLINT, _Type.INT, _Type.BIGINT)
+_KINDS = {
     _Type.DATE: "date",
     _Type.TIME: "time",
     _Type.TIMESTAMP: "timestamp",
@@ -21,7 +21,7 @@ _TYPED = {
     _Type.TIMESTAMPLTZ: "timestamptz",
     _Type.UUID: "uuid",
 }
-_WIDER = (_Type.FLOAT, _Type.DOUBLE, _Type.TIMESTAMPTZ, _Type.TIMESTAMPLTZ, _Type.CHAR, _Type.NCHAR)
+_WIDENING_TYPES = (_Type.FLOAT, _Type.DOUBLE, _Type.TIMESTAMPTZ, _Type.TIMESTAMPLTZ, _Type.CHAR, _Type.NCHAR)
 """The types to which engines may convert the other operands of a predicate."""
 
 
@@ -61,15 +61,15 @@ def _cast_literal(literal: TypedLiteral | None, target_type: exp.DataType) -> Ty
     if literal is None:
         return None
     if literal.kind == "null":  # The type of a NULL may change how the other operands are compared.
-        return None if target_type.this in _WIDER else literal
+        return None if target_type.this in _WIDENING_TYPES else literal
     kind, text, target = literal.kind, literal.text, target_type.this
-    if target in _TYPED:
-        return TypedLiteral(_TYPED[target], text) if kind in ("text", _TYPED[target]) else None
+    if target in _KINDS:
+        return TypedLiteral(_KINDS[target], text) if kind in ("text", _KINDS[target]) else None
     if target in (_Type.VARCHAR, _Type.TEXT):
         return literal if kind == "text" and not target_type.expressions else None
     if kind not in ("number", "text") or not is_exact_number(text):
         return None
-    if target in _WHOLE and _INTEGER.fullmatch(text):
+    if target in _INTEGER_TYPES and _INTEGER.fullmatch(text):
         return TypedLiteral("number", text)
     if target is _Type.DOUBLE:
         return TypedLiteral("double", text)
@@ -80,6 +80,7 @@ def _cast_literal(literal: TypedLiteral | None, target_type: exp.DataType) -> Ty
 
 def _fits_decimal(text: str, target_type: exp.DataType) -> bool:
     """Return whether a cast to decimal leaves the number unchanged."""
+    # Precision and scale have at most two digits.
     sizes = [int(size.name) for size in target_type.expressions if size.name.isdigit() and len(size.name) <= 2]
     scale = sizes[1] if len(sizes) > 1 else 0
     if len(sizes) < len(target_type.expressions):

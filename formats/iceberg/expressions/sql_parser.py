@@ -22,6 +22,7 @@ STEPS_PER_INDEXED_NODE = 10
 """The steps allowed for each node of `x` in `x[1]`. For each pair of brackets, sqlglot infers the types of the whole
 `x`.
 """
+_SHOWN_MAX = 200
 _FAULTS = (ValueError, TypeError, AttributeError, LookupError)
 """The exceptions that sqlglot raises because of its bugs, for texts that it does not expect."""
 
@@ -73,7 +74,7 @@ def parse_into(dialect: Dialect, text: str, node_type: type[exp.Expr]) -> exp.Ex
     """Parse `text` as a tree of the type `node_type`. The errors are the same as those of `parse_statements`."""
     statements = parse_statements(dialect, text, node_type=node_type)
     if not statements or statements[0] is None:
-        raise ParseError(f"No expression was parsed from '{text[:200]}'")
+        raise ParseError(f"No expression was parsed from '{text[:_SHOWN_MAX]}'")
     return statements[0]
 
 

@@ -29,8 +29,11 @@ _TIMESTAMP = re.compile(
 _INTEGER = re.compile(r"\s*[+-]?\d{1,100}\s*", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
+_SHOWN_MAX = 40
 _EXACT_DOUBLE_DIGITS = 15
+"""The maximum digits of a decimal number that a double preserves."""
 _EXACT_DOUBLE_MAX = 2**53
+"""The limit below which a double can represent all integers."""
 _EXACT_DIVISION_DIGITS_MAX = {"float": (7, 10), "double": (15, 22)}
 """The maximum digits of a number, in total and after the point, for which a single division gives the correctly rounded
 value.
@@ -109,11 +112,11 @@ def parse_typed_literal(data_type: str, text: str) -> TypedLiteral:
     """
     kind = _KINDS_BY_TYPE.get(get_base_name(data_type))
     if kind is None:
-        raise ValueError(f"there are no literals of type {data_type[:40]!r}")
-    number = kind == "number" and not is_exact_number(text)
+        raise ValueError(f"there are no literals of type {data_type[:_SHOWN_MAX]!r}")
+    is_invalid_number = kind == "number" and not is_exact_number(text)
     is_invalid_double = kind == "double" and (len(text) > _NUMBER_MAX or not _is_finite(text))
-    if number or is_invalid_double or (kind == "bytes" and _HEX.fullmatch(text) is None):
-        raise ValueError(f"{text[:40]!r} is not a {data_type[:40]}")
+    if is_invalid_number or is_invalid_double or (kind == "bytes" and _HEX.fullmatch(text) is None):
+        raise ValueError(f"{text[:_SHOWN_MAX]!r} is not a {data_type[:_SHOWN_MAX]}")
     return TypedLiteral(kind, text)
 
 
@@ -223,6 +226,7 @@ def _fit_decimal(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
 
 
 def _to_exact_text(text: str) -> str:
+    """Return a double as a decimal number without an exponent. Raise Inconvertible if it has too many digits."""
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -252,19 +256,20 @@ def _fit_timestamp(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     if literal.kind not in ("text", "timestamp", "timestamptz"):
         raise Inconvertible
     text = _to_iso_text(literal)
-    if "tz" not in kind and (literal.kind == "timestamptz" or text.endswith("Z") or text[-6] in "+-"):
+    if "tz" not in kind and (literal.kind == "timestamptz" or text.endswith("Z") or text[-len("+02:00")] in "+-"):
         raise Inconvertible
     return text, True
 
 
 def _to_iso_text(literal: TypedLiteral) -> str:
+    """Return a timestamp in ISO format. Raise Inconvertible if the literal is not a timestamp."""
     match = _TIMESTAMP.fullmatch(literal.text)
     if match is None:
         raise Inconvertible
     zone = match[3] or ("Z" if literal.kind == "timestamptz" else "")
     if zone == "UTC":
         zone = "Z"
-    elif len(zone) == 3:
+    elif len(zone) == len("+02"):
         zone += ":00"
     return f"{match[1]}T{match[2] or '00:00:00'}{zone}"
 

@@ -33,13 +33,13 @@ class Budget:
             limit_bytes: The size of the budget.
             error_start: The words of the error message before "more than … bytes", such as "decoded it takes".
         """
-        self.limit_bytes = self._left = limit_bytes
+        self.limit_bytes = self._left_bytes = limit_bytes
         self._error_start = error_start
         self._lock = threading.Lock()
 
     @property
     def left_bytes(self) -> int:
-        return max(0, self._left)
+        return max(0, self._left_bytes)
 
     def take(self, size_bytes: int, path: str) -> None:
         """Charge some bytes.
@@ -48,14 +48,14 @@ class Budget:
             Unreadable: The budget has fewer bytes left. Nothing is charged.
         """
         with self._lock:
-            if size_bytes > self._left:
+            if size_bytes > self._left_bytes:
                 raise Unreadable(path, f"{self._error_start} more than {self.limit_bytes:,} bytes")
-            self._left -= size_bytes
+            self._left_bytes -= size_bytes
 
     def give_back(self, size_bytes: int) -> None:
         """Return charged bytes to the budget."""
         with self._lock:
-            self._left += size_bytes
+            self._left_bytes += size_bytes
 
 
 class BudgetShare(Budget):
@@ -124,18 +124,19 @@ def _measure_values(values: pa.Array) -> npt.NDArray[np.int64]:
         views = np.frombuffer(values.buffers()[1], dtype=np.int32)
         sizes = views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)
         return sizes * values.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-    if any(is_kind(kind) for is_kind in _OF_ANY_LENGTH):
+    if any(is_kind(kind) for is_kind in _HAS_ANY_LENGTH):
         lengths = pc.fill_null(pc.binary_length(values), 0)
         return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
     try:
-        width = kind.bit_width // 8 + 1
+        width = kind.bit_width // 8 + 1  # A value of a few bits takes a byte as well.
     except ValueError:  # The type is nested. Such columns are not indexed.
         width = int(values.nbytes)
     return np.full(len(values), width, dtype=np.int64)
 
 
 _OFFSET_BYTES = 8
-_OF_ANY_LENGTH = (
+"""The size of the offset of a row's value."""
+_HAS_ANY_LENGTH = (
     pa.types.is_binary,
     pa.types.is_string,
     pa.types.is_large_binary,

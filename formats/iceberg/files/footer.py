@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,14 +35,15 @@ PATCH = {name: number for number, name in enumerate(_footer.NAMES[: _footer.PATC
 """The column of each field that can be changed in the values of `patch_chunks`, by field name."""
 # Field ids of FileMetaData.
 _VERSION, _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES, _CREATED_BY, _ORDERS = range(1, 8)
-_KNOWN = frozenset(range(1, 8))
+_KNOWN_FIELDS = frozenset(range(1, 8))
 # Field ids of RowGroup.
 COLUMNS, TOTAL_BYTES, _GROUP_ROWS, SORTING, GROUP_OFFSET, PACKED_TOTAL, ORDINAL = range(1, 8)
 _METADATA, _ENCODINGS, _DICTIONARY_PAGE = 3, 2, 11
 """The field ids of the metadata in a ColumnChunk, and of the encodings and the dictionary page in its ColumnMetaData.
 """
 _ORDINAL_MAX = 32_767
-_SHORT = 15
+_SHORT_MAX = 15
+"""The largest difference of field ids that fits into a header of one byte. A shorter list also has a short header."""
 
 
 @dataclass(frozen=True)
@@ -173,10 +175,10 @@ def read_footer(data: bytes) -> ParquetFooter:
         raise ValueError("a required field of the footer is missing") from None
     for number in (_SCHEMA, _KEY_VALUES, _ORDERS):
         kind, encoded_list = raw.get(number, (LIST, b"\0"))
+        # The first byte of a list has its length and the type of its items.
         if kind == LIST and encoded_list[0] >> 4 and encoded_list[0] & 15 != STRUCT:
-            raise ValueError(
-                f"the list in footer field {number} does not contain structures"
-            )  # pyarrow ignores a list of other values.
+            # pyarrow ignores a list of other values.
+            raise ValueError(f"the list in footer field {number} does not contain structures")
     groups = [
         _read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, groups_offset)[:-1])
     ]
@@ -191,30 +193,34 @@ def read_footer(data: bytes) -> ParquetFooter:
         schema,
         _check_kind(raw[_ORDERS], LIST) if _ORDERS in raw else None,
         key_values,
-        None if created_by is None else _strip_prefix(_check_kind(created_by, BINARY)),
-        {number: value for number, value in raw.items() if number not in _KNOWN},
+        None if created_by is None else _decode_binary(_check_kind(created_by, BINARY)),
+        {number: value for number, value in raw.items() if number not in _KNOWN_FIELDS},
     )
 
 
 def _read_group(data: bytes, offset: int, ordinal: int) -> RowGroup:
     """Decode the row group at the position `offset`."""
     spans, end = _footer.spans(data, offset)
-    columns = [span for span in spans if span[0] == COLUMNS and span[1] == LIST]
-    if len(columns) != 1:
-        raise ValueError(f"row group {ordinal} has {len(columns)} lists of columns instead of one")
-    _, _, begin, stop = columns[0]
+    column_lists = [span for span in spans if span[0] == COLUMNS and span[1] == LIST]
+    if len(column_lists) != 1:
+        raise ValueError(f"row group {ordinal} has {len(column_lists)} lists of columns instead of one")
+    _, _, begin, columns_end = column_lists[0]
     chunks: Longs = np.empty((_read_list_length(data, begin), _footer.WIDTH), dtype=np.int64)
     _footer.locate_chunks(data, begin, chunks)
+    # The header of the first field is one byte, whose upper half is the field's id.
     if begin != offset + 1 or data[offset] >> 4 != 1:
         raise ValueError("the columns are not the first field of a row group")
     # Read the fields after the columns, beginning with a field header, because field ids are relative to the previous
     # field.
-    other_fields = thrift.read_structure(bytes([1 << 4 | thrift.TRUE]) + data[stop:end])[0]
+    other_fields, _ = thrift.read_structure(bytes([1 << 4 | thrift.TRUE]) + data[columns_end:end])
     fields = {number: value for number, value in other_fields.items() if number != COLUMNS}
-    sorting = fields.get(SORTING)
-    if sorting is not None and sorting[0] == LIST and sorting[1][1] and sorting[1][0] != STRUCT:
-        # pyarrow ignores a list of other values.
-        raise ValueError("the list of sorting columns does not contain structures")
+    if SORTING in fields:
+        kind, sorting = fields[SORTING]
+        if kind == LIST:
+            item_kind, items = sorting
+            if items and item_kind != STRUCT:
+                # pyarrow ignores a list of other values.
+                raise ValueError("the list of sorting columns does not contain structures")
     if any(fields.get(number, (None,))[0] != I64 for number in (TOTAL_BYTES, _GROUP_ROWS)):
         raise ValueError("a row group has no size or no number of rows")
     return RowGroup(chunks, fields, ordinal)
@@ -222,30 +228,32 @@ def _read_group(data: bytes, offset: int, ordinal: int) -> RowGroup:
 
 def _read_list_length(data: bytes, offset: int) -> int:
     """Return the length of the list at the position `offset`. The caller has checked the encoding."""
-    size = data[offset] >> 4
-    if size < _SHORT:
-        return size
-    size, shift = 0, 0
+    length = data[offset] >> 4
+    if length < _SHORT_MAX:
+        return length
+    # The length follows in groups of seven bits. The highest bit of each byte states whether another byte follows.
+    length, shift = 0, 0
     while True:
         offset += 1
-        size |= (data[offset] & 0x7F) << shift
+        length |= (data[offset] & 0x7F) << shift
         if data[offset] < 0x80:
-            return size
+            return length
         shift += 7
 
 
-def _check_kind(value: tuple[int, bytes], kind: int) -> bytes:
-    if value[0] != kind:
-        raise ValueError(f"a field of the footer has the Thrift type {value[0]}, not {kind}")
-    return value[1]
+def _check_kind(encoded_field: tuple[int, bytes], expected_kind: int) -> bytes:
+    """Return the bytes of a field. Raise ValueError if it has another Thrift type."""
+    kind, data = encoded_field
+    if kind != expected_kind:
+        raise ValueError(f"a field of the footer has the Thrift type {kind}, not {expected_kind}")
+    return data
 
 
-def _read_number(value: tuple[int, bytes]) -> int:
-    if value[0] not in (I16, I32, I64):
-        raise ValueError(f"a number of the footer has the Thrift type {value[0]}, not an integer type")
-    # The reader reads only structures, so make the number the only field of a structure.
-    number = thrift.read_structure(bytes([1 << 4 | I64]) + value[1] + b"\0")[0][1][1]
-    return int(number)
+def _read_number(encoded_number: tuple[int, bytes]) -> int:
+    kind, data = encoded_number
+    if kind not in (I16, I32, I64):
+        raise ValueError(f"a number of the footer has the Thrift type {kind}, not an integer type")
+    return int(_decode_value(I64, data))
 
 
 def _get_binary(fields: Fields, number: int) -> bytes | None:
@@ -255,13 +263,20 @@ def _get_binary(fields: Fields, number: int) -> bytes | None:
     return value if value is None else bytes(value)
 
 
-def _strip_prefix(encoded_value: bytes) -> bytes:
-    return bytes(thrift.read_structure(bytes([1 << 4 | BINARY]) + encoded_value + b"\0")[0][1][1])
+def _decode_binary(encoded_value: bytes) -> bytes:
+    return bytes(_decode_value(BINARY, encoded_value))
+
+
+def _decode_value(kind: int, encoded_value: bytes) -> Any:
+    """Decode a value. The reader reads only structures, so make the value the only field of a structure."""
+    fields, _ = thrift.read_structure(bytes([1 << 4 | kind]) + encoded_value + b"\0")
+    _, value = fields[1]
+    return value
 
 
 def encode_path(names: Sequence[bytes]) -> bytes:
     """Encode the field `path_in_schema` of a chunk."""
-    return thrift.write_structure({1: (LIST, (BINARY, list(names)))})[1:-1]
+    return _encode_value(LIST, (BINARY, list(names)))
 
 
 def patch_chunks(footer: ParquetFooter, chunks: Longs, values: Longs, paths: Sequence[bytes | None]) -> list[bytes]:
@@ -358,34 +373,39 @@ def encode_footer(
 
 def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
     """Encode a structure whose fields are already encoded values: (type, value) by id."""
-    buffer, last = bytearray(), 0
+    buffer, previous_number = bytearray(), 0
     for number, (kind, encoded_value) in sorted(fields.items()):
-        if 0 < number - last <= _SHORT:
-            buffer.append(number - last << 4 | kind)
+        if 0 < number - previous_number <= _SHORT_MAX:
+            buffer.append(number - previous_number << 4 | kind)
         else:
             buffer.append(kind)
             buffer += _encode_number(number)
         buffer += encoded_value
-        last = number
+        previous_number = number
     buffer.append(0)
     return bytes(buffer)
 
 
 def encode_binary(value: bytes) -> bytes:
     """Encode a value of type BINARY."""
-    return thrift.write_structure({1: (BINARY, value)})[1:-1]
+    return _encode_value(BINARY, value)
+
+
+def _encode_value(kind: int, value: object) -> bytes:
+    """Encode a value: write a structure with only this field, and remove the header of the field and the end."""
+    return thrift.write_structure({1: (kind, value)})[1:-1]
 
 
 def _encode_number(value: int) -> bytes:
-    return thrift.write_structure({1: (I64, value)})[1:-1]
+    return _encode_value(I64, value)
 
 
 def encode_structures(parts: Sequence[bytes]) -> bytes:
-    """Encode a list of encoded structures."""
+    """Encode a list of encoded structures. A list of 15 and more has its length in groups of seven bits."""
     count = len(parts)
-    if count < _SHORT:
+    if count < _SHORT_MAX:
         return b"".join((bytes([count << 4 | thrift.STRUCT]), *parts))
-    buffer = bytearray([_SHORT << 4 | thrift.STRUCT])
+    buffer = bytearray([_SHORT_MAX << 4 | thrift.STRUCT])
     while count >= 0x80:
         buffer.append(count & 0x7F | 0x80)
         count >>= 7
@@ -410,6 +430,7 @@ def shift_offset_index(data: bytes, begin: int, end: int, distance: int) -> byte
 
 PAGE_HEADER_MAX_BYTES = 256 << 10
 _DATA_PAGES = (0, 3)
+"""The types of data pages in parquet.thrift: DATA_PAGE and DATA_PAGE_V2."""
 
 
 @dataclass
@@ -430,10 +451,10 @@ class PageWalk:
 
     def read_page_headers(self, view: memoryview, begin: int) -> None:
         """Read the page headers that are completely in `view`, which begins at the position `begin` of the file."""
-        stop = begin + len(view)
-        while self.at < self.end and begin <= self.at < stop:
-            if stop < self.end and stop - self.at < PAGE_HEADER_MAX_BYTES:
-                return
+        view_end = begin + len(view)
+        while self.at < self.end and begin <= self.at < view_end:
+            if view_end < self.end and view_end - self.at < PAGE_HEADER_MAX_BYTES:
+                return  # The header may be cut.
             header_end, kind, _, packed_bytes, values = _footer.page_at(view, self.at - begin)
             self.at = begin + header_end + packed_bytes
             self.values -= values if kind in _DATA_PAGES else 0

@@ -127,6 +127,7 @@ def find_columns(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[
 
 
 def _find_paths(fields: Iterable[pa.Field], path: ColumnPath = ()) -> Iterator[tuple[int, ColumnPath]]:
+    """Yield the field id and the path of each column that has an id, except columns inside lists and maps."""
     for field in fields:
         column_path = (*path, field.name)
         column_id = get_field_id(field)
@@ -149,11 +150,12 @@ def get_column(table: pa.Table, column_path: Sequence[str]) -> pa.ChunkedArray:
     Raises:
         AmbiguousColumn: Several columns have the first name of the path.
     """
-    top: Any = [number for number, name in enumerate(table.column_names) if name == column_path[0]]
-    if len(top) != 1:
-        raise AmbiguousColumn(f"the file has {len(top)} columns named {column_path[0]!r}")
-    column = table.column(top[0])
-    for name in column_path[1:]:
+    top_name, *inner_names = column_path
+    indexes = [index for index, name in enumerate(table.column_names) if name == top_name]
+    if len(indexes) != 1:
+        raise AmbiguousColumn(f"the file has {len(indexes)} columns named {top_name!r}")
+    column: Any = table.column(indexes[0])
+    for name in inner_names:
         # The value is null if the struct is null.
         column = pc.struct_field(column, [column.type.get_field_index(name)])
     return column

@@ -62,28 +62,31 @@ TAIL_BYTES = 64 << 10
 """The number of bytes at the file's end that pyarrow reads first."""
 _FOOTER_END_BYTES = 8
 """The size in bytes of the end of the file: the footer's length and the magic number."""
+_SHOWN_MAX = 200
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 _ALGORITHM, _KEY_METADATA = 8, 9
 """Field ids of FileMetaData (parquet.thrift) in files whose footer is signed."""
 # Fields of PageHeader in parquet.thrift; the first field of a data page's header is its number of values.
 _TYPE, _PLAIN_BYTES, _PACKED_BYTES, _DATA, _DATA_2, _VALUES = 1, 2, 3, 5, 8, 1
-_OFFSET = 8
+_OFFSET_BYTES = 8
 """The size of the offset or the index of a string, in bytes."""
-_FIXED_MIN = 16
+_FIXED_BYTES_MIN = 16
 """The memory of a fixed-width value in bytes: the size of the widest number, a decimal."""
-_OPTIONS: dict[str, Any] = {
+_READER_OPTIONS: dict[str, Any] = {
     "pre_buffer": False,
     "arrow_extensions_enabled": False,
     # Spark and Hive write INT96 timestamps. As nanoseconds, timestamps before 1677 would overflow.
     "coerce_int96_timestamp_unit": "us",
 }
-_DELTAS = frozenset((5, 6, 7))
+_DELTA_ENCODINGS = frozenset((5, 6, 7))
 """The encodings DELTA_BINARY_PACKED, DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY of parquet.thrift."""
-_WITH_DICTIONARIES = frozenset({"NONE", "STRING", "JSON", "ENUM", "BSON"})
+_DICTIONARY_TYPES = frozenset({"NONE", "STRING", "JSON", "ENUM", "BSON"})
 """The logical types of the byte arrays that pyarrow can read as dictionaries."""
 
 
 class _Pages(NamedTuple):
+    """The pages of a column chunk: their total size without compression, and the size of the largest page."""
+
     plain_bytes: int
     largest_bytes: int
 
@@ -120,7 +123,7 @@ class BoundedParquet:
         except ValueError as error:
             raise Unreadable(path, f"the footer is broken: {error}") from None
         # If the file is overwritten now, pyarrow could read a different footer.
-        self._file = pq.ParquetFile(source, metadata=_read_metadata(footer), **_OPTIONS)
+        self._file = pq.ParquetFile(source, metadata=_read_metadata(footer), **_READER_OPTIONS)
         self.rows: int = self._file.metadata.num_rows
 
     @property
@@ -164,7 +167,7 @@ class BoundedParquet:
             rows: The positions of the rows in the file, int64[n], ascending.
         """
         chunks_by_column: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
-        for start, table, cost in self._read_tables(column_paths, rows):
+        for start, table, charged_bytes in self._read_tables(column_paths, rows):
             first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
             positions = pa.array(rows[first:end] - start)
             for column_id, column_path in column_paths.items():
@@ -176,19 +179,21 @@ class BoundedParquet:
                 ):
                     self._budget.take(chunk.nbytes, self._path)
                     chunks_by_column[column_id].append(self._decode_dictionary(chunk))
-            self._budget.give_back(cost)
+            self._budget.give_back(charged_bytes)
         return {
             column_id: self._to_chunked_array(chunks_by_column[column_id], column_paths[column_id])
             for column_id in column_paths
         }
 
     def _decode_dictionary(self, array: pa.Array) -> pa.Array:
+        """Return an array without a dictionary. The memory of the result is charged to the budget."""
         if not pa.types.is_dictionary(array.type):
             return array
         self._budget.take(compute_expanded_bytes(array), self._path)
         return array.dictionary_decode()
 
     def _to_chunked_array(self, chunks: list[pa.Array], column_path: ColumnPath) -> pa.ChunkedArray:
+        """Join the chunks of a column. Without chunks, the type is the one in the file's schema."""
         if chunks:
             return pa.chunked_array(chunks)
         kind = self._file.schema_arrow.field(column_path[0]).type
@@ -212,14 +217,14 @@ class BoundedParquet:
                 self._source,
                 metadata=self._file.metadata,
                 read_dictionary=dictionary_paths,
-                **_OPTIONS,
+                **_READER_OPTIONS,
             )
         start = 0
         for number in range(file.metadata.num_row_groups):
             end = start + file.metadata.row_group(number).num_rows
             if rows is None or np.searchsorted(rows, start) < np.searchsorted(rows, end):
-                table, cost = self._read_table(file, number, names, leaves)
-                yield start, table, cost
+                table, charged_bytes = self._read_table(file, number, names, leaves)
+                yield start, table, charged_bytes
             start = end
 
     def _read_table(
@@ -228,22 +233,25 @@ class BoundedParquet:
         """Return a row group, and the bytes that were charged for it."""
         group = self._footer.groups[number]
         pages = [self._read_pages(group, leaf.number) for leaf in leaves]
-        cost = sum(column_pages.plain_bytes for column_pages in pages) + group.rows * sum(leaf.width for leaf in leaves)
-        self._budget.take(cost, self._path)
+        charged_bytes = sum(column_pages.plain_bytes for column_pages in pages) + group.rows * sum(
+            leaf.width for leaf in leaves
+        )
+        self._budget.take(charged_bytes, self._path)
         if not any(leaf.expands for leaf in leaves):
             table = file.read_row_group(number, columns=names, use_threads=False)
-            self._budget.take(max(0, table.nbytes - cost), self._path)
-            return table, max(cost, table.nbytes)
-        largest = max(
+            self._budget.take(max(0, table.nbytes - charged_bytes), self._path)
+            return table, max(charged_bytes, table.nbytes)
+        # A row can repeat a value of the size of a page.
+        row_bytes_max = max(
             1, *(column_pages.largest_bytes for leaf, column_pages in zip(leaves, pages, strict=True) if leaf.expands)
         )
-        size = min(BATCH_ROWS_MAX, max(1, self._budget.left_bytes // (_BATCH_MEMORY_FACTOR * largest)))
+        batch_rows = min(BATCH_ROWS_MAX, max(1, self._budget.left_bytes // (_BATCH_MEMORY_FACTOR * row_bytes_max)))
         batches = []
-        for batch in file.iter_batches(size, row_groups=[number], columns=names, use_threads=False):
+        for batch in file.iter_batches(batch_rows, row_groups=[number], columns=names, use_threads=False):
             self._budget.take(batch.nbytes, self._path)
-            cost += batch.nbytes
+            charged_bytes += batch.nbytes
             batches.append(batch)
-        return pa.Table.from_batches(batches, schema=batches[0].schema if batches else None), cost
+        return pa.Table.from_batches(batches, schema=batches[0].schema if batches else None), charged_bytes
 
     def _list_leaves(self, names: Sequence[str]) -> list[_Leaf]:
         """Return the leaf columns that pyarrow reads for some column names, including everything inside a column."""
@@ -255,24 +263,25 @@ class BoundedParquet:
             if not any(column.path == name or column.path.startswith(name + ".") for name in names):
                 continue
             if column.max_repetition_level:
-                raise Unreadable(self._path, f"the column {column.path[:200]!r} is inside a list")
+                raise Unreadable(self._path, f"the column {column.path[:_SHOWN_MAX]!r} is inside a list")
             if column.physical_type == "BYTE_ARRAY":
                 by_dictionary = self._has_dictionaries(number, column)
                 leaves.append(
-                    _Leaf(number, column.path, _OFFSET, by_dictionary=by_dictionary, expands=not by_dictionary)
+                    _Leaf(number, column.path, _OFFSET_BYTES, by_dictionary=by_dictionary, expands=not by_dictionary)
                 )
             else:
-                width = max(_FIXED_MIN, column.length or 0)
+                width = max(_FIXED_BYTES_MIN, column.length or 0)
                 leaves.append(_Leaf(number, column.path, width, by_dictionary=False, expands=False))
         return leaves
 
     def _has_dictionaries(self, number: int, column: pq.ColumnSchema) -> bool:
         """Return whether pyarrow can read a byte array column as a dictionary."""
-        if column.logical_type.type not in _WITH_DICTIONARIES:
+        if column.logical_type.type not in _DICTIONARY_TYPES:
             return False
         try:
             return not any(
-                _DELTAS.intersection(self._footer.read_encodings(group, number)) for group in self._footer.groups
+                _DELTA_ENCODINGS.intersection(self._footer.read_encodings(group, number))
+                for group in self._footer.groups
             )
         except ValueError as error:
             raise Unreadable(self._path, f"the footer is broken: {error}") from None
@@ -303,7 +312,7 @@ def read_page_sizes(data: bytes, values: int) -> _Pages:
     Raises:
         ValueError, KeyError, TypeError: A header is invalid.
     """
-    offset = counted_values = count = total = largest = 0
+    offset = counted_values = page_count = total_bytes = largest_bytes = 0
     view = memoryview(data)
     while counted_values < values and offset < len(data):
         header, size = thrift.read_structure(view[offset : offset + PAGE_HEADER_MAX_BYTES])
@@ -315,18 +324,18 @@ def read_page_sizes(data: bytes, values: int) -> _Pages:
                 f"but the column chunk has {len(data)} bytes"
             )
         if kind in (_DATA_PAGE, _DATA_PAGE_2):
-            of_page = header[_DATA if kind == _DATA_PAGE else _DATA_2][1][_VALUES][1]
+            page_values = header[_DATA if kind == _DATA_PAGE else _DATA_2][1][_VALUES][1]
             # pyarrow uses only the last 32 bits of the number, and would read more pages.
-            if not 0 <= of_page <= INT_MAX:
-                raise ValueError(f"the page at {offset} states {of_page} values; it must be from 0 to {INT_MAX}")
-            counted_values += of_page
-        count += 1
-        if count > PAGES_MAX:
+            if not 0 <= page_values <= INT_MAX:
+                raise ValueError(f"the page at {offset} states {page_values} values; it must be from 0 to {INT_MAX}")
+            counted_values += page_values
+        page_count += 1
+        if page_count > PAGES_MAX:
             raise ValueError(f"the column chunk has more than {PAGES_MAX:,} page headers")
-        total += plain_bytes
-        largest = max(largest, plain_bytes)
+        total_bytes += plain_bytes
+        largest_bytes = max(largest_bytes, plain_bytes)
         offset = header_end + packed_bytes
-    return _Pages(total, largest)
+    return _Pages(total_bytes, largest_bytes)
 
 
 def read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
@@ -368,6 +377,7 @@ def check_plain(source: pa.NativeFile, path: str) -> None:
 
 
 def _read_plain_footer(source: pa.NativeFile, path: str) -> bytes:
+    """Return the footer of an unencrypted file, or b"" if the file is not Parquet."""
     footer = _read_footer_bytes(source, path, limit_bytes=source.size())
     check_unsigned(footer, path)
     return footer
@@ -397,10 +407,11 @@ def _read_footer_bytes(source: pa.NativeFile, path: str, limit_bytes: int = FOOT
     """
     size = source.size()
     tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
-    if tail[-4:] == ENCRYPTED_MAGIC:
+    magic = tail[-len(MAGIC) :]
+    if magic == ENCRYPTED_MAGIC:
         raise EncryptedFile(path, "the footer is encrypted, and no keys were given")
-    length = int.from_bytes(tail[-_FOOTER_END_BYTES:-4], "little")
-    if tail[-4:] != MAGIC or length > size - _FOOTER_END_BYTES:
+    length = int.from_bytes(tail[-_FOOTER_END_BYTES : -len(MAGIC)], "little")
+    if magic != MAGIC or length > size - _FOOTER_END_BYTES:
         return b""
     if length > limit_bytes:
         raise Unreadable(path, f"the footer has {length:,} bytes; the limit is {limit_bytes:,} bytes")

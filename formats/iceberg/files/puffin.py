@@ -36,6 +36,7 @@ NO_SNAPSHOT = -1
 
 _TAIL = struct.Struct("<iI4s")
 _COMPRESSED = 1
+"""The flag of a footer whose payload is an LZ4 frame."""
 
 
 class PuffinBlobMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
@@ -89,14 +90,14 @@ def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterat
     """
     yield MAGIC
     offset = len(MAGIC)
-    blobs_written = []
+    written_blobs = []
     for blob in blobs:
         start = offset
         for part in blob.parts if blob.codec is None else (_compress_blob(blob),):
             if len(part):
                 yield part
                 offset += len(part)
-        blobs_written.append(
+        written_blobs.append(
             PuffinBlobMetadata(
                 type=blob.type,
                 fields=blob.fields,
@@ -108,7 +109,7 @@ def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterat
                 properties=dict(blob.properties),
             )
         )
-    payload = msgspec.json.encode(Footer(tuple(blobs_written), dict(properties)))
+    payload = msgspec.json.encode(Footer(tuple(written_blobs), dict(properties)))
     yield MAGIC + payload + _TAIL.pack(len(payload), 0, MAGIC)
 
 
@@ -136,6 +137,7 @@ def read_footer_size(tail: Part, location: str) -> int:
 
 
 def _read_tail(tail: Part, location: str) -> tuple[int, int, bytes]:
+    """Return the size of the footer's payload, the flags, and the magic bytes at the end of the file."""
     if len(tail) < TAIL_BYTES:
         raise Corrupt(f"{location}: a Puffin file cannot have only {len(tail)} bytes")
     size, flags, magic = _TAIL.unpack_from(tail, len(tail) - TAIL_BYTES)
@@ -161,7 +163,8 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
     if footer[: len(MAGIC)] != MAGIC:
         raise Corrupt(f"{location}: the footer does not start with Puffin's magic bytes")
     payload = footer[len(MAGIC) : -TAIL_BYTES]
-    if _read_tail(tail, location)[1] & _COMPRESSED:
+    _, flags, _ = _read_tail(tail, location)
+    if flags & _COMPRESSED:
         payload = memoryview(_inflate_lz4(payload, FOOTER_LIMIT_BYTES, f"{location}: the footer"))
     try:
         decoded_footer = convert_json(payload, Footer)

@@ -19,6 +19,12 @@ TRUE, FALSE, I8, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1
 
 Fields: TypeAlias = dict[int, tuple[int, Any]]
 _DEPTH_MAX = 64
+_LONG_LIST = 15
+"""The length in the header of a list whose real length follows as a number."""
+_FIELD_STEP_MAX = 15
+"""The largest difference of field ids that fits into the header of a field."""
+_NUMBER_BITS_MAX = 63
+"""The maximum shift of a group of seven bits, so that a number has at most 64 bits."""
 
 
 def read_structure(data: bytes | memoryview, offset: int = 0) -> tuple[Fields, int]:
@@ -38,7 +44,7 @@ def _read_varint(data: memoryview, offset: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, offset
         shift += 7
-        if shift > 63:
+        if shift > _NUMBER_BITS_MAX:
             raise ValueError("a number is longer than 64 bits")
 
 
@@ -67,10 +73,10 @@ def _read_bytes(data: memoryview, offset: int, size: int) -> tuple[bytes, int]:
 
 
 def _read_list(data: memoryview, offset: int, depth: int) -> tuple[tuple[int, list[Any]], int]:
-    head = data[offset]
+    header = data[offset]
     offset += 1
-    size, kind = head >> 4, head & 15
-    if size == 15:
+    size, kind = header >> 4, header & 15
+    if size == _LONG_LIST:
         size, offset = _read_varint(data, offset)
     if size > len(data) - offset:  # Each item takes at least one byte.
         raise ValueError(f"a list of {size} items at position {offset} exceeds the data")
@@ -87,11 +93,11 @@ def _read_struct(data: memoryview, offset: int, depth: int) -> tuple[Fields, int
         raise ValueError("structures are nested too deeply")
     fields: Fields = {}
     number = 0
-    while head := data[offset]:
+    while header := data[offset]:
         offset += 1
-        kind = head & 15
-        if head >> 4:
-            number += head >> 4
+        kind = header & 15
+        if header >> 4:
+            number += header >> 4
         else:
             number, offset = _read_integer(data, offset, depth)
         if number in fields:
@@ -164,18 +170,18 @@ class _Weighing:
         if depth > _DEPTH_MAX:
             raise ValueError("structures are nested too deeply")
         data, number = self._data, 0
-        while head := data[offset]:
+        while header := data[offset]:
             offset += 1
-            if head >> 4:
-                number += head >> 4
+            if header >> 4:
+                number += header >> 4
             else:
                 number, offset = _read_integer(data, offset, depth)
-            self._add(self._field)
-            if (kind := head & 15) not in (TRUE, FALSE):
-                offset = self._read_value(kind, offset, depth, number)
+            self._charge(self._field)
+            if (kind := header & 15) not in (TRUE, FALSE):
+                offset = self._weigh_value(kind, offset, depth, number)
         return offset + 1
 
-    def _read_value(self, kind: int, offset: int, depth: int, number: int) -> int:
+    def _weigh_value(self, kind: int, offset: int, depth: int, number: int) -> int:
         """Add the memory of a value, and return the position after it."""
         data = self._data
         if kind in (I16, I32, I64):
@@ -188,31 +194,33 @@ class _Weighing:
             size, offset = _read_varint(data, offset)
             return offset + size
         if kind in (LIST, SET):
-            return self._list(offset, depth, number)
+            return self._weigh_list(offset, depth, number)
         return offset + {I8: 1, DOUBLE: 8}[kind]
 
-    def _list(self, offset: int, depth: int, number: int) -> int:
+    def _weigh_list(self, offset: int, depth: int, number: int) -> int:
         """Add the memory of a list, and return the position after it."""
-        head = self._data[offset]
+        header = self._data[offset]
         offset += 1
-        size, kind = head >> 4, head & 15
-        if size == 15:
+        size, kind = header >> 4, header & 15
+        if size == _LONG_LIST:
             size, offset = _read_varint(self._data, offset)
-        self._add(size * self._weights.get((depth, number), self._item))
+        self._charge(size * self._weights.get((depth, number), self._item))
         if kind in (TRUE, FALSE):
             return offset + size
         for _ in range(size):
-            offset = self._read_value(kind, offset, depth + (kind != STRUCT), number)
+            # A list inside a list has its own depth. A structure itself increases the depth.
+            offset = self._weigh_value(kind, offset, depth + (kind != STRUCT), number)
         return offset
 
-    def _add(self, size_bytes: int) -> None:
+    def _charge(self, size_bytes: int) -> None:
+        """Add to the estimate. Raise TooHeavy if it exceeds the limit."""
         self.total += size_bytes
         if self.total > self._limit_bytes:
             raise TooHeavy(f"the decoded structure takes more than {self._limit_bytes:,} bytes")
 
 
 def write_structure(fields: Fields) -> bytes:
-    """Encode fields that have the form of the result of `read`."""
+    """Encode fields that have the form of the result of `read_structure`."""
     buffer = bytearray()
     _put_struct(buffer, fields)
     return bytes(buffer)
@@ -236,10 +244,10 @@ def _put_binary(buffer: bytearray, value: bytes) -> None:
 
 def _put_list(buffer: bytearray, value: tuple[int, list[Any]]) -> None:
     kind, values = value
-    if len(values) < 15:
+    if len(values) < _LONG_LIST:
         buffer.append(len(values) << 4 | kind)
     else:
-        buffer.append(0xF0 | kind)
+        buffer.append(_LONG_LIST << 4 | kind)
         _put_varint(buffer, len(values))
     put_item = bytearray.append if kind in (TRUE, FALSE) else _WRITERS[kind]
     for item in values:
@@ -247,14 +255,14 @@ def _put_list(buffer: bytearray, value: tuple[int, list[Any]]) -> None:
 
 
 def _put_struct(buffer: bytearray, fields: Fields) -> None:
-    last = 0
+    previous_number = 0
     for number, (kind, value) in sorted(fields.items()):
-        if 0 < number - last < 16:
-            buffer.append(number - last << 4 | kind)
+        if 0 < number - previous_number <= _FIELD_STEP_MAX:
+            buffer.append(number - previous_number << 4 | kind)
         else:
             buffer.append(kind)
             _put_integer(buffer, number)
-        last = number
+        previous_number = number
         if kind not in (TRUE, FALSE):
             _WRITERS[kind](buffer, value)
     buffer.append(0)

@@ -23,7 +23,15 @@ from seamark.formats.runtime.errors import Corrupt
 
 _MAGIC = b"Obj\x01"
 _SYNC_BYTES = 16
-_ISAL_ERROR: type[Exception] = isal_zlib.IsalError  # type: ignore[assignment]  # its stub takes the class for one of it
+_RAW_DEFLATE_BITS = -15
+"""The parameter of zlib for deflate without a header and a checksum."""
+_VARINT_BYTES_MAX = 10
+"""The maximum size of a number of 64 bits, with seven bits in each byte."""
+_SNAPPY_CHECKSUM_BYTES, _SNAPPY_SIZE_BYTES_MAX = 4, 5
+"""The size of the checksum after a block in Snappy's format, and the maximum size of the inflated size in the block."""
+_PIECE_BYTES_MIN = 65_536
+"""The minimum size of the pieces in which a block is inflated."""
+_ISAL_ERROR: type[Exception] = isal_zlib.IsalError  # type: ignore[assignment]  # The stub declares an instance.
 
 _Inflate: TypeAlias = Callable[[memoryview, int], bytes | memoryview]
 """A function that decompresses a block, given the block and a limit in bytes.
@@ -131,7 +139,7 @@ class _Reader:
     def read_long(self, field: str) -> int:
         """Read a zig-zag varint of at most 64 bits."""
         value = shift = 0
-        for byte in self._data[self._position : self._position + 10]:
+        for byte in self._data[self._position : self._position + _VARINT_BYTES_MAX]:
             value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
@@ -139,7 +147,7 @@ class _Reader:
                     break
                 self._position += shift // 7
                 return (value >> 1) ^ -(value & 1)
-        if shift == 70:
+        if shift == 7 * _VARINT_BYTES_MAX:
             raise self.make_error(f"{field} at {self._position} is not a 64-bit number")
         raise self.make_error(f"ends in the middle of {field}")
 
@@ -177,7 +185,7 @@ def _check_block_size(block: memoryview, limit: int) -> memoryview:
 
 
 def _inflate_deflate(block: memoryview, limit: int) -> bytes:
-    inflater = isal_zlib.decompressobj(wbits=-15)
+    inflater = isal_zlib.decompressobj(wbits=_RAW_DEFLATE_BITS)
     content: bytes = inflater.decompress(block, limit + 1)
     if len(content) > limit:
         raise OverflowError
@@ -194,7 +202,7 @@ def _inflate_zstandard(block: memoryview, limit: int) -> bytes:
     size = 0
     # Decompress the block as a stream, because Java's writers omit the inflated size from the frame.
     with pyarrow.CompressedInputStream(pyarrow.BufferReader(block), "zstd") as stream:
-        while piece := stream.read(max(65_536, 4 * len(block))):
+        while piece := stream.read(max(_PIECE_BYTES_MIN, 4 * len(block))):
             pieces.append(piece)
             size += len(piece)
             if size > limit:
@@ -204,12 +212,13 @@ def _inflate_zstandard(block: memoryview, limit: int) -> bytes:
 
 def _inflate_snappy(block: memoryview, limit: int) -> bytes:
     """Decompress a block in Snappy's format. The big-endian CRC32 of the result follows the block."""
-    if len(block) < 5:  # One byte of content, and four bytes of the checksum.
+    if len(block) < 1 + _SNAPPY_CHECKSUM_BYTES:
         raise EOFError("a snappy block has at least 5 bytes")
-    compressed, checksum = block[:-4], int.from_bytes(block[-4:], "big")
+    compressed = block[:-_SNAPPY_CHECKSUM_BYTES]
+    checksum = int.from_bytes(block[-_SNAPPY_CHECKSUM_BYTES:], "big")
     size = 0
-    for i, byte in enumerate(compressed[:5]):
-        size |= (byte & 0x7F) << 7 * i
+    for index, byte in enumerate(compressed[:_SNAPPY_SIZE_BYTES_MAX]):
+        size |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             break
     if size > _SNAPPY_RATIO_MAX * len(compressed):

@@ -18,12 +18,15 @@ from seamark.formats.iceberg.manifests._manifest import OPS, Program
 from seamark.formats.runtime.errors import Corrupt
 from seamark.formats.runtime.repetitions import find_repeated
 
+_SHOWN_MAX = 100
+"""The maximum number of characters of a part of the schema in a message."""
+_FIXED_BYTES_MAX = (1 << 31) - 1
 _DEPTH_MAX = 64
 _NODES_MAX = 20_000
 
-_WIDTHS = {"boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1, "enum": 1}
+_MINIMUM_SIZES = {"boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1, "enum": 1}
 """The minimum number of bytes of a value, by Avro type."""
-_FIXED_WIDTH = ("boolean", "float", "double", "fixed")
+_FIXED_SIZE_TYPES = ("boolean", "float", "double", "fixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,12 @@ class PartitionRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordReader:
+    """A record of which some fields are read."""
+
     fields: Mapping[int, tuple[str, Wanted]]
     """The standard name and the reader of each field, by field id."""
     required: tuple[int, ...] = ()
+    """The ids of the fields that the writer's schema must have."""
     status: str | None = None
     """The name of the status field. Rows with status DELETED are dropped."""
 
@@ -120,10 +126,13 @@ class PartitionFieldColumn:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
+    """A compiled schema: the program, and its columns."""
+
     program: Program
     columns: dict[str, int]
     """The columns by name, for fields of the writer's schema: numbers, texts, and the element counts of lists."""
     groups: dict[str, int]
+    """The groups by name, which are lists and maps."""
     partition: tuple[PartitionFieldColumn, ...]
 
 
@@ -180,6 +189,7 @@ class _Compiler:
     column_kinds: list[str] = field(default_factory=list)
     columns: dict[str, int] = field(default_factory=dict)
     group_rows: list[tuple[bool, int, int, int]] = field(default_factory=list)
+    """The groups, as `Program` describes them."""
     groups: dict[str, int] = field(default_factory=dict)
     partition: list[PartitionFieldColumn] = field(default_factory=list)
     _named_types: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
@@ -187,7 +197,7 @@ class _Compiler:
     def make_error(self, position: _SchemaPosition, problem: str) -> Corrupt:
         return Corrupt(f"the Avro schema, {position.field}: {problem}")
 
-    def add(
+    def add_node(
         self,
         op: str,
         position: _SchemaPosition,
@@ -240,17 +250,15 @@ class _Compiler:
                     return kind, schema, position
                 schema = kind
             if not isinstance(schema, str):
-                raise self.make_error(position, f"not a type: {str(schema)[:100]}")
-            if schema == "null" or (schema in _WIDTHS and schema != "enum"):
+                raise self.make_error(position, f"not a type: {str(schema)[:_SHOWN_MAX]}")
+            if schema == "null" or (schema in _MINIMUM_SIZES and schema != "enum"):
                 return schema, {}, position
             full_name = schema if "." in schema or not position.namespace else f"{position.namespace}.{schema}"
             named_type = self._named_types.get(full_name) or self._named_types.get(schema)
             if named_type is None:
-                raise self.make_error(position, f"unknown type {schema[:100]!r}")
-            schema, position = (
-                named_type[0],
-                _SchemaPosition(named_type[1], position.field, position.depth + 1, position.enclosing_types),
-            )
+                raise self.make_error(position, f"unknown type {schema[:_SHOWN_MAX]!r}")
+            schema, namespace = named_type
+            position = _SchemaPosition(namespace, position.field, position.depth + 1, position.enclosing_types)
 
     def _resolve_full_name(self, schema: dict[str, Any], position: _SchemaPosition) -> tuple[str, str]:
         name, namespace = schema.get("name"), schema.get("namespace", position.namespace)
@@ -264,54 +272,55 @@ class _Compiler:
         """Add the nodes of a value and of its children, and return the index of the value's node."""
         kind, schema, position = self.resolve(schema, position)
         if kind == "union":
-            return self.union(schema, reader, position)
+            return self.add_union(schema, reader, position)
         if kind == "null":
-            return self.add("null", position, 0)
+            return self.add_node("null", position, 0)
         if isinstance(reader, Leaf):
             return self.add_leaf(kind, schema, reader, position)
         if isinstance(reader, ByColumn | Elements):
             if kind != "array":
                 raise self.make_error(position, f"a list is expected, not {kind}")
-            return self.group(schema, reader, position)
+            return self.add_group(schema, reader, position)
         if isinstance(reader, RecordReader | PartitionRecord) and kind != "record":
             raise self.make_error(position, f"a record is expected, not {kind}")
         if kind == "record":
-            return self.record(schema, reader, position)
+            return self.add_record(schema, reader, position)
         if kind in ("array", "map"):
             item = self.add_value(schema.get("items" if kind == "array" else "values"), None, position.descend())
             if kind == "map":  # The length of the key precedes the value.
-                return self.add(kind, position, 1, size=1 + self.minimum_sizes[item], children=[item])
-            return self.add(
+                return self.add_node(kind, position, 1, size=1 + self.minimum_sizes[item], children=[item])
+            return self.add_node(
                 kind, position, 1, size=self.minimum_sizes[item], children=[item] if self.minimum_sizes[item] else []
             )
         size = self.find_size(kind, schema, position)
-        return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, size=size)
+        return self.add_node(kind, position, size if kind in _FIXED_SIZE_TYPES else 1, size=size)
 
     def find_size(self, kind: str, schema: Any, position: _SchemaPosition) -> int:
         """Return the number of bytes of a fixed-width type, or of symbols of an enum, or 0 for other types."""
         if kind == "fixed":
             size = schema.get("size")
-            if not isinstance(size, int) or not 0 <= size < 1 << 31:
-                raise self.make_error(position, f"{str(size)[:100]} is not a valid size of a fixed type")
+            if not isinstance(size, int) or not 0 <= size <= _FIXED_BYTES_MAX:
+                raise self.make_error(position, f"{str(size)[:_SHOWN_MAX]} is not a valid size of a fixed type")
             return size
         if kind == "enum":
             symbols = schema.get("symbols")
             if not isinstance(symbols, list):
                 raise self.make_error(position, "an enum has no symbols")
             return len(symbols)
-        return _WIDTHS[kind] if kind in _FIXED_WIDTH else 0
+        return _MINIMUM_SIZES[kind] if kind in _FIXED_SIZE_TYPES else 0
 
     def add_leaf(self, kind: str, schema: Any, leaf: Leaf, position: _SchemaPosition) -> int:
-        accepted_kinds = _FITTING[type(leaf)]
+        """Add the node of a value that is written to a column, and return its index."""
+        accepted_kinds = _ACCEPTED_TYPES[type(leaf)]
         if kind not in accepted_kinds:
             raise self.make_error(position, f"{' or '.join(accepted_kinds)} is expected, not {kind}")
         size = self.find_size(kind, schema, position)
         if kind == "fixed" and size == 0:
             raise self.make_error(position, "a fixed type has size 0")
         column = self.add_column(leaf.name, _find_column_kind(leaf), position)
-        return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
+        return self.add_node(kind, position, size if kind in _FIXED_SIZE_TYPES else 1, slot=column, size=size)
 
-    def union(self, branches: list[Any], reader: Wanted | None, position: _SchemaPosition) -> int:
+    def add_union(self, branches: list[Any], reader: Wanted | None, position: _SchemaPosition) -> int:
         """Add the nodes of a union and its branches, and return the index of the union's node."""
         kinds = [self.resolve(branch, position.descend())[0] for branch in branches]
         nulls = kinds.count("null")
@@ -326,8 +335,8 @@ class _Compiler:
             for branch, kind in zip(branches, kinds, strict=True)
         ]
         if nulls:  # The other branch has created the columns. Null writes its value to them.
-            children[kinds.index("null")] = self.add("null", position, 0, children=self.list_columns(reader))
-        return self.add("union", position, 1, children=children)
+            children[kinds.index("null")] = self.add_node("null", position, 0, children=self.list_columns(reader))
+        return self.add_node("union", position, 1, children=children)
 
     def list_columns(self, reader: Wanted | None) -> list[int]:
         """Return the existing columns to which a value of `reader` is written."""
@@ -339,62 +348,67 @@ class _Compiler:
             return []
         return [self.columns[reader.name]]
 
-    def record(self, schema: Any, reader: RecordReader | PartitionRecord | None, position: _SchemaPosition) -> int:
+    def add_record(self, schema: Any, reader: RecordReader | PartitionRecord | None, position: _SchemaPosition) -> int:
         """Add the nodes of a record and its fields, and return the index of the record's node."""
         fields = schema.get("fields")
         if not isinstance(fields, list) or not all(
-            isinstance(each, dict) and isinstance(each.get("name"), str) and "type" in each for each in fields
+            isinstance(record_field, dict) and isinstance(record_field.get("name"), str) and "type" in record_field
+            for record_field in fields
         ):
             raise self.make_error(position, "a record needs fields, each with a name and a type")
-        readers_by_position = self.match(fields, reader, position) if isinstance(reader, RecordReader) else {}
+        readers_by_index = self.match_fields(fields, reader, position) if isinstance(reader, RecordReader) else {}
         children = []
-        for i, each in enumerate(fields):
-            inner = position.descend(each["name"][:100])
+        for index, record_field in enumerate(fields):
+            inner = position.descend(record_field["name"][:_SHOWN_MAX])
             if isinstance(reader, PartitionRecord):
-                child = self.add_partition_field(each, inner)
+                child = self.add_partition_field(record_field, inner)
             else:
-                child = self.add_value(each["type"], readers_by_position.get(i), inner)
+                child = self.add_value(record_field["type"], readers_by_index.get(index), inner)
             if self.minimum_sizes[child]:
                 children.append(child)
-        return self.add("record", position, sum(self.minimum_sizes[child] for child in children), children=children)
+        return self.add_node(
+            "record", position, sum(self.minimum_sizes[child] for child in children), children=children
+        )
 
-    def match(self, fields: list[dict[str, Any]], reader: RecordReader, position: _SchemaPosition) -> dict[int, Wanted]:
-        """Return the readers of a record's fields, by the field's position in the record.
+    def match_fields(
+        self, fields: list[dict[str, Any]], reader: RecordReader, position: _SchemaPosition
+    ) -> dict[int, Wanted]:
+        """Return the readers of a record's fields, by the field's index in the record.
 
         A field is matched by its id, or by its name if it has no id.
         """
-        by_name = {name: field_id for field_id, (name, _) in reader.fields.items()}
-        ids = [each["field-id"] if "field-id" in each else by_name.get(each["name"]) for each in fields]
-        readers_by_position: dict[int, Wanted] = {}
+        ids_by_name = {name: field_id for field_id, (name, _) in reader.fields.items()}
+        ids = [field["field-id"] if "field-id" in field else ids_by_name.get(field["name"]) for field in fields]
+        readers_by_index: dict[int, Wanted] = {}
         matched_ids = (field_id for field_id in ids if isinstance(field_id, int) and field_id in reader.fields)
         if (repeated_id := find_repeated(matched_ids)) is not None:
             raise self.make_error(position, f"field {repeated_id} is present twice")
-        for i, field_id in enumerate(ids):
+        for index, field_id in enumerate(ids):
             if not isinstance(field_id, int) or field_id not in reader.fields:
                 continue
-            readers_by_position[i] = reader.fields[field_id][1]
+            _, readers_by_index[index] = reader.fields[field_id]
         for field_id in reader.required:
             if field_id not in ids:
                 raise self.make_error(position, f"has no field {reader.fields[field_id][0]} ({field_id})")
-        return readers_by_position
+        return readers_by_index
 
     def add_partition_field(self, field: dict[str, Any], position: _SchemaPosition) -> int:
         """Add the nodes of a partition field, and return the index of its node."""
         kind, schema, schema_position = self.resolve(field["type"], position)
         branches = schema if kind == "union" else [field["type"]]
         branch_types = [self.resolve(branch, schema_position.descend())[:2] for branch in branches]
-        values = [(kind, schema) for kind, schema in branch_types if kind != "null"]
+        non_null_types = [(kind, schema) for kind, schema in branch_types if kind != "null"]
         field_id = field.get("field-id")
         field_id = field_id if isinstance(field_id, int) else None
-        if not values:
+        if not non_null_types:
             self.partition.append(PartitionFieldColumn(field["name"], field_id, "null", None, None))
             return self.add_value(field["type"], None, position)
-        kind, schema = values[0]
-        leaf = next((leaf for leaf, kinds in _FITTING.items() if kind in kinds), None)
-        if leaf is None:
+        kind, schema = non_null_types[0]
+        leaf_class = next((leaf for leaf, kinds in _ACCEPTED_TYPES.items() if kind in kinds), None)
+        if leaf_class is None:
             raise self.make_error(position, f"partition values cannot have type {kind}")
-        leaf_column = leaf(f"partition {len(self.partition)}")
-        node = self.add_value(field["type"], leaf_column, position)
+        leaf = leaf_class(f"partition {len(self.partition)}")
+        node = self.add_value(field["type"], leaf, position)
         logical = schema.get("logicalType")
         self.partition.append(
             PartitionFieldColumn(
@@ -402,12 +416,12 @@ class _Compiler:
                 field_id,
                 kind,
                 logical if isinstance(logical, str) else None,
-                self.columns[leaf_column.name],
+                self.columns[leaf.name],
             )
         )
         return node
 
-    def group(self, schema: Any, reader: ByColumn | Elements, position: _SchemaPosition) -> int:
+    def add_group(self, schema: Any, reader: ByColumn | Elements, position: _SchemaPosition) -> int:
         """Add the nodes of a list or of a map by column id, and return the index of its node."""
         by_column = isinstance(reader, ByColumn)
         if isinstance(reader, ByColumn):
@@ -417,15 +431,15 @@ class _Compiler:
             )
         else:
             fields = reader.fields
-        first = len(self.column_kinds)
+        first_column = len(self.column_kinds)
         for _, _, leaf in fields:
             self.add_column(leaf.name, _find_column_kind(leaf), position)
-        counts = -1 if by_column else self.add_column(reader.name, "count", position)
+        counts_column = -1 if by_column else self.add_column(reader.name, "count", position)
         slot = self.groups[reader.name] = len(self.group_rows)
-        self.group_rows.append((by_column, first, len(fields), counts))
+        self.group_rows.append((by_column, first_column, len(fields), counts_column))
         items = schema.get("items")
         if isinstance(reader, ByColumn) and (op := self.match_plain_map(items, reader, position)) is not None:
-            return self.add(op, position, 1, slot=slot)
+            return self.add_node(op, position, 1, slot=slot)
         if isinstance(reader, Elements) and not reader.of_records:
             element: Wanted = fields[0][2]
         else:
@@ -434,7 +448,7 @@ class _Compiler:
         item = self.add_value(items, element, position.descend())
         if not self.minimum_sizes[item]:
             raise self.make_error(position, "the values of a list are always null")
-        return self.add("array", position, 1, slot=slot, size=self.minimum_sizes[item], children=[item])
+        return self.add_node("array", position, 1, slot=slot, size=self.minimum_sizes[item], children=[item])
 
     def match_plain_map(self, items: Any, reader: ByColumn, position: _SchemaPosition) -> str | None:
         """Return the operation for the usual layout of a map, or None for other layouts.
@@ -443,15 +457,15 @@ class _Compiler:
         """
         kind, schema, inner = self.resolve(items, position.descend())
         fields = schema.get("fields") if kind == "record" else None
-        if not isinstance(fields, list) or len(fields) != 2 or not all(isinstance(each, dict) for each in fields):
+        if not isinstance(fields, list) or len(fields) != 2 or not all(isinstance(field, dict) for field in fields):
             return None
-        if [each.get("field-id") for each in fields] != [reader.key_id, reader.value_id]:
+        if [field.get("field-id") for field in fields] != [reader.key_id, reader.value_id]:
             return None
-        kinds = [self.resolve(each.get("type"), inner.descend())[0] for each in fields]
-        return {("int", "long"): "counts", ("int", "bytes"): "bounds"}.get((kinds[0], kinds[1]))
+        key_type, value_type = (self.resolve(field.get("type"), inner.descend())[0] for field in fields)
+        return {("int", "long"): "counts", ("int", "bytes"): "bounds"}.get((key_type, value_type))
 
 
-_FITTING: dict[type[Leaf], tuple[str, ...]] = {
+_ACCEPTED_TYPES: dict[type[Leaf], tuple[str, ...]] = {
     RequestedValue: ("boolean", "int", "long"),
     Long: ("boolean", "int", "long"),
     Double: ("float", "double"),

@@ -55,10 +55,11 @@ _BOUNDS = ("lower_bounds", "upper_bounds")
 _BY_COLUMN = (*_COUNTS, *_BOUNDS)
 _DATE_BYTES = 4
 """The size in bytes of the bound of a date. The bound of a timestamp is larger."""
-_OPAQUE = frozenset({"variant", "geometry", "geography"})
+_OPAQUE_TYPES = frozenset({"variant", "geometry", "geography"})
 """The types whose bounds are not single values."""
 
 
+_SHOWN_VALUE_CHARACTERS_MAX = 100
 _SHOWN_CHARACTERS_MAX = 1_000
 """The maximum number of characters of an error that repeats the client's input."""
 
@@ -127,7 +128,7 @@ def compute_decimal_size(kind: str) -> int:
     below the minimum of the precision; it usually fits too.
     """
     greatest: int = 10 ** values.get_decimal_precision(kind) - 1
-    return greatest.bit_length() // 8 + 1
+    return greatest.bit_length() // 8 + 1  # One more bit is the sign.
 
 
 def find_column_type(metadata: TableMetadata, column_id: int) -> str | None:
@@ -159,10 +160,10 @@ class DeclaredTypes:
 
     def __call__(self, column_id: int) -> Type | None:
         column = self._metadata.current_schema.column(column_id)
-        return column.type if column is not None else self._former.get(column_id)
+        return column.type if column is not None else self._types_in_any_schema.get(column_id)
 
     @cached_property
-    def _former(self) -> dict[int, Type]:
+    def _types_in_any_schema(self) -> dict[int, Type]:
         types: dict[int, Type] = dict(_METADATA_COLUMNS)
         for schema in self._metadata.schemas:
             types |= {column_id: column.type for column_id, column in schema.index.by_id.items()}
@@ -182,7 +183,7 @@ class _Bounds(msgspec.Struct, frozen=True):
     values: tuple[str, ...]
 
 
-class _Json(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+class _FileJson(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """The JSON object of a content file. Unknown fields are ignored."""
 
     content: str
@@ -220,7 +221,7 @@ def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
     file_path = json.get("file-path") if isinstance(json, dict) else None
     with _add_path_to_errors(file_path if isinstance(file_path, str) and file_path else "without a file-path"):
         try:
-            file_json = convert_values(json, _Json)
+            file_json = convert_values(json, _FileJson)
         except RecursionError:
             raise ValueError("the JSON is nested too deeply") from None
         _check_text("file-path", file_json.file_path)
@@ -240,7 +241,7 @@ def _add_path_to_errors(path: str) -> Iterator[None]:
         raise BadRequest(f"Invalid content file {shown_path}: {str(error)[:_SHOWN_CHARACTERS_MAX]}") from None
 
 
-def _decode_file(file_json: _Json, metadata: TableMetadata) -> ContentFile:
+def _decode_file(file_json: _FileJson, metadata: TableMetadata) -> ContentFile:
     """Convert the parsed JSON of a file to a ContentFile."""
     content = _CONTENTS.get(file_json.content.lower().replace("_", "-"))
     if content is None:
@@ -284,10 +285,10 @@ def _decode_hex(name: str, text: str) -> bytes:
     try:
         return binascii.unhexlify(text)
     except ValueError:
-        raise ValueError(f"{name}: {text[:100]!r} is not hexadecimal") from None
+        raise ValueError(f"{name}: {text[:_SHOWN_VALUE_CHARACTERS_MAX]!r} is not hexadecimal") from None
 
 
-def _parse_partition(file_json: _Json, metadata: TableMetadata) -> tuple[Value | None, ...]:
+def _parse_partition(file_json: _FileJson, metadata: TableMetadata) -> tuple[Value | None, ...]:
     spec = metadata.spec(file_json.spec_id)
     if spec is None:
         spec_ids = ", ".join(str(spec.spec_id) for spec in metadata.partition_specs)
@@ -295,8 +296,7 @@ def _parse_partition(file_json: _Json, metadata: TableMetadata) -> tuple[Value |
     if len(file_json.partition) != len(spec.fields):
         raise ValueError(
             f"partition: the file has {len(file_json.partition)} values, "
-            f"but spec {spec.spec_id} has {len(spec.fields)} "
-            "fields"
+            f"but spec {spec.spec_id} has {len(spec.fields)} fields"
         )
     types = list_partition_types(metadata, spec)
     return tuple(map(_parse_partition_value, spec.fields, types, file_json.partition))
@@ -333,6 +333,7 @@ def _parse_bounds(name: str, bounds: _Bounds | None) -> dict[int, bytes] | None:
 
 
 def _pair_columns(name: str, keys: Sequence[int], values: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+    """Yield each column id with its value. Raise ValueError if the ids are not distinct, or some have no value."""
     if len(keys) != len(values):
         raise ValueError(f"{name}: the file has {len(keys)} keys, but {len(values)} values")
     if len(set(keys)) != len(keys):
@@ -393,13 +394,14 @@ def _check_vector(file: ContentFile, version: int) -> None:
     if version < _VECTORS_MIN_FORMAT_VERSION:
         raise ValueError(f"file-format: a table of format version {version} has no deletion vectors (puffin)")
     for name in ("referenced_data_file", "content_offset", "content_size_in_bytes"):
-        if not getattr(file, name) and getattr(file, name) != 0:
+        if getattr(file, name) in (None, ""):
             raise ValueError(f"{name.replace('_', '-')}: a deletion vector requires it")
     if (file.content_offset or 0) + (file.content_size_in_bytes or 0) > file.file_size_in_bytes:
         raise ValueError("content-size-in-bytes: the deletion vector ends beyond the end of its file")
 
 
 def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
+    """Check the split offsets, and the counts and bounds of columns, which must be columns of the table."""
     if file.referenced_data_file is not None:
         _check_text("referenced-data-file", file.referenced_data_file)
     offsets = file.split_offsets or ()
@@ -424,11 +426,11 @@ def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
 
 
 def _check_counts(file: ContentFile) -> None:
-    total = file.value_counts or {}
+    value_counts = file.value_counts or {}
     for name, counts in (("null-value-counts", file.null_value_counts), ("nan-value-counts", file.nan_value_counts)):
         for column, count in (counts or {}).items():
-            if count > total.get(column, count):
-                raise ValueError(f"{name}: column {column} has {count}, but only {total[column]} values")
+            if count > value_counts.get(column, count):
+                raise ValueError(f"{name}: column {column} has {count}, but only {value_counts[column]} values")
 
 
 def _check_bounds(file: ContentFile, kinds: Mapping[int, Type]) -> None:
@@ -447,7 +449,7 @@ def _decode_bounds(name: str, bounds: dict[int, bytes] | None, kinds: Mapping[in
         kind = kinds[column]
         if not isinstance(kind, str):
             raise ValueError(f"{name}: column {column} is a {describe_type(kind)}, which has no bounds")
-        if get_base_name(kind) in _OPAQUE:
+        if get_base_name(kind) in _OPAQUE_TYPES:
             continue
         try:
             if len(data) == _DATE_BYTES and kind in ("timestamp", "timestamp_ns"):

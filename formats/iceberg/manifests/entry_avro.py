@@ -44,7 +44,7 @@ ROWS_PER_BLOCK = 200
 
 Json = dict[str, Any]
 
-_INVALID = re.compile(r"[^A-Za-z0-9_]")
+_NOT_IN_AVRO_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
 
 def convert_to_avro_name(name: str) -> str:
@@ -52,9 +52,10 @@ def convert_to_avro_name(name: str) -> str:
 
     Java keeps letters of all scripts, which other libraries reject. This function converts them too.
     """
+    # Java's characters are units of 16 bits.
     units = name.encode("utf-16-be", "surrogatepass")
     text = "".join(chr(int.from_bytes(units[i : i + 2], "big")) for i in range(0, len(units), 2))
-    avro_text = _INVALID.sub(lambda match: f"_x{ord(match[0]):X}", text)
+    avro_text = _NOT_IN_AVRO_NAMES.sub(lambda match: f"_x{ord(match[0]):X}", text)
     return f"_{avro_text}" if avro_text[0].isdigit() else avro_text
 
 
@@ -95,7 +96,7 @@ class AvroField(NamedTuple):
         return {"name": self.name, "type": self.type, "field-id": self.id}
 
 
-_SMALL_COUNT_MAX = 1 << 14
+_CACHED_VARINTS = 1 << 14
 _LONG_BITS = 64
 
 
@@ -106,7 +107,7 @@ def encode_varint(value: int) -> bytes:
         ValueError: The value does not fit into 64 bits.
     """
     bits = (value << 1) ^ (value >> 63)
-    if 0 <= bits < _SMALL_COUNT_MAX:
+    if 0 <= bits < _CACHED_VARINTS:
         return _VARINTS[bits]
     if not 0 <= bits < 1 << _LONG_BITS:
         raise ValueError(f"{value} does not fit into 64 bits")
@@ -126,11 +127,12 @@ def _encode_long_varint(bits: int) -> bytes:
     return bytes(buffer)
 
 
-_VARINTS = tuple(map(_encode_long_varint, range(_SMALL_COUNT_MAX)))
+_VARINTS = tuple(map(_encode_long_varint, range(_CACHED_VARINTS)))
 """The precomputed encodings of 0 to 16,383: nearly all keys and lengths, and most counts."""
 
 
 def frame_bytes(data: bytes) -> bytes:
+    """Return the length of the bytes, and then the bytes."""
     return encode_varint(len(data)) + data
 
 
@@ -158,8 +160,8 @@ def _encode_counts(by_column: Mapping[int, int]) -> bytes:
         return b"\x00"
     parts, cached_varints = [encode_varint(len(by_column))], _VARINTS
     for column, count in by_column.items():
-        parts.append(cached_varints[2 * column] if 0 <= column < _SMALL_COUNT_MAX // 2 else _encode_int(column))
-        parts.append(cached_varints[2 * count] if 0 <= count < _SMALL_COUNT_MAX // 2 else encode_varint(count))
+        parts.append(cached_varints[2 * column] if 0 <= column < _CACHED_VARINTS // 2 else _encode_int(column))
+        parts.append(cached_varints[2 * count] if 0 <= count < _CACHED_VARINTS // 2 else encode_varint(count))
     parts.append(b"\x00")
     return b"".join(parts)
 
@@ -169,9 +171,9 @@ def _encode_bounds(by_column: Mapping[int, bytes]) -> bytes:
         return b"\x00"
     parts, cached_varints = [encode_varint(len(by_column))], _VARINTS
     for column, bound in by_column.items():
-        parts.append(cached_varints[2 * column] if 0 <= column < _SMALL_COUNT_MAX // 2 else _encode_int(column))
+        parts.append(cached_varints[2 * column] if 0 <= column < _CACHED_VARINTS // 2 else _encode_int(column))
         size = len(bound)
-        parts.append(cached_varints[2 * size] if size < _SMALL_COUNT_MAX // 2 else encode_varint(size))
+        parts.append(cached_varints[2 * size] if size < _CACHED_VARINTS // 2 else encode_varint(size))
         parts.append(bound)
     parts.append(b"\x00")
     return b"".join(parts)
@@ -187,7 +189,7 @@ def _make_map_field(name: str, field_id: int, key_id: int, value: str) -> AvroFi
         AvroField("key", key_id, "int", _encode_int, False),
         AvroField("value", key_id + 1, value, encode_varint, False),
     ]
-    item = {"type": "record", "name": f"k{key_id}_v{key_id + 1}", "fields": [each.schema for each in pair]}
+    item = {"type": "record", "name": f"k{key_id}_v{key_id + 1}", "fields": [field.schema for field in pair]}
     return AvroField(name, field_id, {"type": "array", "logicalType": "map", "items": item}, write)
 
 
@@ -195,8 +197,10 @@ def _make_list_type(element_id: int, kind: object) -> Json:
     return {"type": "array", "items": kind, "element-id": element_id}
 
 
+_NULL_BRANCH, _VALUE_BRANCH = b"\x00", b"\x02"
+"""The encoded number of the branch of a union of null and a type: 0 for null, and 1 for a value."""
 PARTITION = "partition"
-_FILE = (
+_FILE_FIELDS = (
     AvroField("content", 134, "int", encode_varint, False, since=2),
     AvroField("file_path", 100, "string", _encode_text, False),
     AvroField("file_format", 101, "string", _encode_text, False),
@@ -221,7 +225,7 @@ _FILE = (
     AvroField("content_size_in_bytes", 145, "long", encode_varint, since=3),
 )
 
-_SIMPLE: dict[str, tuple[object, Write]] = {
+_TYPES_AND_ENCODERS: dict[str, tuple[object, Write]] = {
     UNKNOWN: ("null", lambda _: b""),
     "boolean": ("boolean", _encode_boolean),
     "int": ("int", _encode_int),
@@ -240,6 +244,8 @@ _SIMPLE: dict[str, tuple[object, Write]] = {
 
 
 def _make_fixed_writer(size: int) -> Write:
+    """Return the encoder of values of a fixed type of `size` bytes."""
+
     def write(value: bytes) -> bytes:
         if len(value) != size:
             raise ValueError(f"{len(value)} bytes are not a value of type fixed[{size}]")
@@ -249,6 +255,8 @@ def _make_fixed_writer(size: int) -> Write:
 
 
 def _make_unscaled_writer(size: int) -> Write:
+    """Return the encoder of unscaled decimals of `size` bytes."""
+
     def write(value: int) -> bytes:
         try:
             return value.to_bytes(size, "big", signed=True)
@@ -281,7 +289,7 @@ def _make_partition_type(kind: str, field_id: int) -> tuple[object, Write]:
             fixed_type = {"type": "fixed", "name": name, "size": size, "logicalType": "decimal"}
             return {**fixed_type, "precision": precision, "scale": scale}, _make_unscaled_writer(size)
         case name:
-            return _SIMPLE[name]
+            return _TYPES_AND_ENCODERS[name]
 
 
 def _make_partition_record(fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[Json, Write]:
@@ -305,7 +313,7 @@ def _make_partition_record(fields: Sequence[PartitionField], types: Sequence[str
         parts = []
         for value, write in zip(values, writers, strict=True):
             if write is not None:
-                parts.append(b"\x00" if value is None else b"\x02" + write(value))
+                parts.append(_NULL_BRANCH if value is None else _VALUE_BRANCH + write(value))
         return b"".join(parts)
 
     return {"type": "record", "name": "r102", "fields": list(schemas.values())}, write_all
@@ -313,8 +321,8 @@ def _make_partition_record(fields: Sequence[PartitionField], types: Sequence[str
 
 def _make_record(name: str, fields: Iterable[AvroField], format_version: int) -> tuple[Json, Write]:
     """Return the schema of a record, and its encoder for objects that have the fields as attributes."""
-    plan = [field for field in fields if field.since <= format_version <= field.until]
-    writers = [(field.get or attrgetter(field.name), field.write, field.optional) for field in plan]
+    version_fields = [field for field in fields if field.since <= format_version <= field.until]
+    writers = [(field.get or attrgetter(field.name), field.write, field.optional) for field in version_fields]
 
     def write_all(row: object) -> bytes:
         parts = []
@@ -323,12 +331,12 @@ def _make_record(name: str, fields: Iterable[AvroField], format_version: int) ->
             if not optional:
                 parts.append(write(value))
             elif value is None:
-                parts.append(b"\x00")
+                parts.append(_NULL_BRANCH)
             else:
-                parts += b"\x02", write(value)
+                parts += _VALUE_BRANCH, write(value)
         return b"".join(parts)
 
-    return {"type": "record", "name": name, "fields": [field.schema for field in plan]}, write_all
+    return {"type": "record", "name": name, "fields": [field.schema for field in version_fields]}, write_all
 
 
 def build_entry_record(
@@ -340,7 +348,7 @@ def build_entry_record(
         "r2",
         [
             field._replace(type=partition, write=write_partition) if field.name == PARTITION else field
-            for field in _FILE
+            for field in _FILE_FIELDS
         ],
         format_version,
     )
@@ -376,7 +384,7 @@ def build_manifest_file_record(format_version: int) -> tuple[Json, Write]:
             b"".join((encode_varint(len(summaries)), *map(write_summary, summaries), b"\x00")) if summaries else b"\x00"
         )
 
-    has_default = format_version == 1
+    is_optional = format_version == 1
     return _make_record(
         "manifest_file",
         [
@@ -387,12 +395,12 @@ def build_manifest_file_record(format_version: int) -> tuple[Json, Write]:
             AvroField("sequence_number", 515, "long", encode_varint, False, since=2),
             AvroField("min_sequence_number", 516, "long", encode_varint, False, since=2),
             AvroField("added_snapshot_id", 503, "long", encode_varint, False),
-            AvroField("added_files_count", 504, "int", _encode_int, has_default),
-            AvroField("existing_files_count", 505, "int", _encode_int, has_default),
-            AvroField("deleted_files_count", 506, "int", _encode_int, has_default),
-            AvroField("added_rows_count", 512, "long", encode_varint, has_default),
-            AvroField("existing_rows_count", 513, "long", encode_varint, has_default),
-            AvroField("deleted_rows_count", 514, "long", encode_varint, has_default),
+            AvroField("added_files_count", 504, "int", _encode_int, is_optional),
+            AvroField("existing_files_count", 505, "int", _encode_int, is_optional),
+            AvroField("deleted_files_count", 506, "int", _encode_int, is_optional),
+            AvroField("added_rows_count", 512, "long", encode_varint, is_optional),
+            AvroField("existing_rows_count", 513, "long", encode_varint, is_optional),
+            AvroField("deleted_rows_count", 514, "long", encode_varint, is_optional),
             AvroField("partitions", 507, _make_list_type(508, summary), write_summaries),
             AvroField("key_metadata", 519, "bytes", frame_bytes),
             AvroField("first_row_id", 520, "long", encode_varint, since=3),
@@ -401,6 +409,9 @@ def build_manifest_file_record(format_version: int) -> tuple[Json, Write]:
     )
 
 
+_ISAL_LEVEL = 1
+_RAW_DEFLATE_BITS = -15
+"""The parameter of zlib for deflate without a header and a checksum."""
 Codec = tuple[str, Callable[[bytes], bytes]]
 """The codec's name in Avro, and the function that compresses a block."""
 
@@ -413,15 +424,15 @@ def get_codec(properties: Mapping[str, str]) -> Codec:
     """
     name = properties.get(AVRO_COMPRESSION, "gzip").lower()
     level = props.parse_int(properties, AVRO_COMPRESSION_LEVEL, -1) if AVRO_COMPRESSION_LEVEL in properties else None
-    make = _CODECS.get(name)
-    if make is None:
+    make_codec = _CODECS.get(name)
+    if make_codec is None:
         raise BadRequest(
             f"Property {AVRO_COMPRESSION} is {name!r}: set it to one of gzip, zstd, snappy and uncompressed"
         )
-    low, high = _LEVELS.get(name, (-(2**31), 2**31))
+    low, high = _LEVELS.get(name, (-(2**31), 2**31))  # Other codecs ignore the level.
     if level is not None and not low <= level <= high:
         raise BadRequest(f"Property {AVRO_COMPRESSION_LEVEL} is {level}: set it to {low} to {high} for {name}")
-    return make(level)
+    return make_codec(level)
 
 
 def _make_deflate_codec(level: int | None) -> Codec:
@@ -431,7 +442,10 @@ def _make_deflate_codec(level: int | None) -> Codec:
     """
 
     def pack(block: bytes) -> bytes:
-        packer = isal_zlib.compressobj(1, wbits=-15) if level is None else zlib.compressobj(level, wbits=-15)
+        if level is None:
+            packer: Any = isal_zlib.compressobj(_ISAL_LEVEL, wbits=_RAW_DEFLATE_BITS)
+        else:
+            packer = zlib.compressobj(level, wbits=_RAW_DEFLATE_BITS)
         compressed: bytes = packer.compress(block) + packer.flush()
         return compressed
 

@@ -40,7 +40,7 @@ CountsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64]
 BoundsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]]
 _Elements: TypeAlias = list[tuple[NDArray[np.int64], NDArray[np.int32]]]
 
-_INFLATED_MIN, _INFLATION_MAX = 64 << 20, 64
+_INFLATED_BYTES_MIN, _INFLATION_RATIO_MAX = 64 << 20, 64
 """The inflated size in bytes that every file may have, and the maximum ratio of inflated to compressed size above it.
 
 Entries usually compress two to ten times.
@@ -155,6 +155,7 @@ class ManifestFile(msgspec.Struct, frozen=True, gc=False):
     first_row_id: int | None = None
 
 
+# The names and field ids of the Iceberg spec. Counts and bounds have the ids of their keys and values, too.
 _ENTRY_LONGS = {0: "status", 1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
 _FILE_LONGS = {
     134: "content",
@@ -181,25 +182,28 @@ TEXTS = tuple(_FILE_TEXTS.values())
 _DATA_FILE = RecordReader(
     {
         102: ("partition", PartitionRecord()),
-        **{i: (name, Long(name)) for i, name in _FILE_LONGS.items()},
-        **{i: (name, Text(name)) for i, name in _FILE_TEXTS.items()},
+        **{field_id: (name, Long(name)) for field_id, name in _FILE_LONGS.items()},
+        **{field_id: (name, Text(name)) for field_id, name in _FILE_TEXTS.items()},
         **{
-            i: (name, ElementsOf(name, ((0, "element", Long(f"{name}.element", scratch=True)),), of_records=False))
-            for i, name in _FILE_LISTS.items()
+            field_id: (
+                name,
+                ElementsOf(name, ((0, "element", Long(f"{name}.element", scratch=True)),), of_records=False),
+            )
+            for field_id, name in _FILE_LISTS.items()
         },
         **{
-            i: (name, ByColumn(name, key, value, Long(f"{name}.value", scratch=True)))
-            for i, (name, key, value) in _FILE_COUNTS.items()
+            field_id: (name, ByColumn(name, key_id, value_id, Long(f"{name}.value", scratch=True)))
+            for field_id, (name, key_id, value_id) in _FILE_COUNTS.items()
         },
         **{
-            i: (name, ByColumn(name, key, value, Text(f"{name}.value", scratch=True)))
-            for i, (name, key, value) in _FILE_BOUNDS.items()
+            field_id: (name, ByColumn(name, key_id, value_id, Text(f"{name}.value", scratch=True)))
+            for field_id, (name, key_id, value_id) in _FILE_BOUNDS.items()
         },
     },
     required=(100, 103, 104),
 )
 _ENTRY = RecordReader(
-    {2: ("data_file", _DATA_FILE), **{i: (name, Long(name)) for i, name in _ENTRY_LONGS.items()}},
+    {2: ("data_file", _DATA_FILE), **{field_id: (name, Long(name)) for field_id, name in _ENTRY_LONGS.items()}},
     required=(0, 2),
     status="status",
 )
@@ -224,7 +228,7 @@ _LIST = RecordReader(
     {
         500: ("manifest_path", Text("manifest_path")),
         519: ("key_metadata", Text("key_metadata")),
-        **{i: (name, Long(name)) for i, name in _LIST_LONGS.items()},
+        **{field_id: (name, Long(name)) for field_id, name in _LIST_LONGS.items()},
         507: (
             "partitions",
             ElementsOf(
@@ -280,7 +284,7 @@ def decode_manifest(
         lists={
             name: (rows.read_element_counts(name), rows.read_elements(name, 1)[0][0]) for name in _FILE_LISTS.values()
         },
-        partition=rows.partition(),
+        partition=rows.read_partition(),
         counts={name: rows.read_group(name, {}) for name, _, _ in _FILE_COUNTS.values()},
         bounds={name: rows.read_group(name, {}) for name, _, _ in _FILE_BOUNDS.values()},
         heap=rows.container.heap,
@@ -331,16 +335,17 @@ def decode_list(
     """
     rows = _decode_rows(data, location, _LIST, inflated_limit_bytes)
     paths = rows.read_text("manifest_path")
-    absent = (rows.read_long(name) == MISSING for name in ("manifest_length", "partition_spec_id"))
-    if (paths.lengths < 0).any() or any(missing.any() for missing in absent):
+    is_missing = (rows.read_long(name) == MISSING for name in ("manifest_length", "partition_spec_id"))
+    if (paths.lengths < 0).any() or any(missing_rows.any() for missing_rows in is_missing):
         raise Corrupt(f"{location}: an entry has no manifest_path, manifest_length or partition_spec_id")
     # Copy the columns, because they are parts of larger arrays, which would stay in memory.
     paths = Spans(paths.starts.copy(), paths.lengths.copy())
     manifest_list = DecodedList((), rows.container.metadata["avro.schema"], rows.container.heap.tobytes(), paths)
-    first, last = (0, 0) if neighbour is None else _count_common_rows(manifest_list, neighbour)
-    manifests = tuple(_decode_manifests(rows, first, rows.count - last))
+    leading, trailing = (0, 0) if neighbour is None else _count_common_rows(manifest_list, neighbour)
+    manifests = tuple(_decode_manifests(rows, leading, rows.count - trailing))
     if neighbour is not None:
-        manifests = (*neighbour.manifests[:first], *manifests, *neighbour.manifests[len(neighbour.manifests) - last :])
+        trailing_start = len(neighbour.manifests) - trailing
+        manifests = (*neighbour.manifests[:leading], *manifests, *neighbour.manifests[trailing_start:])
     return DecodedList(manifests, manifest_list.schema, manifest_list.heap, paths)
 
 
@@ -357,17 +362,18 @@ def _count_common_rows(new: DecodedList, neighbour: DecodedList) -> tuple[int, i
     size = min(len(new.heap), len(neighbour.heap))
     if not rows:
         return 0, 0
-    heap, neighbour_heap = (np.frombuffer(decoded_rows.heap, dtype=np.uint8) for decoded_rows in (new, neighbour))
+    heap, neighbour_heap = (np.frombuffer(decoded.heap, dtype=np.uint8) for decoded in (new, neighbour))
     equal_bytes = _count_leading(heap[:size] == neighbour_heap[:size])
     starts = new.paths.starts[:rows]
-    first = max(0, _count_leading((starts <= equal_bytes) & (starts == neighbour.paths.starts[:rows])) - 1)
+    leading = max(0, _count_leading((starts <= equal_bytes) & (starts == neighbour.paths.starts[:rows])) - 1)
     equal_bytes = _count_leading(heap[len(heap) - size :][::-1] == neighbour_heap[len(neighbour_heap) - size :][::-1])
     ends = len(new.heap) - new.paths.starts[len(new.paths.starts) - rows :][::-1]
     neighbour_ends = len(neighbour.heap) - neighbour.paths.starts[len(neighbour.paths.starts) - rows :][::-1]
     lengths = new.paths.lengths[len(new.paths.lengths) - rows :][::-1]
     neighbour_lengths = neighbour.paths.lengths[len(neighbour.paths.lengths) - rows :][::-1]
-    last = max(0, _count_leading((ends <= equal_bytes) & (ends == neighbour_ends) & (lengths == neighbour_lengths)) - 1)
-    return first, min(last, rows - first)
+    is_equal = (ends <= equal_bytes) & (ends == neighbour_ends) & (lengths == neighbour_lengths)
+    trailing = max(0, _count_leading(is_equal) - 1)
+    return leading, min(trailing, rows - leading)
 
 
 def _count_leading(truths: NDArray[np.bool_]) -> int:
@@ -384,10 +390,10 @@ def _decode_manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[Mani
     raw_paths = rows.read_raw(rows.read_text("manifest_path"), first, end)
     paths = [add_scheme(value.decode()) for value in raw_paths if value is not None]
     key_metadata = rows.read_raw(rows.read_text("key_metadata"), first, end)
-    for each in zip(
+    for fields in zip(
         paths, *columns, _decode_summaries(rows, first, end), key_metadata, longs["first_row_id"], strict=True
     ):
-        yield ManifestFile(*each)
+        yield ManifestFile(*fields)
 
 
 def _decode_summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tuple[FieldSummary, ...] | None]:
@@ -395,15 +401,15 @@ def _decode_summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tupl
     nulls, nans, lowers, uppers = rows.read_elements("partitions", 4)
     flags = {0: False, 1: True}
     counts = rows.read_element_counts("partitions")
-    begin = int(np.maximum(counts[:first], 0).sum())
-    stop = begin + int(np.maximum(counts[first:end], 0).sum())
+    summaries_start = int(np.maximum(counts[:first], 0).sum())
+    summaries_end = summaries_start + int(np.maximum(counts[first:end], 0).sum())
     summaries = [
         FieldSummary(flags.get(null), flags.get(nan), lower, upper)
         for null, nan, lower, upper in zip(
-            nulls[0][begin:stop].tolist(),
-            nans[0][begin:stop].tolist(),
-            rows.read_raw(Spans(*lowers), begin, stop),
-            rows.read_raw(Spans(*uppers), begin, stop),
+            nulls[0][summaries_start:summaries_end].tolist(),
+            nans[0][summaries_start:summaries_end].tolist(),
+            rows.read_raw(Spans(*lowers), summaries_start, summaries_end),
+            rows.read_raw(Spans(*uppers), summaries_start, summaries_end),
             strict=True,
         )
     ]
@@ -417,15 +423,15 @@ def _decode_rows(
     data: bytes | memoryview, location: str, reader: RecordReader, inflated_limit_bytes: int
 ) -> _DecodedRows:
     """Decode the requested fields of a file's rows."""
-    limit_bytes = min(inflated_limit_bytes, _INFLATED_MIN + _INFLATION_MAX * len(data))
+    limit_bytes = min(inflated_limit_bytes, _INFLATED_BYTES_MIN + _INFLATION_RATIO_MAX * len(data))
     container = read_container(data, location, inflated_limit_bytes=limit_bytes)
     try:
         schema = container.metadata["avro.schema"]
-        program = (_compiled if len(schema) <= _CACHED_SCHEMA_MAX else compile_schema)(schema, reader)
+        compiled = (_compile_cached if len(schema) <= _CACHED_SCHEMA_MAX else compile_schema)(schema, reader)
     except Corrupt as error:
         raise Corrupt(f"{location}: {error.message}") from error
-    count, columns, groups = execute(program.program, container.heap, container.edges, container.counts, location)
-    return _DecodedRows(location, container, program, count, columns, groups)
+    count, columns, groups = execute(compiled.program, container.heap, container.edges, container.counts, location)
+    return _DecodedRows(location, container, compiled, count, columns, groups)
 
 
 _CACHED_SCHEMA_MAX = 1 << 17
@@ -436,7 +442,7 @@ The schemas of tables with a thousand columns are shorter, because a manifest's 
 
 
 # All manifests of a table have a few different schema texts, and compiling one takes as long as decoding 200 entries.
-_compiled = lru_cache(maxsize=128)(compile_schema)
+_compile_cached = lru_cache(maxsize=128)(compile_schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,7 +483,8 @@ class _DecodedRows:
     def read_elements(self, name: str, width: int) -> _Elements:
         return cast(_Elements, self.read_group(name, [(np.empty(0, np.int64), np.empty(0, np.int32))] * width))
 
-    def partition(self) -> tuple[PartitionFieldValues, ...]:
+    def read_partition(self) -> tuple[PartitionFieldValues, ...]:
+        """Return the values of the partition fields."""
         fields = self.compiled.partition
         ids = [field.field_id for field in fields]
         if None in ids:
@@ -488,8 +495,8 @@ class _DecodedRows:
         field_description = (field_id, field.name, field.type, field.logical)
         values, lengths = (None, None) if field.column is None else self.columns[field.column]
         if values is None:
-            nothing = np.zeros(self.count, np.uint8)
-            return PartitionFieldValues(*field_description, longs=np.full(self.count, MISSING, np.int64), valid=nothing)
+            valid = np.zeros(self.count, np.uint8)
+            return PartitionFieldValues(*field_description, longs=np.full(self.count, MISSING, np.int64), valid=valid)
         assert lengths is not None
         valid = (lengths >= 0).astype(np.uint8)
         if field.type in ("boolean", "int", "long"):
@@ -501,20 +508,21 @@ class _DecodedRows:
     def _read_declared_ids(self, width: int) -> list[int | None]:
         """Return the field ids of the partition spec in the header, for a writer that omitted them from the schema."""
         try:
-            declared_fields = convert_json(self.container.metadata.get("partition-spec", ""), list[_Declared])
+            declared_fields = convert_json(self.container.metadata.get("partition-spec", ""), list[_DeclaredField])
         except msgspec.DecodeError:
             declared_fields = []
         if len(declared_fields) != width:
             raise Corrupt(f"{self.location}: its partition fields have ids neither in the schema nor in a spec")
         return [
-            _FIRST_PARTITION_FIELD_ID + i if each.field_id is None else each.field_id
-            for i, each in enumerate(declared_fields)
+            _FIRST_PARTITION_FIELD_ID + index if field.field_id is None else field.field_id
+            for index, field in enumerate(declared_fields)
         ]
 
     def read_numbers(self, name: str, first: int, end: int) -> list[int | None]:
         return [None if value == MISSING else value for value in self.read_long(name)[first:end].tolist()]
 
     def read_raw(self, spans: Spans, first: int, end: int) -> list[bytes | None]:
+        """Return the bytes of the spans of some rows, or None for null."""
         heap = self.container.heap.data
         return [
             None if length < 0 else bytes(heap[start : start + length])
@@ -522,7 +530,9 @@ class _DecodedRows:
         ]
 
 
-class _Declared(msgspec.Struct):
+class _DeclaredField(msgspec.Struct):
+    """A partition field in the header of a manifest."""
+
     field_id: int | None = msgspec.field(name="field-id", default=None)
 
 

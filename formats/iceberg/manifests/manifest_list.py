@@ -101,11 +101,11 @@ def _group_values_by_row(rows: int, columns: dict[int, Any], heap: bytes | None)
         row_numbers, *spans = columns[column]
         values = spans[0].tolist() if heap is None else _read_spans(Spans(*spans), heap)
         for row, value in zip(row_numbers.tolist(), values, strict=True):
-            of_row = by_row[row]
-            if of_row is None:
+            row_values = by_row[row]
+            if row_values is None:
                 by_row[row] = {column: value}
             else:
-                of_row[column] = value
+                row_values[column] = value
     return by_row
 
 
@@ -130,20 +130,21 @@ def _decode_partition_column(values: PartitionFieldValues, kind: str, heap: byte
     name = get_base_name(kind)
     if values.spans is not None:
         stored_values: list[Any] = _read_spans(values.spans, heap)
-        read_value = _read_bytes(values, kind)
+        read_value = _make_bytes_reader(values, kind)
     else:
-        longs = values.doubles if values.doubles is not None else values.longs
-        assert longs is not None
+        numbers = values.doubles if values.doubles is not None else values.longs
+        assert numbers is not None
         assert values.valid is not None
         valid = values.valid.tolist()
-        stored_values = [value if is_valid else None for value, is_valid in zip(longs.tolist(), valid, strict=True)]
+        stored_values = [value if is_valid else None for value, is_valid in zip(numbers.tolist(), valid, strict=True)]
         if not any(valid):
             return stored_values
-        read_value = _read_number(values, name)
+        read_value = _make_number_reader(values, name)
     return [None if value is None else read_value(value) for value in stored_values]
 
 
-def _read_bytes(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
+def _make_bytes_reader(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
+    """Return the function that converts a stored value of the type bytes, string or fixed to the current type."""
     name = get_base_name(kind)
     if name == "decimal" and values.logical == "decimal":
         return lambda data: int.from_bytes(data, "big", signed=True)
@@ -156,7 +157,8 @@ def _read_bytes(values: PartitionFieldValues, kind: str) -> Callable[[Any], Valu
     return _make_refusal(values, kind)
 
 
-def _read_number(values: PartitionFieldValues, name: str) -> Callable[[Any], Value]:
+def _make_number_reader(values: PartitionFieldValues, name: str) -> Callable[[Any], Value]:
+    """Return the function that converts a stored number to the current type."""
     if name in FLOATS and values.doubles is not None:
         return float
     if name == "boolean" and values.type == "boolean":
@@ -180,12 +182,14 @@ def _promote_date(name: str, days: int) -> int:
 
 
 def _make_refusal(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
-    def read(value: Any) -> Value:
+    """Return a function that raises ValueError for each value, because its stored type does not fit."""
+
+    def refuse(value: Any) -> Value:
         if kind == UNKNOWN:
             raise ValueError("the field has values, but no schema of the table has its source column")
         raise ValueError(f"the stored type {values.type} ({values.logical}) cannot be converted to {kind}")
 
-    return read
+    return refuse
 
 
 def read_numbers(manifest: DecodedManifest, name: str, absent: int | None = None) -> list[int | None]:

@@ -28,9 +28,9 @@ BOUNDS_MAX = 1_000_000
 LOWER, UPPER = "lower_bounds", "upper_bounds"
 _PART_COUNTS = ("null_value_counts", "nan_value_counts")
 _COUNTS = ("column_sizes", "value_counts", *_PART_COUNTS)
-_OPAQUE = frozenset({"variant", "geometry", "geography"})
+_OPAQUE_TYPES = frozenset({"variant", "geometry", "geography"})
 """The types whose bounds are not single values."""
-_UNORDERED = frozenset({"uuid"})
+_UNCOMPARED_TYPES = frozenset({"uuid"})
 """The types whose bounds are not compared, because Java's writers order UUIDs as two signed halves."""
 FindType = Callable[[int], Type | None]
 """A function that returns the type of a column by its id, or None if no schema of the table has the column."""
@@ -45,24 +45,24 @@ def repair_file(file: ContentFile, find_type: FindType) -> ContentFile:
     for name in _COUNTS:
         counts: Mapping[int, int] = getattr(file, name) or {}
         counts_max = file.value_counts or {} if name in _PART_COUNTS else {}
-        sound = {
+        usable_counts = {
             column: count for column, count in counts.items() if 0 <= count <= max(counts_max.get(column, count), 0)
         }
-        if len(sound) < len(counts):
-            changes[name] = sound
+        if len(usable_counts) < len(counts):
+            changes[name] = usable_counts
     lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
-    usable_bounds: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
+    usable_lower: dict[int, bytes] = {}
+    usable_upper: dict[int, bytes] = {}
     for column in {**lower, **upper}:
-        for side, data in zip(
-            usable_bounds, _repair_pair(find_type(column), lower.get(column), upper.get(column)), strict=True
-        ):
-            if data is not None:
-                side[column] = data
-    changes |= {
-        name: repaired_bounds
-        for name, stored_bounds, repaired_bounds in ((LOWER, lower, usable_bounds[0]), (UPPER, upper, usable_bounds[1]))
-        if stored_bounds != repaired_bounds
-    }
+        lower_bound, upper_bound = _repair_pair(find_type(column), lower.get(column), upper.get(column))
+        if lower_bound is not None:
+            usable_lower[column] = lower_bound
+        if upper_bound is not None:
+            usable_upper[column] = upper_bound
+    if usable_lower != lower:
+        changes[LOWER] = usable_lower
+    if usable_upper != upper:
+        changes[UPPER] = usable_upper
     return msgspec.structs.replace(file, **changes) if changes else file
 
 
@@ -71,26 +71,29 @@ def has_unusable_metrics(manifest: DecodedManifest, find_type: FindType) -> bool
 
     If the manifest has more than `BOUNDS_MAX` bounds, the result is False.
     """
-    bounds = sum(len(columns[0]) for of_side in manifest.bounds.values() for columns in of_side.values())
-    if bounds > BOUNDS_MAX:
+    bound_count = sum(len(rows) for columns in manifest.bounds.values() for rows, _, _ in columns.values())
+    if bound_count > BOUNDS_MAX:
         return False
-    return any(_has_wrong_counts(manifest)) or any(_has_wrong_bounds(manifest, find_type))
+    return any(_find_wrong_counts(manifest)) or any(_find_wrong_bounds(manifest, find_type))
 
 
-def _has_wrong_counts(manifest: DecodedManifest) -> Iterator[bool]:
+def _find_wrong_counts(manifest: DecodedManifest) -> Iterator[bool]:
+    """Yield whether counts of a column are unusable, for each column and kind of count."""
     for name in _COUNTS:
         for column, (rows, counts) in manifest.counts.get(name, {}).items():
             yield bool((counts < 0).any())
-            total = manifest.counts.get("value_counts", {}).get(column)
-            if name in _PART_COUNTS and total is not None:
-                places = np.searchsorted(total[0], rows)
-                is_present = (
-                    total[0].take(places, mode="clip") == rows if len(total[0]) else np.zeros(len(rows), np.bool_)
-                )
-                yield bool((counts[is_present] > total[1].take(places[is_present])).any())
+            value_counts = manifest.counts.get("value_counts", {}).get(column)
+            if name in _PART_COUNTS and value_counts is not None:
+                counted_rows, counts_max = value_counts
+                if not len(counted_rows):
+                    continue
+                indexes = np.searchsorted(counted_rows, rows)
+                is_present = counted_rows.take(indexes, mode="clip") == rows
+                yield bool((counts[is_present] > counts_max.take(indexes[is_present])).any())
 
 
-def _has_wrong_bounds(manifest: DecodedManifest, find_type: FindType) -> Iterator[bool]:
+def _find_wrong_bounds(manifest: DecodedManifest, find_type: FindType) -> Iterator[bool]:
+    """Yield whether `repair_file` would change a pair of bounds, for each distinct pair of a column."""
     heap = manifest.heap.tobytes()
     lower, upper = manifest.bounds.get(LOWER, {}), manifest.bounds.get(UPPER, {})
     for column in {**lower, **upper}:
@@ -119,12 +122,13 @@ def _repair_pair(kind: Type | None, lower: bytes | None, upper: bytes | None) ->
     if not isinstance(kind, str):
         return None, None  # Structs, lists and maps have no bounds.
     name = get_base_name(kind)
-    if name in _OPAQUE:
+    if name in _OPAQUE_TYPES:
         return lower, upper
     if name == "string" and lower is not None:
         lower = _trim_partial_character(lower)
     lower_value, upper_value = _decode_or_none(kind, lower), _decode_or_none(kind, upper)
-    if lower_value is not None and upper_value is not None and name not in _UNORDERED and lower_value > upper_value:  # type: ignore[operator]
+    has_both = lower_value is not None and upper_value is not None
+    if has_both and name not in _UNCOMPARED_TYPES and lower_value > upper_value:  # type: ignore[operator]
         return None, None
     return _encode_bound(kind, lower_value, lower), _encode_bound(kind, upper_value, upper)
 
@@ -139,6 +143,7 @@ def _decode_or_none(kind: str, data: bytes | None) -> Value | None:
 
 
 def _encode_bound(kind: str, value: Value | None, data: bytes | None) -> bytes | None:
+    """Return the repaired bound with a value. `data` is the stored bound, which only a decimal does not keep."""
     if value is None:
         return None
     return encode_single_value(kind, value) if kind.startswith("decimal") else data

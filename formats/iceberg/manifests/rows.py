@@ -32,8 +32,8 @@ def select_rows(manifest: DecodedManifest, rows: Longs) -> DecodedManifest:
         texts={name: _select_spans(spans, rows) for name, spans in manifest.texts.items()},
         lists={name: _select_list(*list_columns, rows) for name, list_columns in manifest.lists.items()},
         partition=tuple(_select_partition_rows(values, rows) for values in manifest.partition),
-        counts={name: _read_by_column(columns, rows, manifest.rows) for name, columns in manifest.counts.items()},
-        bounds={name: _read_by_column(columns, rows, manifest.rows) for name, columns in manifest.bounds.items()},
+        counts={name: _select_by_column(columns, rows, manifest.rows) for name, columns in manifest.counts.items()},
+        bounds={name: _select_by_column(columns, rows, manifest.rows) for name, columns in manifest.bounds.items()},
         heap=manifest.heap,
     )
     return _compact_heap(subset)
@@ -49,34 +49,36 @@ def _select_list(counts: Any, values: Any, rows: Longs) -> tuple[Any, Any]:
 
 
 def _select_partition_rows(values: PartitionFieldValues, rows: Longs) -> PartitionFieldValues:
-    def some(array: Any) -> Any:
+    def select(array: Any) -> Any:
         return None if array is None else array[rows]
 
     spans = None if values.spans is None else _select_spans(values.spans, rows)
     return replace(
-        values, longs=some(values.longs), doubles=some(values.doubles), valid=some(values.valid), spans=spans
+        values, longs=select(values.longs), doubles=select(values.doubles), valid=select(values.valid), spans=spans
     )
 
 
-def _read_by_column(columns: dict[int, Any], rows: Longs, row_count: int) -> dict[int, Any]:
+def _select_by_column(columns: dict[int, Any], rows: Longs, row_count: int) -> dict[int, Any]:
+    """Return the counts or bounds of some rows, by column id. `row_count` is the number of all rows."""
     by_column = {}
     for column, (row_numbers, *values) in columns.items():
         if len(row_numbers) == row_count:  # Each row has a value of this column.
             by_column[column] = (np.arange(len(rows), dtype=row_numbers.dtype), *(array[rows] for array in values))
             continue
         positions = row_numbers.searchsorted(rows)
-        is_present = (
+        present_rows = (
             np.flatnonzero(row_numbers.take(positions, mode="clip") == rows) if len(row_numbers) else positions[:0]
         )
-        if len(is_present):
+        if len(present_rows):
             by_column[column] = (
-                is_present.astype(row_numbers.dtype),
-                *(array[positions[is_present]] for array in values),
+                present_rows.astype(row_numbers.dtype),
+                *(array[positions[present_rows]] for array in values),
             )
     return by_column
 
 
 def _list_spans(manifest: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.int32]]]:
+    """Yield the starts and the lengths of all spans of the heap: texts, partition values and bounds."""
     for spans in (*manifest.texts.values(), *(field.spans for field in manifest.partition if field.spans is not None)):
         yield spans.starts, spans.lengths
     for columns in manifest.bounds.values():
@@ -87,18 +89,18 @@ def _list_spans(manifest: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.i
 def _compact_heap(manifest: DecodedManifest) -> DecodedManifest:
     """Return the manifest with a heap that contains only the bytes in its spans."""
     spans = list(_list_spans(manifest))
-    lengths = [np.maximum(sizes_of_spans, 0).astype(np.int64) for _, sizes_of_spans in spans]
+    lengths = [np.maximum(span_lengths, 0).astype(np.int64) for _, span_lengths in spans]
     sizes = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
     heap = manifest.heap[_list_span_positions(np.concatenate([starts for starts, _ in spans]), sizes)]
-    new_starts = iter(np.split(np.cumsum(sizes) - sizes, np.cumsum([len(counts) for counts in lengths])[:-1]))
+    new_starts = iter(np.split(np.cumsum(sizes) - sizes, np.cumsum([len(array) for array in lengths])[:-1]))
 
     def move_spans(spans: Spans) -> Spans:
         return Spans(next(new_starts), spans.lengths)
 
     # The order must be the same as in `_list_spans`.
-    texts = {name: move_spans(each) for name, each in manifest.texts.items()}
+    texts = {name: move_spans(text_spans) for name, text_spans in manifest.texts.items()}
     partition = tuple(
-        each if each.spans is None else replace(each, spans=move_spans(each.spans)) for each in manifest.partition
+        field if field.spans is None else replace(field, spans=move_spans(field.spans)) for field in manifest.partition
     )
     bounds = {
         name: {column: (row_numbers, next(new_starts), sizes) for column, (row_numbers, _, sizes) in columns.items()}

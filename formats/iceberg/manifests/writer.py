@@ -17,7 +17,13 @@ from typing import Any
 
 import msgspec
 
-from seamark.formats.iceberg.manifests.content_file import DATA, ContentFile, list_partition_types
+from seamark.formats.iceberg.manifests.content_file import (
+    DATA,
+    EQUALITY_DELETES,
+    POSITION_DELETES,
+    ContentFile,
+    list_partition_types,
+)
 from seamark.formats.iceberg.manifests.entry_avro import (
     build_entry_record,
     build_manifest_file_record,
@@ -139,12 +145,16 @@ def write_manifest(
     for entry in entry_list:
         files[entry.status] += 1
         rows[entry.status] += entry.file.record_count
-    numbers = [entry.sequence_number for entry in entry_list if entry.is_live and entry.sequence_number is not None]
+    sequence_numbers = [
+        entry.sequence_number for entry in entry_list if entry.is_live and entry.sequence_number is not None
+    ]
     partitions = _summarize_partitions([entry.file.partition for entry in entry_list], types)
-    return WrittenManifest(data, spec_id, content, version, files, rows, partitions, min(numbers, default=None))
+    oldest = min(sequence_numbers, default=None)
+    return WrittenManifest(data, spec_id, content, version, files, rows, partitions, oldest)
 
 
 def _check_entry(entry: ManifestEntry, spec_id: int, content: int, version: int) -> None:
+    """Check that an entry belongs in a manifest. Raise ValueError if it does not."""
     file = entry.file
     if file.spec_id != spec_id or (file.content != DATA) != (content != DATA_MANIFEST):
         raise ValueError(f"the partition spec or the content of {file.file_path} differs from the manifest")
@@ -156,6 +166,7 @@ def _check_entry(entry: ManifestEntry, spec_id: int, content: int, version: int)
 
 
 def _to_writable_entry(entry: ManifestEntry) -> ManifestEntry:
+    """Return the entry. If it is added, remove its first row id, which the commit assigns."""
     if entry.status != ADDED or entry.file.first_row_id is None:
         return entry
     file = msgspec.structs.replace(entry.file, first_row_id=None)
@@ -172,9 +183,9 @@ def _summarize_partitions(
     cannot be omitted for only one field, because a reader would treat the field as always null.
     """
     columns = zip(*partitions, strict=True) if partitions else ((),) * len(types)
-    of_fields = [_summarize_field(kind, column) for kind, column in zip(types, columns, strict=True)]
-    summaries = tuple(summary for summary in of_fields if summary is not None)
-    return summaries if len(summaries) == len(of_fields) else None
+    summaries = tuple(_summarize_field(kind, column) for kind, column in zip(types, columns, strict=True))
+    known_summaries = tuple(summary for summary in summaries if summary is not None)
+    return known_summaries if len(known_summaries) == len(summaries) else None
 
 
 def _summarize_field(kind: str, values: Sequence[Value | None]) -> FieldSummary | None:
@@ -183,26 +194,29 @@ def _summarize_field(kind: str, values: Sequence[Value | None]) -> FieldSummary 
     Spec: "Manifest Lists", `field_summary`. Bounds exclude NaN, and -0.0 is below 0.0.
     """
     non_null_values: list[Any] = [value for value in values if value is not None]
-    numbers = [value for value in non_null_values if value == value]
-    null, nan = len(non_null_values) < len(values), len(numbers) < len(non_null_values)
-    if not numbers:
-        return FieldSummary(null, nan, None, None)
+    ordered_values = [value for value in non_null_values if value == value]  # NaN differs from itself.
+    contains_null, contains_nan = len(non_null_values) < len(values), len(ordered_values) < len(non_null_values)
+    if not ordered_values:
+        return FieldSummary(contains_null, contains_nan, None, None)
     if kind in FLOATS:
-        minimum, maximum = (choose(numbers, key=_separate_zeros) for choose in (min, max))
+        minimum, maximum = (choose(ordered_values, key=_separate_zeros) for choose in (min, max))
     else:
-        minimum, maximum = min(numbers), max(numbers)
+        minimum, maximum = min(ordered_values), max(ordered_values)
     if kind == "uuid" and (minimum, maximum) != tuple(
-        choose(numbers, key=_split_signed_halves) for choose in (min, max)
+        choose(ordered_values, key=_split_signed_halves) for choose in (min, max)
     ):
         return None
-    return FieldSummary(null, nan, encode_single_value(kind, minimum), encode_single_value(kind, maximum))
+    lower, upper = encode_single_value(kind, minimum), encode_single_value(kind, maximum)
+    return FieldSummary(contains_null, contains_nan, lower, upper)
 
 
 def _separate_zeros(value: float) -> tuple[float, float]:
+    """Return a sort key by which -0.0 precedes 0.0."""
     return value, copysign(1.0, value)
 
 
 def _split_signed_halves(value: bytes) -> tuple[int, int]:
+    """Return the sort key of a UUID in Java's order."""
     return int.from_bytes(value[:8], "big", signed=True), int.from_bytes(value[8:], "big", signed=True)
 
 
@@ -256,6 +270,7 @@ def write_manifest_list(
 
 
 def _check_listed(manifest: ManifestFile, version: int) -> None:
+    """Check that a manifest has all values that a manifest list of a format version requires."""
     path = manifest.manifest_path
     if version == 1 and manifest.content != DATA_MANIFEST:
         raise ValueError(f"{path}: a table of format version 1 has no delete manifests")
@@ -332,15 +347,15 @@ def read_live_entries(
     files = decode_content_files(manifest_rows, spec, list_partition_types(metadata, spec))
     status = manifest_rows.longs["status"].tolist()
     snapshots = read_numbers(manifest_rows, "snapshot_id", manifest.added_snapshot_id)
-    data_numbers = _inherit_numbers(manifest_rows, "sequence_number", manifest)
-    if None in data_numbers:
+    sequence_numbers = _inherit_numbers(manifest_rows, "sequence_number", manifest)
+    if None in sequence_numbers:
         raise Corrupt(f"{path}: an existing file has no sequence number; only added files inherit it")
-    file_numbers = _inherit_numbers(manifest_rows, "file_sequence_number", manifest)
-    kinds = (DATA,) if manifest.content == DATA_MANIFEST else (1, 2)
+    file_sequence_numbers = _inherit_numbers(manifest_rows, "file_sequence_number", manifest)
+    expected_contents = (DATA,) if manifest.content == DATA_MANIFEST else (POSITION_DELETES, EQUALITY_DELETES)
     next_row_id = manifest.first_row_id if manifest.content == DATA_MANIFEST else None
     entries = []
-    for i, file in enumerate(files):
-        if file.content not in kinds:
+    for row, file in enumerate(files):
+        if file.content not in expected_contents:
             raise Corrupt(f"{path}: {file.file_path} has content {file.content}, but its manifest has other content")
         if next_row_id is None:
             # If the manifest has no first row id, its files inherit no ids, and their own ids are ignored (spec).
@@ -348,7 +363,9 @@ def read_live_entries(
         elif file.first_row_id is None:
             file = msgspec.structs.replace(file, first_row_id=next_row_id)
             next_row_id += file.record_count
-        entries.append(ManifestEntry(status[i], snapshots[i], data_numbers[i], file_numbers[i], file))
+        entries.append(
+            ManifestEntry(status[row], snapshots[row], sequence_numbers[row], file_sequence_numbers[row], file)
+        )
     return entries
 
 
@@ -358,8 +375,8 @@ def _inherit_numbers(manifest_rows: DecodedManifest, name: str, manifest: Manife
     In version 1, the number is 0 for all entries (spec: "Sequence Number Inheritance").
     """
     manifest_number = manifest.sequence_number
-    inheritance_flags = (manifest_rows.longs["status"] == ADDED).tolist()
+    is_added = (manifest_rows.longs["status"] == ADDED).tolist()
     return [
-        (manifest_number if manifest_number == 0 or inherits else None) if value is None else value
-        for value, inherits in zip(read_numbers(manifest_rows, name), inheritance_flags, strict=True)
+        (manifest_number if manifest_number == 0 or added else None) if number is None else number
+        for number, added in zip(read_numbers(manifest_rows, name), is_added, strict=True)
     ]

@@ -26,7 +26,7 @@ def list_coarser_specs(metadata: TableMetadata) -> frozenset[int]:
 
     A returned spec has buckets of the same columns as the current spec.
     """
-    current = {
+    current_counts = {
         field.sources: get_transform_width(canonicalize_transform(field.transform))
         for field in list_bucket_fields(metadata.default_spec)
     }
@@ -34,7 +34,7 @@ def list_coarser_specs(metadata: TableMetadata) -> frozenset[int]:
         spec.spec_id
         for spec in metadata.partition_specs
         for field in list_bucket_fields(spec)
-        if (count := current.get(field.sources, 0))
-        > (width := get_transform_width(canonicalize_transform(field.transform)))
-        and count % width == 0
+        if (current_count := current_counts.get(field.sources, 0))
+        > (count := get_transform_width(canonicalize_transform(field.transform)))
+        and current_count % count == 0
     )

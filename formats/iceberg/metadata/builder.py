@@ -20,6 +20,7 @@ from seamark.formats.iceberg.metadata import partition, sort_order
 from seamark.formats.iceberg.metadata.compaction import find_recently_undone
 from seamark.formats.iceberg.metadata.metadata import (
     CLOCK_SKEW_MS,
+    ENCRYPTION_MIN_FORMAT_VERSION,
     FORMAT_VERSION_MAX,
     ROW_LINEAGE_MIN_FORMAT_VERSION,
     TableMetadata,
@@ -46,6 +47,7 @@ LAST_ADDED = -1
 COMPARISONS_MAX = 500_000
 """The maximum number of comparisons of a commit. A comparison with a small schema takes a microsecond."""
 _FIELDS_PER_COMPARISON = 16
+"""The number of fields that are compared in about the time of another comparison."""
 
 
 class ComparisonBudget:
@@ -56,10 +58,10 @@ class ComparisonBudget:
     would take minutes, and block all other work.
     """
 
-    __slots__ = ("_left",)
+    __slots__ = ("_remaining",)
 
     def __init__(self) -> None:
-        self._left = COMPARISONS_MAX
+        self._remaining = COMPARISONS_MAX
 
     def spend(self, other_items: int, fields: int = 0) -> None:
         """Count the comparisons of an item with other items, before they are made.
@@ -71,8 +73,8 @@ class ComparisonBudget:
         Raises:
             BadRequest: The commit needs too many comparisons.
         """
-        self._left -= other_items * (1 + fields // _FIELDS_PER_COMPARISON)
-        if self._left < 0:
+        self._remaining -= other_items * (1 + fields // _FIELDS_PER_COMPARISON)
+        if self._remaining < 0:
             raise BadRequest(
                 "The updates add or change too many schemas, partition specs, sort orders, snapshots or versions at "
                 "once: commit fewer of them together"
@@ -112,7 +114,7 @@ class TableBuilder:
         self.default_order_id = 0 if base is None else base.default_sort_order_id
         self.properties = {} if base is None else dict(base.properties)
         self.snapshots = {} if base is None else dict(base.snapshots_by_id)
-        self._undone_lately: frozenset[int] | None = None
+        self._recently_undone: frozenset[int] | None = None
         self.current_snapshot_id = None if base is None else base.current_snapshot_id
         self.refs = {} if base is None else dict(base.refs)
         self.snapshot_log = [] if base is None else list(base.snapshot_log)
@@ -125,13 +127,15 @@ class TableBuilder:
             for part in base.partition_statistics:
                 files = self.partition_statistics.get(part.snapshot_id, ())
                 self.partition_statistics[part.snapshot_id] = (*files, part)
+        # The items that `LAST_ADDED` means.
         self._last_schema_id: int | None = None
         self._last_spec_id: int | None = None
         self._last_order_id: int | None = None
         self._added_snapshots: set[int] = set()
         self._past_main_snapshots: set[int] = set()
+        """The added snapshots that were the current snapshot during this commit."""
         self._removed_snapshots = False
-        self._names_of: dict[int, set[str]] | None = None
+        self._ref_names_by_snapshot: dict[int, set[str]] | None = None
         """The names of the references to each snapshot, cached because a commit can remove 10,000 snapshots one by one.
         """
         self._comparisons = ComparisonBudget()
@@ -197,11 +201,11 @@ class TableBuilder:
         self._comparisons.spend(len(self.specs) + self._count_spec_fields())
         # An engine that replaces a table first removes the branch.
         has_rows = any(ref.is_branch for ref in self.refs.values())
-        old = self.schemas.get(self.current_schema_id) if has_rows else None
+        old_schema = self.schemas.get(self.current_schema_id) if has_rows else None
         for spec in self.specs.values():
             partition.check_names(spec, schema)
-            if old is not None:
-                partition.check_promotions(spec, old, schema)
+            if old_schema is not None:
+                partition.check_promotions(spec, old_schema, schema)
         self.current_schema_id, self.changed = schema_id, True
 
     def remove_schemas(self, schema_ids: Iterable[int]) -> None:
@@ -217,6 +221,7 @@ class TableBuilder:
         return schema
 
     def _count_spec_fields(self) -> int:
+        """Return the number of fields of all partition specs."""
         return sum(len(spec.fields) for spec in self.specs.values())
 
     def add_spec(self, new_spec: PartitionSpec) -> None:
@@ -299,22 +304,24 @@ class TableBuilder:
                 raise BadRequest(f"Attempting to add a snapshot before a {name} is added")
         if snapshot.snapshot_id in self.snapshots:
             raise BadRequest(f"Snapshot already exists for id: {snapshot.snapshot_id}")
-        number, last = snapshot.sequence_number, self.last_sequence_number
+        sequence_number, last_sequence_number = snapshot.sequence_number, self.last_sequence_number
         # A replaced table starts from a snapshot without a parent; a concurrent commit may have used its number.
-        if self.format_version > 1 and number <= last and snapshot.parent_snapshot_id is not None:
+        is_behind = self.format_version > 1 and sequence_number <= last_sequence_number
+        if is_behind and snapshot.parent_snapshot_id is not None:
             raise CommitConflict(
                 "Validation failed, please retry: Cannot add snapshot with sequence number "
-                f"{number} older than last sequence number {last}"
+                f"{sequence_number} older than last sequence number {last_sequence_number}"
             )
         if self.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
-            self._assign_rows(snapshot)
-        self.last_sequence_number = max(last, number)
+            self._reserve_row_ids(snapshot)
+        self.last_sequence_number = max(last_sequence_number, sequence_number)
         self.snapshots[snapshot.snapshot_id] = snapshot
-        self._undone_lately = None
+        self._recently_undone = None
         self._added_snapshots.add(snapshot.snapshot_id)
         self.changed = True
 
-    def _assign_rows(self, snapshot: Snapshot) -> None:
+    def _reserve_row_ids(self, snapshot: Snapshot) -> None:
+        """Check the row ids that a snapshot assigns, and advance the table's next row id."""
         if snapshot.first_row_id is None or snapshot.added_rows is None:
             raise BadRequest("Cannot add a snapshot: first-row-id is null")
         if snapshot.first_row_id < self.next_row_id:
@@ -338,16 +345,16 @@ class TableBuilder:
             if not ref.is_branch:
                 raise BadRequest(f"Cannot set {MAIN} to a tag, it must be a branch")
             self._move_main(snapshot)
-        if self._names_of is not None:
+        if self._ref_names_by_snapshot is not None:
             self._unlink_reference(name)
-            self._names_of.setdefault(ref.snapshot_id, set()).add(name)
+            self._ref_names_by_snapshot.setdefault(ref.snapshot_id, set()).add(name)
         self.refs[name] = ref
         self.changed = True
 
     def _unlink_reference(self, name: str) -> None:
         """Remove a reference from the list of its snapshot's references, before the reference is moved or removed."""
-        if self._names_of is not None and name in self.refs:
-            self._names_of.get(self.refs[name].snapshot_id, set()).discard(name)
+        if self._ref_names_by_snapshot is not None and name in self.refs:
+            self._ref_names_by_snapshot.get(self.refs[name].snapshot_id, set()).discard(name)
 
     def _move_main(self, snapshot: Snapshot) -> None:
         """Make a snapshot the current snapshot, and add an entry to the snapshot log."""
@@ -376,22 +383,22 @@ class TableBuilder:
         """
         removed_ids: set[int] = set()
         # Find the undone snapshots only once per commit, because each of its updates may remove a snapshot.
-        if self._undone_lately is None:
+        if self._recently_undone is None:
             self._comparisons.spend(len(self.snapshots))
-            self._undone_lately = find_recently_undone(self.snapshots.values(), self.now_ms)
+            self._recently_undone = find_recently_undone(self.snapshots.values(), self.now_ms)
         for snapshot_id in snapshot_ids:
-            if snapshot_id not in self._undone_lately and self.snapshots.pop(snapshot_id, None) is not None:
+            if snapshot_id not in self._recently_undone and self.snapshots.pop(snapshot_id, None) is not None:
                 removed_ids.add(snapshot_id)
                 self.remove_statistics(snapshot_id)
                 self.remove_partition_statistics(snapshot_id)
         if removed_ids:
             self._removed_snapshots = self.changed = True
-            if self._names_of is None:
-                self._names_of = {}
+            if self._ref_names_by_snapshot is None:
+                self._ref_names_by_snapshot = {}
                 for name, ref in self.refs.items():
-                    self._names_of.setdefault(ref.snapshot_id, set()).add(name)
+                    self._ref_names_by_snapshot.setdefault(ref.snapshot_id, set()).add(name)
             for snapshot_id in removed_ids:
-                for name in sorted(self._names_of.pop(snapshot_id, ())):
+                for name in sorted(self._ref_names_by_snapshot.pop(snapshot_id, ())):
                     self.remove_ref(name)
 
     def set_statistics(self, file: StatisticsFile) -> None:
@@ -409,7 +416,7 @@ class TableBuilder:
         self.changed |= self.partition_statistics.pop(snapshot_id, None) is not None
 
     def add_encryption_key(self, key: EncryptedKey) -> None:
-        if self.format_version < 3:
+        if self.format_version < ENCRYPTION_MIN_FORMAT_VERSION:
             raise BadRequest(f"Encryption keys are not supported until v3: the table is v{self.format_version}")
         if key.key_id not in self.keys:
             self.keys[key.key_id] = key
@@ -469,15 +476,15 @@ class TableBuilder:
 
         If another snapshot of the log was removed, the history before it is also omitted.
         """
-        intermediate = self._past_main_snapshots - {self.current_snapshot_id}
+        intermediate_ids = self._past_main_snapshots - {self.current_snapshot_id}
         log = self.snapshot_log
-        if intermediate or self._removed_snapshots:
+        if intermediate_ids or self._removed_snapshots:
             log = []
             for entry in self.snapshot_log:
                 if entry.snapshot_id not in self.snapshots and self._removed_snapshots:
                     # The snapshot that was current before the gap is unknown, so time travel into it would be wrong.
                     log.clear()
-                elif entry.snapshot_id not in intermediate:
+                elif entry.snapshot_id not in intermediate_ids:
                     log.append(entry)
         self._check_times(log)
         return tuple(log)
@@ -488,17 +495,18 @@ class TableBuilder:
         Older entries are not checked, because an irregular history of an old table must not block its commits.
         """
         new_entry_count = len(self.snapshot_log) - (0 if self._base is None else len(self._base.snapshot_log))
-        recent = log[max(0, len(log) - new_entry_count - 1) :]
-        for earlier_entry, later_entry in itertools.pairwise(recent):
+        # The last older entry is included, because the first new entry is compared with it.
+        checked_entries = log[max(0, len(log) - new_entry_count - 1) :]
+        for earlier_entry, later_entry in itertools.pairwise(checked_entries):
             if later_entry.timestamp_ms - earlier_entry.timestamp_ms < -CLOCK_SKEW_MS:
                 raise BadRequest(
                     f"Invalid snapshot timestamp {later_entry.timestamp_ms}: before the previous snapshot log entry at "
                     f"{earlier_entry.timestamp_ms}, by more than the {CLOCK_SKEW_MS // 1000} s that clocks may differ; "
                     "correct the clock of the machine that made the snapshot, and commit again"
                 )
-        if new_entry_count and recent and self.now_ms - recent[-1].timestamp_ms < -CLOCK_SKEW_MS:
+        if new_entry_count and checked_entries and self.now_ms - checked_entries[-1].timestamp_ms < -CLOCK_SKEW_MS:
             raise BadRequest(
                 f"Invalid update timestamp {self.now_ms}: before last snapshot log entry at "
-                f"{recent[-1].timestamp_ms}, by more than the {CLOCK_SKEW_MS // 1000} s that clocks may differ; the "
-                "clock of the machine that made the snapshot is ahead: correct it, and commit again"
+                f"{checked_entries[-1].timestamp_ms}, by more than the {CLOCK_SKEW_MS // 1000} s that clocks may "
+                "differ; the clock of the machine that made the snapshot is ahead: correct it, and commit again"
             )

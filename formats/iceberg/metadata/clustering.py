@@ -34,7 +34,10 @@ LAYER_BYTES, LAYER_FILES = 4 << 30, 2000
 """
 COLUMNS_MAX = 6
 """The maximum number of clustering columns. With more, a file would contain most of the range of each column."""
-_NAME = re.compile(r"-clustered-([0-9a-f]{8})-([0-9a-f]{12})\.parquet")
+_FILE_NAME_END = re.compile(r"-clustered-([0-9a-f]{8})-([0-9a-f]{12})\.parquet\Z")
+"""Matches the digest of a layout and a layer at the end of the name of a file."""
+_DIGEST_CHARACTERS = 8
+_SHOWN_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class ClusteringLayout:
             return None
         curve = properties.get(CURVE, HILBERT)
         if curve not in CURVES:
-            raise BadRequest(f"{CURVE} is {curve[:100]!r}; it must be one of {', '.join(CURVES)}")
+            raise BadRequest(f"{CURVE} is {curve[:_SHOWN_MAX]!r}; it must be one of {', '.join(CURVES)}")
         return ClusteringLayout(columns, curve)
 
     @property
@@ -73,7 +76,7 @@ class ClusteringLayout:
     @property
     def digest(self) -> str:
         """The digest of the layout, 8 hexadecimal digits."""
-        return hashlib.sha256(msgspec.json.encode([self.curve, *self.columns])).hexdigest()[:8]
+        return hashlib.sha256(msgspec.json.encode([self.curve, *self.columns])).hexdigest()[:_DIGEST_CHARACTERS]
 
     def make_suffix(self, layer: str) -> str:
         """Return the end of the names of a layer's files.
@@ -120,5 +123,5 @@ def parse_joins(properties: Mapping[str, str]) -> dict[str, JoinDefinition]:
 
 def parse_layer(location: str) -> tuple[str, str] | None:
     """Return the digest of the layout and the layer of a file, or None if no clustering wrote the file."""
-    match = _NAME.search(location[-64:])
-    return None if match is None or match.end() < len(location[-64:]) else (match[1], match[2])
+    match = _FILE_NAME_END.search(location)
+    return None if match is None else (match[1], match[2])

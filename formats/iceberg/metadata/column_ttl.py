@@ -30,11 +30,12 @@ DROPPED_COLUMNS = "dropped-columns"
 """The key in the summary of a snapshot that lists the columns that its new files do not have."""
 COLUMNS_MAX = 1000
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
-_TIMES = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
+_TIMESTAMP_TYPES = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 _TRANSFORMS = frozenset({IDENTITY, "year", "month", "day", "hour"})
 _ENTRY = re.compile(r'\s*+("(?:[^"]++|"")++"|[^\s:=,"][^:=,"]*+)\s*+[:=]([^,]*+)')
+_SHOWN_MAX = 200
 _AGE = re.compile(r"(\d{1,6})\s*(h|hours?|d|days?|w|weeks?|y|years?)", re.IGNORECASE)
-_HOURS = {"h": 1, "d": 24, "w": 7 * 24, "y": 365 * 24}
+_HOURS_PER_UNIT = {"h": 1, "d": 24, "w": 7 * 24, "y": 365 * 24}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -65,8 +66,8 @@ class TtlPolicy:
             hours = _parse_hours(age)
             if not name or hours is None or name in ages_h:
                 raise BadRequest(
-                    f"{COLUMNS} is {text[:200]!r}; it must list different columns with their ages, such as payload: 90 "
-                    'days, ext: 1y, or be a JSON object such as {"payload": "90d"}'
+                    f"{COLUMNS} is {text[:_SHOWN_MAX]!r}; it must list different columns with their ages, such as "
+                    'payload: 90 days, ext: 1y, or be a JSON object such as {"payload": "90d"}'
                 )
             ages_h[name] = hours
         if len(ages_h) > COLUMNS_MAX:
@@ -82,7 +83,7 @@ class TtlPolicy:
             BadRequest: The table is not partitioned by a time column; or it is partitioned by several, and the policy
                 names none of them.
         """
-        time = self._find_time_column(metadata)
+        time_column = self._find_time_column(metadata)
         rules = []
         for age_h in sorted(set(self.ages_h.values()), reverse=True):
             columns = tuple(column for column, age in self.ages_h.items() if age <= age_h)
@@ -90,7 +91,11 @@ class TtlPolicy:
             rules.append(
                 TtlRule(
                     columns,
-                    {"type": "lt", "term": time.name, "value": _to_time_literal(time.kind, oldest_kept_time)},
+                    {
+                        "type": "lt",
+                        "term": time_column.name,
+                        "value": _to_time_literal(time_column.kind, oldest_kept_time),
+                    },
                     age_h,
                 )
             )
@@ -98,21 +103,22 @@ class TtlPolicy:
 
     def _find_time_column(self, metadata: TableMetadata) -> TimeColumn:
         """Return the time column of the table's partitions."""
-        times = find_time_columns(metadata, metadata.default_spec)
+        time_columns = find_time_columns(metadata, metadata.default_spec)
         if self.time_column is not None:
-            times = [time for time in times if time.name == self.time_column]
-            if not times:
+            time_columns = [column for column in time_columns if column.name == self.time_column]
+            if not time_columns:
                 raise BadRequest(
                     f"{TIME_COLUMN} is {self.time_column!r}, but the table is not partitioned by its day, "
                     "month, year or hour"
                 )
-        elif len({time.column_id for time in times}) != 1:
-            reason = f"by several: {', '.join(time.name for time in times)}" if times else "by no time column"
+        elif len({column.column_id for column in time_columns}) != 1:
+            names = ", ".join(column.name for column in time_columns)
+            reason = f"by several: {names}" if time_columns else "by no time column"
             raise BadRequest(
                 f"Columns expire by the time column of the table's partitions, but the table is partitioned {reason}"
-                + (f"; set {TIME_COLUMN}" if times else "")
+                + (f"; set {TIME_COLUMN}" if time_columns else "")
             )
-        return times[0]
+        return time_columns[0]
 
 
 def explain_retention(metadata: TableMetadata, field: Field) -> str:
@@ -124,18 +130,19 @@ def explain_retention(metadata: TableMetadata, field: Field) -> str:
         return "is required"
     if field.initial_default is not None:
         return "has a default, which readers would see instead of null"
-    inside = {field.id, *_list_ids_within(field.type)}
-    if inside & set(metadata.current_schema.identifier_field_ids):
+    column_ids = {field.id, *_list_ids_within(field.type)}
+    if column_ids & set(metadata.current_schema.identifier_field_ids):
         return "is in the table's identifier fields"
-    if any(inside & set(term.sources) for spec in metadata.partition_specs for term in spec.fields):
+    if any(column_ids & set(term.sources) for spec in metadata.partition_specs for term in spec.fields):
         return "is the source of a partition field"
     # All sort orders count, because a file keeps the id of the order in which it was sorted.
-    if any(inside & set(term.sources) for order in metadata.sort_orders for term in order.fields):
+    if any(column_ids & set(term.sources) for order in metadata.sort_orders for term in order.fields):
         return "is in a sort order of the table"
     return ""
 
 
 def _list_ids_within(kind: Type) -> Iterator[int]:
+    """Yield the ids of the fields of a struct, and of the structs inside it."""
     if isinstance(kind, StructType):
         for field in kind.fields:
             yield field.id
@@ -164,7 +171,7 @@ def find_time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[Time
         if column is None or field.transform not in _TRANSFORMS or not isinstance(column.type, str):
             continue
         kind = get_base_name(column.type)
-        if kind == "date" or kind in _TIMES:
+        if kind == "date" or kind in _TIMESTAMP_TYPES:
             time_columns.append(TimeColumn(column.name, column.id, kind, field.field_id or 0, field.transform))
     return time_columns
 
@@ -217,16 +224,17 @@ def _parse_entries(text: str) -> Iterator[tuple[str, str]]:
         if match is None or (match.end() < len(text) and text[match.end()] != ","):
             yield "", ""
             return
-        name = match[1]
-        yield (name[1:-1].replace('""', '"') if name.startswith('"') else name.rstrip()), match[2]
+        name, age = match.groups()
+        yield (name[1:-1].replace('""', '"') if name.startswith('"') else name.rstrip()), age
         position = match.end() + 1
 
 
 def _parse_hours(age: str) -> int | None:
+    """Return an age such as `90 days` in hours, or None if it is invalid or zero."""
     match = _AGE.fullmatch(age.strip())
     if match is None or not int(match[1]):
         return None
-    return int(match[1]) * _HOURS[match[2][0].lower()]
+    return int(match[1]) * _HOURS_PER_UNIT[match[2][0].lower()]
 
 
 def _to_time_literal(kind: str, time: datetime) -> str:

@@ -29,6 +29,8 @@ UNDONE = "undone-snapshot-id"
 """The key in the summary of an undo's snapshot. Its value is the id of the undone snapshot."""
 _UNDONE_KEYS = {name: name.encode() for name in (UNDONE, REPLACEMENTS_UNDONE)}
 UNDONE_KEPT_MS = 3_600_000
+"""The time for which an undone snapshot stays in the table."""
+_ID_DIGITS_MAX = 19
 DELETED_ROWS_MIN_FRACTION = 0.1
 """The minimum fraction of deleted rows in a file, or in a table, that makes a rewrite worthwhile."""
 
@@ -45,11 +47,12 @@ def find_recently_undone(snapshots: Iterable[Snapshot], now_ms: int) -> frozense
     for snapshot in snapshots:
         if snapshot.timestamp_ms <= now_ms - UNDONE_KEPT_MS:
             continue
-        text = bytes(snapshot.summary)
-        for name in [name for name, key in _UNDONE_KEYS.items() if key in text]:
-            undone = snapshot.build_summary_map().get(name, "").split(",")
+        # Search the encoded summary first, because decoding all summaries of a long history takes time.
+        encoded_summary = bytes(snapshot.summary)
+        for name in [name for name, encoded_key in _UNDONE_KEYS.items() if encoded_key in encoded_summary]:
+            id_texts = snapshot.build_summary_map().get(name, "").split(",")
             snapshot_ids.update(
-                int(id_text) for id_text in undone if id_text.isascii() and id_text.isdecimal() and len(id_text) < 20
+                int(text) for text in id_texts if text.isascii() and text.isdecimal() and len(text) <= _ID_DIGITS_MAX
             )
     return frozenset(snapshot_ids)
 

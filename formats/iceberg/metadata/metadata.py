@@ -29,6 +29,7 @@ from seamark.formats.storage.locations import add_scheme
 FORMAT_VERSION_DEFAULT = 2
 FORMAT_VERSION_MAX = 3
 ROW_LINEAGE_MIN_FORMAT_VERSION = 3
+ENCRYPTION_MIN_FORMAT_VERSION = 3
 
 CLOCK_SKEW_MS = 60_000
 """The maximum difference in milliseconds by which logged times can step back. Java rejects metadata with a larger one.
@@ -107,38 +108,43 @@ class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
         return spec
 
 
-def add_schemes(m: TableMetadata) -> TableMetadata:
+def add_schemes(metadata: TableMetadata) -> TableMetadata:
     """Add the scheme of local files to each location without a scheme, and return the metadata.
 
     Iceberg's Hadoop catalog writes such locations if its warehouse has no scheme.
     """
-    paths = {name: value for name, value in m.properties.items() if name.endswith(".path") and value.startswith("/")}
+    # Properties such as `write.data.path` contain locations.
+    paths = {
+        name: value for name, value in metadata.properties.items() if name.endswith(".path") and value.startswith("/")
+    }
     return msgspec.structs.replace(
-        m,
-        location=add_scheme(m.location),
-        properties={**m.properties, **{name: add_scheme(value) for name, value in paths.items()}},
+        metadata,
+        location=add_scheme(metadata.location),
+        properties={**metadata.properties, **{name: add_scheme(value) for name, value in paths.items()}},
         snapshots=tuple(
             msgspec.structs.replace(
                 snapshot,
                 manifest_list=None if snapshot.manifest_list is None else add_scheme(snapshot.manifest_list),
                 manifests=None if snapshot.manifests is None else tuple(map(add_scheme, snapshot.manifests)),
             )
-            for snapshot in m.snapshots
+            for snapshot in metadata.snapshots
         ),
         metadata_log=tuple(
-            msgspec.structs.replace(entry, metadata_file=add_scheme(entry.metadata_file)) for entry in m.metadata_log
+            msgspec.structs.replace(entry, metadata_file=add_scheme(entry.metadata_file))
+            for entry in metadata.metadata_log
         ),
         statistics=tuple(
-            msgspec.structs.replace(file, statistics_path=add_scheme(file.statistics_path)) for file in m.statistics
+            msgspec.structs.replace(file, statistics_path=add_scheme(file.statistics_path))
+            for file in metadata.statistics
         ),
         partition_statistics=tuple(
             msgspec.structs.replace(file, statistics_path=add_scheme(file.statistics_path))
-            for file in m.partition_statistics
+            for file in metadata.partition_statistics
         ),
     )
 
 
-def check_invariants(m: TableMetadata) -> None:
+def check_invariants(metadata: TableMetadata) -> None:
     """Check that the parts of the metadata do not contradict each other.
 
     All writers and readers rely on this.
@@ -146,49 +152,49 @@ def check_invariants(m: TableMetadata) -> None:
     Raises:
         BadRequest: Two parts contradict each other. The message describes the first contradiction.
     """
-    if not 1 <= m.format_version <= FORMAT_VERSION_MAX:
-        raise BadRequest(f"Unsupported format version: v{m.format_version} (supported: v{FORMAT_VERSION_MAX})")
-    if m.table_uuid is None and m.format_version > 1:
-        raise BadRequest(f"UUID is required in format v{m.format_version}")
-    if m.format_version == 1 and m.last_sequence_number != 0:
-        raise BadRequest(f"Sequence number must be 0 in v1: {m.last_sequence_number}")
-    _ = m.current_schema, m.default_spec
-    if m.sort_order(m.default_sort_order_id) is None and m.default_sort_order_id != 0:
-        raise BadRequest(f"Cannot find sort order with default-sort-order-id={m.default_sort_order_id}")
+    if not 1 <= metadata.format_version <= FORMAT_VERSION_MAX:
+        raise BadRequest(f"Unsupported format version: v{metadata.format_version} (supported: v{FORMAT_VERSION_MAX})")
+    if metadata.table_uuid is None and metadata.format_version > 1:
+        raise BadRequest(f"UUID is required in format v{metadata.format_version}")
+    if metadata.format_version == 1 and metadata.last_sequence_number != 0:
+        raise BadRequest(f"Sequence number must be 0 in v1: {metadata.last_sequence_number}")
+    _ = metadata.current_schema, metadata.default_spec
+    if metadata.sort_order(metadata.default_sort_order_id) is None and metadata.default_sort_order_id != 0:
+        raise BadRequest(f"Cannot find sort order with default-sort-order-id={metadata.default_sort_order_id}")
     for name, ids in (
-        ("schema", [schema.id for schema in m.schemas]),
-        ("partition spec", [spec.spec_id for spec in m.partition_specs]),
-        ("sort order", [order.order_id for order in m.sort_orders]),
+        ("schema", [schema.id for schema in metadata.schemas]),
+        ("partition spec", [spec.spec_id for spec in metadata.partition_specs]),
+        ("sort order", [order.order_id for order in metadata.sort_orders]),
     ):
         if len(set(ids)) != len(ids):
             raise BadRequest(f"Multiple entries with the same {name} id: {ids}")
-    _check_snapshots(m)
+    _check_snapshots(metadata)
 
 
-def _check_snapshots(m: TableMetadata) -> None:
-    snapshots = m.snapshots_by_id
-    if len(snapshots) != len(m.snapshots):
+def _check_snapshots(metadata: TableMetadata) -> None:
+    snapshots = metadata.snapshots_by_id
+    if len(snapshots) != len(metadata.snapshots):
         raise BadRequest("Multiple snapshots with the same id")
-    highest = max((snapshot.sequence_number for snapshot in m.snapshots), default=0)
-    if highest > m.last_sequence_number:
+    highest_number = max((snapshot.sequence_number for snapshot in metadata.snapshots), default=0)
+    if highest_number > metadata.last_sequence_number:
         raise BadRequest(
-            f"Invalid snapshot with sequence number {highest} greater than last sequence number "
-            f"{m.last_sequence_number}"
+            f"Invalid snapshot with sequence number {highest_number} greater than last sequence number "
+            f"{metadata.last_sequence_number}"
         )
-    if m.current_snapshot_id is not None and m.current_snapshot_id not in snapshots:
-        raise BadRequest(f"Cannot find current snapshot {m.current_snapshot_id}")
-    for name, ref in m.refs.items():
+    if metadata.current_snapshot_id is not None and metadata.current_snapshot_id not in snapshots:
+        raise BadRequest(f"Cannot find current snapshot {metadata.current_snapshot_id}")
+    for name, ref in metadata.refs.items():
         if ref.snapshot_id not in snapshots:
             raise BadRequest(f"Snapshot {ref.snapshot_id} for reference {name} does not exist")
-    main_ref = m.refs.get(MAIN)
-    if main_ref is not None and main_ref.snapshot_id != m.current_snapshot_id:
+    main_ref = metadata.refs.get(MAIN)
+    if main_ref is not None and main_ref.snapshot_id != metadata.current_snapshot_id:
         raise BadRequest(
-            f"Current snapshot ID does not match main branch ({m.current_snapshot_id} != {main_ref.snapshot_id})"
+            f"Current snapshot ID does not match main branch ({metadata.current_snapshot_id} != {main_ref.snapshot_id})"
         )
 
 
 def add_previous_file(
-    m: TableMetadata, previous_location: str, previous_timestamp_ms: int, max_entries: int | None = None
+    metadata: TableMetadata, previous_location: str, previous_timestamp_ms: int, max_entries: int | None = None
 ) -> tuple[TableMetadata, list[str]]:
     """Add the previous metadata file to the metadata log.
 
@@ -196,7 +202,7 @@ def add_previous_file(
     (`write.metadata.delete-after-commit.enabled`).
 
     Args:
-        m: The new metadata.
+        metadata: The new metadata.
         previous_location: The location of the previous metadata file.
         previous_timestamp_ms: The `last_updated_ms` of the previous metadata.
         max_entries: The maximum length of the log, at least one. The default is the table property
@@ -209,9 +215,11 @@ def add_previous_file(
         BadRequest: The property is not an integer.
     """
     if max_entries is None:
-        max_entries = props.parse_int(m.properties, props.PREVIOUS_VERSIONS_MAX, props.PREVIOUS_VERSIONS_MAX_DEFAULT)
-    log = (*m.metadata_log, MetadataLogEntry(previous_timestamp_ms, previous_location))
+        max_entries = props.parse_int(
+            metadata.properties, props.PREVIOUS_VERSIONS_MAX, props.PREVIOUS_VERSIONS_MAX_DEFAULT
+        )
+    log = (*metadata.metadata_log, MetadataLogEntry(previous_timestamp_ms, previous_location))
     removed_count = max(0, len(log) - max(1, max_entries))
-    return msgspec.structs.replace(m, metadata_log=log[removed_count:]), [
+    return msgspec.structs.replace(metadata, metadata_log=log[removed_count:]), [
         entry.metadata_file for entry in log[:removed_count]
     ]

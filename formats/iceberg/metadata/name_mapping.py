@@ -69,6 +69,7 @@ def select_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameMappi
 
 
 def _restrict_mapping(mapping: NameMapping, column_ids: Set[int]) -> NameMapping:
+    """Return the entries of some columns, and of the columns that contain them, in canonical form."""
     entries = []
     for entry in mapping:
         fields = _restrict_mapping(entry.fields, column_ids)
@@ -79,5 +80,6 @@ def _restrict_mapping(mapping: NameMapping, column_ids: Set[int]) -> NameMapping
 
 
 def _has_unique_names(mapping: NameMapping) -> bool:
+    """Return whether no two entries of a column have a name in common."""
     names = list(chain.from_iterable(entry.names for entry in mapping))
     return len(names) == len(set(names)) and all(_has_unique_names(entry.fields) for entry in mapping)

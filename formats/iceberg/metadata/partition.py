@@ -64,10 +64,10 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
 
     def list_fields_with_source(self, column_id: int) -> tuple[PartitionField, ...]:
         """Return the fields that have an id and whose only source is this column."""
-        return self._by_source.get(column_id, ())
+        return self._fields_by_source.get(column_id, ())
 
     @cached_property
-    def _by_source(self) -> dict[int, tuple[PartitionField, ...]]:
+    def _fields_by_source(self) -> dict[int, tuple[PartitionField, ...]]:
         fields_by_source: dict[int, tuple[PartitionField, ...]] = {}
         for field in self.fields:
             if field.field_id is not None and len(field.sources) == 1:
@@ -100,17 +100,18 @@ def normalize_spec(spec: PartitionSpecInput) -> PartitionSpec:
     Raises:
         BadRequest: The spec is invalid.
     """
-    fields = tuple(_check_field(field) for field in spec.fields)
+    fields = tuple(_normalize_field(field) for field in spec.fields)
     field_ids = [field.field_id for field in fields if field.field_id is not None]
     if field_ids and len(field_ids) != len(fields):
-        missing = len(fields) - len(field_ids)
-        raise BadRequest(f"Cannot parse spec with missing field IDs: {missing} missing of {len(fields)} fields.")
+        missing_count = len(fields) - len(field_ids)
+        raise BadRequest(f"Cannot parse spec with missing field IDs: {missing_count} missing of {len(fields)} fields.")
     if len(set(field_ids)) != len(field_ids):
         raise BadRequest(f"Cannot use partition field id more than once: {field_ids}")
     return PartitionSpec(spec.spec_id, fields)
 
 
-def _check_field(field: PartitionField) -> PartitionField:
+def _normalize_field(field: PartitionField) -> PartitionField:
+    """Return a field in canonical form. Raise BadRequest if it has no source column."""
     sources = field.sources
     if not sources:
         raise BadRequest(f"Invalid partition field {field.name}: missing required field `source-id`")
@@ -178,7 +179,7 @@ def check_names(spec: PartitionSpec, schema: Schema) -> None:
             raise BadRequest(f"Cannot create identity partition sourced from different field in schema: {field.name}")
 
 
-def check_promotions(spec: PartitionSpec, old: Schema, new: Schema) -> None:
+def check_promotions(spec: PartitionSpec, old_schema: Schema, new_schema: Schema) -> None:
     """Check that a new type of a column does not change the partition values of its rows (spec: "Schema Evolution").
 
     A timestamp has a different hash from its date, so planners would not find the rows of stored files.
@@ -190,7 +191,7 @@ def check_promotions(spec: PartitionSpec, old: Schema, new: Schema) -> None:
         if get_transform_name(canonicalize_transform(field.transform)) != "bucket":
             continue
         for source_id in field.sources:
-            old_column, new_column = old.column(source_id), new.column(source_id)
+            old_column, new_column = old_schema.column(source_id), new_schema.column(source_id)
             if old_column is not None and new_column is not None and old_column.type == "date" != new_column.type:
                 raise BadRequest(
                     f"Cannot change type of column {new_column.name} from date to {describe_type(new_column.type)}: "
@@ -213,6 +214,7 @@ def check_compatible(spec: PartitionSpec, schema: Schema) -> None:
 
 
 def _check_source(field: PartitionField, source_id: int, schema: Schema) -> None:
+    """Check that a partition field can be computed from a column. Raise BadRequest if it cannot."""
     column = schema.column(source_id)
     if column is None:
         raise BadRequest(f"Cannot find source column for partition field: {field.describe()}")

@@ -61,9 +61,9 @@ _CLIENT_KEYS = frozenset(
     ("uri", "url", "warehouse", "prefix", "scope", "audience", "resource", "botocore_session", "catalog-backend")
 )
 _CODE_SUFFIXES = ("-impl", ".impl", "_impl", "-factory", ".factory", "-class-name")
-_PER_COLUMN = re.compile(r"write\..*\.column\..*", re.DOTALL)
+_COLUMN_PROPERTY = re.compile(r"write\..*\.column\..*", re.DOTALL)
 
-_COMMIT = (
+_COMMIT_PROPERTIES = (
     "commit.retry.num-retries",
     "commit.retry.min-wait-ms",
     "commit.retry.max-wait-ms",
@@ -71,8 +71,12 @@ _COMMIT = (
 )
 
 _METRICS_COLUMN = "write.metadata.metrics.column."
-_ENCRYPTION = frozenset({"encryption.key-id", "encryption.data-key-length"})
+_ENCRYPTION_PROPERTIES = frozenset({"encryption.key-id", "encryption.data-key-length"})
 _INTEGER = re.compile(r"[+-]?\d{1,19}")
+_INTEGER_CHARACTERS_MAX = 20
+_COUNT_DIGITS_MAX = 19
+_ENCRYPTION_MIN_FORMAT_VERSION = 3
+_SHOWN_NAMES_MAX = 5
 
 
 @memoize(8192)
@@ -88,7 +92,7 @@ def configures_client(name: str) -> bool:
     because later releases add names.
     """
     key = fold_name(name)
-    if _PER_COLUMN.fullmatch(key):
+    if _COLUMN_PROPERTY.fullmatch(key):
         return False  # The rest of this name is the name of a column.
     family = key.partition(".")[0].strip()
     return (
@@ -115,10 +119,9 @@ def check_client_properties(properties: Mapping[str, str], subject: str) -> None
     refused_names = sorted(key for key in properties if configures_client(key))
     if refused_names:
         raise BadRequest(
-            f"{subject} cannot have {', '.join(repr(key[:100]) for key in refused_names[:5])}: "
-            "such a property decides to "
-            "which host a client connects, where its secrets go or which code it loads. Set it in the configuration "
-            "of the client's catalog instead"
+            f"{subject} cannot have {', '.join(repr(key[:100]) for key in refused_names[:_SHOWN_NAMES_MAX])}: "
+            "such a property decides to which host a client connects, where its secrets go or which code it loads. "
+            "Set it in the configuration of the client's catalog instead"
         )
 
 
@@ -131,6 +134,7 @@ def remove_client_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def drop_reserved(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties without those that are never stored."""
     return {key: value for key, value in properties.items() if key not in RESERVED}
 
 
@@ -140,7 +144,7 @@ def parse_count(values: Mapping[str, str], name: str, default: int) -> int:
     If the value is absent, or is not a number of up to 19 digits, the result is the default.
     """
     text = values.get(name, "")
-    return int(text) if text.isdecimal() and len(text) < 20 else default
+    return int(text) if text.isdecimal() and len(text) <= _COUNT_DIGITS_MAX else default
 
 
 def parse_int(properties: Mapping[str, str], name: str, default: int) -> int:
@@ -166,7 +170,7 @@ def _read_integer(properties: Mapping[str, str], name: str, default: int, bits: 
     if value is None:
         return default
     limit = 1 << (bits - 1)
-    if len(value) > 20 or _INTEGER.fullmatch(value) is None or not -limit <= int(value) < limit:
+    if len(value) > _INTEGER_CHARACTERS_MAX or _INTEGER.fullmatch(value) is None or not -limit <= int(value) < limit:
         raise BadRequest(f"Property {name} must have an integer value, but is set to {value[:100]!r}")
     return int(value)
 
@@ -228,8 +232,10 @@ def check_new_table(properties: Mapping[str, str], schema: Schema, format_versio
             column = name.removeprefix(_METRICS_COLUMN)
             if schema.find_column_by_name(column) is None:
                 raise BadRequest(f"Invalid metrics config, could not find column {column} from table prop {name}")
-    for name in _COMMIT:
+    for name in _COMMIT_PROPERTIES:
         if parse_int(properties, name, 0) < 0:
             raise BadRequest(f"Table property {name} must have non negative integer value")
-    if format_version < 3 and (encryption_properties := sorted(_ENCRYPTION & properties.keys())):
+    if format_version < _ENCRYPTION_MIN_FORMAT_VERSION and (
+        encryption_properties := sorted(_ENCRYPTION_PROPERTIES & properties.keys())
+    ):
         raise BadRequest(f"Invalid properties for v{format_version}: {encryption_properties}")

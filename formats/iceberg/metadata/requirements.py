@@ -16,7 +16,7 @@ from seamark.formats.iceberg.types.reading import Int32, Int64, convert_json_val
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 
 
-def _build_failure(message: str) -> CommitConflict:
+def _make_conflict(message: str) -> CommitConflict:
     return CommitConflict(f"Requirement failed: {message}")
 
 
@@ -33,8 +33,10 @@ class Requirement(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class AssertCreate(Requirement, frozen=True):
+    """The requirement that the table does not exist."""
+
     def check(self, metadata: TableMetadata) -> None:
-        raise _build_failure("table already exists")
+        raise _make_conflict("table already exists")
 
 
 class AssertUuid(Requirement, frozen=True):
@@ -42,7 +44,7 @@ class AssertUuid(Requirement, frozen=True):
 
     def check(self, metadata: TableMetadata) -> None:
         if metadata.table_uuid is None or metadata.table_uuid.lower() != self.uuid.lower():
-            raise _build_failure(f"UUID does not match: expected {metadata.table_uuid} != {self.uuid}")
+            raise _make_conflict(f"UUID does not match: expected {metadata.table_uuid} != {self.uuid}")
 
 
 class AssertRefSnapshotId(Requirement, frozen=True):
@@ -56,22 +58,28 @@ class AssertRefSnapshotId(Requirement, frozen=True):
         ref = metadata.refs.get(self.ref)
         if ref is None:
             if self.snapshot_id is not None:
-                raise _build_failure(f"branch or tag {self.ref} is missing, expected {self.snapshot_id}")
+                raise _make_conflict(f"branch or tag {self.ref} is missing, expected {self.snapshot_id}")
             return
         kind = "branch" if ref.is_branch else "tag"
         if self.snapshot_id is None:
-            raise _build_failure(f"{kind} {self.ref} was created concurrently")
+            raise _make_conflict(f"{kind} {self.ref} was created concurrently")
         if self.snapshot_id != ref.snapshot_id:
-            raise _build_failure(f"{kind} {self.ref} has changed: expected id {self.snapshot_id} != {ref.snapshot_id}")
+            raise _make_conflict(f"{kind} {self.ref} has changed: expected id {self.snapshot_id} != {ref.snapshot_id}")
 
 
-def _assert_id(field: str, actual: str, subject: str) -> type[Requirement]:
-    """Return the class of a requirement that its integer `field` equals the attribute `actual` of the metadata."""
+def _make_id_requirement(field: str, attribute: str, subject: str) -> type[Requirement]:
+    """Return the class of a requirement that its integer `field` equals an attribute of the metadata.
+
+    Args:
+        field: The name of the field.
+        attribute: The name of the attribute.
+        subject: The name of the attribute in messages.
+    """
 
     def check(self: Requirement, metadata: TableMetadata) -> None:
-        expected, current = getattr(self, field), getattr(metadata, actual)
+        expected, current = getattr(self, field), getattr(metadata, attribute)
         if expected != current:
-            raise _build_failure(f"{subject} changed: expected id {expected} != {current}")
+            raise _make_conflict(f"{subject} changed: expected id {expected} != {current}")
 
     struct: Any = msgspec.defstruct(
         f"Assert_{field}", [(field, Int32)], bases=(Requirement,), frozen=True, namespace={"check": check}
@@ -92,32 +100,36 @@ class AssertProperties(Requirement, frozen=True):
         for name, expected in self.properties.items():
             current = metadata.properties.get(name)
             if current != expected:
-                raise _build_failure(f"property {name} changed: expected {expected!r} != {current!r}")
+                raise _make_conflict(f"property {name} changed: expected {expected!r} != {current!r}")
 
 
 TABLE_REQUIREMENTS: dict[str, type[Requirement]] = {
     "assert-create": AssertCreate,
     "assert-table-uuid": AssertUuid,
     "assert-ref-snapshot-id": AssertRefSnapshotId,
-    "assert-last-assigned-field-id": _assert_id("last_assigned_field_id", "last_column_id", "last assigned field id"),
-    "assert-current-schema-id": _assert_id("current_schema_id", "current_schema_id", "current schema"),
-    "assert-last-assigned-partition-id": _assert_id(
+    "assert-last-assigned-field-id": _make_id_requirement(
+        "last_assigned_field_id", "last_column_id", "last assigned field id"
+    ),
+    "assert-current-schema-id": _make_id_requirement("current_schema_id", "current_schema_id", "current schema"),
+    "assert-last-assigned-partition-id": _make_id_requirement(
         "last_assigned_partition_id", "last_partition_id", "last assigned partition id"
     ),
-    "assert-default-spec-id": _assert_id("default_spec_id", "default_spec_id", "default partition spec"),
-    "assert-default-sort-order-id": _assert_id("default_sort_order_id", "default_sort_order_id", "default sort order"),
+    "assert-default-spec-id": _make_id_requirement("default_spec_id", "default_spec_id", "default partition spec"),
+    "assert-default-sort-order-id": _make_id_requirement(
+        "default_sort_order_id", "default_sort_order_id", "default sort order"
+    ),
     "seamark-assert-properties": AssertProperties,
 }
 
 VIEW_REQUIREMENTS: dict[str, type[Requirement]] = {"assert-view-uuid": AssertUuid}
 
 
-class _Tagged(msgspec.Struct, frozen=True):
+class _RequirementType(msgspec.Struct, frozen=True):
     type: str
 
 
 def _read_type(raw: object) -> str:
-    return convert_json_value(raw, _Tagged, "update requirement").type.lower()
+    return convert_json_value(raw, _RequirementType, "update requirement").type.lower()
 
 
 def read_requirements(raw_requirements: Iterable[object]) -> tuple[Requirement, ...]:
@@ -129,14 +141,14 @@ def read_requirements(raw_requirements: Iterable[object]) -> tuple[Requirement, 
     requirements: list[Requirement] = []
     for raw in raw_requirements:
         name = _read_type(raw)
-        kind = TABLE_REQUIREMENTS.get(name)
-        if kind is None:
+        requirement_class = TABLE_REQUIREMENTS.get(name)
+        if requirement_class is None:
             if name in VIEW_REQUIREMENTS:
                 raise BadRequest(f"Cannot validate {name} against a table")
             raise BadRequest(f"Unknown update requirement: {name} (known: {', '.join(TABLE_REQUIREMENTS)})")
-        requirements.append(convert_json_value(raw, kind, f"{name} requirement"))
-    creates = sum(isinstance(requirement, AssertCreate) for requirement in requirements)
-    if creates and creates < len(requirements):
+        requirements.append(convert_json_value(raw, requirement_class, f"{name} requirement"))
+    create_count = sum(isinstance(requirement, AssertCreate) for requirement in requirements)
+    if create_count and create_count < len(requirements):
         raise BadRequest("Invalid create requirements: assert-create cannot be combined with other requirements")
     return tuple(requirements)
 
@@ -155,7 +167,7 @@ def check_requirements(metadata: TableMetadata | None, requirements: Iterable[Re
         if metadata is not None:
             requirement.check(metadata)
         elif not isinstance(requirement, AssertCreate):
-            raise _build_failure("table does not exist")
+            raise _make_conflict("table does not exist")
 
 
 def check_view_requirements(view_uuid: str, requirements: Iterable[object]) -> None:
@@ -173,4 +185,4 @@ def check_view_requirements(view_uuid: str, requirements: Iterable[object]) -> N
             raise BadRequest(f"Unknown update requirement: {name} (known: {', '.join(VIEW_REQUIREMENTS)})")
         assertion = convert_json_value(raw, AssertUuid, f"{name} requirement")
         if assertion.uuid.lower() != view_uuid.lower():
-            raise _build_failure(f"view UUID does not match: expected {view_uuid} != {assertion.uuid}")
+            raise _make_conflict(f"view UUID does not match: expected {view_uuid} != {assertion.uuid}")

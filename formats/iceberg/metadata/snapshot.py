@@ -17,6 +17,7 @@ from seamark.formats.runtime.errors import BadRequest
 MAIN = "main"
 
 _NO_SUMMARY = msgspec.Raw(b"")
+_ROW_LINEAGE_MIN_FORMAT_VERSION = 3
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename="kebab"):
@@ -140,8 +141,8 @@ def to_snapshot(snapshot: SnapshotInput, format_version: int) -> Snapshot:
         snapshot.manifest_list,
         None if snapshot.manifest_list is not None else snapshot.manifests,
         snapshot.schema_id,
-        snapshot.first_row_id if format_version >= 3 else None,
-        snapshot.added_rows if format_version >= 3 else None,
+        snapshot.first_row_id if format_version >= _ROW_LINEAGE_MIN_FORMAT_VERSION else None,
+        snapshot.added_rows if format_version >= _ROW_LINEAGE_MIN_FORMAT_VERSION else None,
         snapshot.key_id,
     )
 

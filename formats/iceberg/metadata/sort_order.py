@@ -57,10 +57,11 @@ def normalize_order(order: SortOrder) -> SortOrder:
         return UNSORTED
     if order.order_id == 0:
         raise BadRequest("Sort order ID 0 is reserved for unsorted order")
-    return SortOrder(order.order_id, tuple(_check_field(field) for field in order.fields))
+    return SortOrder(order.order_id, tuple(_normalize_field(field) for field in order.fields))
 
 
-def _check_field(field: SortField) -> SortField:
+def _normalize_field(field: SortField) -> SortField:
+    """Return a field in canonical form. Raise BadRequest if it is invalid."""
     direction, null_order, sources = field.direction.lower(), field.null_order.lower(), field.sources
     if direction not in ("asc", "desc"):
         raise BadRequest(f"Invalid sort direction: {field.direction} (asc or desc)")

@@ -26,9 +26,9 @@ NDV, REMOVED = "ndv", "seamark.removed-records"
 The second one counts the rows that were removed since the column was last read completely; the sketch still counts
 their values.
 """
-_UNKNOWN_TYPES = frozenset({"unknown", "variant", "geometry", "geography"})
-_ADDED = ("added-records",)
-_GONE = ("deleted-records", "added-position-deletes", "added-equality-deletes")
+_UNCOUNTED_TYPES = frozenset({"unknown", "variant", "geometry", "geography"})
+_ADDED_COUNTS = ("added-records",)
+_REMOVED_COUNTS = ("deleted-records", "added-position-deletes", "added-equality-deletes")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class StatisticsPolicy:
             field.id: field.type
             for field in schema.fields
             if isinstance(field.type, str)
-            and get_base_name(field.type) not in _UNKNOWN_TYPES
+            and get_base_name(field.type) not in _UNCOUNTED_TYPES
             and (not self.columns or field.name in self.columns)
         }
 
@@ -89,11 +89,11 @@ class KnownStatistics:
     @property
     def added(self) -> int:
         """The number of rows that snapshots have added since the statistics were computed."""
-        return sum(_sum_counts(snapshot, _ADDED) for snapshot in self.later_snapshots)
+        return sum(_sum_counts(snapshot, _ADDED_COUNTS) for snapshot in self.later_snapshots)
 
     @property
     def removed(self) -> int:
-        return sum(_sum_counts(snapshot, _GONE) for snapshot in self.later_snapshots)
+        return sum(_sum_counts(snapshot, _REMOVED_COUNTS) for snapshot in self.later_snapshots)
 
     @property
     def rows(self) -> int:
@@ -110,13 +110,14 @@ class KnownStatistics:
         for blob in self.file.blob_metadata:
             if blob.type != THETA or len(blob.fields) != 1:
                 continue
+            (column_id,) = blob.fields
             source_snapshot = metadata.snapshot(blob.snapshot_id)
             schema_id = None if source_snapshot is None else source_snapshot.schema_id
             schema = None if schema_id is None else metadata.schema(schema_id)
-            source_column = None if schema is None else schema.column(blob.fields[0])
-            current_column = metadata.current_schema.column(blob.fields[0])
+            source_column = None if schema is None else schema.column(column_id)
+            current_column = metadata.current_schema.column(column_id)
             if source_column is not None and current_column is not None and source_column.type == current_column.type:
-                blobs_by_column[blob.fields[0]] = blob
+                blobs_by_column[column_id] = blob
         return blobs_by_column
 
     def is_stale(self, metadata: TableMetadata, policy: StatisticsPolicy) -> bool:
@@ -142,36 +143,37 @@ class KnownStatistics:
         The files of a replacement have the rows of its parent. If no earlier snapshot in `later_snapshots` has added
         rows, the statistics count them.
         """
-        snapshots, adds = set(), False
+        snapshot_ids, has_added_rows = set(), False
         for snapshot in reversed(self.later_snapshots):
             summary = snapshot.build_summary_map()
             if is_replace(snapshot):
-                if adds:
-                    snapshots.add(snapshot.snapshot_id)
+                if has_added_rows:
+                    snapshot_ids.add(snapshot.snapshot_id)
                 continue
-            snapshots.add(snapshot.snapshot_id)
+            snapshot_ids.add(snapshot.snapshot_id)
             # Writers omit counts that are 0.
-            adds |= "total-records" not in summary or _sum_counts(snapshot, _ADDED) > 0
-        return frozenset(snapshots)
+            has_added_rows |= "total-records" not in summary or _sum_counts(snapshot, _ADDED_COUNTS) > 0
+        return frozenset(snapshot_ids)
 
 
 def find_known_statistics(metadata: TableMetadata, snapshot: Snapshot) -> KnownStatistics:
     """Return the statistics of the snapshot, or of its nearest ancestor with statistics."""
-    by_snapshot = {
+    files_by_snapshot = {
         file.snapshot_id: file
         for file in metadata.statistics
         if any(blob.type == THETA and NDV in (blob.properties or {}) for blob in file.blob_metadata)
     }
-    since: list[Snapshot] = []
+    later_snapshots: list[Snapshot] = []
     ancestor: Snapshot | None = snapshot
     while ancestor is not None:
-        if (file := by_snapshot.get(ancestor.snapshot_id)) is not None:
-            return KnownStatistics(snapshot, file, tuple(since))
-        since.append(ancestor)
+        if (file := files_by_snapshot.get(ancestor.snapshot_id)) is not None:
+            return KnownStatistics(snapshot, file, tuple(later_snapshots))
+        later_snapshots.append(ancestor)
         ancestor = None if ancestor.parent_snapshot_id is None else metadata.snapshot(ancestor.parent_snapshot_id)
-    return KnownStatistics(snapshot, None, tuple(since))
+    return KnownStatistics(snapshot, None, tuple(later_snapshots))
 
 
 def _sum_counts(snapshot: Snapshot, names: tuple[str, ...]) -> int:
+    """Return the sum of some counts in a snapshot's summary, or 0 for a replacement, which does not change rows."""
     summary = snapshot.build_summary_map()
     return 0 if is_replace(snapshot) else sum(parse_count(summary, name, 0) for name in names)

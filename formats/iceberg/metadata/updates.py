@@ -15,7 +15,12 @@ import msgspec
 
 from seamark.formats.iceberg.metadata import partition, sort_order
 from seamark.formats.iceberg.metadata.builder import TableBuilder
-from seamark.formats.iceberg.metadata.metadata import FORMAT_VERSION_DEFAULT, FORMAT_VERSION_MAX, TableMetadata
+from seamark.formats.iceberg.metadata.metadata import (
+    FORMAT_VERSION_DEFAULT,
+    FORMAT_VERSION_MAX,
+    ROW_LINEAGE_MIN_FORMAT_VERSION,
+    TableMetadata,
+)
 from seamark.formats.iceberg.metadata.partition import PartitionSpecInput
 from seamark.formats.iceberg.metadata.snapshot import (
     EncryptedKey,
@@ -162,7 +167,7 @@ class EnableRowLineage(Update, frozen=True):
     def apply(self, builder: TableBuilder) -> None:
         # All version 3 tables track row lineage. The action is older than this rule of the spec.
         version = builder.format_version
-        if version < 3:
+        if version < ROW_LINEAGE_MIN_FORMAT_VERSION:
             raise BadRequest(f"Cannot enable row lineage: it is not supported until v3, the table is v{version}")
 
 
@@ -258,7 +263,7 @@ TABLE_ACTIONS = updates_by_action(
 VIEW_ONLY_ACTIONS = ("add-view-version", "set-current-view-version")
 
 
-class _Tagged(msgspec.Struct, frozen=True):
+class _UpdateAction(msgspec.Struct, frozen=True):
     action: str
 
 
@@ -274,13 +279,13 @@ def read_update(raw: object, actions: Mapping[str, type[Update]], foreign_action
     Raises:
         BadRequest: The action is unknown or belongs to the other kind, or a field is missing or has the wrong type.
     """
-    name = convert_json_value(raw, _Tagged, "metadata update").action.lower()
-    action = actions.get(name)
-    if action is None:
+    name = convert_json_value(raw, _UpdateAction, "metadata update").action.lower()
+    update_class = actions.get(name)
+    if update_class is None:
         if name in foreign_actions:
             raise BadRequest(f"Cannot apply update {name} to a {kind}")
         raise BadRequest(f"Unknown metadata update action: {name} (known: {', '.join(actions)})")
-    return convert_json_value(raw, action, f"{name} update")
+    return convert_json_value(raw, update_class, f"{name} update")
 
 
 def read_updates(raw_updates: Iterable[object]) -> tuple[Update, ...]:
@@ -309,7 +314,7 @@ def apply_updates(
         BadRequest: An update does not fit the table.
         CommitConflict: An update is based on older metadata.
     """
-    version = FORMAT_VERSION_DEFAULT
+    version = FORMAT_VERSION_DEFAULT  # It is used only for a new table.
     if base is None:
         # A new table starts with its version instead of being upgraded to it, so version 1 is possible.
         requested_versions = (update.format_version for update in updates if isinstance(update, UpgradeFormatVersion))

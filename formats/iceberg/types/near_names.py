@@ -8,6 +8,7 @@ from itertools import islice
 
 CHARACTERS_MAX = 100
 COMPARED_MAX, _SEEN_MAX = 200, 5_000
+"""The maximum number of names that are compared with the name, and that are read to choose them."""
 _STEPS_MAX = 250_000
 """The maximum number of pairs of characters that are compared in a call. `difflib` needs up to 0.1 µs for each pair."""
 
@@ -20,14 +21,16 @@ def find_near_names(name: str, names: Iterable[str], *, maximum: int = 3, cutoff
     """
     if len(name) > CHARACTERS_MAX:
         return []
-    similar: dict[str, str] = {}
+    names_by_lower_name: dict[str, str] = {}
     steps = 0
     for other in islice(names, _SEEN_MAX):
+        # Names of very different lengths are not similar.
         if abs(len(other) - len(name)) <= 2 + len(name) // 2 or other.startswith(name):
             steps += len(name) * len(other)
             if steps > _STEPS_MAX:
                 break
-            similar.setdefault(other.lower(), other)
-            if len(similar) == COMPARED_MAX:
+            names_by_lower_name.setdefault(other.lower(), other)
+            if len(names_by_lower_name) == COMPARED_MAX:
                 break
-    return [similar[other] for other in get_close_matches(name.lower(), similar, n=maximum, cutoff=cutoff)]
+    matches = get_close_matches(name.lower(), names_by_lower_name, n=maximum, cutoff=cutoff)
+    return [names_by_lower_name[lower_name] for lower_name in matches]

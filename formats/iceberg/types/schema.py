@@ -78,6 +78,8 @@ class Column(NamedTuple):
 
 
 class SchemaIndex(NamedTuple):
+    """The columns of a schema by id and by name."""
+
     by_id: dict[int, Column]
     by_name: dict[str, int]
     """The column ids by full name and by short name.
@@ -199,12 +201,12 @@ def assign_fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, 
     """
     new_ids_by_old_id: dict[int, int] = {}
 
-    def assign_id(old: int) -> int:
-        new_ids_by_old_id[old] = len(new_ids_by_old_id) + 1
-        return new_ids_by_old_id[old]
+    def assign_id(old_id: int) -> int:
+        new_ids_by_old_id[old_id] = len(new_ids_by_old_id) + 1
+        return new_ids_by_old_id[old_id]
 
     fields = _renumber_fields(schema.fields, assign_id)
-    identifiers = tuple(sorted(new_ids_by_old_id[old] for old in schema.identifier_field_ids))
+    identifiers = tuple(sorted(new_ids_by_old_id[old_id] for old_id in schema.identifier_field_ids))
     return Schema(fields, schema_id, identifiers), new_ids_by_old_id
 
 
@@ -225,12 +227,12 @@ def _build_index(schema: Schema) -> SchemaIndex:
     by_id: dict[int, Column] = {}
     ids_by_full_name: dict[str, int] = {}
     ids_by_short_name: dict[str, int] = {}
-    characters_left = NAMES_MAX
+    remaining_characters = NAMES_MAX
 
-    def add(field: Field, path: tuple[str, ...], short_path: tuple[str, ...], parent: int | None) -> None:
-        nonlocal characters_left
-        characters_left -= sum(map(len, path)) + len(path) + len(field.name)
-        if characters_left < 0:
+    def add_field(field: Field, path: tuple[str, ...], short_path: tuple[str, ...], parent_id: int | None) -> None:
+        nonlocal remaining_characters
+        remaining_characters -= sum(map(len, path)) + len(path) + len(field.name)
+        if remaining_characters < 0:
             raise BadRequest(f"Invalid schema: the full names of its fields have more than {NAMES_MAX:,} characters")
         name = ".".join((*path, field.name))
         if field.id in by_id:
@@ -240,20 +242,24 @@ def _build_index(schema: Schema) -> SchemaIndex:
                 f"Invalid schema: multiple fields for name {name}: {ids_by_full_name[name]} and {field.id}"
             )
         by_id[field.id] = Column(
-            field.id, name, field.type, field.required, parent, field.initial_default, field.write_default
+            field.id, name, field.type, field.required, parent_id, field.initial_default, field.write_default
         )
         ids_by_full_name[name] = field.id
         ids_by_short_name.setdefault(".".join((*short_path, field.name)), field.id)
 
-    def walk(kind: Type, path: tuple[str, ...], short_path: tuple[str, ...], parent: int | None) -> None:
+    def add_fields_inside(
+        kind: Type, path: tuple[str, ...], short_path: tuple[str, ...], parent_id: int | None
+    ) -> None:
         if len(path) > DEPTH_MAX:
             raise BadRequest(f"Invalid schema: nested deeper than {DEPTH_MAX} levels")
         for field, is_omitted in _list_children(kind):
-            add(field, path, short_path, parent)
-            inner = short_path if is_omitted and isinstance(field.type, StructType) else (*short_path, field.name)
-            walk(field.type, (*path, field.name), inner, field.id)
+            add_field(field, path, short_path, parent_id)
+            inner_short_path = (
+                short_path if is_omitted and isinstance(field.type, StructType) else (*short_path, field.name)
+            )
+            add_fields_inside(field.type, (*path, field.name), inner_short_path, field.id)
 
-    walk(StructType(schema.fields), (), (), None)
+    add_fields_inside(StructType(schema.fields), (), (), None)
     return SchemaIndex(by_id, {**ids_by_short_name, **ids_by_full_name})
 
 
@@ -310,6 +316,7 @@ def _renumber_type(kind: Type, assign_id: Callable[[int], int]) -> Type:
 
 
 def _check_column(column: Column) -> None:
+    """Check that a column may have its type and its defaults."""
     if column.type == "unknown" and column.required:
         raise BadRequest(f"Cannot create required field with unknown type: {column.name}")
     for value in (column.initial_default, column.write_default):
@@ -322,20 +329,21 @@ def _check_column(column: Column) -> None:
 
 
 def _check_identifier(field_id: int, by_id: dict[int, Column]) -> None:
+    """Check that a column can be an identifier field. Raise BadRequest if it cannot."""
     column = by_id.get(field_id)
     if column is None:
         raise BadRequest(f"Cannot add fieldId {field_id} as an identifier field: field does not exist")
-    refusal = f"Cannot add field {column.name} as an identifier field: "
+    error_start = f"Cannot add field {column.name} as an identifier field: "
     if not is_primitive(column.type):
-        raise BadRequest(refusal + "not a primitive type field")
+        raise BadRequest(error_start + "not a primitive type field")
     if not column.required:
-        raise BadRequest(refusal + "not a required field")
+        raise BadRequest(error_start + "not a required field")
     if column.type in ("float", "double"):
-        raise BadRequest(refusal + "must not be float or double field")
+        raise BadRequest(error_start + "must not be float or double field")
     parent = None if column.parent is None else by_id[column.parent]
     while parent is not None:
         if not isinstance(parent.type, StructType):
-            raise BadRequest(refusal + f"must not be nested in {parent.name}")
+            raise BadRequest(error_start + f"must not be nested in {parent.name}")
         if not parent.required:
-            raise BadRequest(refusal + f"must not be nested in an optional field {parent.name}")
+            raise BadRequest(error_start + f"must not be nested in an optional field {parent.name}")
         parent = None if parent.parent is None else by_id[parent.parent]

@@ -23,18 +23,19 @@ from seamark.formats.runtime.memoization import memoize
 IDENTITY = "identity"
 VOID = "void"
 
-_WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]", re.ASCII | re.IGNORECASE)
-_PLAIN = frozenset({IDENTITY, "year", "month", "day", "hour", VOID})
+_TRANSFORM_WITH_WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]", re.ASCII | re.IGNORECASE)
+_TRANSFORMS_WITHOUT_WIDTH = frozenset({IDENTITY, "year", "month", "day", "hour", VOID})
 _WIDTH_MAX = 2**31 - 1
+_WIDTH_DIGITS_MAX = 10
 
 _TIMESTAMPS = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
-_DATES = _TIMESTAMPS | {"date"}
-_SOURCES: dict[str, frozenset[str]] = {
-    "year": _DATES,
-    "month": _DATES,
-    "day": _DATES,
+_DATES_AND_TIMESTAMPS = _TIMESTAMPS | {"date"}
+_ACCEPTED_TYPES: dict[str, frozenset[str]] = {
+    "year": _DATES_AND_TIMESTAMPS,
+    "month": _DATES_AND_TIMESTAMPS,
+    "day": _DATES_AND_TIMESTAMPS,
     "hour": _TIMESTAMPS,
-    "bucket": _DATES | {"int", "long", "time", "string", "binary", "fixed", "decimal", "uuid"},
+    "bucket": _DATES_AND_TIMESTAMPS | {"int", "long", "time", "string", "binary", "fixed", "decimal", "uuid"},
     "truncate": frozenset({"int", "long", "string", "binary", "decimal"}),
 }
 
@@ -46,13 +47,13 @@ def canonicalize_transform(transform: str) -> str:
     Raises:
         BadRequest: The width is zero or does not fit into 32 bits.
     """
-    if match := _WIDTH.fullmatch(transform):
-        width = int(match[2]) if len(match[2]) <= 10 else _WIDTH_MAX + 1
+    if match := _TRANSFORM_WITH_WIDTH.fullmatch(transform):
+        width = int(match[2]) if len(match[2]) <= _WIDTH_DIGITS_MAX else _WIDTH_MAX + 1
         if not 0 < width <= _WIDTH_MAX:
             raise BadRequest(f"Invalid transform {transform}: the width must be between 1 and {_WIDTH_MAX}")
         return f"{match[1].lower()}[{width}]"
     lower = transform.lower()
-    return lower if lower in _PLAIN else transform
+    return lower if lower in _TRANSFORMS_WITHOUT_WIDTH else transform
 
 
 def accepts_type(transform: str, source_type: str) -> bool:
@@ -61,7 +62,7 @@ def accepts_type(transform: str, source_type: str) -> bool:
     name = transform.partition("[")[0]
     if name == IDENTITY:
         return kind not in ("variant", "geometry", "geography")
-    return name not in _SOURCES or kind in _SOURCES[name]
+    return name not in _ACCEPTED_TYPES or kind in _ACCEPTED_TYPES[name]
 
 
 def get_transform_name(transform: str) -> str:
@@ -76,7 +77,7 @@ def get_transform_width(transform: str) -> int:
 
 def is_known(transform: str) -> bool:
     """Return whether the spec defines the transform, which must be canonical."""
-    return transform in _PLAIN or _WIDTH.fullmatch(transform) is not None
+    return transform in _TRANSFORMS_WITHOUT_WIDTH or _TRANSFORM_WITH_WIDTH.fullmatch(transform) is not None
 
 
 def compute_result_type(transform: str, kind: str) -> str:
@@ -111,7 +112,7 @@ def compute_transform(transform: str, kind: str, value: Value | None) -> Value |
 def make_function(transform: str, kind: str) -> Callable[..., Value | None]:
     """Return a function that applies a canonical transform to values of type `kind` that are not null.
 
-    For many values, the function is faster than `apply`.
+    For many values, the function is faster than `compute_transform`.
 
     Raises:
         BadRequest: The transform is unknown, or does not accept the type.
@@ -122,13 +123,14 @@ def make_function(transform: str, kind: str) -> Callable[..., Value | None]:
     if name == VOID:
         return lambda _: None
     if name == "bucket":
-        encode, width = _HASHED[get_base_name(kind)], get_transform_width(transform)
+        encode, width = _HASH_ENCODERS[get_base_name(kind)], get_transform_width(transform)
+        # The spec removes the sign bit of the hash, so that the bucket is not negative.
         return lambda value: (mmh3.hash(encode(value), signed=False) & 0x7FFFFFFF) % width
-    exact = make_monotone_function(transform, kind)
+    compute_exact = make_monotone_function(transform, kind)
     bits = INTEGER_BITS.get(compute_result_type(transform, kind))
     if bits is None or name == IDENTITY:
-        return exact
-    return lambda value: wrap_to_bits(exact(value), bits)
+        return compute_exact
+    return lambda value: wrap_to_bits(compute_exact(value), bits)
 
 
 def make_monotone_function(transform: str, kind: str) -> Callable[..., Any]:
@@ -146,14 +148,14 @@ def make_monotone_function(transform: str, kind: str) -> Callable[..., Any]:
     if name == IDENTITY or (name == "day" and kind == "date"):
         return lambda value: value
     if name == "hour":
-        hour = UNITS_PER_DAY[kind] // 24
-        return lambda value: value // hour
-    day = UNITS_PER_DAY[kind]
+        hour_units = UNITS_PER_DAY[kind] // 24
+        return lambda value: value // hour_units
+    day_units = UNITS_PER_DAY[kind]
     if name == "day":
-        return lambda value: value // day
+        return lambda value: value // day_units
     if name == "month":
-        return lambda value: _count_months(value // day)
-    return lambda value: _count_months(value // day) // 12
+        return lambda value: _count_months(value // day_units)
+    return lambda value: _count_months(value // day_units) // 12
 
 
 UNITS_PER_DAY = {
@@ -212,7 +214,7 @@ def _encode_string(value: str) -> bytes:
     return value.encode("utf-8", errors="replace")
 
 
-_HASHED: dict[str, Callable[..., bytes]] = {
+_HASH_ENCODERS: dict[str, Callable[..., bytes]] = {
     **dict.fromkeys(("int", "long", "date", "time", "timestamp", "timestamptz"), _encode_long),
     **dict.fromkeys(("timestamp_ns", "timestamptz_ns"), _encode_nanoseconds),
     **dict.fromkeys(("uuid", "fixed", "binary"), bytes),

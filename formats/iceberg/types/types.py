@@ -16,7 +16,7 @@ from uuid import UUID
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import memoize
 
-_PLAIN = frozenset(
+_TYPES_WITHOUT_PARAMETERS = frozenset(
     [
         "boolean",
         "int",
@@ -47,14 +47,15 @@ _GEOGRAPHY = re.compile(r"geography\s*+\(([^,)]*+)(?:,([^)]*+))?\)", re.IGNORECA
 _EDGE_ALGORITHMS = frozenset({"spherical", "vincenty", "thomas", "andoyer", "karney"})
 _DEFAULT_CRS = "OGC:CRS84"
 _DECIMAL_PRECISION_MAX = 38
+_UUID_CHARACTERS = 36
 _NAME_MAX = 1000
 """The maximum number of characters of a type.
 
 A coordinate reference system in a type has a short name, or the name of a property.
 """
 
-_SINCE_V3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "unknown", "geometry", "geography"})
-_NEVER_DEFAULTED = frozenset({"unknown", "variant", "geometry", "geography"})
+_VERSION_3_TYPES = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "unknown", "geometry", "geography"})
+_TYPES_WITHOUT_DEFAULT = frozenset({"unknown", "variant", "geometry", "geography"})
 
 
 @memoize(1024)
@@ -65,7 +66,7 @@ def get_base_name(name: str) -> str:
 
 def get_min_format_version(name: str) -> int:
     """Return the lowest table format version that has the primitive type."""
-    return 3 if get_base_name(name) in _SINCE_V3 else 1
+    return 3 if get_base_name(name) in _VERSION_3_TYPES else 1
 
 
 @memoize(1024)
@@ -78,7 +79,7 @@ def canonicalize_primitive(name: str) -> str:
     if len(name) > _NAME_MAX:
         raise BadRequest(f"A type has {len(name):,} characters; the limit is {_NAME_MAX:,}: {name[:40]}")
     lower = name.lower()
-    if lower in _PLAIN:
+    if lower in _TYPES_WITHOUT_PARAMETERS:
         return lower
     if match := _DECIMAL.fullmatch(lower):
         precision, scale = int(match[1]), int(match[2])
@@ -116,13 +117,13 @@ def check_default(type_name: str, value: object, column: str) -> None:
         BadRequest: The value is not a single value of the type.
     """
     kind = get_base_name(type_name)
-    if kind in _NEVER_DEFAULTED:
+    if kind in _TYPES_WITHOUT_DEFAULT:
         raise BadRequest(f"Invalid default value for {column}: {type_name} columns can only default to null")
     try:
-        valid = _CHECKS[kind](value, type_name)
+        is_valid = _CHECKS[kind](value, type_name)
     except (ValueError, InvalidOperation):
-        valid = False
-    if not valid:
+        is_valid = False
+    if not is_valid:
         raise BadRequest(f"Cannot parse default of {column} as a {type_name} value: {value!r}")
 
 
@@ -131,10 +132,12 @@ def _is_int(value: object, bits: int) -> bool:
 
 
 def _is_decimal(value: object, type_name: str) -> bool:
+    """Return whether a value is a decimal as text, with the digits that the type has after the point."""
     if not isinstance(value, str):
         return False
     number = Decimal(value).as_tuple()
-    precision, scale = type_name.rstrip(")").partition("(")[2].split(",")
+    _, _, parameters = type_name.rstrip(")").partition("(")
+    precision, scale = parameters.split(",")
     if not isinstance(number.exponent, int) or -number.exponent != int(scale):
         return False
     # Readers cannot represent a default with more digits, so they could not read any older file.
@@ -154,19 +157,20 @@ def _is_timestamp(value: object, type_name: str) -> bool:
         return False
     timestamp = datetime.fromisoformat(_to_micros(value))
     if "timestamptz" in type_name:
-        has_right_zone = value.endswith(("+00:00", "Z")) and timestamp.tzinfo is not None
+        has_expected_zone = value.endswith(("+00:00", "Z")) and timestamp.tzinfo is not None
     else:
-        has_right_zone = timestamp.tzinfo is None
-    return has_right_zone and (not type_name.endswith("_ns") or _fits_nanoseconds(timestamp, value))
+        has_expected_zone = timestamp.tzinfo is None
+    return has_expected_zone and (not type_name.endswith("_ns") or _fits_nanoseconds(timestamp, value))
 
 
 def _fits_nanoseconds(timestamp: datetime, value: str) -> bool:
     """Return whether the number of nanoseconds of a time has 64 bits."""
     fraction = re.search(r"[.,](\d{1,9})", value)
     seconds = timestamp.replace(microsecond=0, tzinfo=None).isoformat()
-    nanoseconds = "" if fraction is None else fraction[1]
+    fraction_digits = "" if fraction is None else fraction[1]
     first, last = _NANOSECOND_TIMES
-    return first <= f"{seconds}.{nanoseconds:0<9}" <= last
+    # Times of the same form have the order of their texts.
+    return first <= f"{seconds}.{fraction_digits:0<9}" <= last
 
 
 def _to_micros(value: str) -> str:
@@ -175,13 +179,16 @@ def _to_micros(value: str) -> str:
 
 
 def _is_uuid(value: object, _: str) -> bool:
-    return isinstance(value, str) and len(value) == 36 and UUID(value) is not None
+    return isinstance(value, str) and len(value) == _UUID_CHARACTERS and UUID(value) is not None
 
 
 def _is_hex(value: object, type_name: str) -> bool:
     if not isinstance(value, str) or re.fullmatch(r"(?:[0-9a-fA-F]{2})*", value) is None:
         return False
-    return not type_name.startswith("fixed") or len(value) == 2 * int(type_name[6:-1])
+    if not type_name.startswith("fixed"):
+        return True
+    length = int(type_name.removeprefix("fixed[").removesuffix("]"))
+    return len(value) == 2 * length
 
 
 _CHECKS: dict[str, Callable[[object, str], bool]] = {

@@ -40,10 +40,15 @@ _DECIMAL_BYTES_MAX = 16
 """The maximum size of a decimal in bytes. The format's limit is 38 digits, which fit into 127 bits."""
 
 _SHIFT_MAX = 2 * 38
+"""The largest power of ten by which a number is multiplied. It exceeds each decimal type of 38 digits."""
+_UUID_BYTES, _UUID_CHARACTERS = 16, 36
+_NANOS_PER_SECOND = 1_000_000_000
+_OFFSET_HOURS_MAX = 18
+"""The largest offset of a time zone that Java accepts."""
 
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
-_EPOCH = date(1970, 1, 1).toordinal()
+_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 _DAYS_PER_400_YEARS = 146_097
 _DATETIME_EPOCH = datetime(1970, 1, 1)
 _DATETIME_FIRST, _DATETIME_LAST = (
@@ -129,7 +134,7 @@ def decode_single_value(kind: str, data: bytes) -> Value:
             return int.from_bytes(data, "big", signed=True)
         case "string":
             return str(data, "utf-8")
-        case "uuid" if size == 16:
+        case "uuid" if size == _UUID_BYTES:
             return bytes(data)
         # Bounds of fixed columns can be truncated, like bounds of binary columns.
         case "fixed" if size <= get_fixed_length(kind):
@@ -165,6 +170,7 @@ def promote_value(stored_type: str, kind: str, value: Value) -> Value:
 
 
 def _promote_date(data: bytes, units_per_day: int) -> int:
+    """Decode a date as a number of smaller units. Raise ValueError if it does not fit into 64 bits."""
     units = int(_INT.unpack(data)[0]) * units_per_day
     if not LONG_MIN <= units <= LONG_MAX:
         raise ValueError("the date is outside the range of type timestamp")
@@ -257,7 +263,8 @@ def decode_json(kind: str, json: object) -> Value | None:
             if name == "boolean":
                 return json
         case int() if name in ("int", "long"):
-            if (INT_MIN if name == "int" else LONG_MIN) <= json <= (INT_MAX if name == "int" else LONG_MAX):
+            minimum, maximum = (INT_MIN, INT_MAX) if name == "int" else (LONG_MIN, LONG_MAX)
+            if minimum <= json <= maximum:
                 return json
         case int() | float() if name in FLOATS:
             return round_to_type(kind, _parse_double(json, kind))
@@ -286,7 +293,7 @@ def _decode_text(name: str, kind: str, text: str) -> Value:
             return parse_iso_date(text)
         case "time":
             return _to_whole_micros(parse_iso_time(text))
-        case "uuid" if len(text) == 36:
+        case "uuid" if len(text) == _UUID_CHARACTERS:
             return UUID(text).bytes
         case "fixed" if len(text) == 2 * get_fixed_length(kind):
             return bytes.fromhex(text)
@@ -371,7 +378,7 @@ def format_decimal(unscaled_value: int, scale: int) -> str:
 def format_iso_date(days: int) -> str:
     """Format days since the epoch as a date in the same way as Java. Years after 9999 have a sign."""
     # Python's dates end with the year 9999, but the calendar repeats every 400 years.
-    cycles, day = divmod(days + _EPOCH - 1, _DAYS_PER_400_YEARS)
+    cycles, day = divmod(days + _EPOCH_ORDINAL - 1, _DAYS_PER_400_YEARS)
     cycle_date = date.fromordinal(day + 1)
     year = cycle_date.year + 400 * cycles
     text = f"{year:04d}" if 0 <= year <= 9999 else f"+{year}" if year > 0 else f"-{-year:04d}"
@@ -380,7 +387,7 @@ def format_iso_date(days: int) -> str:
 
 def format_iso_time(nanos: int) -> str:
     """Format nanoseconds since midnight as a time with a fraction of zero, six or nine digits."""
-    seconds, fraction = divmod(nanos, 1_000_000_000)
+    seconds, fraction = divmod(nanos, _NANOS_PER_SECOND)
     text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     if fraction % NANOS_PER_MICRO:
         return f"{text}.{fraction:09d}"
@@ -437,20 +444,24 @@ def parse_iso_timestamp(text: str) -> tuple[int, int | None]:
         return nanos, None
     if offset in _UTC:
         return nanos, 0
-    seconds = int(offset[1:3]) * 3600 + int(offset[4:6]) * 60
-    if int(offset[4:6]) > 59 or seconds > 18 * 3600:
+    sign, hours, minutes = offset[0], int(offset[1:3]), int(offset[4:6])
+    offset_seconds = hours * 3600 + minutes * 60
+    if minutes > 59 or offset_seconds > _OFFSET_HOURS_MAX * 3600:
         raise ValueError(f"{text!r} has an invalid offset")
-    seconds = -seconds if offset[0] == "-" else seconds
-    return nanos - seconds * 1_000_000_000, seconds
+    if sign == "-":
+        offset_seconds = -offset_seconds
+    return nanos - offset_seconds * _NANOS_PER_SECOND, offset_seconds
 
 
 def _count_days(year: str, month: str, day: str) -> int:
+    """Return the days of a date since the epoch. Python's dates end with the year 9999, so use cycles of 400 years."""
     cycles, years_of_cycle = divmod(int(year) - 1, 400)
-    return date(years_of_cycle + 1, int(month), int(day)).toordinal() + cycles * _DAYS_PER_400_YEARS - _EPOCH
+    return date(years_of_cycle + 1, int(month), int(day)).toordinal() + cycles * _DAYS_PER_400_YEARS - _EPOCH_ORDINAL
 
 
 def _count_nanos(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
     hours, minutes, seconds = int(hour), int(minute), int(second or 0)
     if hours > 23 or minutes > 59 or seconds > 59:
         raise ValueError(f"{hours:02}:{minutes:02}:{seconds:02} is not a time of day; the last second is 23:59:59")
-    return (hours * 3600 + minutes * 60 + seconds) * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
+    nanos = int((fraction or "").ljust(9, "0"))
+    return (hours * 3600 + minutes * 60 + seconds) * _NANOS_PER_SECOND + nanos

@@ -112,7 +112,7 @@ class _ViewBuilder:
         self.last_schema_id = schema_id
 
     def add_version(self, new_version: ViewVersion) -> None:
-        version = self._add_schema(new_version)
+        version = self._resolve_schema(new_version)
         _check_representations(version.representations)
         self._comparisons.spend(len(self.versions), len(version.representations))
         version_id = next((old.version_id for old in self.versions.values() if old.behaves_as(version)), None)
@@ -124,7 +124,8 @@ class _ViewBuilder:
             self.changed = True
         self.last_version_id = version_id
 
-    def _add_schema(self, version: ViewVersion) -> ViewVersion:
+    def _resolve_schema(self, version: ViewVersion) -> ViewVersion:
+        """Return the version with the id of its schema, if it refers to the last added schema."""
         if version.schema_id == LAST_ADDED:
             if self.last_schema_id is None:
                 raise BadRequest("Cannot set last added schema: no schema has been added")
@@ -188,11 +189,11 @@ class _ViewBuilder:
         size = props.parse_int(self.properties, HISTORY_SIZE, HISTORY_SIZE_DEFAULT)
         if size <= 0:
             raise BadRequest(f"{HISTORY_SIZE} must be positive but was {size}")
-        keep = max(size, len(self.added_versions | {current.version_id}))
-        if len(self.versions) <= keep:
+        kept_count = max(size, len(self.added_versions | {current.version_id}))
+        if len(self.versions) <= kept_count:
             return tuple(self.versions.values()), log
-        newest = sorted(self.versions.keys() - {current.version_id}, reverse=True)[: keep - 1]
-        versions = (current, *(self.versions[version_id] for version_id in newest))
+        newest_ids = sorted(self.versions.keys() - {current.version_id}, reverse=True)[: kept_count - 1]
+        versions = (current, *(self.versions[version_id] for version_id in newest_ids))
         kept_ids = {version.version_id for version in versions}
         log_entries: list[ViewLogEntry] = []
         for entry in log:
@@ -220,6 +221,7 @@ def _check_representations(representations: tuple[Representation, ...]) -> None:
 
 
 def _check_dialects(previous: ViewVersion, current: ViewVersion) -> None:
+    """Check that a new version has all dialects of the previous version."""
     if not previous.dialects <= current.dialects:
         raise BadRequest(
             f"Cannot replace view due to loss of view dialects ({DROP_DIALECT_ALLOWED}=false):\n"

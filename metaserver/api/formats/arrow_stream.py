@@ -61,7 +61,7 @@ class RecordBatchWriter:
             position += size + -size % _ALIGNMENT_BYTES
         head_size = 8 + _NODES + 4 + 16 * len(sizes) + 8 + 16 * len(offsets)
         body_at = len(schema) + head_size
-        buffer = _lookup.buffer(body_at + position + len(_END))
+        buffer = _lookup.allocate_buffer(body_at + position + len(_END))
         with memoryview(buffer) as view:
             body = view[body_at : body_at + position]
             nulls = self._write_columns(body, offsets)

@@ -620,7 +620,7 @@ def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: 
     yield from writer.write_tasks(entry_ids)
     # Leave the key out if there are no tasks, because Iceberg Java's client refuses the key without tasks.
     separator = b'],"delete-files":['
-    for piece in writer.delete_files():
+    for piece in writer.write_delete_files():
         yield separator + piece
         separator = b""
     yield b"]" + tail

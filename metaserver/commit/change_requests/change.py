@@ -48,6 +48,7 @@ from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.store.operations import FlushedRange
 
 _OWN_PREFIX = "seamark."
+"""The prefix of summary keys that only the server writes."""
 _OWN_KEYS = frozenset({"operation", "changed-partition-count", *FLUSH_KEYS})
 _OWN_BEGINNINGS = ("added-", "deleted-", "removed-", "total-", "partitions.", "manifests-")
 _SUMMARY_KEYS_MAX = 100
@@ -106,7 +107,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.request.remove) or self.request.replaces or self.request.undo_snapshot_id is not None
 
     @property
-    def positional(self) -> tuple[ContentFile, ...]:
+    def position_deletes(self) -> tuple[ContentFile, ...]:
         return tuple(file for file in self.deletes if file.content == POSITION_DELETES)
 
 
@@ -119,7 +120,7 @@ class TableShape(NamedTuple):
     current_schema_id: int
 
 
-def digest_shape(metadata: TableMetadata) -> TableShape:
+def read_shape(metadata: TableMetadata) -> TableShape:
     return TableShape(metadata.format_version, metadata.partition_specs, metadata.schemas, metadata.current_schema_id)
 
 
@@ -159,11 +160,11 @@ def read_request(body: ChangeBody, *, files_max: int, flushed: Sequence[FlushedR
         _check_summary(body.summary)
     scope_filter, scope_partitions = _parse_scope(body.scope)
     replace_filter, replace_written = _read_replace(body.replace)
-    repeated = [str(name) for name, count in Counter(body.remove).items() if count > 1]
-    if repeated:
+    repeated_names = [str(name) for name, count in Counter(body.remove).items() if count > 1]
+    if repeated_names:
         raise BadRequest(
-            f"remove names {repeated[0][:500]} twice; name each file once. If the table has the file twice, replace "
-            "its partition or the whole table instead"
+            f"remove names {repeated_names[0][:500]} twice; name each file once. If the table has the file twice, "
+            "replace its partition or the whole table instead"
         )
     request = ChangeRequest(
         **{name: getattr(body, name) for name in ChangeFields.__struct_fields__},
@@ -180,6 +181,11 @@ def read_request(body: ChangeBody, *, files_max: int, flushed: Sequence[FlushedR
 
 
 def _check_request(request: ChangeRequest) -> None:
+    """Check that the fields of a request fit each other.
+
+    Raises:
+        BadRequest: A field is missing, or two fields contradict each other.
+    """
     if request.undo_snapshot_id is not None:
         if request.add or request.remove or request.replaces or request.index_files or request.operation is not None:
             raise BadRequest("A change with undo-snapshot-id adds, removes and replaces no files; omit them")
@@ -190,8 +196,8 @@ def _check_request(request: ChangeRequest) -> None:
             "The change is empty; add, remove or replace files. Only a change with a producer may be empty: it records "
             "the producer's sequence"
         )
-    scoped = request.scope_filter is not None or request.scope_partitions is not None
-    if (request.remove or scoped) and not request.reads:
+    has_scope = request.scope_filter is not None or request.scope_partitions is not None
+    if (request.remove or has_scope) and not request.reads:
         reason = "removes files" if request.remove else "has a scope"
         raise BadRequest(
             f"A change that {reason} needs read-snapshot-id: the snapshot that it was computed from, or null"
@@ -281,8 +287,8 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
     _check_rows("delete files", deletes)
     if metadata.format_version == 1 and (request.remove or request.replaces):
         raise BadRequest("The table has format version 1, which supports appends only; upgrade it to version 2")
-    positional = any(file.content == POSITION_DELETES for file in deletes)
-    if positional and not request.reads:
+    has_position_deletes = any(file.content == POSITION_DELETES for file in deletes)
+    if has_position_deletes and not request.reads:
         raise BadRequest("A change that adds position deletes or deletion vectors needs read-snapshot-id")
     operation = _choose_operation(request, data, deletes)
     replaced = _read_replaced_scope(request, data, metadata)
@@ -291,7 +297,7 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
         data=data,
         deletes=deletes,
         operation=operation,
-        scope=_read_scope(request, metadata, positional, operation, replaced),
+        scope=_read_scope(request, metadata, has_position_deletes, operation, replaced),
         replaced=replaced,
     )
 
@@ -306,18 +312,23 @@ def _parse_file(index: int, json: msgspec.Raw, metadata: TableMetadata) -> Conte
 
 
 def _check_distinct(files: Iterable[ContentFile]) -> None:
+    """Check that no file is added twice, and that each data file has at most one of the added deletion vectors.
+
+    Raises:
+        BadRequest: A file is added twice, or a data file has two deletion vectors.
+    """
     paths: set[object] = set()
-    referenced: set[str | None] = set()
+    files_with_vector: set[str | None] = set()
     for file in files:
-        vector = file.is_deletion_vector
-        key = (file.file_path, file.content_offset) if vector else file.file_path
+        is_vector = file.is_deletion_vector
+        key = (file.file_path, file.content_offset) if is_vector else file.file_path
         if key in paths:
             raise BadRequest(f"add names {file.file_path} twice")
         paths.add(key)
-        if vector and file.referenced_data_file in referenced:
+        if is_vector and file.referenced_data_file in files_with_vector:
             raise BadRequest(f"add has two deletion vectors for {file.referenced_data_file}; a data file has one")
-        if vector:
-            referenced.add(file.referenced_data_file)
+        if is_vector:
+            files_with_vector.add(file.referenced_data_file)
 
 
 def _check_rows(description: str, files: Iterable[ContentFile]) -> None:
@@ -349,8 +360,21 @@ def _choose_operation(request: ChangeRequest, data: Sequence[ContentFile], delet
 
 
 def _read_scope(
-    request: ChangeRequest, metadata: TableMetadata, positional: bool, operation: str, replaced: ReadScope | None
+    request: ChangeRequest,
+    metadata: TableMetadata,
+    has_position_deletes: bool,
+    operation: str,
+    replaced: ReadScope | None,
 ) -> ReadScope | None:
+    """Return the rows that the change has read, or None if it has read only the rows that it removes.
+
+    Args:
+        request: The request.
+        metadata: The metadata of the table.
+        has_position_deletes: Whether the change adds position deletes or deletion vectors.
+        operation: The operation of the snapshot.
+        replaced: The scope that the change replaces, or None.
+    """
     if request.scope_filter is not None:
         if request.schema_id not in (None, metadata.current_schema_id):
             # In the schema with which the rows were read, the names in the filter may refer to different columns.
@@ -366,7 +390,7 @@ def _read_scope(
         )
     if operation == REPLACE or not request.reads:
         return None
-    if request.remove or positional:
+    if request.remove or has_position_deletes:
         return EVERYTHING
     return replaced
 

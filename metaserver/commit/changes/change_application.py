@@ -27,8 +27,8 @@ from seamark.metaserver.commit.change_requests.change import (
     Change,
     ChangeRequest,
     TableShape,
-    digest_shape,
     read_change,
+    read_shape,
 )
 from seamark.metaserver.commit.change_requests.change_body import Remove
 from seamark.metaserver.commit.change_requests.collision import Collision
@@ -60,8 +60,8 @@ from seamark.metaserver.planner.plan.planner import Planner
 
 DECODED_BYTES_MAX = 2 << 30
 """The memory limit for the decoded manifests of one change."""
-_IN_THREAD_FILES = 200
-"""The number of added files above which a thread decodes them."""
+_IN_LOOP_FILES_MAX = 200
+"""The maximum number of added files that are decoded in the event loop. A thread decodes more files."""
 
 
 class LocationChecks:
@@ -84,10 +84,13 @@ class LocationChecks:
         Raises:
             Forbidden: A path is in the location of another table.
         """
-        fresh = {folder: path for path in paths if (folder := path.rpartition("/")[0]) not in self._checked_folders}
-        if fresh:
-            await self._planner.check_paths(self._metadata, self._uuid, list(fresh.values()))
-            self._checked_folders |= fresh.keys()
+        # One path of each folder that is not checked yet.
+        path_by_folder = {
+            folder: path for path in paths if (folder := path.rpartition("/")[0]) not in self._checked_folders
+        }
+        if path_by_folder:
+            await self._planner.check_paths(self._metadata, self._uuid, list(path_by_folder.values()))
+            self._checked_folders |= path_by_folder.keys()
 
 
 class ChangeApplication:
@@ -116,14 +119,15 @@ class ChangeApplication:
         self._shape: TableShape | None = None
         self._change: Change | None = None
         self._counts = NOTHING
-        self._fresh_files: frozenset[Remove] = frozenset()
-        self._added_row: tuple[StoredManifest, ...] = ()
+        self._added_keys: frozenset[Remove] = frozenset()
+        """The keys of the added files."""
+        self._added_manifests: tuple[StoredManifest, ...] = ()
         self._writer: SnapshotWriter | None = None
         self._manifest_filter: ManifestFilter | None = None
         self._manifest_merge: ManifestMerge | None = None
-        self._filter: RemovalFilter | None = None
+        self._removal_filter: RemovalFilter | None = None
         self._needed_paths: frozenset[str] = frozenset()
-        self._removal: str | None = None
+        self._removal_note: str | None = None
         """The note of the last removal of orphan files after which the added files were found in storage."""
 
     @property
@@ -146,10 +150,10 @@ class ChangeApplication:
 
     def end(self) -> None:
         """Release the memory of the change's files. Call this after the last attempt."""
-        change, fresh = self._change, self._fresh_files
-        self._change, self._fresh_files = None, frozenset()
+        change, added_keys = self._change, self._added_keys
+        self._change, self._added_keys = None, frozenset()
         if change is not None:
-            free_later(change.data, change.deletes, fresh)
+            free_later(change.data, change.deletes, added_keys)
 
     async def prepare(self, metadata: TableMetadata) -> None:
         """Check the files and store the manifests of added files.
@@ -158,7 +162,7 @@ class ChangeApplication:
             BadRequest: A file does not fit the table.
             Forbidden: A file is in a location that the caller may not write.
         """
-        shape = digest_shape(metadata)
+        shape = read_shape(metadata)
         if self._shape == shape:
             return
         check_path = await self._make_path_check(metadata)
@@ -168,14 +172,14 @@ class ChangeApplication:
             files = (*change.data, *change.deletes)
             return change, count_files(files), frozenset(map(make_file_key, files))
 
-        is_small = len(self.request.add) <= _IN_THREAD_FILES and self._caller.request_bytes <= LARGE_BYTES
-        change, counts, fresh = read() if is_small else await asyncio.to_thread(read)
+        is_small = len(self.request.add) <= _IN_LOOP_FILES_MAX and self._caller.request_bytes <= LARGE_BYTES
+        change, counts, added_keys = read() if is_small else await asyncio.to_thread(read)
         await self._context.objects.check_links([file.file_path for file in (*change.data, *change.deletes)])
         if self._writer is None:
             await self._create_writers(metadata)
         assert self._writer is not None
-        self._added_row = await write_added(self._writer, change, metadata)
-        self._change, self._counts, self._fresh_files, self._shape = change, counts, fresh, shape
+        self._added_manifests = await write_added(self._writer, change, metadata)
+        self._change, self._counts, self._added_keys, self._shape = change, counts, added_keys, shape
         await self._check_stored(await read_removal_note(self._context, self._uuid))
 
     async def _check_stored(self, note: str | None) -> None:
@@ -188,7 +192,7 @@ class ChangeApplication:
             BadRequest: A removal has deleted an added file.
         """
         change = self._change
-        if note is None or note == self._removal:
+        if note is None or note == self._removal_note:
             return
         assert change is not None
         if await is_recent(self._context, note):
@@ -196,7 +200,7 @@ class ChangeApplication:
                 len(self.request.add), lambda: [file.file_path for file in (*change.data, *change.deletes)]
             )
             await check_stored(self._context, paths)
-        self._removal = note
+        self._removal_note = note
 
     async def preload(self, metadata: TableMetadata) -> None:
         """Read the files that `apply` will need into the caches, before the lock is taken. So other changes wait less.
@@ -217,9 +221,9 @@ class ChangeApplication:
         live_manifests = drop_dead_manifests(await manifests.read_list(parent))
 
         def list_paths() -> set[str]:
-            referenced = (file.referenced_data_file for file in change.deletes)
-            removed = (remove.file_path for remove in self.request.remove)
-            return {*removed, *(path for path in referenced if path is not None)}
+            referenced_paths = (file.referenced_data_file for file in change.deletes)
+            removed_paths = (remove.file_path for remove in self.request.remove)
+            return {*removed_paths, *(path for path in referenced_paths if path is not None)}
 
         await manifests.find_listing_manifests(
             live_manifests, await run_by_count(len(self.request.remove) + len(change.deletes), list_paths)
@@ -256,18 +260,18 @@ class ChangeApplication:
 
         return check
 
-    async def apply(self, metadata: TableMetadata, removal: str | None) -> ProducedSnapshot:
+    async def apply(self, metadata: TableMetadata, removal_note: str | None) -> ProducedSnapshot:
         """Store a snapshot on the head of the branch in `metadata`. No pointer refers to the snapshot yet.
 
         Args:
             metadata: The current metadata of the table.
-            removal: The note of the table's last removal of orphan files, read under the lock.
+            removal_note: The note of the table's last removal of orphan files, read under the lock.
 
         Raises:
             Collision: The change conflicts with the current head.
         """
         await self.prepare(metadata)
-        await self._check_stored(removal)
+        await self._check_stored(removal_note)
         change, writer = self._change, self._writer
         assert change is not None
         assert writer is not None
@@ -286,12 +290,12 @@ class ChangeApplication:
             removals |= undo.added
             summary = {**summary, UNDONE: str(self.request.undo_snapshot_id)}
         parent_manifests = await manifests.read_list(parent)
-        await self._check_new(parent_manifests, metadata)
+        await self._check_not_live(parent_manifests, metadata)
         if change.replaced is not None:
             removals |= await find_replaced_files(self._planner, metadata, parent, change.replaced)
         to_remove = await find_files(manifests, parent_manifests, removals, metadata)
         files = CheckedFiles(self._context.objects, check_paths)
-        added, counts = self._added_row, self._counts
+        added, counts = self._added_manifests, self._counts
         if undo is None:
             conflicts = ConflictCheck(files, manifests, metadata, parent_manifests, change, to_remove)
             await conflicts.check(parent, self._context.settings.commit_history_limit)
@@ -305,16 +309,16 @@ class ChangeApplication:
         to_remove = to_remove._replace(in_use=to_remove.in_use | vectors)
         sequence_number = metadata.last_sequence_number + 1 if metadata.format_version > 1 else 0
         if undo is not None and undo.manifests:
-            removed = RewrittenManifests(undo.manifests, ())
+            rewritten = RewrittenManifests(undo.manifests, ())
         else:
-            removed = await self._manifest_filter.remove(parent_manifests, to_remove, metadata, sequence_number)
+            rewritten = await self._manifest_filter.remove(parent_manifests, to_remove, metadata, sequence_number)
         request = self.request
         produced = await produce_snapshot(
             writer,
             SnapshotTerms(change.operation, request.branch, summary, request.producer),
             added,
             counts,
-            removed,
+            rewritten,
             metadata,
             parent,
             # A merge could remove the old manifests that the undo restores.
@@ -322,7 +326,9 @@ class ChangeApplication:
             now_ms=self._context.clock.now_ms(),
         )
         self._needed_paths = (
-            produced.needed_paths if self._filter is None else produced.needed_paths | self._filter.written
+            produced.needed_paths
+            if self._removal_filter is None
+            else produced.needed_paths | self._removal_filter.written
         )
         return produced
 
@@ -333,10 +339,10 @@ class ChangeApplication:
         undone = metadata.snapshot(self.request.undo_snapshot_id)
         if undone is None or not undo.removed:
             return metadata
-        if self._filter is None:
-            self._filter = RemovalFilter(self._writer)
+        if self._removal_filter is None:
+            self._removal_filter = RemovalFilter(self._writer)
         limit, paths = self._context.settings.commit_history_limit, {file.file_path for file in undo.restored_files}
-        return await self._filter.drop_removals(manifests, metadata, undone, paths, snapshots_max=limit)
+        return await self._removal_filter.drop_removals(manifests, metadata, undone, paths, snapshots_max=limit)
 
     async def _restore(self, undo: Undo, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
         """Store manifests of the restored files.
@@ -353,7 +359,7 @@ class ChangeApplication:
             stored_manifests += await self._writer.write_manifests(entries, metadata, spec_id, content)
         return tuple(stored_manifests)
 
-    async def _check_new(self, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
+    async def _check_not_live(self, manifests: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
         """Check that no added file is already live, according to cached manifests.
 
         After a lost reply, a client may send a change again. Its files must not be added twice, and the server must not
@@ -362,22 +368,23 @@ class ChangeApplication:
         Raises:
             AlreadyExists: An added file is live.
         """
-        if not listed:
+        if not manifests:
             return
-        fresh = self._fresh_files
-        paths = await run_by_count(len(fresh), lambda: [key.file_path for key in fresh])
-        for manifest in await self._manifests.find_cached_listing(listed, paths):
+        added_keys = self._added_keys
+        paths = await run_by_count(len(added_keys), lambda: [key.file_path for key in added_keys])
+        for manifest in await self._manifests.find_cached_listing(manifests, paths):
             entries = await self._manifests.read_entries(manifest, metadata)
-            twin = await run_by_count(len(entries), partial(_find_first, entries, fresh))
-            if twin is not None:
+            live_entry = await run_by_count(len(entries), partial(_find_first_entry, entries, added_keys))
+            if live_entry is not None:
                 raise AlreadyExists(
-                    f"The file {twin.file.file_path} is in the table already, added by snapshot "
-                    f"{twin.snapshot_id}; this change was not applied. Keep the file"
+                    f"The file {live_entry.file.file_path} is in the table already, added by snapshot "
+                    f"{live_entry.snapshot_id}; this change was not applied. Keep the file"
                 )
 
 
-def _find_first(entries: Sequence[ManifestEntry], removes: Collection[Remove]) -> ManifestEntry | None:
-    return next((entry for entry in entries if make_file_key(entry.file) in removes), None)
+def _find_first_entry(entries: Sequence[ManifestEntry], file_keys: Collection[Remove]) -> ManifestEntry | None:
+    """Return the first entry whose file has one of the keys, or None."""
+    return next((entry for entry in entries if make_file_key(entry.file) in file_keys), None)
 
 
 def find_head(branch: str, metadata: TableMetadata) -> Snapshot | None:

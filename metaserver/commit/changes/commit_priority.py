@@ -125,6 +125,7 @@ class CommitPriority:
             if table_of_change == table and colliding_change.collisions >= self._after
         ]
         if waiting_changes:
-            _, change, longest = min(waiting_changes, key=lambda candidate: candidate[0])
-            length_s = min(self._longest_s, _PRIORITY_MIN_S + 2 * longest.took_s)
+            _, change, colliding_change = min(waiting_changes, key=lambda candidate: candidate[0])
+            # The next attempt may take longer than the last one, so it gets twice the time of the last attempt.
+            length_s = min(self._longest_s, _PRIORITY_MIN_S + 2 * colliding_change.took_s)
             self._priorities[table] = _Priority(change, now_s + length_s, length_s)

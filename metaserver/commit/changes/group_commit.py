@@ -143,12 +143,12 @@ class Commits:
         assert entry is not None
         application = ChangeApplication(self._context, self._manifests, self._planner, caller, request, entry.uuid)
         pending = PendingChange(caller, entry.uuid, application, self._context.clock.now_ms())
-        ended = True
+        ends_priority = True
         try:
             await self._check_table(pending, entry)
-            last = await self._load_last_commit(pending, entry, loaded_table.metadata)
-            if last is not None and _is_repeat(pending, last):
-                return self._build_repeated_result(pending, last, entry, loaded_table.metadata)
+            last_commit = await self._load_last_commit(pending, entry, loaded_table.metadata)
+            if last_commit is not None and _is_repeat(pending, last_commit):
+                return self._build_repeated_result(pending, last_commit, entry, loaded_table.metadata)
             if request.repeats_only:
                 raise Collision("no repeat", "The producer has not committed this change; nothing was changed")
             find_head(request.branch, loaded_table.metadata)  # Refuse an unknown branch before writing any file.
@@ -162,7 +162,7 @@ class Commits:
             self._metrics.observe_conflict(collision.reason)
             if pending.change is not None:
                 self._priority.record_collision(pending.uuid, pending.change, self._context.clock.monotonic())
-                ended = False
+                ends_priority = False
             await self._remove_written(application)
             raise CommitConflict(collision.message) from None
         except (SeamarkError, IdempotencyTaken):
@@ -173,7 +173,7 @@ class Commits:
                 await self._remove_written(application)
             raise
         finally:
-            if ended:
+            if ends_priority:
                 self._end_priority(namespace, name, pending)
             # Without an outcome, another task may be applying the change, although its client has disconnected.
             if pending.done.done():
@@ -243,17 +243,17 @@ class Commits:
         queue.changed.clear()
         now_s = self._context.clock.monotonic()
         wait_s = queue.waiting[0].queued_s + self._priority_s - now_s
-        granted = self._priority.find_holder(queue.waiting[0].uuid, now_s)
-        if granted is None or wait_s <= 0:
+        holder_and_remaining_s = self._priority.find_holder(queue.waiting[0].uuid, now_s)
+        if holder_and_remaining_s is None or wait_s <= 0:
             count = min(len(queue.waiting), self._context.settings.commit_group_max)
             return [queue.waiting.popleft() for _ in range(count)]
-        change, left_s = granted
+        change, remaining_s = holder_and_remaining_s
         attempts = [pending for pending in queue.waiting if pending.change == change]
         for pending in attempts:
             queue.waiting.remove(pending)
         if not attempts:
             with suppress(TimeoutError):
-                await asyncio.wait_for(queue.changed.wait(), min(left_s, wait_s))
+                await asyncio.wait_for(queue.changed.wait(), min(remaining_s, wait_s))
         return attempts
 
     async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[PendingChange]) -> None:
@@ -295,8 +295,8 @@ class Commits:
             for pending in group:
                 try:
                     await self._check_not_done(pending.request, pending.uuid, namespace, name)
-                except CommitUnknown as done:
-                    pending.fail(done)
+                except CommitUnknown as unknown:
+                    pending.fail(unknown)
             _fail_changes(group, error)
             return
         metadata = await self._context.documents.table(entry.metadata_location)
@@ -305,7 +305,7 @@ class Commits:
         attempt = GroupAttempt(entry, metadata, await read_removal_note(self._context, entry.uuid))
         for pending in group:
             try:
-                await self._add(attempt, pending)
+                await self._apply_change(attempt, pending)
             except (SeamarkError, Collision) as error:
                 # The change may conflict with an earlier change of this group that is not published yet.
                 if attempt.produced:
@@ -325,7 +325,7 @@ class Commits:
                 pending.requested_ms,
                 produced.snapshot.snapshot_id,
                 produced.summary,
-                _name_updates(produced),
+                _get_update_names(produced),
             )
             for pending, produced in attempt.produced
         ]
@@ -335,7 +335,7 @@ class Commits:
             for operation in self._build_operations(pending, produced)
         ]
         try:
-            loaded = await self._publisher.publish(
+            loaded_table = await self._publisher.publish(
                 group[0].caller,
                 entry,
                 attempt.base,
@@ -348,20 +348,22 @@ class Commits:
         except CommitUnknown as error:
             _fail_changes(group, error)
             return
-        assert loaded.entry is not None
+        assert loaded_table.entry is not None
         self._metrics.observe_group(len(attempt.produced))
         for pending, produced in attempt.produced:
-            committed = make_committed_change(produced.snapshot.snapshot_id, loaded.metadata, pending.uuid)
-            pending.succeed(CommitResult(committed, loaded.entry.metadata_location))
+            committed = make_committed_change(produced.snapshot.snapshot_id, loaded_table.metadata, pending.uuid)
+            pending.succeed(CommitResult(committed, loaded_table.entry.metadata_location))
         for pending, refusal in attempt.refused:
             pending.fail(refusal)
-        _fail_changes(attempt.twins, IdempotencyTaken("by another change of the group"))
+        _fail_changes(attempt.same_key_changes, IdempotencyTaken("by another change of the group"))
         for pending in attempt.repeats:
             assert pending.request.producer is not None
-            last = attempt.producers[pending.request.producer.id]
-            pending.succeed(self._build_repeated_result(pending, last, loaded.entry, loaded.metadata))
+            last_commit = attempt.producers[pending.request.producer.id]
+            pending.succeed(
+                self._build_repeated_result(pending, last_commit, loaded_table.entry, loaded_table.metadata)
+            )
 
-    async def _add(self, attempt: GroupAttempt, pending: PendingChange) -> None:
+    async def _apply_change(self, attempt: GroupAttempt, pending: PendingChange) -> None:
         """Apply a change to the result of the earlier changes in the group."""
         await self._check_table(pending, attempt.entry)
         # In the transaction, a wrong fencing number would fail the whole group.
@@ -370,20 +372,20 @@ class Commits:
         key, producer = pending.caller.idempotency, pending.request.producer
         # In the transaction, a duplicate idempotency key would fail the whole group.
         if key is not None and key.key in attempt.keys:
-            attempt.twins.append(pending)
+            attempt.same_key_changes.append(pending)
             return
         if producer is not None:
-            last = attempt.producers.get(producer.id)
-            if last is not None and _is_repeat(pending, last):
+            last_commit = attempt.producers.get(producer.id)
+            if last_commit is not None and _is_repeat(pending, last_commit):
                 attempt.repeats.append(pending)
                 return
-            last = last or await self._load_last_commit(pending, attempt.entry, attempt.base)
-            if last is not None and _is_repeat(pending, last):
-                pending.succeed(self._build_repeated_result(pending, last, attempt.entry, attempt.base))
+            last_commit = last_commit or await self._load_last_commit(pending, attempt.entry, attempt.base)
+            if last_commit is not None and _is_repeat(pending, last_commit):
+                pending.succeed(self._build_repeated_result(pending, last_commit, attempt.entry, attempt.base))
                 return
         if pending.index_files:
             await self._check_index_files(attempt, pending)
-        produced = await pending.application.apply(attempt.metadata, attempt.removal)
+        produced = await pending.application.apply(attempt.metadata, attempt.removal_note)
         attempt.metadata = produced.metadata
         attempt.produced.append((pending, produced))
         if key is not None:
@@ -425,11 +427,13 @@ class Commits:
             raise Collision("flush", "Rows of this flush were flushed before; nothing was changed")
 
     async def _check_table(self, pending: PendingChange, entry: Entry) -> None:
-        expected = pending.request.table_uuid or pending.uuid
-        if entry.uuid == pending.uuid == expected:
+        expected_uuid = pending.request.table_uuid or pending.uuid
+        if entry.uuid == pending.uuid == expected_uuid:
             return
-        await self._check_not_done(pending.request, expected, entry.namespace, entry.name)
-        raise Collision("table", f"The name refers to table {entry.uuid} now, not to {expected}; load the table again")
+        await self._check_not_done(pending.request, expected_uuid, entry.namespace, entry.name)
+        raise Collision(
+            "table", f"The name refers to table {entry.uuid} now, not to {expected_uuid}; load the table again"
+        )
 
     async def _check_not_done(
         self, request: ChangeRequest, uuid: str | None, namespace: NamespacePath, name: str
@@ -456,12 +460,12 @@ class Commits:
         return await find_last_commit(self._context.store, entry.uuid, producer.id, metadata, self._history_limit)
 
     def _build_repeated_result(
-        self, pending: PendingChange, last: LastCommit, entry: Entry, metadata: TableMetadata
+        self, pending: PendingChange, last_commit: LastCommit, entry: Entry, metadata: TableMetadata
     ) -> CommitResult:
         """Return the first response to a change that the producer has committed before."""
         producer = pending.request.producer
         assert producer is not None
-        snapshot_id = find_producer_snapshot(producer.id, producer.sequence, last, metadata, self._history_limit)
+        snapshot_id = find_producer_snapshot(producer.id, producer.sequence, last_commit, metadata, self._history_limit)
         committed = structs.replace(make_committed_change(snapshot_id, metadata, entry.uuid), duplicate=True)
         return CommitResult(committed, entry.metadata_location)
 
@@ -474,12 +478,12 @@ class Commits:
             operations.append(AdvanceProducer(pending.uuid, producer.id, producer.sequence, snapshot_id, now_ms))
         if pending.request.flushed:
             operations.append(MoveFlushedOffsets(pending.uuid, pending.request.flushed))
-        by_definition: dict[str, list[RegisteredIndexFile]] = {}
+        files_by_definition: dict[str, list[RegisteredIndexFile]] = {}
         for file in pending.index_files:
-            by_definition.setdefault(file.definition, []).append(structs.replace(file, snapshot_id=snapshot_id))
+            files_by_definition.setdefault(file.definition, []).append(structs.replace(file, snapshot_id=snapshot_id))
         operations += [
             ReplaceIndexFiles(pending.uuid, definition, tuple(files), (), now_ms)
-            for definition, files in by_definition.items()
+            for definition, files in files_by_definition.items()
         ]
         # The location of the metadata file is chosen later, so the record does not contain it. A repeated request
         # receives the current location.
@@ -495,18 +499,19 @@ class Commits:
                 pending.fail(error)
 
 
-def _fail_changes(jobs: Sequence[PendingChange], error: BaseException) -> None:
-    for pending in jobs:
+def _fail_changes(changes: Sequence[PendingChange], error: BaseException) -> None:
+    for pending in changes:
         pending.fail(error)
 
 
-def _name_updates(produced: ProducedSnapshot) -> tuple[str, ...]:
+def _get_update_names(produced: ProducedSnapshot) -> tuple[str, ...]:
     return FILES_REPLACED if produced.summary.get("operation") == REPLACE else SNAPSHOT_ADDED
 
 
-def _is_repeat(pending: PendingChange, last: LastCommit) -> bool:
+def _is_repeat(pending: PendingChange, last_commit: LastCommit) -> bool:
+    """Return whether the producer of the change has committed it before."""
     producer = pending.request.producer
-    return producer is not None and producer.sequence <= last.sequence
+    return producer is not None and producer.sequence <= last_commit.sequence
 
 
 @asynccontextmanager

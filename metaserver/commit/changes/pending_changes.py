@@ -67,9 +67,9 @@ class ChangeQueue:
 class GroupAttempt:
     """One attempt to apply the changes of a group to the current state of the table."""
 
-    def __init__(self, entry: Entry, base: TableMetadata, removal: str | None) -> None:
+    def __init__(self, entry: Entry, base: TableMetadata, removal_note: str | None) -> None:
         self.entry = entry
-        self.removal = removal
+        self.removal_note = removal_note
         """The note of the table's last removal of orphan files (`removed_files.py`)."""
         self.base = base
         self.metadata = base
@@ -81,7 +81,7 @@ class GroupAttempt:
         self.producers: dict[str, LastCommit] = {}
         self.keys: set[str] = set()
         """The idempotency keys of the applied changes."""
-        self.twins: list[PendingChange] = []
+        self.same_key_changes: list[PendingChange] = []
         """The changes whose idempotency key is in `keys`. They get the answer of the first change with the same key."""
         self.definitions: dict[str, str] | None = None
         """By location, the index definitions of the index files of the table and of the applied changes."""

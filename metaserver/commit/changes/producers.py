@@ -13,8 +13,9 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import PRODUCER_KEY, SEQUENCE_KEY
 from seamark.metaserver.store.port import PointerStore
 
-_MARK = PRODUCER_KEY.encode()
+_PRODUCER_KEY_BYTES = PRODUCER_KEY.encode()
 _DIGITS_MAX = 19
+"""The maximum number of digits of a sequence number, which has 64 bits."""
 
 
 class LastCommit(NamedTuple):
@@ -38,25 +39,27 @@ async def find_last_commit(
 
 
 def find_producer_snapshot(
-    producer: str, sequence: int, last: LastCommit, metadata: TableMetadata, look_back: int
+    producer: str, sequence: int, last_commit: LastCommit, metadata: TableMetadata, look_back: int
 ) -> int | None:
     """Return the snapshot that a producer committed with a sequence number, or None if the metadata do not contain it.
 
     Args:
-        sequence: The sequence number, which is at most that of `last`.
-        last: The last commit of the producer.
+        producer: The id of the producer.
+        sequence: The sequence number, which is at most that of `last_commit`.
+        last_commit: The last commit of the producer.
+        metadata: The metadata of the table.
         look_back: The maximum number of snapshots to search.
     """
-    if sequence == last.sequence:
-        return last.snapshot_id
-    recorded = _find_recorded_commits(producer, metadata, look_back)
-    return next((commit.snapshot_id for commit in recorded if commit.sequence == sequence), None)
+    if sequence == last_commit.sequence:
+        return last_commit.snapshot_id
+    commits = _find_recorded_commits(producer, metadata, look_back)
+    return next((commit.snapshot_id for commit in commits if commit.sequence == sequence), None)
 
 
 def _find_recorded_commits(producer: str, metadata: TableMetadata, look_back: int) -> Iterator[LastCommit]:
     for snapshot in metadata.snapshots[-look_back:]:
         # Search the raw JSON first: this is cheaper than decoding it, and most snapshots have no producer.
-        if _MARK not in bytes(snapshot.summary):
+        if _PRODUCER_KEY_BYTES not in bytes(snapshot.summary):
             continue
         summary = snapshot.build_summary_map()
         sequence = summary.get(SEQUENCE_KEY, "")

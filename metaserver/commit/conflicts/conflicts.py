@@ -95,15 +95,15 @@ class ConflictCheck:
         if not (change.deletes or change.removes or change.scope):
             return
         count = len(change.data) + len(change.deletes)
-        referenced, stored = await run_by_count(count, partial(_list_referenced_files, change))
-        await self._check_files_live(stored)
+        referenced_paths, stored_paths = await run_by_count(count, partial(_list_referenced_files, change))
+        await self._check_files_live(stored_paths)
         await self._check_vectors()
         history = await self._list_history(head, look_back)
         if history is None or not history.snapshots:
             return
         deletes = await history.find_added(deletes=True)
         if deletes.selection.count():
-            await self._check_deletes(history, deletes, referenced)
+            await self._check_deletes(history, deletes, referenced_paths)
         await self._check_unnamed(history)
         await self._check_other_specs(history)
         if change.request.isolation == SERIALIZABLE:
@@ -118,11 +118,16 @@ class ConflictCheck:
     # Checks of the current snapshot
 
     async def _check_files_live(self, paths: set[str]) -> None:
-        _, missing = await self._find_live_files(paths)
-        if missing is not None:
+        """Check that the data files at these paths are live.
+
+        Raises:
+            Collision: A data file is not live.
+        """
+        _, missing_path = await self._find_live_files(paths)
+        if missing_path is not None:
             raise Collision(
                 "file-gone",
-                f"The change adds deletes for {missing[:1000]}, which is no longer in the table; compute the "
+                f"The change adds deletes for {missing_path[:1000]}, which is no longer in the table; compute the "
                 "change again from the current snapshot",
             )
 
@@ -135,23 +140,28 @@ class ConflictCheck:
         data = [manifest for manifest in self._manifest_files if manifest.content == DATA]
         manifest_files = await self._manifests.find_listing_manifests(data, paths)
         view = TableView(manifest_files, await self._manifests.read_blocks(manifest_files))
-        rows, missing = await run_by_count(view.file_count + len(paths), partial(_find_entry_ids, view, paths))
-        return (view, rows), missing
+        entry_ids, missing_path = await run_by_count(
+            view.file_count + len(paths), partial(_find_entry_ids, view, paths)
+        )
+        return (view, entry_ids), missing_path
 
     async def _check_vectors(self) -> None:
         """Check that a change which adds a deletion vector for a data file also removes the existing vector."""
-        vectors = await run_by_count(len(self._change.deletes), self._list_vectors)
-        for _, entries in await find_referring_entries(self._manifests, self._manifest_files, vectors, self._metadata):
-            twin = await run_by_count(len(entries), partial(self._find_other_vector, entries, vectors))
-            if twin is not None:
+        data_paths = await run_by_count(len(self._change.deletes), self._list_files_with_new_vector)
+        for _, entries in await find_referring_entries(
+            self._manifests, self._manifest_files, data_paths, self._metadata
+        ):
+            other_vector = await run_by_count(len(entries), partial(self._find_other_vector, entries, data_paths))
+            if other_vector is not None:
+                file = other_vector.file
                 raise Collision(
                     "deletion-vector",
-                    f"{twin.file.referenced_data_file} has a deletion vector already: {make_file_key(twin.file)}, "
-                    "added by "
-                    f"snapshot {twin.snapshot_id}. Merge it into the new vector and remove it in the same change",
+                    f"{file.referenced_data_file} has a deletion vector already: {make_file_key(file)}, added by "
+                    f"snapshot {other_vector.snapshot_id}. Merge it into the new vector and remove it in the same "
+                    "change",
                 )
 
-    def _list_vectors(self) -> set[str]:
+    def _list_files_with_new_vector(self) -> set[str]:
         """Return the paths of the data files for which the change adds deletion vectors."""
         referenced = {file.referenced_data_file for file in self._change.deletes if file.is_deletion_vector}
         return {path for path in referenced if path is not None}
@@ -174,10 +184,11 @@ class ConflictCheck:
     async def _list_history(self, head: Snapshot | None, look_back: int) -> History | None:
         """Return the history since the read snapshot, or None if the change does not depend on a read."""
         change = self._change
-        scoped = change.scope is not None or change.replaced is not None
+        has_scope = change.scope is not None or change.replaced is not None
         if not change.request.reads:
             return None
-        if not (scoped or change.request.remove) and not await run_by_count(len(change.deletes), self._rests_on_rows):
+        depends_on_read = has_scope or change.request.remove
+        if not depends_on_read and not await run_by_count(len(change.deletes), self._deletes_read_rows):
             return None
         read_snapshot_id = change.request.read_snapshot_id
         try:
@@ -196,30 +207,36 @@ class ConflictCheck:
             )
         return History(self._manifests, self._metadata, snapshots)
 
-    def _rests_on_rows(self) -> bool:
+    def _deletes_read_rows(self) -> bool:
         """Return whether the change adds deletes of rows that it has read."""
-        return bool(self._change.positional or self._list_partitioned_equality_deletes())
+        return bool(self._change.position_deletes or self._list_partitioned_equality_deletes())
 
-    async def _check_deletes(self, history: History, deletes: AddedFiles, referenced: set[str]) -> None:
+    async def _check_deletes(self, history: History, deletes: AddedFiles, referenced_paths: set[str]) -> None:
         """Refuse the change if new deletes apply to rows of removed files, or to rows that the change rewrites.
 
         Otherwise, these deletes would be lost. A change that only deletes rows may delete rows that other commits have
         deleted, but not rows that other commits have rewritten.
+
+        Args:
+            history: The snapshots since the read.
+            deletes: The delete files that these snapshots added.
+            referenced_paths: The data files to which the change's position deletes refer.
         """
         change = self._change
-        removed = await run_by_count(len(self._files_to_remove.files), self._list_removed_by_name)
-        await self._refuse_matching(deletes, removed, vectors=True)
-        writing = deletes if change.data else history.select_writing_deletes(deletes)
+        removed_paths = await run_by_count(len(self._files_to_remove.files), self._list_removed_by_name)
+        await self._refuse_matching(deletes, removed_paths, vectors=True)
+        writing_deletes = deletes if change.data else history.select_writing_deletes(deletes)
         if change.scope is not None and change.scope.bound is not None:
             # The change has read each row that it deletes by position, so these rows are in its scope.
-            writing = await exclude_deletes(self._files, writing, change.scope.bound)
-        await self._refuse_matching(writing, referenced, vectors=True)
-        covered = await run_by_count(len(change.deletes), self._list_vectors)
-        await self._refuse_matching(deletes, covered, vectors=False)
-        unnamed = await run_by_count(len(change.deletes), self._list_unnamed_deletes)
-        if unnamed:
-            scope = ReadScope(partitions=await run_by_count(len(unnamed), partial(list_partitions, unnamed)))
-            await self._refuse_in_scope(writing, scope, "rewrote rows that the change deletes")
+            writing_deletes = await exclude_deletes(self._files, writing_deletes, change.scope.bound)
+        await self._refuse_matching(writing_deletes, referenced_paths, vectors=True)
+        paths_with_new_vector = await run_by_count(len(change.deletes), self._list_files_with_new_vector)
+        await self._refuse_matching(deletes, paths_with_new_vector, vectors=False)
+        unnamed_deletes = await run_by_count(len(change.deletes), self._list_unnamed_deletes)
+        if unnamed_deletes:
+            partitions = await run_by_count(len(unnamed_deletes), partial(list_partitions, unnamed_deletes))
+            scope = ReadScope(partitions=partitions)
+            await self._refuse_in_scope(writing_deletes, scope, "rewrote rows that the change deletes")
 
     def _list_removed_by_name(self) -> set[str]:
         """Return the paths of the removed data files that the request names explicitly."""
@@ -231,7 +248,8 @@ class ConflictCheck:
         }
 
     def _list_unnamed_deletes(self) -> list[ContentFile]:
-        return [file for file in self._change.positional if file.referenced_data_file is None]
+        """Return the position deletes of the change that name no data file, so they may apply to several."""
+        return [file for file in self._change.position_deletes if file.referenced_data_file is None]
 
     async def _refuse_matching(self, deletes: AddedFiles, paths: set[str], *, vectors: bool) -> None:
         """Refuse the change if one of `deletes` applies to a data file at one of the paths.
@@ -242,36 +260,47 @@ class ConflictCheck:
         """
         if not paths or not deletes.selection.count():
             return
-        (view, rows), _ = await self._find_live_files(paths)
-        joined = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
-        find = partial(self._find_pairs, joined, rows, deletes, vectors=vectors)
-        pairs = await run_by_count(joined.file_count + joined.delete_file_count, find)
-        hit = await find_first_match(self._files, joined, self._metadata, pairs)
-        if hit is not None:
-            (file, at), (block, local) = joined.locate(hit[0]), joined.locate_delete(hit[1])
+        (view, entry_ids), _ = await self._find_live_files(paths)
+        joined_view = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
+        find = partial(self._find_pairs, joined_view, entry_ids, deletes, vectors=vectors)
+        pairs = await run_by_count(joined_view.file_count + joined_view.delete_file_count, find)
+        matching_pair = await find_first_match(self._files, joined_view, self._metadata, pairs)
+        if matching_pair is not None:
+            data_block, data_row = joined_view.locate(matching_pair[0])
+            delete_block, delete_row = joined_view.locate_delete(matching_pair[1])
             raise Collision(
                 "deletes",
-                f"{block.read_text('file_path', local)}, committed since the read, deletes rows of "
-                f"{file.read_text('file_path', at)}; compute the change again from the current snapshot",
+                f"{delete_block.read_text('file_path', delete_row)}, committed since the read, deletes rows of "
+                f"{data_block.read_text('file_path', data_row)}; compute the change again from the current snapshot",
             )
 
     def _find_pairs(
-        self, joined: TableView, rows: Longs, deletes: AddedFiles, *, vectors: bool
+        self, joined_view: TableView, entry_ids: Longs, deletes: AddedFiles, *, vectors: bool
     ) -> list[tuple[int, int]]:
-        """Return pairs of a data file in `rows` and a delete file in `deletes` that applies to it, as entry ids."""
-        index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
-        fresh = set(deletes.selection.list_positions().tolist())
+        """Return pairs of a data file and a delete file that applies to it.
+
+        Args:
+            joined_view: A view of the data files and the delete files.
+            entry_ids: The entry ids of the data files.
+            deletes: The delete files.
+            vectors: See `_refuse_matching`.
+
+        Returns:
+            The entry id of the data file, and the position of the delete file among the view's delete files.
+        """
+        index = DeleteIndex(joined_view, self._metadata.partition_specs, self._metadata.schemas)
+        selected_deletes = set(deletes.selection.list_positions().tolist())
         return [
-            (row, delete)
-            for row, deletes_by_file in zip(rows.tolist(), index.find_deletes(rows), strict=True)
-            for delete in sorted(fresh.intersection(deletes_by_file))
-            if vectors or _is_position_delete_file(joined, delete)
+            (entry_id, delete)
+            for entry_id, deletes_of_file in zip(entry_ids.tolist(), index.find_deletes(entry_ids), strict=True)
+            for delete in sorted(selected_deletes.intersection(deletes_of_file))
+            if vectors or _is_position_delete_file(joined_view, delete)
         ]
 
     async def _check_unnamed(self, history: History) -> None:
         """Refuse the change if its position deletes name no data file, and may apply to a removed data file."""
-        unnamed = await run_by_count(len(self._change.deletes), self._list_unnamed_deletes)
-        if not unnamed:
+        unnamed_deletes = await run_by_count(len(self._change.deletes), self._list_unnamed_deletes)
+        if not unnamed_deletes:
             return
         for removed in await history.find_removed(deletes=False, replaced=True):
             if removed.files is None:
@@ -280,32 +309,35 @@ class ConflictCheck:
                     f"The parent of snapshot {removed.snapshot.snapshot_id} has expired, so its removals are unknown; "
                     "compute the change again from the current snapshot",
                 )
-            hit = await asyncio.to_thread(self._may_delete, unnamed, removed.files)
-            if hit is not None:
-                file, path = hit
+            file_and_path = await asyncio.to_thread(self._find_possible_delete, unnamed_deletes, removed.files)
+            if file_and_path is not None:
+                file, path = file_and_path
                 raise Collision(
                     "file-gone",
                     f"{file.file_path} may delete rows of {path.decode()}, which snapshot "
                     f"{removed.snapshot.snapshot_id} removed; compute the change again from the current snapshot",
                 )
 
-    def _may_delete(self, unnamed: Sequence[ContentFile], removed: AddedFiles) -> tuple[ContentFile, bytes] | None:
+    def _find_possible_delete(
+        self, unnamed_deletes: Sequence[ContentFile], removed: AddedFiles
+    ) -> tuple[ContentFile, bytes] | None:
         """Return a position delete file and the path of a removed data file to which it may apply, or None."""
-        positions = find_files_at(removed.view, removed.selection.list_entry_ids())
-        groups = group_by_partition(positions)
-        paths: list[list[bytes]] = [[] for _ in groups.partitions]
-        for path, number in zip(positions.read_texts("file_path").list_values(), groups.numbers.tolist(), strict=True):
+        removed_files = find_files_at(removed.view, removed.selection.list_entry_ids())
+        groups = group_by_partition(removed_files)
+        paths_by_group: list[list[bytes]] = [[] for _ in groups.partitions]
+        paths = removed_files.read_texts("file_path").list_values()
+        for path, number in zip(paths, groups.numbers.tolist(), strict=True):
             if path is not None:
-                paths[number].append(path)
-        for within in paths:
-            within.sort()
-        for file in unnamed:
+                paths_by_group[number].append(path)
+        for paths_of_group in paths_by_group:
+            paths_of_group.sort()
+        for file in unnamed_deletes:
             target = Targets(self._partitions, [(file.spec_id, file.partition)])
-            for partition, within in zip(groups.partitions, paths, strict=True):
-                comparable = self._partitions.may_compare(1)
-                hit = find_first_between(within, file) if comparable else next(iter(within), None)
-                if hit is not None and (not comparable or target.overlap(partition)):
-                    return file, hit
+            for partition, paths_of_group in zip(groups.partitions, paths_by_group, strict=True):
+                is_compared = self._partitions.may_compare(1)
+                path = find_first_between(paths_of_group, file) if is_compared else next(iter(paths_of_group), None)
+                if path is not None and (not is_compared or target.overlap(partition)):
+                    return file, path
         return None
 
     async def _check_other_specs(self, history: History) -> None:
@@ -315,17 +347,18 @@ class ConflictCheck:
         the added files would remain, for example after a change of the bucket count. Files of compactions are checked
         as well.
         """
-        keyed_rows = await run_by_count(len(self._change.deletes), self._list_partitioned_equality_deletes)
-        if not keyed_rows:
+        equality_deletes = await run_by_count(len(self._change.deletes), self._list_partitioned_equality_deletes)
+        if not equality_deletes:
             return
-        specs = {file.spec_id for file in keyed_rows}
+        specs = {file.spec_id for file in equality_deletes}
         files = await history.find_added(deletes=False, replaced=True)
         selection = files.selection.copy()
         for number in np.flatnonzero(selection.state).tolist():
             block = files.view.blocks[number]
             if block.spec_id in specs:
                 selection.keep(number, np.zeros(block.rows, dtype=np.bool_))
-        scope = ReadScope(partitions=await run_by_count(len(keyed_rows), partial(list_partitions, keyed_rows)))
+        partitions = await run_by_count(len(equality_deletes), partial(list_partitions, equality_deletes))
+        scope = ReadScope(partitions=partitions)
         description = "wrote rows with a partition spec that none of the equality deletes has"
         await self._refuse_in_scope(AddedFiles(files.view, selection), scope, description)
 
@@ -338,11 +371,18 @@ class ConflictCheck:
         return deletes if all(file.partition for file in deletes) else []
 
     async def _check_scope(self, history: History, deletes: AddedFiles, scope: ReadScope) -> None:
+        """Refuse the change if other commits have added or removed rows of a scope.
+
+        Args:
+            history: The snapshots since the read.
+            deletes: The delete files that these snapshots added.
+            scope: The rows that the change has read or replaces.
+        """
         added = await history.find_added(deletes=False)
         await self._refuse_in_scope(added, scope, "added rows that the change may have to read", stats=True)
         await self._refuse_in_scope(deletes, scope, "added deletes of rows that the change has read")
-        for of_deletes in (False, True):
-            for removed in await history.find_removed(deletes=of_deletes, replaced=False):
+        for are_deletes in (False, True):
+            for removed in await history.find_removed(deletes=are_deletes, replaced=False):
                 if removed.files is None:
                     raise Collision(
                         "scope",
@@ -350,7 +390,7 @@ class ConflictCheck:
                         "compute the change again from the current snapshot",
                     )
                 description = "removed files that the change has read"
-                await self._refuse_in_scope(removed.files, scope, description, stats=not of_deletes)
+                await self._refuse_in_scope(removed.files, scope, description, stats=not are_deletes)
 
     async def _refuse_in_scope(
         self, files: AddedFiles, scope: ReadScope, description: str, *, stats: bool = False
@@ -384,8 +424,11 @@ class ConflictCheck:
         selection = files.selection.copy()
         if scope.bound is not None:
             if scope.bound != TRUE:
-                specs = {spec.spec_id: project_inclusive(scope.bound, spec) for spec in self._metadata.partition_specs}
-                by_spec = {number: demand for number, demand in specs.items() if number in files.view.specs}
+                by_spec = {
+                    spec.spec_id: project_inclusive(scope.bound, spec)
+                    for spec in self._metadata.partition_specs
+                    if spec.spec_id in files.view.specs
+                }
                 narrow_by_partition(selection, by_spec, never_expires)
                 if stats:
                     narrow_by_stats(selection, scope.bound, never_expires)
@@ -393,8 +436,8 @@ class ConflictCheck:
         rows = selection.list_entry_ids()
         groups = group_by_partition(find_files_at(files.view, rows))
         targets = self._make_targets(scope)
-        meets = [targets.overlap(partition) for partition in groups.partitions]
-        return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
+        overlaps = [targets.overlap(partition) for partition in groups.partitions]
+        return rows[np.array(overlaps, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
 
     def _make_targets(self, scope: ReadScope) -> Targets:
         """Return the partitions of a scope as targets of a comparison.
@@ -412,21 +455,21 @@ def _list_referenced_files(change: Change) -> tuple[set[str], set[str]]:
     The first set has the data files to which the change's position deletes refer. The second set has those of them
     that the change does not add.
     """
-    paths = {file.referenced_data_file for file in change.positional}
-    referenced = {path for path in paths if path is not None}
-    return referenced, referenced - {file.file_path for file in change.data}
+    paths = {file.referenced_data_file for file in change.position_deletes}
+    referenced_paths = {path for path in paths if path is not None}
+    return referenced_paths, referenced_paths - {file.file_path for file in change.data}
 
 
 def _find_entry_ids(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | None]:
     """Return the entry ids of the data files at these paths, and the first path that is not in the view, or None."""
-    searched_hashes = {path.encode() for path in paths}
-    missing, rows = set(searched_hashes), list[int]()
+    searched_paths = {path.encode() for path in paths}
+    missing_paths, entry_ids = set(searched_paths), list[int]()
     for number, block in enumerate(view.blocks):
-        matches = find_rows_by_path(block, searched_hashes)
-        missing.difference_update(matches)
-        rows += [(number << ENTRY_BITS) | row for row in matches.values()]
-    first_missing = min(missing).decode() if missing else None
-    return np.array(sorted(rows), dtype=np.int64), first_missing
+        rows_by_path = find_rows_by_path(block, searched_paths)
+        missing_paths.difference_update(rows_by_path)
+        entry_ids += [(number << ENTRY_BITS) | row for row in rows_by_path.values()]
+    first_missing_path = min(missing_paths).decode() if missing_paths else None
+    return np.array(sorted(entry_ids), dtype=np.int64), first_missing_path
 
 
 def find_first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:

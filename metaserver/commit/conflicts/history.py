@@ -26,6 +26,7 @@ from seamark.metaserver.planner.view.selection import FileSelection
 from seamark.metaserver.planner.view.view import TableView
 
 _DATA = 0
+"""The content of a manifest of data files."""
 
 
 class AddedFiles(NamedTuple):
@@ -87,7 +88,8 @@ class History:
         self.snapshots = tuple(snapshots)
         self._operations = {snapshot.snapshot_id: _read_operation(snapshot) for snapshot in snapshots}
 
-    def _list_changing(self) -> tuple[Snapshot, ...]:
+    def _list_changing_snapshots(self) -> tuple[Snapshot, ...]:
+        """Return the snapshots that have changed rows."""
         return tuple(snapshot for snapshot in self.snapshots if self._operations[snapshot.snapshot_id] != REPLACE)
 
     async def find_added(self, *, deletes: bool, replaced: bool = False) -> AddedFiles:
@@ -98,8 +100,8 @@ class History:
             replaced: Whether to include the files that compactions added.
         """
         manifests: list[ManifestFile] = []
-        changing = self.snapshots if replaced else self._list_changing()
-        for snapshot in changing:
+        snapshots = self.snapshots if replaced else self._list_changing_snapshots()
+        for snapshot in snapshots:
             manifests += [
                 manifest
                 for manifest in await self._list_own_manifests(snapshot)
@@ -107,7 +109,7 @@ class History:
             ]
         view = TableView(manifests, await self._manifests.read_blocks(manifests))
         selection = FileSelection.select_all(view)
-        keep_appended_files(selection, {snapshot.snapshot_id for snapshot in changing})
+        keep_appended_files(selection, {snapshot.snapshot_id for snapshot in snapshots})
         return AddedFiles(view, selection)
 
     def select_writing_deletes(self, deletes: AddedFiles) -> AddedFiles:
@@ -135,24 +137,27 @@ class History:
         return removals
 
     async def _read_removed_files(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
-        listed_manifests = await self._manifests.read_list(snapshot)
-        still = {manifest.manifest_path for manifest in listed_manifests}
-        dropped = [
+        """Return the files that a snapshot removed: those of manifests that only its parent lists.
+
+        Files that the snapshot's own manifests list are not removed, because a rewrite of manifests moves entries.
+        """
+        listed_paths = {manifest.manifest_path for manifest in await self._manifests.read_list(snapshot)}
+        dropped_manifests = [
             manifest
             for manifest in await self._manifests.read_list(parent)
-            if manifest.manifest_path not in still and (manifest.content != _DATA) == deletes
+            if manifest.manifest_path not in listed_paths and (manifest.content != _DATA) == deletes
         ]
         own_manifests = []
-        if dropped:
+        if dropped_manifests:
             own_manifests = [
                 manifest
                 for manifest in await self._list_own_manifests(snapshot)
                 if (manifest.content != _DATA) == deletes
             ]
-        listed_blocks = await self._manifests.read_blocks(own_manifests)
-        view = TableView(dropped, await self._manifests.read_blocks(dropped))
-        rows = view.file_count + sum(block.rows for block in listed_blocks)
-        return AddedFiles(view, await run_by_count(rows, partial(_find_missing, view, listed_blocks)))
+        own_blocks = await self._manifests.read_blocks(own_manifests)
+        view = TableView(dropped_manifests, await self._manifests.read_blocks(dropped_manifests))
+        rows = view.file_count + sum(block.rows for block in own_blocks)
+        return AddedFiles(view, await run_by_count(rows, partial(_select_missing, view, own_blocks)))
 
     async def _list_own_manifests(self, snapshot: Snapshot) -> list[ManifestFile]:
         """Return the manifests that the snapshot added."""
@@ -165,7 +170,7 @@ def _read_operation(snapshot: Snapshot) -> str:
     return OVERWRITE if operation == REPLACE and not is_replace(snapshot) else operation
 
 
-def _find_missing(view: TableView, blocks: Iterable[Block]) -> FileSelection:
+def _select_missing(view: TableView, blocks: Iterable[Block]) -> FileSelection:
     """Return the files of the view that none of the blocks lists."""
     block_keys = {key for block in blocks for key in _list_keys(block)}
     selection = FileSelection.select_all(view)

@@ -73,8 +73,8 @@ class _File(NamedTuple):
 
 async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
     """Return the deletes, without the equality deletes that remove no row for which `bound` is true."""
-    selection, left = await asyncio.to_thread(_select_deletes, added, bound)
-    await _drop_disjoint(source, selection, left)
+    selection, compared_files = await asyncio.to_thread(_select_deletes, added, bound)
+    await _drop_disjoint(source, selection, compared_files)
     return AddedFiles(added.view, selection)
 
 
@@ -86,17 +86,17 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[FileSelection
         deletes whose keys must be compared.
     """
     selection = added.selection.copy()
-    unmatched_files: list[_File] = []
+    compared_files: list[_File] = []
     for columns, positions in _group_equality_deletes(added).items():
         condition = _restrict_condition(bound, columns)
         if condition == TRUE:
             continue
         part = _select_files(added, positions)
         narrow_by_stats(part, condition, never_expires)
-        matching = set(part.list_positions().tolist())
-        _drop_positions(selection, [position for position in positions if position not in matching])
-        unmatched_files += (_describe_file(added.view, position, condition) for position in sorted(matching))
-    return selection, unmatched_files
+        kept_positions = set(part.list_positions().tolist())
+        _drop_positions(selection, [position for position in positions if position not in kept_positions])
+        compared_files += (_describe_file(added.view, position, condition) for position in sorted(kept_positions))
+    return selection, compared_files
 
 
 async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
@@ -120,11 +120,11 @@ def _restrict_condition(bound: Expression, columns: Iterable[int] | None) -> Exp
     """Return the part of the expression on the columns with these ids. None means all columns."""
     column_ids = None if columns is None else frozenset(columns)
 
-    def part(predicate: Bound) -> Expression:
-        is_known = column_ids is None or predicate.column_id in column_ids
-        return predicate if is_known and predicate.kind not in FLOATS else TRUE
+    def restrict(predicate: Bound) -> Expression:
+        has_column = column_ids is None or predicate.column_id in column_ids
+        return predicate if has_column and predicate.kind not in FLOATS else TRUE
 
-    return replace_predicates(bound, part)
+    return replace_predicates(bound, restrict)
 
 
 def _group_equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
@@ -147,21 +147,22 @@ def _locate_row(view: TableView, position: int) -> tuple[int, Block, int]:
     return number, view.blocks[number], position - int(view.starts[number])
 
 
-def _make_position_mask(view: TableView, positions: Iterable[int], *, elsewhere: bool) -> npt.NDArray[np.uint8]:
-    mask = np.full(view.file_count, elsewhere, dtype=np.uint8)
-    mask[list(positions)] = not elsewhere
+def _make_position_mask(view: TableView, positions: Iterable[int], *, value: bool) -> npt.NDArray[np.uint8]:
+    """Return a mask with this value at the positions, and with the opposite value at all other positions."""
+    mask = np.full(view.file_count, not value, dtype=np.uint8)
+    mask[list(positions)] = value
     return mask
 
 
 def _select_files(files: AddedFiles, positions: Iterable[int]) -> FileSelection:
     selection = files.selection.copy()
-    selection.intersect(_make_position_mask(files.view, positions, elsewhere=False))
+    selection.intersect(_make_position_mask(files.view, positions, value=True))
     return selection
 
 
 def _drop_positions(selection: FileSelection, positions: Sequence[int]) -> None:
     if positions:
-        selection.intersect(_make_position_mask(selection.view, positions, elsewhere=True))
+        selection.intersect(_make_position_mask(selection.view, positions, value=False))
 
 
 def _describe_file(view: TableView, position: int, condition: Expression) -> _File:
@@ -194,27 +195,27 @@ async def find_first_match(
         return None
     if len(pairs) > FILES_MAX * FILES_MAX:  # So many pairs need more than FILES_MAX files.
         return pairs[0]
-    row_sets = {row for row, _ in pairs}, {delete for _, delete in pairs}
-    if sum(map(len, row_sets)) > FILES_MAX:
+    data_rows, delete_rows = {row for row, _ in pairs}, {delete for _, delete in pairs}
+    if len(data_rows) + len(delete_rows) > FILES_MAX:
         return pairs[0]
-    deletes = list_delete_files_at(view, row_sets[1])
-    files = {row: _describe_file(view, position, TRUE) for row, position in _list_positions(view, row_sets[0])}
-    keyed_rows = [delete for delete in deletes.values() if delete.content == EQUALITY]
+    deletes = list_delete_files_at(view, delete_rows)
+    files = {row: _describe_file(view, position, TRUE) for row, position in _list_positions(view, data_rows)}
+    equality_deletes = [delete for delete in deletes.values() if delete.content == EQUALITY]
     sizes = {file.path: file.size_bytes for file in files.values()} | {
-        file.path: file.size_bytes for file in keyed_rows
+        file.path: file.size_bytes for file in equality_deletes
     }
     if (
-        len(keyed_rows) < len(deletes)
+        len(equality_deletes) < len(deletes)
         or len(sizes) > FILES_MAX
         or sum(sizes.values()) > BYTES_MAX
         or min(sizes.values()) < 0
     ):
         return pairs[0]
     await source.check_paths(sizes)
-    gate = asyncio.Semaphore(FILES_CONCURRENT_MAX)
+    read_slots = asyncio.Semaphore(FILES_CONCURRENT_MAX)
 
     async def read(path: str) -> bytes | None:
-        async with gate:
+        async with read_slots:
             try:
                 return await source.objects.read(path, limit_bytes=sizes[path])
             except SeamarkError:
@@ -223,19 +224,16 @@ async def find_first_match(
     bodies = dict(zip(sizes, await asyncio.gather(*map(read, sizes)), strict=True))
 
     def matches(row: int, delete: int) -> bool:
-        file, deleted_count = files[row], deletes[delete]
-        data, keys, columns = bodies[file.path], bodies[deleted_count.path], find_key_columns(metadata, deleted_count)
+        file, delete_file = files[row], deletes[delete]
+        data, keys, columns = bodies[file.path], bodies[delete_file.path], find_key_columns(metadata, delete_file)
         if data is None or keys is None or isinstance(columns, Unreadable):
             return True
         if not file.is_parquet or any(kind in FLOATS for _, kind in columns):
             return True
         try:
-            deleted_keys = decode_delete_content(keys, deleted_count, columns, limit_bytes=DECODED_BYTES_MAX)
+            deleted_keys = decode_delete_content(keys, delete_file, columns, limit_bytes=DECODED_BYTES_MAX)
             stored_columns = _read_columns(data, file.path, [column_id for column_id, _ in columns])
-            stored = [stored_columns[column_id] for column_id, _ in columns]
-            hashes = hash_halves(
-                [convert_to_keys(column, kind) for column, (_, kind) in zip(stored, columns, strict=True)]
-            )
+            hashes = hash_halves([convert_to_keys(stored_columns[column_id], kind) for column_id, kind in columns])
         except (Unreadable, ValueError, KeyError):
             return True
         return not isinstance(deleted_keys, DeletedKeys) or bool(deleted_keys.exact.has(*hashes).any())
@@ -252,23 +250,27 @@ def _list_positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int
 
 
 async def _drop_disjoint(source: CheckedFiles, selection: FileSelection, files: Sequence[_File]) -> None:
-    readable = [file for file in files if file.is_parquet and file.size_bytes > 0]
-    if not readable or len(files) > FILES_MAX or sum(file.size_bytes for file in readable) > BYTES_MAX:
-        return
-    await source.check_paths(file.path for file in readable)
-    gate = asyncio.Semaphore(FILES_CONCURRENT_MAX)
+    """Remove the files from the selection in which no row satisfies the condition of the file.
 
-    async def disjoint(file: _File) -> bool:
-        async with gate:
+    If there are too many files or bytes to read, no file is removed.
+    """
+    readable_files = [file for file in files if file.is_parquet and file.size_bytes > 0]
+    if not readable_files or len(files) > FILES_MAX or sum(file.size_bytes for file in readable_files) > BYTES_MAX:
+        return
+    await source.check_paths(file.path for file in readable_files)
+    read_slots = asyncio.Semaphore(FILES_CONCURRENT_MAX)
+
+    async def check_disjoint(file: _File) -> bool:
+        async with read_slots:
             try:
                 data = await source.objects.read(file.path, limit_bytes=file.size_bytes)
                 return await asyncio.to_thread(_is_disjoint, data, file)
             except (SeamarkError, Unreadable):
                 return False
 
-    results = await asyncio.gather(*map(disjoint, readable))
+    results = await asyncio.gather(*map(check_disjoint, readable_files))
     _drop_positions(
-        selection, [file.position for file, is_disjoint in zip(readable, results, strict=True) if is_disjoint]
+        selection, [file.position for file, is_disjoint in zip(readable_files, results, strict=True) if is_disjoint]
     )
 
 
@@ -278,14 +280,15 @@ def _is_disjoint(data: bytes, file: _File) -> bool:
     Raises:
         Unreadable: The file cannot be read.
     """
-    columns_needed = set(iterate_filtered_columns(file.condition, ()))
-    if not columns_needed or any(predicate.kind in ("list", "map") for predicate in collect_predicates(file.condition)):
+    needed_columns = set(iterate_filtered_columns(file.condition, ()))
+    if not needed_columns or any(predicate.kind in ("list", "map") for predicate in collect_predicates(file.condition)):
         return False
     try:
-        stored = _read_columns(data, file.path, {column.column_id for column in columns_needed})
-        if len(stored) < len({column.column_id for column in columns_needed}):
+        column_ids = {column.column_id for column in needed_columns}
+        arrays = _read_columns(data, file.path, column_ids)
+        if len(arrays) < len(column_ids):
             return False
-        columns = {column: FileColumn.from_array(stored[column.column_id], column.kind) for column in columns_needed}
+        columns = {column: FileColumn.from_array(arrays[column.column_id], column.kind) for column in needed_columns}
     except ValueError as error:
         raise Unreadable(file.path, str(error)) from None
     if any(column.clipped for column in columns.values()):

@@ -52,13 +52,13 @@ class PartitionOverlap:
 
     def __init__(self, metadata: TableMetadata) -> None:
         self._metadata = metadata
-        self._compare_partitions = 0
+        self._compared_pairs = 0
         self._fields = {
             spec.spec_id: {field.field_id: field for field in spec.fields if field.field_id is not None}
             for spec in metadata.partition_specs
         }
 
-    def partition(self, spec_id: int, values: tuple[Value | None, ...]) -> PartitionTuple:
+    def make_partition(self, spec_id: int, values: tuple[Value | None, ...]) -> PartitionTuple:
         """Return the partition with these values, which are in the order of the spec's fields.
 
         Raises:
@@ -74,15 +74,15 @@ class PartitionOverlap:
         )
         return PartitionTuple(spec_id, tuple(fields))
 
-    def knows_all(self, spec_id: int) -> bool:
+    def has_all_field_ids(self, spec_id: int) -> bool:
         """Return whether all fields of the spec have ids, so that the constraints describe the partition completely."""
         spec = self._metadata.spec(spec_id)
         return spec is not None and len(self._fields[spec_id]) == len(spec.fields)
 
     def may_compare(self, pairs: int) -> bool:
         """Count further comparisons, and return whether their total is within `COMPARISONS_MAX`."""
-        self._compare_partitions += pairs
-        return self._compare_partitions <= COMPARISONS_MAX
+        self._compared_pairs += pairs
+        return self._compared_pairs <= COMPARISONS_MAX
 
     def list_constraints(self, partition: PartitionTuple) -> list[_Constraint]:
         fields = self._fields.get(partition.spec_id, {})
@@ -114,42 +114,44 @@ class Targets:
         self._partitions = partitions
         self._by_spec: dict[int, dict[object, list[_Constraint]]] = {}
         for spec_id, values in targets:
-            constraints = partitions.list_constraints(partitions.partition(spec_id, values))
+            constraints = partitions.list_constraints(partitions.make_partition(spec_id, values))
             self._by_spec.setdefault(spec_id, {})[_make_key(constraints)] = constraints
 
     def overlap(self, partition: PartitionTuple) -> bool:
         """Return False only if no row can be both in the partition and in one of the targets."""
-        return any(self._compare_partitions(partition, _may_overlap, unknown=True))
+        return any(self._compare_partitions(partition, _may_overlap, default=True))
 
     def contain(self, partition: PartitionTuple) -> bool:
         """Return True only if one target contains every row of the partition."""
-        return any(self._compare_partitions(partition, _implies_all, self._partitions.knows_all, unknown=False))
+        has_all_field_ids = self._partitions.has_all_field_ids
+        return any(self._compare_partitions(partition, _implies_all, has_all_field_ids, default=False))
 
     def _compare_partitions(
         self,
         partition: PartitionTuple,
         compare: Callable[[list[_Constraint], list[_Constraint]], bool],
-        applies: Callable[[int], bool] = lambda _: True,
+        is_compared: Callable[[int], bool] = lambda _: True,
         *,
-        unknown: bool,
+        default: bool,
     ) -> Iterator[bool]:
         """Compare a partition with the targets of each spec, and yield one result for each spec.
 
         Args:
             compare: Compares the constraints of the partition with those of a target.
-            applies: Returns whether to compare the targets of the spec with this id.
-            unknown: The result for a spec if the limit of comparisons is reached.
+            partition: The partition.
+            is_compared: Returns whether to compare the targets of the spec with this id.
+            default: The result for a spec if the limit of comparisons is reached.
         """
         constraints = self._partitions.list_constraints(partition)
         for spec_id, targets in self._by_spec.items():
-            if not applies(spec_id):
+            if not is_compared(spec_id):
                 continue
             if spec_id == partition.spec_id and _have_same_fields(constraints, next(iter(targets.values()))):
                 yield _make_key(constraints) in targets
             elif self._partitions.may_compare(len(targets)):
-                yield any(compare(constraints, right) for right in targets.values())
+                yield any(compare(constraints, target) for target in targets.values())
             else:
-                yield unknown
+                yield default
 
 
 def _make_key(constraints: Iterable[_Constraint]) -> object:
@@ -173,6 +175,7 @@ def _implies_all(inner: Sequence[_Constraint], outer: Iterable[_Constraint]) -> 
 
 
 def _are_disjoint(left: _Constraint, right: _Constraint) -> bool:
+    """Return whether no row can satisfy both constraints. The result is False if this is uncertain."""
     if left.sources != right.sources:
         return False
     if left.transform == right.transform:
@@ -182,8 +185,8 @@ def _are_disjoint(left: _Constraint, right: _Constraint) -> bool:
     if left.value is None or right.value is None:
         return (left.value is None) != (right.value is None)
     if get_transform_name(left.transform) == get_transform_name(right.transform) == "bucket":
-        shared = gcd(get_transform_width(left.transform), get_transform_width(right.transform))
-        return bool(int(left.value) % shared != int(right.value) % shared)
+        common_buckets = gcd(get_transform_width(left.transform), get_transform_width(right.transform))
+        return bool(int(left.value) % common_buckets != int(right.value) % common_buckets)
     return _contradicts(left, right) or _contradicts(right, left)
 
 
@@ -194,6 +197,7 @@ def _contradicts(exact: _Constraint, other: _Constraint) -> bool:
     transform_result = _apply_transform(other.transform, exact.kind, exact.value)
     if transform_result is None or transform_result == other.value:
         return False
+    # Some writers store a wrapped 32-bit number, or round negative times towards zero. Such values do not contradict.
     int_form = find_stored_as_int(other.transform, exact.kind)
     if int_form is not None and (transform_result, other.value) == (int_form.exact, int_form.wrapped):
         return False
@@ -202,6 +206,7 @@ def _contradicts(exact: _Constraint, other: _Constraint) -> bool:
 
 
 def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:
+    """Return whether each row that satisfies the premise satisfies the conclusion. It is False if this is uncertain."""
     if premise.sources != conclusion.sources:
         return False
     if premise.transform == conclusion.transform:
@@ -213,8 +218,9 @@ def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:
     if premise.value is None or conclusion.value is None:
         return premise.value is None and conclusion.value is None
     if get_transform_name(premise.transform) == get_transform_name(conclusion.transform) == "bucket":
-        inner, outer = get_transform_width(premise.transform), get_transform_width(conclusion.transform)
-        return inner % outer == 0 and int(premise.value) % outer == conclusion.value
+        premise_buckets = get_transform_width(premise.transform)
+        conclusion_buckets = get_transform_width(conclusion.transform)
+        return premise_buckets % conclusion_buckets == 0 and int(premise.value) % conclusion_buckets == conclusion.value
     return (
         premise.transform == IDENTITY
         and _apply_transform(conclusion.transform, premise.kind, premise.value) == conclusion.value

@@ -57,16 +57,17 @@ async def find_replaced_files(
     matching_plan = await planner.bind_and_plan(metadata, ScanRequest(filter=scope.bound, snapshot_id=head.snapshot_id))
     paths = await asyncio.to_thread(_list_paths, matching_plan.view, matching_plan.entry_ids)
     if scope.bound != TRUE:
-        opposite = await asyncio.to_thread(negate_bound_expression, scope.bound, metadata)
-        opposite_plan = await planner.bind_and_plan(
-            metadata, ScanRequest(filter=opposite, snapshot_id=head.snapshot_id)
+        negation = await asyncio.to_thread(negate_bound_expression, scope.bound, metadata)
+        negation_plan = await planner.bind_and_plan(
+            metadata, ScanRequest(filter=negation, snapshot_id=head.snapshot_id)
         )
-        partly = await asyncio.to_thread(lambda: paths & _list_paths(opposite_plan.view, opposite_plan.entry_ids))
-        if partly and not (matching_plan.complete and opposite_plan.complete):
+        # A file in both plans may have rows that match the filter, and rows that do not match.
+        mixed_paths = await asyncio.to_thread(lambda: paths & _list_paths(negation_plan.view, negation_plan.entry_ids))
+        if mixed_paths and not (matching_plan.complete and negation_plan.complete):
             raise RetryLater("replace: planning the filter exceeded its time limit; try again")
-        if partly:
+        if mixed_paths:
             raise BadRequest(
-                f"replace: only some of the rows of {min(partly)[:1000]} may match the filter; use a filter for "
+                f"replace: only some of the rows of {min(mixed_paths)[:1000]} may match the filter; use a filter for "
                 "which partitions or column bounds show that all rows match, or rewrite the file"
             )
     return await asyncio.to_thread(lambda: {Remove(path) for path in paths})
@@ -79,20 +80,25 @@ def _list_paths(view: TableView, rows: Longs) -> set[str]:
 
 
 def _select_files_in_scope(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[Remove]:
+    """Return the files of a view whose partitions are in the partitions of the scope.
+
+    Raises:
+        BadRequest: A file may be only partly in the scope. The message names the file.
+    """
     targets = Targets(PartitionOverlap(metadata), scope.partitions)
     rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.list_block_entry_ids, range(len(view.blocks)))])
     groups = group_by_partition(find_files_at(view, rows))
-    scope_flags = []
+    is_in_scope = []
     for number, partition in enumerate(groups.partitions):
-        is_inside = targets.contain(partition)
-        if not is_inside and targets.overlap(partition):
+        is_contained = targets.contain(partition)
+        if not is_contained and targets.overlap(partition):
             path = min(_list_paths(view, rows[groups.numbers == number]))
             raise BadRequest(
                 f"replace: {path[:1000]} has partition spec {partition.spec_id}; only some of its rows may be in the "
                 "written partitions. Rewrite the file with the current partition spec first"
             )
-        scope_flags.append(is_inside)
-    return {Remove(path) for path in _list_paths(view, rows[np.array(scope_flags, dtype=np.bool_)[groups.numbers]])}
+        is_in_scope.append(is_contained)
+    return {Remove(path) for path in _list_paths(view, rows[np.array(is_in_scope, dtype=np.bool_)[groups.numbers]])}
 
 
 def negate_bound_expression(expression: Expression, metadata: TableMetadata) -> Expression:
@@ -142,7 +148,6 @@ def _bind_again(predicate: Bound, op: Op, metadata: TableMetadata) -> Expression
     """
     column = metadata.current_schema.column(predicate.column_id)
     if column is None:
-        kinds = predicate.kind, predicate.transform, predicate.result
-        return Bound(op, predicate.column_id, predicate.name, *kinds, ())
+        return Bound(op, predicate.column_id, predicate.name, predicate.kind, predicate.transform, predicate.result, ())
     term = Unbound(op, column.name, predicate.transform, ())
     return bind(term, metadata.current_schema, metadata.schemas, case_sensitive=True)

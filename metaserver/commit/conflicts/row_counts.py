@@ -62,11 +62,11 @@ async def check_row_counts(
         )
     if added_rows >= removed_rows:
         return
-    deleted_count = await _count_deleted_rows(manifests, manifest_files, to_remove)
-    if deleted_count is not None and added_rows < removed_rows - deleted_count:
+    deleted_rows_max = await _count_deleted_rows(manifests, manifest_files, to_remove)
+    if deleted_rows_max is not None and added_rows < removed_rows - deleted_rows_max:
         raise BadRequest(
             f"operation is replace, but the added data files have {added_rows:,} rows, and the removed data files have "
-            f"{removed_rows:,} (record-count), of which at most {deleted_count:,} are deleted. A replacement must "
+            f"{removed_rows:,} (record-count), of which at most {deleted_rows_max:,} are deleted. A replacement must "
             "have the same "
             "rows. Set operation to overwrite, or omit it"
         )
@@ -109,16 +109,22 @@ async def _count_deleted_rows(
 
 
 def _sum_rows(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
+    """Return the number of rows of the delete files that may apply to removed data files, or None if it is unknown.
+
+    Args:
+        blocks: The live delete files of the head.
+        to_remove: The files that the change removes.
+    """
     data_paths = {file.file_path.encode() for file in to_remove.files if file.content == DATA}
-    deleted_count = 0
+    deleted_rows_max = 0
     for block in blocks:
         rows = np.arange(block.rows, dtype=np.int64)
         if (block.read_longs("content") == EQUALITY_DELETES).any():
             return None
         records = block.read_longs("record_count")
         referenced_paths = read_strings(block.find_text_column("referenced_data_file"), rows)
-        applies = np.array([name is None or name in data_paths for name in referenced_paths], dtype=np.bool_)
-        if (records[applies] < 0).any():
+        may_apply = np.array([path is None or path in data_paths for path in referenced_paths], dtype=np.bool_)
+        if (records[may_apply] < 0).any():
             return None
-        deleted_count += int(records[applies].sum())
-    return deleted_count
+        deleted_rows_max += int(records[may_apply].sum())
+    return deleted_rows_max

@@ -68,25 +68,26 @@ async def compute_undo(manifests: Manifests, metadata: TableMetadata, head: Snap
     """
     undone, parent = _find_snapshots(metadata, head, snapshot_id)
     assert head is not None
-    at_parent, at_undone = await _compare_live_entries(manifests, metadata, parent, undone)
-    count = len(at_parent) + len(at_undone)
+    parent_entries, undone_entries = await _compare_live_entries(manifests, metadata, parent, undone)
+    count = len(parent_entries) + len(undone_entries)
 
     def compare() -> tuple[set[Remove], set[Remove]]:
-        return at_undone.keys() - at_parent.keys(), at_parent.keys() - at_undone.keys()
+        return undone_entries.keys() - parent_entries.keys(), parent_entries.keys() - undone_entries.keys()
 
-    added_entries, removed_entries_of_snapshot = await run_by_count(count, compare)
-    if not added_entries and not removed_entries_of_snapshot:
+    # The files that the snapshot added, and the files that it removed.
+    added_keys, removed_keys = await run_by_count(count, compare)
+    if not added_keys and not removed_keys:
         return Undo(frozenset(), (), await _restore_manifests(manifests, metadata, (parent, undone, head)))
-    entries_before, entries_now = await _compare_live_entries(manifests, metadata, undone, head)
+    entries_after_snapshot, head_entries = await _compare_live_entries(manifests, metadata, undone, head)
 
     def check() -> Undo:
-        removed_entries = [entries_before[key] for key in entries_before.keys() - entries_now.keys()]
-        new_entries = [entries_now[key] for key in entries_now.keys() - entries_before.keys()]
-        _check_removed(removed_entries, added_entries, {key.file_path for key in removed_entries_of_snapshot})
-        _check_new(new_entries, {key.file_path for key in added_entries}, removed_entries_of_snapshot)
-        return Undo(frozenset(added_entries), tuple(at_parent[key] for key in removed_entries_of_snapshot))
+        removed_later = [entries_after_snapshot[key] for key in entries_after_snapshot.keys() - head_entries.keys()]
+        added_later = [head_entries[key] for key in head_entries.keys() - entries_after_snapshot.keys()]
+        _check_removed(removed_later, added_keys, {key.file_path for key in removed_keys})
+        _check_new(added_later, {key.file_path for key in added_keys}, removed_keys)
+        return Undo(frozenset(added_keys), tuple(parent_entries[key] for key in removed_keys))
 
-    return await run_by_count(count + len(entries_before) + len(entries_now), check)
+    return await run_by_count(count + len(entries_after_snapshot) + len(head_entries), check)
 
 
 def _find_snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> tuple[Snapshot, Snapshot]:
@@ -127,40 +128,37 @@ async def _restore_manifests(
     parent_manifests, undone_manifests, head_manifests = [
         drop_dead_manifests(await manifests.read_list(snapshot)) for snapshot in snapshots
     ]
-    paths = [
+    parent_paths, undone_paths, head_paths = (
         {manifest.manifest_path for manifest in manifest_files}
         for manifest_files in (parent_manifests, undone_manifests, head_manifests)
-    ]
-    new, old = paths[1] - paths[0], paths[0] - paths[1]
-    if not new and not old:
+    )
+    new_paths, old_paths = undone_paths - parent_paths, parent_paths - undone_paths
+    if not new_paths and not old_paths:
         raise BadRequest(f"Snapshot {snapshots[1].snapshot_id} changed no files and no manifests; nothing to undo")
-    if not new <= paths[2]:
-        missing = min(new - paths[2])
-        raise Collision("undo", f"A later commit replaced {missing}, which the snapshot had written")
-    restored_manifests = [manifest for manifest in parent_manifests if manifest.manifest_path in old]
+    if not new_paths <= head_paths:
+        missing_path = min(new_paths - head_paths)
+        raise Collision("undo", f"A later commit replaced {missing_path}, which the snapshot had written")
+    restored_manifests = [manifest for manifest in parent_manifests if manifest.manifest_path in old_paths]
     if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and any(
         manifest.content == 0 and manifest.first_row_id is None for manifest in restored_manifests
     ):
         raise BadRequest("The table was upgraded after the manifests were written, and rows would get other row ids")
-    return (*restored_manifests, *(manifest for manifest in head_manifests if manifest.manifest_path not in new))
+    return (*restored_manifests, *(manifest for manifest in head_manifests if manifest.manifest_path not in new_paths))
 
 
 async def _compare_live_entries(
-    manifests: Manifests, metadata: TableMetadata, older_snapshot: Snapshot, other: Snapshot
+    manifests: Manifests, metadata: TableMetadata, older_snapshot: Snapshot, newer_snapshot: Snapshot
 ) -> tuple[_Entries, _Entries]:
     """Return for each of two snapshots the live entries of the manifests that only this snapshot lists."""
-    lists = (
-        drop_dead_manifests(await manifests.read_list(older_snapshot)),
-        drop_dead_manifests(await manifests.read_list(other)),
-    )
-    paths = [{manifest.manifest_path for manifest in manifest_files} for manifest_files in lists]
+    older_manifests = drop_dead_manifests(await manifests.read_list(older_snapshot))
+    newer_manifests = drop_dead_manifests(await manifests.read_list(newer_snapshot))
+    older_paths = {manifest.manifest_path for manifest in older_manifests}
+    newer_paths = {manifest.manifest_path for manifest in newer_manifests}
+    only_older = [manifest for manifest in older_manifests if manifest.manifest_path not in newer_paths]
+    only_newer = [manifest for manifest in newer_manifests if manifest.manifest_path not in older_paths]
     return (
-        await _read_entries(
-            manifests, metadata, [manifest for manifest in lists[0] if manifest.manifest_path not in paths[1]]
-        ),
-        await _read_entries(
-            manifests, metadata, [manifest for manifest in lists[1] if manifest.manifest_path not in paths[0]]
-        ),
+        await _read_entries(manifests, metadata, only_older),
+        await _read_entries(manifests, metadata, only_newer),
     )
 
 
@@ -189,15 +187,21 @@ def _check_removed(
             raise Collision(
                 "undo", f"A later commit replaced or deleted {file.file_path}, which the snapshot had added"
             )
-        applies = file.referenced_data_file is None or file.referenced_data_file in restored_paths
-        if file.content != DATA and applies:
+        may_apply = file.referenced_data_file is None or file.referenced_data_file in restored_paths
+        if file.content != DATA and may_apply:
             raise Collision("undo", f"A later commit removed {file.file_path}, whose deletes the old files may need")
 
 
-def _check_new(new: Sequence[ManifestEntry], added_paths: set[str], removed_files: Iterable[Remove]) -> None:
-    """Check that later commits have added no files that prevent the undo."""
+def _check_new(new_entries: Sequence[ManifestEntry], added_paths: set[str], removed_files: Iterable[Remove]) -> None:
+    """Check that later commits have added no files that prevent the undo.
+
+    Args:
+        new_entries: The entries that later commits have added.
+        added_paths: The paths of the files that the snapshot added.
+        removed_files: The files that the snapshot removed.
+    """
     keys, paths = set(removed_files), sorted(path.encode() for path in added_paths)
-    for entry in new:
+    for entry in new_entries:
         file = entry.file
         if make_file_key(file) in keys:
             raise Collision("undo", f"{file.file_path} is in the table again; the snapshot is undone already")

@@ -36,7 +36,7 @@ class FilesReadOnce:
 
     def __init__(self, objects: ObjectStore, limit_bytes: int) -> None:
         self._objects = objects
-        self._left_bytes = limit_bytes
+        self._remaining_bytes = limit_bytes
         self._files: dict[str, bytes] = {}
         self._missing: set[str] = set()
 
@@ -56,8 +56,8 @@ class FilesReadOnce:
             except ObjectMissing:
                 self._missing.add(location)
                 raise
-            if len(data) <= self._left_bytes:
-                self._left_bytes -= len(data)
+            if len(data) <= self._remaining_bytes:
+                self._remaining_bytes -= len(data)
                 self._files[location] = data
         return data
 
@@ -104,13 +104,13 @@ class CommitManifests:
 
     async def _check_paths(self, uuid: str, paths: Iterable[str]) -> None:
         allowed_folders = self._allowed_folders.setdefault(uuid, set())
-        by_folder = {path.rpartition("/")[0]: path for path in paths}
-        unchecked_folders = {folder: path for folder, path in by_folder.items() if folder not in allowed_folders}
-        if not unchecked_folders:
+        path_by_folder = {path.rpartition("/")[0]: path for path in paths}
+        unchecked_paths = {folder: path for folder, path in path_by_folder.items() if folder not in allowed_folders}
+        if not unchecked_paths:
             return
-        if await find_foreign_paths(self._context, uuid, unchecked_folders.values()):
+        if await find_foreign_paths(self._context, uuid, unchecked_paths.values()):
             raise Forbidden("A manifest or manifest list is in the location of another table")
-        allowed_folders.update(unchecked_folders)
+        allowed_folders.update(unchecked_paths)
 
 
 def open_published_manifests(context: CatalogContext) -> Manifests:

@@ -1,4 +1,4 @@
-"""Find delete files whose partition is not that of the data file to which they apply.
+"""Finds delete files whose partition is not that of the data file to which they apply.
 
 A reader matches deletes to data files by spec and partition. After a change of the partition spec, DuckDB 1.5.5 writes
 the deletes for older data files into a manifest of the current spec (duckdb/duckdb-iceberg#1274). No reader applies
@@ -85,8 +85,8 @@ def move_deletes(entries: Sequence[ManifestEntry], data_files: Mapping[str, Cont
     for entry in entries:
         path = get_referenced_path(entry.file) if entry.status == ADDED else None
         data_file = None if path is None else data_files.get(path)
-        place = (entry.file.spec_id, entry.file.partition)
-        if data_file is not None and place != (data_file.spec_id, data_file.partition):
+        spec_and_partition = (entry.file.spec_id, entry.file.partition)
+        if data_file is not None and spec_and_partition != (data_file.spec_id, data_file.partition):
             file = structs.replace(
                 entry.file, spec_id=data_file.spec_id, partition=data_file.partition, referenced_data_file=path
             )

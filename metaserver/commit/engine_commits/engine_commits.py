@@ -82,7 +82,7 @@ class _Commit(msgspec.Struct, frozen=True):
     requested_ms: int
     fingerprint: str | None
     manifests: CommitManifests
-    fresh: Snapshot | None
+    fresh_snapshot: Snapshot | None
     """The fresh snapshot of a stream on which the only snapshot of the commit is based."""
     fences: Sequence[CheckFence]
     examined: Mapping[tuple[NamespacePath, str], ExaminedTable]
@@ -223,15 +223,15 @@ class EngineCommits:
             raise BadRequest(f"The transaction has two changes for {format_path(*repeated_name)}; merge them")
         context = self._context
         parse = partial(_parse_changes, changes)
-        tables, identity = await context.large.run_by_size(caller.principal_name, caller.request_bytes, parse)
+        tables, fingerprint = await context.large.run_by_size(caller.principal_name, caller.request_bytes, parse)
         if any(table.added_snapshots or table.removed_snapshot_ids for table in tables):
             await self._plans.drop_overtaken(tables)
         manifests = CommitManifests(context, self._published)
         commit = _Commit(
-            caller, tables, is_single, context.clock.now_ms(), identity, manifests, fresh_snapshot, fences, examined
+            caller, tables, is_single, context.clock.now_ms(), fingerprint, manifests, fresh_snapshot, fences, examined
         )
         waiting_tables = [
-            each for each in tables if each.is_append and self.publisher.is_locked(each.namespace, each.name)
+            table for table in tables if table.is_append and self.publisher.is_locked(table.namespace, table.name)
         ]
         if not waiting_tables or self._preloading_commits >= _PRELOADING_COMMITS_MAX:
             return await self._commit_locked(commit, names)
@@ -249,7 +249,7 @@ class EngineCommits:
         async with self.publisher.lock_all(names):
             try:
                 async with self.publisher.count_races() as races:
-                    outcome = await self._attempt(commit, races)
+                    outcome = await self._publish_with_retries(commit, races)
             except AlreadyCommitted as repeat:
                 return repeat.outcome
             except CommitConflict:
@@ -272,7 +272,7 @@ class EngineCommits:
             if entry is not None and base is not None and can_rebase_appends(base):
                 await self._corrections.preload(commit.manifests, entry.uuid, table.updates)
 
-    async def _attempt(self, commit: _Commit, races: Races) -> list[LoadedTable]:
+    async def _publish_with_retries(self, commit: _Commit, races: Races) -> list[LoadedTable]:
         """Try the commit until it is published or refused.
 
         Raises:
@@ -287,7 +287,7 @@ class EngineCommits:
                         prepared_commits, [*commit.fences, *self._build_record(commit, prepared_commits)]
                     )
                 except LostRace:
-                    if not await races.record_loss({each.uuid for each in prepared_commits}):
+                    if not await races.record_loss({prepared.uuid for prepared in prepared_commits}):
                         raise
                 except CommitConflict:
                     conflicts += 1
@@ -334,7 +334,7 @@ class EngineCommits:
         rebased_updates: RevisedUpdates | None = None
         updates = table.updates
         try:
-            if commit.fresh is not None:
+            if commit.fresh_snapshot is not None:
                 raise CommitConflict(
                     "The snapshot is based on rows of a stream that are in no snapshot, and it cannot be moved onto "
                     "the table's current snapshot; load the table again"
@@ -391,6 +391,11 @@ class EngineCommits:
         return None, None
 
     async def _check_new_uuid(self, metadata: TableMetadata) -> None:
+        """Check that a new table may have its UUID.
+
+        Raises:
+            BadRequest: The UUID has version 5, which the server derives itself, or another table has it.
+        """
         uuid = table_uuid(metadata)
         if is_derived(uuid):
             raise BadRequest(f"The UUID {metadata.table_uuid} has version 5; choose a random UUID (version 4)")
@@ -450,7 +455,7 @@ class EngineCommits:
             base,
             snapshot_commit,
             is_single=is_single,
-            fresh_snapshot=commit.fresh,
+            fresh_snapshot=commit.fresh_snapshot,
         )
 
     async def _raise_if_committed(self, commit: _Commit) -> None:

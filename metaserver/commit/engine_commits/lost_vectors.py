@@ -1,4 +1,4 @@
-"""Find deletion vectors that a commit removes by mistake, so that deleted rows would come back.
+"""Finds deletion vectors that a commit removes by mistake, so that deleted rows would come back.
 
 A Puffin file may contain the vectors of several data files. DuckDB 1.5.5 removes delete files by path. If it replaces
 one vector of such a file, it marks all vectors of the file as DELETED, but it writes a new vector only for the data

@@ -67,9 +67,9 @@ _INSTANTS_MAX = 200
 _NO_NUMBER = -1
 _UNASSIGNED = {"sequence_number": _NO_NUMBER, "first_row_id": -(1 << 62)}
 """The values that decoding gives to inherited numbers, to distinguish them from explicit numbers."""
-_NUMBER = re.compile(r"[0-9]{1,18}")
+_NUMBER_PATTERN = re.compile(r"[0-9]{1,18}")
 
-_TOTALS = {
+_TOTALS_OF_SUMMARY = {
     "total-data-files": ("added-data-files", "deleted-data-files"),
     "total-delete-files": ("added-delete-files", "removed-delete-files"),
     "total-records": ("added-records", "deleted-records"),
@@ -77,8 +77,10 @@ _TOTALS = {
     "total-position-deletes": ("added-position-deletes", "removed-position-deletes"),
     "total-equality-deletes": ("added-equality-deletes", "removed-equality-deletes"),
 }
-_KEPT = "manifests-kept"
-_UNDONE_MAX = 100
+"""For each total in a summary, the counts of the snapshot that are added to it and subtracted from it."""
+_KEPT_MANIFESTS_KEY = "manifests-kept"
+_RECORDED_UNDONE_MAX = 100
+"""The maximum number of undone snapshots that the summary of a moved snapshot names."""
 
 
 class RevisedUpdates(msgspec.Struct, frozen=True):
@@ -117,20 +119,24 @@ def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCom
     ):
         return None
     snapshot = snapshot_update.snapshot
-    on_branch: list[AssertRefSnapshotId] = []
+    branch_requirements: list[AssertRefSnapshotId] = []
     other_requirements: list[Requirement] = []
     for requirement in table.requirements:
         if isinstance(requirement, AssertRefSnapshotId) and requirement.ref == ref_update.ref_name:
-            on_branch.append(requirement)
+            branch_requirements.append(requirement)
         else:
             other_requirements.append(requirement)
     try:
         check_requirements(base, other_requirements)
     except CommitConflict:
         return None
-    if len(on_branch) != 1 or ref_update.type.lower() != "branch" or ref_update.snapshot_id != snapshot.snapshot_id:
+    if (
+        len(branch_requirements) != 1
+        or ref_update.type.lower() != "branch"
+        or ref_update.snapshot_id != snapshot.snapshot_id
+    ):
         return None
-    expected_id = on_branch[0].snapshot_id
+    expected_id = branch_requirements[0].snapshot_id
     if expected_id is not None and expected_id != snapshot.parent_snapshot_id:
         return None
     return SnapshotCommit(snapshot, ref_update.ref_name)
@@ -172,23 +178,23 @@ async def rebase_snapshot(
         The updates with the moved snapshot, or None if the snapshot cannot be rebased.
     """
     try:
-        work = _Rebase(context, manifests, uuid, folder, base, commit, fresh_snapshot)
+        rebase = _Rebase(context, manifests, uuid, folder, base, commit, fresh_snapshot)
         if fresh_snapshot is not None:
             # An append has no conflicts. Its parent lists the fresh files of the stream, so they do not count as added.
-            return await work.move_onto_head() if commit.is_append and commit.branch == MAIN else None
-        newer_snapshots = work.list_overtaking()
+            return await rebase.move_onto_head() if commit.is_append and commit.branch == MAIN else None
+        newer_snapshots = rebase.list_newer_snapshots()
         is_enabled = is_single and can_rebase_appends(base)
         are_all_replacements = newer_snapshots is not None and all(map(is_replace, newer_snapshots))
         if commit.is_append and (is_enabled or are_all_replacements):
             with contextlib.suppress(CannotRebase):
-                return await work.move_onto_head()
+                return await rebase.move_onto_head()
         if not are_all_replacements or not newer_snapshots:
             return None
         recorded_updates = await _read_recorded_updates(context, uuid, newer_snapshots)
         if recorded_updates == {MANIFESTS_REWRITTEN}:
-            return await work.move_over_rewrites()
+            return await rebase.move_over_rewrites()
         if recorded_updates <= {MANIFESTS_REWRITTEN, FILES_REPLACED}:
-            return await work.undo_replacements(newer_snapshots)
+            return await rebase.undo_replacements(newer_snapshots)
     except (CannotRebase, SeamarkError):
         # If the storage is unavailable, refuse the commit: clients retry after a refusal, but may give up after other
         # errors.
@@ -237,13 +243,15 @@ class _Lists(msgspec.Struct, frozen=True):
 
         Manifests without live files are left out, because engines drop them without a merge.
         """
-        absent = [manifest for path, manifest in self.parent.items() if path not in self.own]
+        manifests = [manifest for path, manifest in self.parent.items() if path not in self.own]
         return [
-            manifest for manifest in absent if (manifest.added_files_count, manifest.existing_files_count) != (0, 0)
+            manifest for manifest in manifests if (manifest.added_files_count, manifest.existing_files_count) != (0, 0)
         ]
 
 
 class _Rebase:
+    """Moves one snapshot of a client onto the current head of its branch."""
+
     def __init__(
         self,
         context: CatalogContext,
@@ -287,7 +295,7 @@ class _Rebase:
         unmerged_manifests = [manifest for path, manifest in lists.head.items() if path not in merged_paths]
         return await self._write_list([*own_manifests, *unmerged_manifests], len(unmerged_manifests))
 
-    def list_overtaking(self) -> list[Snapshot] | None:
+    def list_newer_snapshots(self) -> list[Snapshot] | None:
         """Return the snapshots between the client's parent and the head, the newest first.
 
         The result is None if the parent is not in the history of the head.
@@ -354,14 +362,14 @@ class _Rebase:
         """
         snapshot, specs = self._commit.snapshot, {spec.spec_id for spec in self._base.partition_specs}
         for manifest in lists.added:
-            sound = (
+            is_movable = (
                 manifest.added_snapshot_id == snapshot.snapshot_id
                 and manifest.sequence_number == snapshot.sequence_number
                 and manifest.partition_spec_id in specs
                 and manifest.key_metadata is None
                 and manifest.manifest_path not in lists.head
             )
-            if not sound:
+            if not is_movable:
                 raise CannotRebase(f"{manifest.manifest_path} has numbers of another snapshot")
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and any(
             manifest.content == 0 and manifest.first_row_id is None for manifest in lists.parent.values()
@@ -394,7 +402,9 @@ class _Rebase:
         summary = self._commit.snapshot.summary or {}
         summary = rebase_summary(summary, parent.build_summary_map(), others_count)
         if undone:
-            summary[REPLACEMENTS_UNDONE] = ",".join(str(snapshot.snapshot_id) for snapshot in undone[:_UNDONE_MAX])
+            summary[REPLACEMENTS_UNDONE] = ",".join(
+                str(snapshot.snapshot_id) for snapshot in undone[:_RECORDED_UNDONE_MAX]
+            )
         updates = self._build_updates(parent, location, summary, next_row_id - self._base.next_row_id)
         return RevisedUpdates(updates, tuple(self._files.files), manifest_files)
 
@@ -405,12 +415,12 @@ class _Rebase:
             parent = self._base.snapshot(snapshot.parent_snapshot_id)
             if parent is None:
                 raise CannotRebase("the parent of the client's snapshot has expired")
-        published_file = self._manifests.published
+        published = self._manifests.published
         snapshot_manifests = await _read_list(self._manifests.own, snapshot)
-        head_manifests = await _read_list(published_file, self._head)
+        head_manifests = await _read_list(published, self._head)
         parent_manifests: dict[str, ManifestFile] = {}
         if parent is not None:
-            parent_manifests = head_manifests if parent is self._head else await _read_list(published_file, parent)
+            parent_manifests = head_manifests if parent is self._head else await _read_list(published, parent)
         return _Lists(parent_manifests, snapshot_manifests, head_manifests)
 
     def _check_added(self, lists: _Lists) -> None:
@@ -423,7 +433,7 @@ class _Rebase:
         """
         snapshot, specs = self._commit.snapshot, {spec.spec_id for spec in self._base.partition_specs}
         for manifest in lists.added:
-            sound = (
+            has_only_added_files = (
                 manifest.content == 0
                 and manifest.added_snapshot_id == snapshot.snapshot_id
                 and manifest.sequence_number == snapshot.sequence_number
@@ -433,14 +443,16 @@ class _Rebase:
                 and manifest.key_metadata is None
                 and manifest.manifest_path not in lists.head
             )
-            if not sound:
+            if not has_only_added_files:
                 raise CannotRebase(f"{manifest.manifest_path} contains more than added data files")
         if any(manifest.content != 0 for manifest in lists.dropped):
             raise CannotRebase("delete manifests were merged")
-        count = (snapshot.summary or {}).get("added-data-files", "0")
+        stated_count = (snapshot.summary or {}).get("added-data-files", "0")
         listed_count = sum(manifest.added_files_count or 0 for manifest in lists.added)
-        if count != str(listed_count):
-            raise CannotRebase(f"the summary states {count} added data files, and the manifest list {listed_count}")
+        if stated_count != str(listed_count):
+            raise CannotRebase(
+                f"the summary states {stated_count} added data files, and the manifest list {listed_count}"
+            )
 
     async def _select_own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
         """Return the manifests with the client's added files, and the paths of the head's manifests that they replace.
@@ -453,26 +465,26 @@ class _Rebase:
             CannotRebase: The manifests contain more than the client's added files and unchanged merged entries.
         """
         snapshot_id, added_manifests, dropped_manifests = self._commit.snapshot.snapshot_id, lists.added, lists.dropped
-        entries = await self._read(
-            self._manifests.own, [structs.replace(each, **_UNASSIGNED) for each in added_manifests]
+        own_entry_lists = await self._read_entry_lists(
+            self._manifests.own, [structs.replace(manifest, **_UNASSIGNED) for manifest in added_manifests]
         )
-        for entry in (entry for each in entries for entry in each if entry.status == ADDED):
+        own_entries = [entry for entries in own_entry_lists for entry in entries]
+        for entry in (entry for entry in own_entries if entry.status == ADDED):
             numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
             if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _get_row_id(entry) is not None:
                 raise CannotRebase("an entry has sequence numbers that the client chose")
         are_listed = all(manifest.manifest_path in lists.head for manifest in dropped_manifests)
         former_manifests = (
-            [lists.head[each.manifest_path] for each in dropped_manifests] if are_listed else dropped_manifests
+            [lists.head[manifest.manifest_path] for manifest in dropped_manifests] if are_listed else dropped_manifests
         )
-        merged_entries = await self._read(self._manifests.published, former_manifests)
-        existing_entries = [entry for each in entries for entry in each if entry.status == EXISTING]
-        if _count_identities(existing_entries) != _count_identities(entry for each in merged_entries for entry in each):
+        former_entry_lists = await self._read_entry_lists(self._manifests.published, former_manifests)
+        former_entries = [entry for entries in former_entry_lists for entry in entries]
+        existing_entries = [entry for entry in own_entries if entry.status == EXISTING]
+        if _count_identities(existing_entries) != _count_identities(former_entries):
             raise CannotRebase("the merged entries differ from the entries of the parent")
-        keeps_merge = are_listed and _map_row_ids(existing_entries) == _map_row_ids(
-            entry for each in merged_entries for entry in each
-        )
+        keeps_merge = are_listed and _map_row_ids(existing_entries) == _map_row_ids(former_entries)
         own_manifests: list[ManifestFile] = []
-        for manifest, manifest_entries in zip(added_manifests, entries, strict=True):
+        for manifest, manifest_entries in zip(added_manifests, own_entry_lists, strict=True):
             if keeps_merge or not manifest.existing_files_count:
                 own_manifests.append(self._renumber(manifest))
             elif manifest.added_files_count:
@@ -484,7 +496,14 @@ class _Rebase:
                 own_manifests.append(stored_manifest.describe(snapshot_id, self._sequence_number))
         return own_manifests, {manifest.manifest_path for manifest in dropped_manifests} if keeps_merge else set()
 
-    async def _read(self, source: Manifests, manifests: Sequence[ManifestFile]) -> list[list[ManifestEntry]]:
+    async def _read_entry_lists(
+        self, source: Manifests, manifests: Sequence[ManifestFile]
+    ) -> list[list[ManifestEntry]]:
+        """Return the entries of each manifest.
+
+        Raises:
+            CannotRebase: The manifests are too large, or do not have the number of entries that their list states.
+        """
         size_bytes = sum(manifest.manifest_length for manifest in manifests)
         if size_bytes > _MANIFESTS_LIMIT_BYTES:
             raise CannotRebase(
@@ -535,10 +554,10 @@ async def _read_list(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -
     if snapshot.manifest_list is None or snapshot.key_id is not None:
         raise CannotRebase("a snapshot has no manifest list")
     manifest_files = await manifests.read_list_at(snapshot.manifest_list)
-    by_path = {manifest.manifest_path: manifest for manifest in manifest_files}
-    if len(by_path) != len(manifest_files):
+    manifest_by_path = {manifest.manifest_path: manifest for manifest in manifest_files}
+    if len(manifest_by_path) != len(manifest_files):
         raise CannotRebase("a manifest list names a manifest twice")
-    return by_path
+    return manifest_by_path
 
 
 def _get_kind(manifest: ManifestFile) -> tuple[int, int]:
@@ -582,12 +601,12 @@ def rebase_summary(summary: Mapping[str, str], head: Mapping[str, str], manifest
     A total that the head does not have is removed.
     """
     rebased_summary = dict(summary)
-    for total, (added_field, removed_field) in _TOTALS.items():
+    for total, (added_field, removed_field) in _TOTALS_OF_SUMMARY.items():
         rebased_summary.pop(total, None)
         terms = [head.get(total), summary.get(added_field, "0"), summary.get(removed_field, "0")]
-        if all(term is not None and _NUMBER.fullmatch(term) for term in terms):
+        if all(term is not None and _NUMBER_PATTERN.fullmatch(term) for term in terms):
             head_total, added_count, removed_count = (int(str(term)) for term in terms)
             rebased_summary[total] = str(head_total + added_count - removed_count)
-    if _KEPT in rebased_summary:
-        rebased_summary[_KEPT] = str(manifests_kept)
+    if _KEPT_MANIFESTS_KEY in rebased_summary:
+        rebased_summary[_KEPT_MANIFESTS_KEY] = str(manifests_kept)
     return rebased_summary

@@ -32,12 +32,15 @@ async def check_removed_specs(readers: ManifestReaders, base: TableMetadata, met
     removed_ids = {spec.spec_id for spec in base.partition_specs} - {spec.spec_id for spec in metadata.partition_specs}
     if not removed_ids:
         return
-    newest = sorted(metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms)[-_CHECKED_SNAPSHOTS_MAX:]
-    snapshots = {snapshot.snapshot_id: snapshot for snapshot in newest}
+    newest_snapshots = sorted(metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms)[-_CHECKED_SNAPSHOTS_MAX:]
+    snapshots = {snapshot.snapshot_id: snapshot for snapshot in newest_snapshots}
     for ref in metadata.refs.values():
         head = metadata.snapshot(ref.snapshot_id)
         if head is not None:
             snapshots[head.snapshot_id] = head
+
+    spec_by_snapshot: dict[int, int] = {}
+    """A removed spec of which each snapshot has files, by snapshot id."""
 
     async def check(snapshot: Snapshot) -> None:
         is_published = base.snapshot(snapshot.snapshot_id) is not None
@@ -45,11 +48,10 @@ async def check_removed_specs(readers: ManifestReaders, base: TableMetadata, met
         with contextlib.suppress(Corrupt, RequestError):
             used_ids = {manifest.partition_spec_id for manifest in await manifests.read_list(snapshot)}
             if used_ids & removed_ids:
-                conflicts[snapshot.snapshot_id] = min(used_ids & removed_ids)
+                spec_by_snapshot[snapshot.snapshot_id] = min(used_ids & removed_ids)
 
-    conflicts: dict[int, int] = {}
     await gather([partial(check, snapshot) for snapshot in snapshots.values()], MANIFESTS_CONCURRENT_MAX)
-    for snapshot_id, spec_id in sorted(conflicts.items()):
+    for snapshot_id, spec_id in sorted(spec_by_snapshot.items()):
         raise CommitConflict(
             f"Cannot remove partition spec {spec_id}: manifests of snapshot {snapshot_id} have it. Rewrite its "
             "files and expire the snapshot first"

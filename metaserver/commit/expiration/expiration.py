@@ -45,7 +45,8 @@ SNAPSHOTS_MAX = 1000
 """The maximum number of snapshots that an expiration removes. The next expiration removes further snapshots."""
 _MEMORY_DIVISOR = 8
 """The divisor of `commit_memory_bytes` for the memory of the manifests that an expiration reads."""
-_DELETED_FILES_PER_BATCH = 100
+_PENDING_EXPIRATIONS_MAX = 100
+"""The maximum number of unfinished expirations that are read at once."""
 _EXPIRATIONS_CONCURRENT_MAX = 2
 """The maximum number of concurrent expirations. It is limited because each expiration has many file names in memory."""
 _DELETES_CONCURRENT_MAX = 16
@@ -58,7 +59,8 @@ The server that began a younger expiration may still be working on it.
 """
 _GIVEN_UP_AFTER_MS = 24 * _RESUMED_AFTER_MS
 """The age after which housekeeping no longer tries to delete files that the storage does not delete."""
-METADATA_BEFORE, _REMOVED, _IDS = "metadata-location-before", "removed-snapshots", "removed-snapshot-ids"
+METADATA_BEFORE, _REMOVED_COUNT, _REMOVED_IDS = "metadata-location-before", "removed-snapshots", "removed-snapshot-ids"
+"""Keys in the summary of an instant: the location of the earlier metadata file, and the removed snapshots."""
 _log = structlog.get_logger("seamark.expiration")
 
 
@@ -116,7 +118,7 @@ class _Removal(msgspec.Struct, frozen=True):
 async def list_pending_expirations(store: PointerStore, uuid: str | None = None) -> list[Instant]:
     """Return the expirations of one table, or of all tables, whose files are not all deleted yet."""
     instant_filter = InstantFilter(uuid=uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
-    return await store.list_instants(instant_filter, _DELETED_FILES_PER_BATCH)
+    return await store.list_instants(instant_filter, _PENDING_EXPIRATIONS_MAX)
 
 
 class Expiration:
@@ -165,15 +167,22 @@ class Expiration:
         raise AssertionError("the loop returns or raises")
 
     async def _attempt(
-        self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest, number: int
+        self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest, attempt: int
     ) -> tuple[_Removal, Instant | None]:
         """Try to commit an expiration once.
+
+        Args:
+            caller: The principal that expires snapshots.
+            namespace: The namespace of the table.
+            name: The name of the table.
+            request: The request.
+            attempt: The number of earlier attempts.
 
         Returns:
             The removal and its instant. The instant is None for a dry run, or if nothing has expired.
         """
-        if number < _LOCKED_FROM:
-            removal = await self._plan(namespace, name, request)
+        if attempt < _LOCKED_FROM:
+            removal = await self._plan_removal(namespace, name, request)
             if request.dry_run or removal.new_metadata is removal.base_metadata:
                 return removal, None
             return removal, await self._commit(caller, removal)
@@ -182,7 +191,7 @@ class Expiration:
         async with self._publisher.lock(namespace, name):
             try:
                 async with asyncio.timeout(_LOCKED_S):
-                    removal = await self._plan(namespace, name, request)
+                    removal = await self._plan_removal(namespace, name, request)
             except TimeoutError:
                 raise CommitConflict(
                     f"{format_path(namespace, name)} changes faster than the expiration can read it; try again later"
@@ -208,13 +217,13 @@ class Expiration:
                 await self._resume(instant)
             except SeamarkError as error:
                 if self._is_given_up(instant):
-                    await self._end(instant, {"error": error.message[:1000]})
+                    await self._complete_instant(instant, {"error": error.message[:1000]})
         return len(old_expirations)
 
     def _is_given_up(self, instant: Instant) -> bool:
         return self._context.clock.now_ms() - instant.requested_ms > _GIVEN_UP_AFTER_MS
 
-    async def _plan(self, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest) -> _Removal:
+    async def _plan_removal(self, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest) -> _Removal:
         context = self._context
         entry = await context.require_entry(EntryKind.TABLE, namespace, name)
         former_metadata = await context.documents.table(entry.metadata_location)
@@ -244,7 +253,7 @@ class Expiration:
             new_metadata = self._remove_expired(former_metadata, chosen_snapshots)
             try:
                 unused_files = await self._find_unused_files(entry.uuid, former_metadata, new_metadata)
-            except TooManyEntries:
+            except TooManyEntries:  # Remove fewer snapshots.
                 count //= 2
                 continue
             return _Removal(
@@ -269,7 +278,7 @@ class Expiration:
         self,
         uuid: str,
         old_metadata: TableMetadata,
-        after: TableMetadata,
+        new_metadata: TableMetadata,
         *,
         repeated_ids: Collection[int] | None = None,
     ) -> UnusedFiles:
@@ -280,13 +289,13 @@ class Expiration:
         Args:
             repeated_ids: The removed snapshots of an earlier attempt to delete the files, or None in the first attempt.
         """
-        if old_metadata is after or not is_collectable(after) or await self._is_shared(uuid):
+        if old_metadata is new_metadata or not is_collectable(new_metadata) or await self._is_shared(uuid):
             return UnusedFiles((), (), (), 0)
-        may_delete = await make_deletable_check(self._context, uuid, after)
+        may_delete = await make_deletable_check(self._context, uuid, new_metadata)
 
         check = partial(self._planner.check_paths, old_metadata, uuid)
         manifests = self._manifests.with_checks(lambda paths: check(list(paths)), None)
-        return await find_unused(manifests, old_metadata, after, may_delete, repeated_ids=repeated_ids)
+        return await find_unused(manifests, old_metadata, new_metadata, may_delete, repeated_ids=repeated_ids)
 
     async def _is_shared(self, uuid: str) -> bool:
         """Return whether several names of live or dropped tables refer to the table, and share its files."""
@@ -301,7 +310,11 @@ class Expiration:
         context, entry = self._context, removal.entry
         requested_ms = context.clock.now_ms()
         removed_ids = list(removal.expired.snapshot_ids)
-        summary = {_REMOVED: len(removed_ids), _IDS: removed_ids, METADATA_BEFORE: entry.metadata_location}
+        summary = {
+            _REMOVED_COUNT: len(removed_ids),
+            _REMOVED_IDS: removed_ids,
+            METADATA_BEFORE: entry.metadata_location,
+        }
         record = context.make_instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary).instant
         instant = msgspec.structs.replace(record, state=InstantState.INFLIGHT, completed_ms=None)
         actions = ("remove-snapshot-ref",) * bool(removal.expired.refs)
@@ -320,11 +333,12 @@ class Expiration:
         return instant
 
     async def _resume(self, instant: Instant) -> None:
-        metadata_before = await self._context.documents.table(str(instant.summary[METADATA_BEFORE]))
+        """Continue the deletion of the files of one expiration."""
+        old_metadata = await self._context.documents.table(str(instant.summary[METADATA_BEFORE]))
         entry = await self._load_current(instant)
-        metadata_after = await self._context.documents.table(entry.metadata_location)
+        new_metadata = await self._context.documents.table(entry.metadata_location)
         unused_files = await self._find_unused_files(
-            instant.uuid, metadata_before, metadata_after, repeated_ids=set(instant.summary.get(_IDS, ()))
+            instant.uuid, old_metadata, new_metadata, repeated_ids=set(instant.summary.get(_REMOVED_IDS, ()))
         )
         await self._delete(instant, unused_files)
 
@@ -369,10 +383,10 @@ class Expiration:
                 "failed-files": failed_count,
                 "size-in-bytes": unused_files.size_bytes,
             }
-            await self._end(instant, summary)
+            await self._complete_instant(instant, summary)
         return failed_count
 
-    async def _end(self, instant: Instant, summary: dict[str, Any]) -> None:
+    async def _complete_instant(self, instant: Instant, summary: dict[str, Any]) -> None:
         move = MoveInstant(
             id=instant.id,
             expected=InstantState.INFLIGHT,

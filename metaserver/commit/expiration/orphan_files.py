@@ -67,7 +67,9 @@ UPLOADS_MAX = 1000
 FILES_MAX = 100_000
 """The maximum number of files that one request removes. The next request removes further files."""
 LOCATIONS_MAX = 1000
+"""The maximum number of locations in a report."""
 NAMES_MAX = 50_000_000
+"""The maximum number of names of needed files, which are in memory."""
 _SUFFIXES = (
     ".parquet",
     ".orc",
@@ -79,6 +81,7 @@ _SUFFIXES = (
 )
 """The suffixes of files that Iceberg writers create. Files with other suffixes, such as checkpoints, are kept."""
 _DECODE_ROUNDS_MAX = 8
+"""The maximum number of times that a name is percent-decoded, because writers may encode names repeatedly."""
 _LISTED_OBJECTS_PER_BATCH = 1000
 _DELETED_FILES_PER_BATCH = 100
 _REMOVALS_CONCURRENT_MAX = 2
@@ -178,7 +181,7 @@ class OrphanRemoval:
             older_than_ms = self._check_age(with_policies(metadata, policies), request, passed_time)
             needed_names = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
             await needed_names.add(entry, metadata)
-            listing = await self._find(entry, metadata, needed_names, older_than_ms)
+            listing = await self._find_orphans(entry, metadata, needed_names, older_than_ms)
             # For the time before the clock was first read, the newest file is the only proof that time has passed. The
             # clock may have jumped.
             confirmed_ms = older_than_ms - max(0, passed_time.since_ms - listing.newest_ms)
@@ -225,9 +228,11 @@ class OrphanRemoval:
         check = partial(self._planner.check_paths, metadata, uuid)
         return self._manifests.with_checks(lambda paths: check(list(paths)), None)
 
-    async def _find(self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int) -> _Listing:
+    async def _find_orphans(
+        self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int
+    ) -> _Listing:
         """Return the files that are orphan files according to the clock."""
-        await self._add_pending(entry, needed)
+        await self._add_pending_metadata(entry, needed)
         folders = _drop_nested_folders(list_own_folders(self._context, metadata))
         may_delete = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
         former_folders = (
@@ -281,7 +286,7 @@ class OrphanRemoval:
                 _log.warning("unfinished uploads not listed", location=folder, reason=error.message)
         return uploads
 
-    async def _add_pending(self, entry: Entry, needed: _NeededNames) -> None:
+    async def _add_pending_metadata(self, entry: Entry, needed: _NeededNames) -> None:
         """Add the metadata files that an interrupted expiration will read when it continues."""
         for instant in await list_pending_expirations(self._context.store, entry.uuid):
             needed.add_name(str(instant.summary[METADATA_BEFORE]))
@@ -308,10 +313,10 @@ class OrphanRemoval:
 
         for start in range(0, len(orphan_files), _DELETED_FILES_PER_BATCH):
             # Read the files before taking the lock, so little remains to be read under it.
-            await self._catch_up(entry, needed)
+            await self._add_new_names(entry, needed)
             async with self._publisher.lock(entry.namespace, entry.name):
                 await note_removal(self._context, entry.uuid)
-                await self._catch_up(entry, needed)
+                await self._add_new_names(entry, needed)
                 batch = [
                     info
                     for info in orphan_files[start : start + _DELETED_FILES_PER_BATCH]
@@ -336,19 +341,19 @@ class OrphanRemoval:
         )
         return msgspec.structs.replace(deletion, files_failed=failed_count, files_unconfirmed=report.files_unconfirmed)
 
-    async def _catch_up(self, entry: Entry, needed: _NeededNames) -> None:
+    async def _add_new_names(self, entry: Entry, needed: _NeededNames) -> None:
         """Add the names of the files that other commits have added since the listing.
 
         Raises:
             NoSuchTable: The table was dropped or renamed.
             BadRequest: The files of the table may no longer be deleted.
         """
-        current, metadata = await self._load(entry.namespace, entry.name)
-        if current.uuid != entry.uuid:
+        current_entry, metadata = await self._load(entry.namespace, entry.name)
+        if current_entry.uuid != entry.uuid:
             raise BadRequest(
                 f"{format_path(entry.namespace, entry.name)} now refers to another table; the removal stops here"
             )
-        await needed.add(current, metadata)
+        await needed.add(current_entry, metadata)
 
 
 class _NeededNames:
@@ -359,21 +364,22 @@ class _NeededNames:
 
     def __init__(self, manifests: Manifests) -> None:
         self._manifests = manifests
-        self._first: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._first_hashes: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
         """The sorted hashes of the names from the first call of `add`."""
-        self._later_snapshots: set[int] = set()
-        self._read: set[str] = set()
+        self._later_hashes: set[int] = set()
+        """The hashes of the names from later calls."""
+        self._read_locations: set[str] = set()
         """The locations of the manifests and manifest lists that were read."""
 
     def __contains__(self, location: str) -> bool:
         name_hash = _hash_name(location)
-        if name_hash in self._later_snapshots:
+        if name_hash in self._later_hashes:
             return True
-        position = int(self._first.searchsorted(name_hash))
-        return position < len(self._first) and int(self._first[position]) == name_hash
+        position = int(self._first_hashes.searchsorted(name_hash))
+        return position < len(self._first_hashes) and int(self._first_hashes[position]) == name_hash
 
     def add_name(self, location: str) -> None:
-        self._later_snapshots.add(_hash_name(location))
+        self._later_hashes.add(_hash_name(location))
 
     async def add(self, entry: Entry, metadata: TableMetadata) -> None:
         """Add the names of the table's files. Manifests that an earlier call has read are skipped.
@@ -385,32 +391,33 @@ class _NeededNames:
         lists: set[str] = set()
         manifests: dict[str, ManifestFile] = {}
         for snapshot in metadata.snapshots:
-            if snapshot.manifest_list is None or snapshot.manifest_list not in self._read:
+            if snapshot.manifest_list is None or snapshot.manifest_list not in self._read_locations:
                 manifest_files = await self._manifests.read_list(snapshot)
                 lists.add(snapshot.manifest_list or "")
                 manifests.update(
                     (manifest.manifest_path, manifest)
                     for manifest in manifest_files
-                    if manifest.manifest_path not in self._read
+                    if manifest.manifest_path not in self._read_locations
                 )
                 if len(manifests) > MANIFESTS_MAX:
                     raise BadRequest(f"The table has more than {MANIFESTS_MAX:,} manifests; expire snapshots first")
         metadata_files = [entry.metadata_location, entry.previous_location or "", *lists, *manifests]
         metadata_files += [file.metadata_file for file in metadata.metadata_log]
         hashes = [await asyncio.to_thread(_hash_names, [*metadata_files, *list_statistics_files(metadata)])]
-        count = len(self._first) + len(self._later_snapshots)
+        count = len(self._first_hashes) + len(self._later_hashes)
         async for paths in list_content_files(self._manifests, list(manifests.values())):
             hashes.append(await asyncio.to_thread(_hash_names, [path for path, _ in paths.values()]))
             if count + sum(map(len, hashes)) > NAMES_MAX:
                 raise BadRequest(f"The table needs more than {NAMES_MAX:,} files; expire snapshots first")
-        if len(self._first):
-            self._later_snapshots.update(*(part.tolist() for part in hashes))
+        if len(self._first_hashes):
+            self._later_hashes.update(*(array.tolist() for array in hashes))
         else:
-            self._first = await asyncio.to_thread(lambda: np.unique(np.concatenate(hashes)))
-        self._read.update(lists, manifests)
+            self._first_hashes = await asyncio.to_thread(lambda: np.unique(np.concatenate(hashes)))
+        self._read_locations.update(lists, manifests)
 
 
 def _hash_name(location: str) -> int:
+    """Return the hash of a file's name. All spellings of the name have the same hash."""
     for _ in range(_DECODE_ROUNDS_MAX):
         if "%" not in location:
             break

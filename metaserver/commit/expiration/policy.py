@@ -96,13 +96,13 @@ def find_expired(
     """
     passed_time = passed_time or PassedTime(now_ms, now_ms)
     kept_ids: set[int] = {*in_use, *find_recently_undone(metadata.snapshots, now_ms)}
-    ended_refs: list[str] = []
+    expired_refs: list[str] = []
     branches: list[SnapshotRef] = []
     for name, ref in metadata.refs.items():
         snapshot = metadata.snapshot(ref.snapshot_id)
         max_age_ms = policy.max_ref_age_ms if ref.max_ref_age_ms is None else ref.max_ref_age_ms
         if name != MAIN and (snapshot is None or snapshot.timestamp_ms < passed_time.find_time_ago(max_age_ms)):
-            ended_refs.append(name)
+            expired_refs.append(name)
         elif ref.is_branch:
             branches.append(ref)
         else:
@@ -116,22 +116,22 @@ def find_expired(
         if snapshot.snapshot_id not in referenced_ids
         and replaced_ms.get(snapshot.snapshot_id, snapshot.timestamp_ms) >= policy.older_than_ms
     }
-    old = sorted(
+    expired_snapshots = sorted(
         (snapshot.timestamp_ms, snapshot.snapshot_id)
         for snapshot in metadata.snapshots
         if snapshot.snapshot_id not in kept_ids
     )
-    return Expired(tuple(ended_refs), tuple(id_ for _, id_ in old))
+    return Expired(tuple(expired_refs), tuple(snapshot_id for _, snapshot_id in expired_snapshots))
 
 
 def _find_ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[int]:
     """Return the ids of the snapshots in the histories of the branches. A snapshot that branches share is read once."""
     snapshot_ids: set[int] = set()
     for ref in branches:
-        for id_, _ in _walk_history(metadata, ref.snapshot_id):
-            if id_ in snapshot_ids:
+        for snapshot_id, _ in _walk_history(metadata, ref.snapshot_id):
+            if snapshot_id in snapshot_ids:
                 break
-            snapshot_ids.add(id_)
+            snapshot_ids.add(snapshot_id)
     return snapshot_ids
 
 
@@ -143,20 +143,23 @@ def _find_retained(
     Raises:
         BadRequest: More than `READS_MAX` snapshots would have to be read.
     """
-    terms = set[tuple[int, int, int]]()
+    branch_limits = set[tuple[int, int, int]]()
+    """For each branch: the time before which snapshots expire, the minimum number of snapshots, and the head."""
     for ref in branches:
         age_ms, min_snapshots = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
         older_than_ms = policy.older_than_ms if age_ms is None else passed_time.find_time_ago(age_ms)
-        terms.add((older_than_ms, policy.retain_last if min_snapshots is None else min_snapshots, ref.snapshot_id))
+        branch_limits.add(
+            (older_than_ms, policy.retain_last if min_snapshots is None else min_snapshots, ref.snapshot_id)
+        )
     kept_ids: set[int] = set()
-    young: set[int] = set()
+    young_ids: set[int] = set()
     """The snapshots that are kept because of their age.
 
     The branch with the longest age is read first, so the ancestors of a snapshot in this set need not be read again.
     """
     reads = 0
-    for older_than_ms, min_snapshots, head in sorted(terms):
-        for number, (id_, replaced_ms) in enumerate(_walk_history(metadata, head)):
+    for older_than_ms, min_snapshots, head in sorted(branch_limits):
+        for number, (snapshot_id, replaced_ms) in enumerate(_walk_history(metadata, head)):
             reads += 1
             if reads > READS_MAX:
                 raise BadRequest(
@@ -164,10 +167,10 @@ def _find_retained(
                     f"remove branches, or lower {MIN_SNAPSHOTS} or the min-snapshots-to-keep of the branches"
                 )
             if number >= min_snapshots:
-                if id_ in young or (replaced_ms is not None and replaced_ms < older_than_ms):
+                if snapshot_id in young_ids or (replaced_ms is not None and replaced_ms < older_than_ms):
                     break
-                young.add(id_)
-            kept_ids.add(id_)
+                young_ids.add(snapshot_id)
+            kept_ids.add(snapshot_id)
     return kept_ids
 
 

@@ -28,7 +28,7 @@ _MANIFESTS_PER_READ = 64
 """The number of manifests whose entries are in memory at the same time."""
 ENTRIES_MAX = 1_000_000
 """The maximum number of manifest entries that become unused when several snapshots are removed."""
-_COMPARED_MAX = 200_000
+_COMPARED_FILES_MAX = 200_000
 """The maximum number of files of the remaining snapshots that are all compared.
 
 If there are more, only the files in manifests that may list an unused file in one of the usual spellings are compared.
@@ -77,11 +77,11 @@ async def find_unused(
         TooManyEntries: There are too many entries, and `repeated_ids` is None.
         BadRequest: The table exceeds the limits.
     """
-    remaining = {snapshot.snapshot_id for snapshot in new_metadata.snapshots}
+    remaining_ids = {snapshot.snapshot_id for snapshot in new_metadata.snapshots}
     removed_snapshots = [
         snapshot
         for snapshot in old_metadata.snapshots
-        if snapshot.snapshot_id not in remaining and (repeated_ids is None or snapshot.snapshot_id in repeated_ids)
+        if snapshot.snapshot_id not in remaining_ids and (repeated_ids is None or snapshot.snapshot_id in repeated_ids)
     ]
     is_repeat = repeated_ids is not None
     live_manifests = await _read_manifests(manifests, new_metadata.snapshots)
@@ -99,7 +99,7 @@ async def find_unused(
         if len(unused_files) > FILES_MAX:
             raise _make_too_large_error(f"{FILES_MAX:,} files that only one snapshot needs")
     compared_manifests = list(live_manifests.values()) if unused_files else []
-    if sum(map(_count_entries, compared_manifests)) > _COMPARED_MAX:
+    if sum(map(_count_entries, compared_manifests)) > _COMPARED_FILES_MAX:
         spellings = [spelling for path, _ in unused_files.values() for spelling in list_spellings(path)]
         compared_manifests = await manifests.find_listing_manifests(compared_manifests, spellings)
     async for files in list_content_files(manifests, compared_manifests):
@@ -116,11 +116,12 @@ async def find_unused(
     ]
 
     def choose() -> UnusedFiles:
-        content = [(path, size) for path, size in unused_files.values() if may_delete(path)]
+        content_files = [(path, size) for path, size in unused_files.values() if may_delete(path)]
         unused_manifests = [manifest for manifest in manifests_to_delete.values() if may_delete(manifest.manifest_path)]
-        size_bytes = sum(size for _, size in content) + sum(manifest.manifest_length for manifest in unused_manifests)
+        size_bytes = sum(size for _, size in content_files)
+        size_bytes += sum(manifest.manifest_length for manifest in unused_manifests)
         return UnusedFiles(
-            tuple(path for path, _ in content),
+            tuple(path for path, _ in content_files),
             tuple(manifest.manifest_path for manifest in unused_manifests),
             tuple(path for path in dict.fromkeys(unused_paths) if may_delete(path)),
             size_bytes,
@@ -185,16 +186,19 @@ async def list_content_files(
             if not skip_missing:
                 raise
             continue
-        yield await asyncio.to_thread(_estimate_sizes, part, blocks)
+        yield await asyncio.to_thread(_read_paths_and_sizes, part, blocks)
 
 
-def _estimate_sizes(manifest_files: Sequence[ManifestFile], blocks: Sequence[Block]) -> dict[str, tuple[str, int]]:
-    sizes_by_path: dict[str, tuple[str, int]] = {}
+def _read_paths_and_sizes(
+    manifest_files: Sequence[ManifestFile], blocks: Sequence[Block]
+) -> dict[str, tuple[str, int]]:
+    """Return the locations and sizes of the live files of manifests, by plain location."""
+    files_by_path: dict[str, tuple[str, int]] = {}
     for manifest, block in zip(manifest_files, blocks, strict=True):
         files = find_files_by_prefix(TableView((manifest,), (block,)))
         paths, sizes = files.read_texts("file_path").list_values(), files.read_longs("file_size_in_bytes").tolist()
         for path, size in zip(paths, sizes, strict=True):
             if path is not None:
                 text = path.decode()
-                sizes_by_path[normalize_location(text)] = text, size
-    return sizes_by_path
+                files_by_path[normalize_location(text)] = text, size
+    return files_by_path

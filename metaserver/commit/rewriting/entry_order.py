@@ -27,38 +27,42 @@ def make_partition_key(entry: ManifestEntry) -> Key:
     return compute_partition_key(entry.file.partition)
 
 
-def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, int]:
+def count_partition_manifests(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, int]:
     """Return the number of pairs of a partition and a manifest that lists its files, and the number of partitions."""
-    seen_keys: set[Key] = set()
-    touches = 0
+    all_keys: set[Key] = set()
+    pairs = 0
     for entries in manifests:
         partition_keys = {make_partition_key(entry) for entry in entries}
-        touches += len(partition_keys)
-        seen_keys |= partition_keys
-    return touches, len(seen_keys)
+        pairs += len(partition_keys)
+        all_keys |= partition_keys
+    return pairs, len(all_keys)
 
 
 def divide_entries(
-    entries: Sequence[ManifestEntry], entries_max: int, bound: Callable[[ContentFile], Key]
+    entries: Sequence[ManifestEntry], entries_max: int, make_sort_key: Callable[[ContentFile], Key]
 ) -> list[list[Any]]:
     """Divide the entries among new manifests.
 
     Args:
         entries: The entries of the old manifests.
         entries_max: The maximum number of entries in a manifest.
-        bound: Returns the sort key of a file within its partition.
+        make_sort_key: Returns the sort key of a file within its partition.
 
     Returns:
         The entries of each new manifest.
     """
     sorted_entries = sorted(
         entries,
-        key=lambda entry: (_make_partition_order(entry.file.partition), bound(entry.file), entry.file.file_path),
+        key=lambda entry: (
+            _make_partition_order(entry.file.partition),
+            make_sort_key(entry.file),
+            entry.file.file_path,
+        ),
     )
     chunks: list[list[ManifestEntry]] = [[]]
     for _, members in groupby(sorted_entries, key=make_partition_key):
         partition = list(members)
-        # Start a new manifest if the partition does not fit, unless the last manifest would stay mostly empty.
+        # Start a new manifest if the partition does not fit, unless the last manifest would stay less than half full.
         if len(chunks[-1]) + len(partition) > entries_max and 2 * len(chunks[-1]) >= entries_max:
             chunks.append([])
         for entry in partition:

@@ -39,7 +39,11 @@ from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.change_requests.change_body import REPLACE
 from seamark.metaserver.commit.publication import MANIFESTS_REWRITTEN, CommitEvent, Publisher
-from seamark.metaserver.commit.rewriting.entry_order import count_touches, divide_entries, make_clustering_bound
+from seamark.metaserver.commit.rewriting.entry_order import (
+    count_partition_manifests,
+    divide_entries,
+    make_clustering_bound,
+)
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, drop_dead_manifests
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
@@ -48,8 +52,8 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import (
     ENTRIES_MAX,
     SnapshotWriter,
     StoredManifest,
+    get_target_bytes,
     open_writer,
-    target_size,
 )
 from seamark.metaserver.commit.snapshots.summary import NOTHING
 from seamark.metaserver.objects.cleanup import Cleanup
@@ -65,20 +69,22 @@ The smallest manifests are rewritten first.
 REWRITE_ATTEMPTS_MAX = 3
 """The maximum number of attempts. An attempt fails if other commits have replaced all of its manifests."""
 REMAINING_MANIFESTS_MAX_FRACTION = 0.75
-"""A rewrite is committed if at most this fraction of the manifests remains. `_TOUCHES` and `_FEWER` are an alternative
+"""A rewrite is committed if at most this fraction of the manifests remains. The next two limits are an alternative
 condition."""
-_TOUCHES, _FEWER = 4, 0.5
+_MANIFESTS_PER_PARTITION_MIN, _REMAINING_PAIRS_MAX_FRACTION = 4, 0.5
 """The alternative condition under which a rewrite is committed.
 
-The files of a partition are in at least `_TOUCHES` manifests on average, and the rewrite reduces this average to at
-most the fraction `_FEWER`.
+The files of a partition are in at least `_MANIFESTS_PER_PARTITION_MIN` manifests on average, and the rewrite reduces
+this average to at most the fraction `_REMAINING_PAIRS_MAX_FRACTION`.
 """
 _REWRITES_CONCURRENT_MAX = 2
 _DECODED_BYTES_MAX = 1 << 30
 _CHECKED_BYTES_MAX = 1 << 30
 """The maximum total size of the manifests of one spec and content that a rewrite reads to find wrong metrics."""
-_SOUND_BYTES = 4 << 20
+_CORRECT_PATHS_BYTES = 4 << 20
+"""The memory for the paths of manifests with correct metrics."""
 _SAMPLE_ENTRIES = 500
+"""The number of entries that are encoded to estimate the size of an entry."""
 _MEMORY_DIVISOR = 8
 """The divisor of `commit_memory_bytes` for the memory of the manifests that a rewrite reads."""
 
@@ -125,8 +131,8 @@ class _Group(NamedTuple):
         content: The content type of the manifests: data files or delete files.
         replaced: The old manifests.
         chunks: The entries of each new manifest.
-        touches_before: The number of pairs of a partition and an old manifest that lists its files.
-        touches_after: The number of pairs of a partition and a new manifest that lists its files.
+        pairs_before: The number of pairs of a partition and an old manifest that lists its files.
+        pairs_after: The number of pairs of a partition and a new manifest that lists its files.
         partitions: The number of partitions.
     """
 
@@ -134,8 +140,8 @@ class _Group(NamedTuple):
     content: int
     replaced: tuple[ManifestFile, ...]
     chunks: list[list[ManifestEntry]]
-    touches_before: int
-    touches_after: int
+    pairs_before: int
+    pairs_after: int
     partitions: int
     repaired: int
     """The number of files whose metrics are corrected."""
@@ -163,7 +169,7 @@ class ManifestRewrite:
         self._cleanup = cleanup
         # Do not use the caches of commits: reading all manifests would evict the manifests that writers need.
         self._manifests = Manifests.from_settings(self._context.objects, self._context.settings, _MEMORY_DIVISOR)
-        self._sound: MemoryCache[str, bool] = MemoryCache(_SOUND_BYTES, "commits")
+        self._correct_paths: MemoryCache[str, bool] = MemoryCache(_CORRECT_PATHS_BYTES, "commits")
         """The paths of manifests with correct metrics, which need not be read again."""
 
     async def rewrite(
@@ -242,22 +248,22 @@ class ManifestRewrite:
         self, manifests: Manifests, manifest_files: Sequence[ManifestFile], metadata: TableMetadata, min_count: int
     ) -> list[_Group]:
         """Return the groups of manifests whose rewrite is worth a commit."""
-        by_kind: dict[tuple[int, int], list[ManifestFile]] = {}
+        manifests_by_kind: dict[tuple[int, int], list[ManifestFile]] = {}
         for manifest in manifest_files:
-            by_kind.setdefault((manifest.partition_spec_id, manifest.content), []).append(manifest)
+            manifests_by_kind.setdefault((manifest.partition_spec_id, manifest.content), []).append(manifest)
         groups = []
-        for (spec_id, content), members in by_kind.items():
+        for (spec_id, content), members in manifests_by_kind.items():
             if not can_be_written(metadata, spec_id):
                 continue
             chosen_manifests = _choose_smallest(members)
             group: _Group | None = None
-            if len(chosen_manifests) >= min(min_count, _TOUCHES):
+            if len(chosen_manifests) >= min(min_count, _MANIFESTS_PER_PARTITION_MIN):
                 entry_lists = [await manifests.read_entries(manifest, metadata) for manifest in chosen_manifests]
                 group = await asyncio.to_thread(
                     _divide_entries, spec_id, content, chosen_manifests, entry_lists, metadata
                 )
-            if group is None or not _is_worth(group, min_count):
-                chosen_manifests = _choose_smallest(await self._with_wrong_metrics(members, metadata))
+            if group is None or not _is_worth_a_commit(group, min_count):
+                chosen_manifests = _choose_smallest(await self._find_wrong_metrics(members, metadata))
                 if not chosen_manifests:
                     continue
                 entry_lists = [await manifests.read_entries(manifest, metadata) for manifest in chosen_manifests]
@@ -267,22 +273,22 @@ class ManifestRewrite:
             groups.append(group)
         return groups
 
-    async def _with_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
+    async def _find_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
         """Return the manifests with metrics that some readers cannot use. At most `_CHECKED_BYTES_MAX` are read."""
         find_type = DeclaredTypes(metadata)
-        groups, left_bytes = [], _CHECKED_BYTES_MAX
+        wrong_manifests, remaining_bytes = [], _CHECKED_BYTES_MAX
         for manifest in members:
-            if manifest.manifest_path in self._sound or manifest.key_metadata is not None:
+            if manifest.manifest_path in self._correct_paths or manifest.key_metadata is not None:
                 continue
-            left_bytes -= manifest.manifest_length
-            if left_bytes < 0:
+            remaining_bytes -= manifest.manifest_length
+            if remaining_bytes < 0:
                 break
             manifest_rows = await self._manifests.decode(manifest)
             if await asyncio.to_thread(has_unusable_metrics, manifest_rows, find_type):
-                groups.append(manifest)
+                wrong_manifests.append(manifest)
             else:
-                self._sound.put(manifest.manifest_path, True, len(manifest.manifest_path))
-        return groups
+                self._correct_paths.put(manifest.manifest_path, True, len(manifest.manifest_path))
+        return wrong_manifests
 
     async def _commit(
         self,
@@ -378,7 +384,8 @@ def _divide_entries(
     metadata: TableMetadata,
 ) -> _Group:
     find_type = DeclaredTypes(metadata)
-    former_entries = [entry for manifest_files in entry_lists for entry in manifest_files]
+    """Divide the entries of manifests with the same spec and content among new manifests, with corrected metrics."""
+    former_entries = [entry for entries_of_manifest in entry_lists for entry in entries_of_manifest]
     entries = [
         msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, find_type))
         for entry in former_entries
@@ -387,9 +394,9 @@ def _divide_entries(
     chunks = divide_entries(
         entries, _count_fitting_entries(entries, metadata, spec_id, content), make_clustering_bound(metadata)
     )
-    touches_before, partitions = count_touches(entry_lists)
-    touches_after = count_touches(chunks)[0]
-    return _Group(spec_id, content, tuple(manifests), chunks, touches_before, touches_after, partitions, repaired_count)
+    pairs_before, partitions = count_partition_manifests(entry_lists)
+    pairs_after = count_partition_manifests(chunks)[0]
+    return _Group(spec_id, content, tuple(manifests), chunks, pairs_before, pairs_after, partitions, repaired_count)
 
 
 def _count_fitting_entries(
@@ -400,23 +407,23 @@ def _count_fitting_entries(
     The function encodes a sample of entries, because the size of a small manifest is mostly its header.
     """
 
-    def size(count: int) -> int:
+    def measure_size(count: int) -> int:
         return len(write_manifest(entries[:count], metadata=metadata, spec_id=spec_id, content=content).data)
 
     if len(entries) < 2:
         return 1
-    count, header = min(len(entries), _SAMPLE_ENTRIES), size(1)
-    each_bytes = max(1.0, (size(count) - header) / (count - 1))
-    return max(1, min(int((target_size(metadata) - header) / each_bytes), ENTRIES_MAX))
+    count, header_bytes = min(len(entries), _SAMPLE_ENTRIES), measure_size(1)
+    entry_bytes = max(1.0, (measure_size(count) - header_bytes) / (count - 1))
+    return max(1, min(int((get_target_bytes(metadata) - header_bytes) / entry_bytes), ENTRIES_MAX))
 
 
-def _is_worth(group: _Group, min_count: int) -> bool:
+def _is_worth_a_commit(group: _Group, min_count: int) -> bool:
     """Return whether the rewrite of the group reduces the number of manifests enough to be worth a commit."""
     old_count, new_count = len(group.replaced), len(group.chunks)
     if old_count >= min_count and new_count <= REMAINING_MANIFESTS_MAX_FRACTION * old_count:
         return True
-    spread = group.touches_before >= _TOUCHES * group.partitions
-    return spread and group.touches_after <= _FEWER * group.touches_before
+    are_partitions_spread = group.pairs_before >= _MANIFESTS_PER_PARTITION_MIN * group.partitions
+    return are_partitions_spread and group.pairs_after <= _REMAINING_PAIRS_MAX_FRACTION * group.pairs_before
 
 
 async def _write_group(writer: SnapshotWriter, group: _Group, metadata: TableMetadata) -> _WrittenGroup:
@@ -452,8 +459,8 @@ def _make_report(
         entries=sum(len(chunk) for group in groups for chunk in group.chunks),
         bytes_before=sum(manifest.manifest_length for manifest in replaced_manifests),
         bytes_after=sum(len(manifest.manifest.data) for manifest in stored_manifests),
-        partition_manifests_before=round(sum(group.touches_before for group in groups) / partitions, 2),
-        partition_manifests_after=round(sum(group.touches_after for group in groups) / partitions, 2),
+        partition_manifests_before=round(sum(group.pairs_before for group in groups) / partitions, 2),
+        partition_manifests_after=round(sum(group.pairs_after for group in groups) / partitions, 2),
         conflicts=conflicts,
         files_repaired=sum(group.repaired for group in groups),
     )

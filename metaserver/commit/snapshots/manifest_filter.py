@@ -31,6 +31,7 @@ class RewrittenManifests(NamedTuple):
     manifests: tuple[ManifestFile, ...]
     """The remaining manifests of the parent, in their order."""
     files: tuple[ContentFile, ...]
+    """The removed files."""
 
 
 def make_file_key(file: ContentFile) -> Remove:
@@ -76,27 +77,28 @@ async def find_files(
         return FilesToRemove(frozenset(), ())
     listing: dict[str, tuple[ManifestFile, Sequence[ManifestEntry]]] = {}
     removes, paths = await run_by_count(len(requested_files), partial(_copy_removes, requested_files))
-    missing, data = set(removes), set[str]()
+    missing_keys, data_paths = set(removes), set[str]()
 
     def match(entries: Sequence[ManifestEntry]) -> bool:
-        matches = _select_named(entries, removes)
-        missing.difference_update(matches)
-        data.update(file.file_path for file in matches.values() if file.content == DATA)
+        """Record the requested files among the entries, and return whether there are any."""
+        matches = _select_requested(entries, removes)
+        missing_keys.difference_update(matches)
+        data_paths.update(file.file_path for file in matches.values() if file.content == DATA)
         return bool(matches)
 
     for manifest in await manifests.find_listing_manifests(drop_dead_manifests(manifest_files), paths):
         entries = await manifests.read_entries(manifest, metadata)
         if await run_by_count(len(entries), partial(match, entries)):
             listing[manifest.manifest_path] = manifest, entries
-    if missing:
-        first = await run_by_count(len(missing), lambda: min(map(str, missing)))
+    if missing_keys:
+        first_missing = await run_by_count(len(missing_keys), lambda: min(map(str, missing_keys)))
         raise Collision(
             "file-gone",
-            f"{first[:1000]} is to be removed but is no longer in the table; compute the change "
+            f"{first_missing[:1000]} is to be removed but is no longer in the table; compute the change "
             "again from the current snapshot (a deletion vector is named by path and content-offset)",
         )
-    for manifest, entries in await find_referring_entries(manifests, manifest_files, data, metadata):
-        attached_deletes = await run_by_count(len(entries), partial(_find_attached, entries, data))
+    for manifest, entries in await find_referring_entries(manifests, manifest_files, data_paths, metadata):
+        attached_deletes = await run_by_count(len(entries), partial(_find_attached_deletes, entries, data_paths))
         if attached_deletes:
             listing.setdefault(manifest.manifest_path, (manifest, entries))
             await run_by_count(len(attached_deletes), partial(removes.update, attached_deletes))
@@ -146,7 +148,7 @@ async def find_referring_entries(
     return [(manifest, await manifests.read_entries(manifest, metadata)) for manifest in candidates]
 
 
-def _select_named(entries: Sequence[ManifestEntry], removes: Collection[Remove]) -> dict[Remove, ContentFile]:
+def _select_requested(entries: Sequence[ManifestEntry], removes: Collection[Remove]) -> dict[Remove, ContentFile]:
     keyed_files = ((make_file_key(entry.file), entry.file) for entry in entries)
     return {key: file for key, file in keyed_files if key in removes}
 
@@ -164,8 +166,9 @@ def _find_staying_paths(
     return {file.file_path for file in files if file.file_path in paths and make_file_key(file) not in removed_files}
 
 
-def _find_attached(entries: Sequence[ManifestEntry], paths: Collection[str]) -> set[Remove]:
-    return {make_file_key(entry.file) for entry in entries if _applies_to_one(entry.file, paths)}
+def _find_attached_deletes(entries: Sequence[ManifestEntry], paths: Collection[str]) -> set[Remove]:
+    """Return the keys of the delete files that apply only to one of the data files at these paths."""
+    return {make_file_key(entry.file) for entry in entries if _applies_only_to_one_of(entry.file, paths)}
 
 
 def _list_removed(
@@ -178,16 +181,21 @@ def _list_puffin_paths(removed_files: Collection[Remove]) -> set[str]:
     return {remove.file_path for remove in removed_files if remove.content_offset is not None}
 
 
-def _applies_to_one(file: ContentFile, paths: Collection[str]) -> bool:
+def _applies_only_to_one_of(file: ContentFile, paths: Collection[str]) -> bool:
     return file.content == POSITION_DELETES and file.referenced_data_file in paths
 
 
-class _Rewritten(NamedTuple):
+class _RewrittenManifest(NamedTuple):
+    """A manifest that was rewritten without some files."""
+
     removed: frozenset[Remove]
+    """The keys of the files that were removed."""
     unmarked: frozenset[Remove]
+    """The keys of the removed files that got no DELETED entry."""
     written: StoredManifest | None
     """The new manifest, or None if no entry is left."""
     files: tuple[ContentFile, ...]
+    """The files that were removed."""
 
 
 class ManifestFilter:
@@ -199,7 +207,7 @@ class ManifestFilter:
     def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
         self._writer = writer
         self._manifests = manifests
-        self._rewritten_manifests: dict[tuple[object, ...], _Rewritten] = {}
+        self._rewritten_manifests: dict[tuple[object, ...], _RewrittenManifest] = {}
 
     async def remove(
         self,
@@ -230,7 +238,7 @@ class ManifestFilter:
         entries: Sequence[ManifestEntry],
         to_remove: FilesToRemove,
         metadata: TableMetadata,
-    ) -> _Rewritten:
+    ) -> _RewrittenManifest:
         def select() -> tuple[frozenset[Remove], frozenset[Remove]]:
             keys = (make_file_key(entry.file) for entry in entries)
             removed_keys = frozenset(key for key in keys if key in to_remove.removed)
@@ -252,7 +260,7 @@ class ManifestFilter:
                 stored_manifest = await self._writer.write_manifest(
                     written_entries, metadata, manifest.partition_spec_id, content
                 )
-            rewritten = self._rewritten_manifests[key] = _Rewritten(
+            rewritten = self._rewritten_manifests[key] = _RewrittenManifest(
                 own_removes, unmarked_removes, stored_manifest, files
             )
         return rewritten
@@ -268,13 +276,14 @@ class ManifestFilter:
         """
         entries_with_keys = [(entry, make_file_key(entry.file)) for entry in entries]
         written_entries = [
-            self._carry_over(entry, key in own_removes)
+            self._copy_entry(entry, key in own_removes)
             for entry, key in entries_with_keys
             if key not in unmarked_removes
         ]
         return written_entries, tuple(entry.file for entry, key in entries_with_keys if key in own_removes)
 
-    def _carry_over(self, entry: ManifestEntry, is_removed: bool) -> ManifestEntry:
+    def _copy_entry(self, entry: ManifestEntry, is_removed: bool) -> ManifestEntry:
+        """Return the entry for the new manifest, with explicit sequence numbers."""
         return ManifestEntry(
             DELETED if is_removed else EXISTING,
             self._writer.snapshot_id if is_removed else entry.snapshot_id,

@@ -17,7 +17,7 @@ from seamark.formats.iceberg.metadata import properties as props
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.values import LONG_MAX
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest, target_size
+from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest, get_target_bytes
 
 ENABLED = "commit.manifest-merge.enabled"
 MIN_COUNT = "commit.manifest.min-count-to-merge"
@@ -51,7 +51,8 @@ class ManifestMerge:
             if not can_be_written(metadata, spec_id):
                 merged_manifests += group
                 continue
-            for bin_ in _pack_bins(group, target_size(metadata)):
+            for bin_ in _pack_bins(group, get_target_bytes(metadata)):
+                # Only the bin of the newest manifests, which are first in the group, waits for more manifests.
                 is_too_small = len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < min_count)
                 if is_too_small or _count_rows(bin_) > LONG_MAX:
                     merged_manifests += bin_
@@ -74,13 +75,13 @@ class ManifestMerge:
         if stored_manifest is None:
             entries: list[ManifestEntry] = []
             for manifest in bin_:
-                entries += [self._carry_over(entry) for entry in await self._manifests.read_entries(manifest, metadata)]
+                entries += [self._copy_entry(entry) for entry in await self._manifests.read_entries(manifest, metadata)]
             stored_manifest = self._merged_manifests[key] = await self._writer.write_manifest(
                 entries, metadata, spec_id, content
             )
         return stored_manifest
 
-    def _carry_over(self, entry: ManifestEntry) -> ManifestEntry:
+    def _copy_entry(self, entry: ManifestEntry) -> ManifestEntry:
         """Return the entry for the merged manifest.
 
         A file that this snapshot adds inherits its sequence number, so a later attempt can reuse the manifest.

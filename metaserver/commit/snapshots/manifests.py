@@ -54,7 +54,7 @@ CheckPaths = Callable[[Iterable[str]], Awaitable[None]]
 MANIFESTS_CONCURRENT_MAX = 16
 """The maximum number of manifests of one commit that are read or decoded concurrently."""
 _SEED = 0
-_TOGETHER_MAX = 20_000
+_COMBINED_HASHES_MAX = 20_000
 """The maximum number of hashes that are copied together for one search."""
 _CACHES_PER_BUDGET = 4
 """The number of caches: manifest lists, encoded manifests, decoded blocks and hashes. They share the budget equally."""
@@ -65,8 +65,9 @@ _ENTRY_FACTOR = 16
 The encoded bytes are included because column metrics take much memory.
 """
 _IN_LOOP_ENTRIES_MAX = 2_000
-_IN_THREAD_BYTES = 64 << 10
-"""The size above which a thread decodes a manifest."""
+"""The maximum number of entries that are processed in the event loop. A thread processes more entries."""
+_IN_LOOP_BYTES_MAX = 64 << 10
+"""The maximum size of a manifest that is decoded in the event loop. A thread decodes larger manifests."""
 
 
 class PathHashes(NamedTuple):
@@ -135,7 +136,7 @@ class Manifests:
         )
         self._data: MemoryCache[str, bytes] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
         self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
-        self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
+        self._path_hashes: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _CACHES_PER_BUDGET, "commits")
         self._reads: SingleFlight[str, bytes] = SingleFlight()
         self._unwritten_lists: dict[str, tuple[ManifestFile, ...]] = {}
         self._unwritten: dict[str, bytes] = {}
@@ -144,9 +145,9 @@ class Manifests:
         self._memory: ChangeMemory | None = None
 
     @staticmethod
-    def from_settings(objects: ObjectReader, settings: Settings, share: int = 1) -> Manifests:
-        """Open caches with a part of `commit_memory_bytes`: the setting divided by `share`."""
-        budget_bytes = settings.commit_memory_bytes // share
+    def from_settings(objects: ObjectReader, settings: Settings, divisor: int = 1) -> Manifests:
+        """Open caches with a part of `commit_memory_bytes`: the setting divided by `divisor`."""
+        budget_bytes = settings.commit_memory_bytes // divisor
         return Manifests(objects, budget_bytes=budget_bytes, limit_bytes=settings.plan_manifest_limit_bytes)
 
     def with_checks(self, check_paths: CheckPaths, limit_bytes: int | None) -> Manifests:
@@ -211,10 +212,10 @@ class Manifests:
         """Add a manifest list to the cache after it was written."""
         self._lists.put(location, manifests, measure_object_bytes(manifests))
 
-    def remember(self, location: str, data: bytes, names: PathHashes) -> None:
+    def remember(self, location: str, data: bytes, path_hashes: PathHashes) -> None:
         """Add a manifest to the cache after it was written."""
         self._data.put(location, data, len(data))
-        self._names.put(location, names, names.size_bytes)
+        self._path_hashes.put(location, path_hashes, path_hashes.size_bytes)
 
     async def read_encoded(self, manifest: ManifestFile) -> bytes:
         """Return the encoded manifest.
@@ -318,14 +319,13 @@ class Manifests:
         searched_hashes = await run_by_count(len(paths), partial(hash_paths, paths))
         if not len(searched_hashes):
             return []
-        hashes_of_manifests = [self._names.get(manifest.manifest_path) for manifest in manifests]
-        unknown = [manifest for manifest, hashes in zip(manifests, hashes_of_manifests, strict=True) if hashes is None]
-        if unknown:
-            new_hashes = iter(
-                await gather(
-                    [partial(self._read_path_hashes, manifest) for manifest in unknown], MANIFESTS_CONCURRENT_MAX
-                )
-            )
+        hashes_of_manifests = [self._path_hashes.get(manifest.manifest_path) for manifest in manifests]
+        uncached_manifests = [
+            manifest for manifest, hashes in zip(manifests, hashes_of_manifests, strict=True) if hashes is None
+        ]
+        if uncached_manifests:
+            work = [partial(self._read_path_hashes, manifest) for manifest in uncached_manifests]
+            new_hashes = iter(await gather(work, MANIFESTS_CONCURRENT_MAX))
             hashes_of_manifests = [next(new_hashes) if hashes is None else hashes for hashes in hashes_of_manifests]
         candidates = [
             hashes.referenced if referenced else hashes.paths for hashes in hashes_of_manifests if hashes is not None
@@ -337,19 +337,20 @@ class Manifests:
     ) -> list[ManifestFile]:
         """Return the manifests that may list one of the paths. Only manifests with cached path hashes are searched."""
         searched_hashes = await run_by_count(len(paths), partial(hash_paths, paths))
-        hashes_by_manifest = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
+        hashes_by_manifest = [(manifest, self._path_hashes.get(manifest.manifest_path)) for manifest in manifests]
         return await _find_listing_manifests(
-            [(manifest, names.paths) for manifest, names in hashes_by_manifest if names is not None], searched_hashes
+            [(manifest, hashes.paths) for manifest, hashes in hashes_by_manifest if hashes is not None],
+            searched_hashes,
         )
 
     async def _read_path_hashes(self, manifest: ManifestFile) -> PathHashes:
-        names = self._names.get(manifest.manifest_path)
-        if names is None:
+        path_hashes = self._path_hashes.get(manifest.manifest_path)
+        if path_hashes is None:
             # The block is not counted, because only its hashes stay in memory.
             (block,) = await self._decode_blocks([manifest], None)
-            names = _list_names(manifest, block)
-            self._names.put(manifest.manifest_path, names, names.size_bytes)
-        return names
+            path_hashes = _compute_path_hashes(manifest, block)
+            self._path_hashes.put(manifest.manifest_path, path_hashes, path_hashes.size_bytes)
+        return path_hashes
 
     async def _read(self, location: str, description: str) -> bytes:
         try:
@@ -363,7 +364,7 @@ def hash_paths(paths: Iterable[str]) -> Hashes:
     return np.sort(np.array([hash_key(path.encode(), _SEED) for path in paths], dtype=np.uint64))
 
 
-def hash_names(files: Sequence[ContentFile]) -> PathHashes:
+def hash_file_paths(files: Sequence[ContentFile]) -> PathHashes:
     """Return the hashes of a manifest with these live files."""
     return PathHashes(
         hash_paths({file.file_path for file in files}),
@@ -380,21 +381,21 @@ async def _find_listing_manifests(
         return []
     total = sum(len(hashes) for _, hashes in candidates)
 
-    def work() -> list[ManifestFile]:
+    def find() -> list[ManifestFile]:
         # Usually no manifest has any of the searched hashes. Searching the hashes of all manifests together takes as
         # long as searching the hashes of one manifest.
-        combined = total <= _TOGETHER_MAX and len(candidates) > 1
-        if combined and not _has_any(np.concatenate([hashes for _, hashes in candidates]), searched_hashes):
+        searches_together = total <= _COMBINED_HASHES_MAX and len(candidates) > 1
+        if searches_together and not _has_any(np.concatenate([hashes for _, hashes in candidates]), searched_hashes):
             return []
         return [manifest for manifest, hashes in candidates if _intersects(hashes, searched_hashes)]
 
     compared_hashes = sum(min(len(hashes), len(searched_hashes)) for _, hashes in candidates)
-    return await run_by_count(compared_hashes + len(candidates), work)
+    return await run_by_count(compared_hashes + len(candidates), find)
 
 
-def _intersects(left: Hashes, other: Hashes) -> bool:
+def _intersects(left: Hashes, right: Hashes) -> bool:
     """Return whether two sorted arrays have a common value."""
-    smaller, larger = (left, other) if len(left) <= len(other) else (other, left)
+    smaller, larger = (left, right) if len(left) <= len(right) else (right, left)
     if not len(smaller):
         return False
     return _has_any(smaller, larger)
@@ -409,7 +410,7 @@ def _decode_to_block(data: bytes, location: str) -> Block:
     return Block(b"".join(encode_block(decode_manifest(data, location))))
 
 
-def _list_names(manifest: ManifestFile, block: Block) -> PathHashes:
+def _compute_path_hashes(manifest: ManifestFile, block: Block) -> PathHashes:
     files = find_files_by_prefix(TableView((manifest,), (block,)))
     hash_lists = []
     for name in ("file_path", "referenced_data_file"):
@@ -432,4 +433,4 @@ async def run_by_count(entries: int, work: Callable[[], T]) -> T:
 
 
 async def _run_by_size(size: int, work: Callable[[], T]) -> T:
-    return work() if size <= _IN_THREAD_BYTES else await asyncio.to_thread(work)
+    return work() if size <= _IN_LOOP_BYTES_MAX else await asyncio.to_thread(work)

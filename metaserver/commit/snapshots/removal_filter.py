@@ -46,7 +46,7 @@ class RemovalFilter:
         self,
         manifests: Manifests,
         metadata: TableMetadata,
-        removed_by: Snapshot,
+        undone_snapshot: Snapshot,
         paths: Collection[str],
         *,
         snapshots_max: int,
@@ -54,38 +54,47 @@ class RemovalFilter:
         """Remove DELETED marks, and return the new table metadata.
 
         Args:
-            removed_by: The snapshot to undo. Its marks and those of later snapshots are removed.
+            undone_snapshot: The snapshot to undo. Its marks and those of later snapshots are removed.
             paths: The files whose marks are removed. They must be the same in all attempts.
             snapshots_max: The maximum number of snapshots to read.
 
         Raises:
             BadRequest: More than `snapshots_max` snapshots would have to be read.
         """
-        later = [snapshot for snapshot in metadata.snapshots if snapshot.sequence_number >= removed_by.sequence_number]
-        if len(later) > snapshots_max:
+        later_snapshots = [
+            snapshot for snapshot in metadata.snapshots if snapshot.sequence_number >= undone_snapshot.sequence_number
+        ]
+        if len(later_snapshots) > snapshots_max:
             raise BadRequest(
-                f"The table has {len(later):,} snapshots since {removed_by.snapshot_id}, which an undo must read; the "
-                f"limit is {snapshots_max:,} (commit_history_limit). Expire snapshots first, but keep the snapshot "
-                f"before {removed_by.snapshot_id}"
+                f"The table has {len(later_snapshots):,} snapshots since {undone_snapshot.snapshot_id}, which an undo "
+                f"must read; the limit is {snapshots_max:,} (commit_history_limit). Expire snapshots first, but keep "
+                f"the snapshot before {undone_snapshot.snapshot_id}"
             )
-        lists = await gather([partial(manifests.read_list, snapshot) for snapshot in later], MANIFESTS_CONCURRENT_MAX)
-        suspects = {
+        lists = await gather(
+            [partial(manifests.read_list, snapshot) for snapshot in later_snapshots], MANIFESTS_CONCURRENT_MAX
+        )
+        marked_manifests = {
             _identify(manifest): manifest
             for manifest_files in lists
             for manifest in manifest_files
             if manifest.deleted_files_count != 0 and _identify(manifest) not in self._filtered_manifests
         }
-        work = [partial(self._filter_manifest, manifests, metadata, manifest, paths) for manifest in suspects.values()]
-        self._filtered_manifests |= zip(suspects, await gather(work, MANIFESTS_CONCURRENT_MAX), strict=True)
+        work = [
+            partial(self._filter_manifest, manifests, metadata, manifest, paths)
+            for manifest in marked_manifests.values()
+        ]
+        self._filtered_manifests |= zip(marked_manifests, await gather(work, MANIFESTS_CONCURRENT_MAX), strict=True)
         lists_by_snapshot: dict[int, str] = {}
-        for snapshot, manifest_files in zip(later, lists, strict=True):
+        for snapshot, manifest_files in zip(later_snapshots, lists, strict=True):
             filtered_manifests = [
                 self._filtered_manifests.get(_identify(manifest), manifest) for manifest in manifest_files
             ]
-            remaining = tuple(manifest for manifest in filtered_manifests if manifest is not None)
-            if remaining != manifest_files:
+            remaining_manifests = tuple(manifest for manifest in filtered_manifests if manifest is not None)
+            if remaining_manifests != manifest_files:
                 assert snapshot.manifest_list is not None
-                lists_by_snapshot[snapshot.snapshot_id] = await self._list(snapshot, remaining, metadata)
+                lists_by_snapshot[snapshot.snapshot_id] = await self._write_list(
+                    snapshot, remaining_manifests, metadata
+                )
         if not lists_by_snapshot:
             return metadata
         return msgspec.structs.replace(
@@ -101,6 +110,11 @@ class RemovalFilter:
     async def _filter_manifest(
         self, manifests: Manifests, metadata: TableMetadata, manifest: ManifestFile, paths: Collection[str]
     ) -> ManifestFile | None:
+        """Return a manifest without the DELETED marks of the files at these paths.
+
+        Returns:
+            The same manifest if it has no such mark, or None if no entry remains.
+        """
         removals = await manifests.read_removals(manifest, metadata)
         remaining_removals = await run_by_count(
             len(removals), lambda: [entry for entry in removals if entry.file.file_path not in paths]
@@ -113,7 +127,7 @@ class RemovalFilter:
         if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and manifest.content == DATA_MANIFEST:
             # A reader assigns consecutive row ids to the rows of added files without an explicit row id. So the removal
             # of an entry would change the row ids of later files.
-            entries = await run_by_count(len(entries), partial(_are_all_existing, entries))
+            entries = await run_by_count(len(entries), partial(_mark_existing, entries))
         if manifest.added_snapshot_id is None:
             raise Corrupt(f"{manifest.manifest_path}: its manifest list lacks added_snapshot_id")
         if not can_be_written(metadata, manifest.partition_spec_id):
@@ -128,7 +142,9 @@ class RemovalFilter:
         new_manifest = stored_manifest.describe(manifest.added_snapshot_id, manifest.sequence_number)
         return msgspec.structs.replace(new_manifest, first_row_id=manifest.first_row_id)
 
-    async def _list(self, snapshot: Snapshot, manifests: tuple[ManifestFile, ...], metadata: TableMetadata) -> str:
+    async def _write_list(
+        self, snapshot: Snapshot, manifests: tuple[ManifestFile, ...], metadata: TableMetadata
+    ) -> str:
         assert snapshot.manifest_list is not None
         location = self._lists.get(snapshot.manifest_list)
         if location is None:
@@ -144,7 +160,8 @@ class RemovalFilter:
         return location
 
 
-def _are_all_existing(entries: Sequence[ManifestEntry]) -> list[ManifestEntry]:
+def _mark_existing(entries: Sequence[ManifestEntry]) -> list[ManifestEntry]:
+    """Return the entries with the status EXISTING instead of ADDED."""
     return [msgspec.structs.replace(entry, status=EXISTING) if entry.status == ADDED else entry for entry in entries]
 
 

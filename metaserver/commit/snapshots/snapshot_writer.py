@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -11,6 +12,8 @@ from seamark.formats.iceberg.manifests.content_file import ContentFile
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import (
     ADDED,
+    DATA_MANIFEST,
+    DELETE_MANIFEST,
     ManifestEntry,
     WrittenManifest,
     write_manifest,
@@ -27,7 +30,7 @@ from seamark.metaserver.commit.snapshots.manifests import (
     MANIFESTS_CONCURRENT_MAX,
     Manifests,
     PathHashes,
-    hash_names,
+    hash_file_paths,
     run_by_count,
 )
 from seamark.metaserver.runtime.gathering import gather
@@ -43,7 +46,8 @@ _SAMPLE_ENTRIES = 250
 """The number of entries that are encoded first, to estimate the number of entries that fit into a manifest."""
 ENTRIES_MAX = 50_000
 """The maximum number of entries of a manifest, even if the entries are small."""
-_IN_THREAD_ENTRIES_MIN = 50
+_IN_LOOP_ENTRIES_MAX = 50
+"""The maximum number of entries of a manifest that is encoded in the event loop. A thread encodes larger manifests."""
 
 
 class StoredManifest(NamedTuple):
@@ -106,15 +110,18 @@ class SnapshotWriter:
     async def write_manifest(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
-        def work() -> tuple[WrittenManifest, PathHashes]:
-            written_manifest = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
-            return written_manifest, hash_names([entry.file for entry in entries if entry.is_live])
+        """Write the entries to a manifest."""
 
-        written_manifest, names = work() if len(entries) <= _IN_THREAD_ENTRIES_MIN else await asyncio.to_thread(work)
+        def encode() -> tuple[WrittenManifest, PathHashes]:
+            written_manifest = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
+            return written_manifest, hash_file_paths([entry.file for entry in entries if entry.is_live])
+
+        is_small = len(entries) <= _IN_LOOP_ENTRIES_MAX
+        written_manifest, path_hashes = encode() if is_small else await asyncio.to_thread(encode)
         self._number += 1
         path = f"{self._folder}/{self.commit_id}-m{self._number}.avro"
         await self._create(path, written_manifest.data, written_manifest.data)
-        self._manifests.remember(path, written_manifest.data, names)
+        self._manifests.remember(path, written_manifest.data, path_hashes)
         return StoredManifest(path, written_manifest)
 
     async def write_manifests(
@@ -123,12 +130,15 @@ class SnapshotWriter:
         """Write the entries to manifests of approximately the target size of the table."""
         if len(entries) <= _SAMPLE_ENTRIES:
             return [await self.write_manifest(entries, metadata, spec_id, content)] if entries else []
-        sample = partial(write_manifest, entries[:_SAMPLE_ENTRIES], metadata=metadata, spec_id=spec_id, content=content)
-        size = len((await asyncio.to_thread(sample)).data)
-        entries_per_manifest = min(max(_SAMPLE_ENTRIES, target_size(metadata) * _SAMPLE_ENTRIES // size), ENTRIES_MAX)
-        parts = -(-len(entries) // entries_per_manifest)
-        entries_per_part = -(-len(entries) // parts)
-        chunks = [entries[start : start + entries_per_part] for start in range(0, len(entries), entries_per_part)]
+        sample = entries[:_SAMPLE_ENTRIES]
+        encode_sample = partial(write_manifest, sample, metadata=metadata, spec_id=spec_id, content=content)
+        sample_bytes = len((await asyncio.to_thread(encode_sample)).data)
+        fitting_entries = get_target_bytes(metadata) * _SAMPLE_ENTRIES // sample_bytes
+        entries_max = min(max(_SAMPLE_ENTRIES, fitting_entries), ENTRIES_MAX)
+        # Divide the entries equally, so that the last manifest is not small.
+        manifest_count = math.ceil(len(entries) / entries_max)
+        chunk_size = math.ceil(len(entries) / manifest_count)
+        chunks = [entries[start : start + chunk_size] for start in range(0, len(entries), chunk_size)]
         return await gather(
             [partial(self.write_manifest, chunk, metadata, spec_id, content) for chunk in chunks],
             MANIFESTS_CONCURRENT_MAX,
@@ -204,18 +214,19 @@ async def open_writer(
     context.warehouse.check(folder, "The folder of the table's metadata")
     # Check the location before the first write, because a writer may have overwritten the metadata file.
     await check_claimed_location(context, uuid, folder)
+    # A snapshot id is a positive 64-bit integer.
     snapshot_id = int.from_bytes(context.clock.draw_bytes(8), "big") >> 1 or 1
     return SnapshotWriter(context.objects, context.clock, manifests, folder, snapshot_id, is_deferred=is_deferred)
 
 
-def target_size(metadata: TableMetadata) -> int:
+def get_target_bytes(metadata: TableMetadata) -> int:
     return max(1, props.parse_int(metadata.properties, TARGET_SIZE, TARGET_BYTES_DEFAULT))
 
 
 async def write_added(writer: SnapshotWriter, change: Change, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
     """Write the manifests of the added files. Each partition spec and content type gets its own manifests."""
     stored_manifests: list[StoredManifest] = []
-    for content, files in ((0, change.data), (1, change.deletes)):
+    for content, files in ((DATA_MANIFEST, change.data), (DELETE_MANIFEST, change.deletes)):
         groups = await run_by_count(len(files), partial(_group_by_spec, files, writer.snapshot_id))
         for spec_id, entries in groups.items():
             stored_manifests += await writer.write_manifests(entries, metadata, spec_id, content)

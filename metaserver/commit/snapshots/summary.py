@@ -19,6 +19,7 @@ _TOTALS = ("data-files", "delete-files", "records", "files-size", "position-dele
 _REMOVED_AS = {"data-files": "deleted-data-files", "records": "deleted-records"}
 """The names of removed counts that begin with `deleted-` instead of `removed-` in Iceberg."""
 _DIGITS_MAX = 18
+"""The maximum number of digits of a total that surely fits into 64 bits."""
 
 
 class SummaryCounts(NamedTuple):
@@ -33,6 +34,7 @@ NOTHING = SummaryCounts({}, frozenset())
 
 
 def count_files(files: Iterable[ContentFile]) -> SummaryCounts:
+    """Return the counts of the files for a summary."""
     counts: dict[str, int] = {}
     partitions: set[object] = set()
 
@@ -46,13 +48,13 @@ def count_files(files: Iterable[ContentFile]) -> SummaryCounts:
             add("data-files", 1)
             add("records", file.record_count)
             continue
-        positions = file.content == POSITION_DELETES
+        is_position_delete = file.content == POSITION_DELETES
         add("delete-files", 1)
         if file.is_deletion_vector:
             add("dvs", 1)
         else:
-            add("position-delete-files" if positions else "equality-delete-files", 1)
-        add("position-deletes" if positions else "equality-deletes", file.record_count)
+            add("position-delete-files" if is_position_delete else "equality-delete-files", 1)
+        add("position-deletes" if is_position_delete else "equality-deletes", file.record_count)
     return SummaryCounts(counts, frozenset(partitions))
 
 

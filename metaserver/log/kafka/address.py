@@ -11,11 +11,13 @@ from seamark.formats.runtime.errors import BadRequest, ConfigError
 
 SCHEME = "kafka://"
 _PREFIX_CHARS_MAX = 100
+"""The maximum length of the prefix of a server. Kafka accepts names of topics with up to 249 characters."""
 _WAREHOUSE_CHARS = 33
 """The number of characters that the prefix of a further warehouse has more than the prefix of its server."""
 _STREAM_CHARS_MAX = 100
+_PORT_MAX = (1 << 16) - 1
 _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-")
-_OF_WAREHOUSE = re.compile(r"\.[0-9a-f]{32}\Z")
+_WAREHOUSE_SUFFIX = re.compile(r"\.[0-9a-f]{32}\Z")
 """Matches the end of the prefix of a further warehouse."""
 _ALLOWED_PREFIXES = (
     "security.protocol",
@@ -62,7 +64,7 @@ class KafkaAddress:
         Raises:
             BadRequest: The name of the stream cannot be a part of the name of a topic.
         """
-        if not _NAME_CHARS.issuperset(stream) or len(stream) > 100:
+        if not _NAME_CHARS.issuperset(stream) or len(stream) > _STREAM_CHARS_MAX:
             raise BadRequest(f"The stream {stream!r} cannot be the name of a Kafka topic; use letters, digits, . and -")
         return f"{self.prefix}.rows.{stream}"
 
@@ -74,7 +76,7 @@ def parse_address(text: str, properties_file: str) -> KafkaAddress:
         ConfigError: A setting is invalid. The message names it.
     """
     servers, prefix = split_servers("stream_log", text, "kafka://host:port[,host:port]/prefix")
-    characters_max = _PREFIX_CHARS_MAX + (_WAREHOUSE_CHARS if _OF_WAREHOUSE.search(prefix) else 0)
+    characters_max = _PREFIX_CHARS_MAX + (_WAREHOUSE_CHARS if _WAREHOUSE_SUFFIX.search(prefix) else 0)
     if not prefix or len(prefix) > characters_max or not _NAME_CHARS.issuperset(prefix):
         raise ConfigError(
             f"stream_log has the prefix {prefix!r}; the names of its topics begin with 1 to {_PREFIX_CHARS_MAX} "
@@ -100,7 +102,7 @@ def split_servers(setting: str, text: str, form: str) -> tuple[str, str]:
 
 def _is_address(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) <= _PORT_MAX
 
 
 def read_properties(setting: str, path: Path, owner: str) -> dict[str, str]:

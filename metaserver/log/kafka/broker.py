@@ -70,7 +70,7 @@ class Broker(Protocol):
     async def delete_records(self, end_offsets: Mapping[Shard, int]) -> None:
         """Delete the records of each shard before an offset of Kafka."""
 
-    async def delete_journal(self, end_offsets: int) -> None:
+    async def delete_journal(self, offset_before: int) -> None:
         """Delete the records of the journal before an offset."""
 
     async def delete_stream(self, stream: str) -> None:

@@ -46,17 +46,23 @@ _ANSWER_S_MAX = 2 * _TIMEOUT_S
 _PAUSE_S = 0.5
 """The pause after an unexpected error before the journal is read again."""
 _POLL_S = 0.1
-_FOLLOWED_MAX = 1000
-"""The maximum number of records of the journal that are passed to the event loop at a time."""
+"""The time for which a thread waits for an event before it checks whether the broker is closed."""
+_TOPIC_CHECK_S = 0.01
+"""The interval at which a new topic is checked for leaders of all its partitions."""
+_LEADER_CHECK_S = 0.05
+"""The interval at which the journal is checked for a leader of its partition."""
+_CONSUMED_MAX = 1000
+"""The maximum number of records that are taken from a consumer at a time."""
 _READ_AHEAD_KB = 16 << 10
+"""The maximum size of the records that a consumer fetches in advance."""
 _TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """The configuration of topics. It disables Kafka's retention, because only `KafkaLog.trim` may delete rows."""
 _UNKNOWN_OFFSET = -1
 """The offset of a stored record if the cluster does not return its offset."""
 _REWRITES_MAX = 2
 """The maximum number of times that a record is written again because its offset is unknown."""
-_NO_TOPIC = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
-_NO_LEADER = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+_NO_TOPIC_ERRORS = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
+_NO_LEADER_ERRORS = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.log")
 
@@ -71,24 +77,25 @@ class _Writes:
         self._remaining_count = count
         self._answers: list[int | KafkaError | LogUnavailable | None] = [None] * count
 
-    def end(self, place: int, error: KafkaError | None, message: Message) -> None:
-        """Receive the answer to the record with index `place`. The thread of the producer calls this method.
+    def receive_answer(self, index: int, error: KafkaError | None, message: Message) -> None:
+        """Receive the answer to the record with this index. The thread of the producer calls this method.
 
         The offset is unknown if the cluster reports that an earlier attempt stored the record.
         """
         offset = message.offset()
-        self._take(place, error if error is not None else _UNKNOWN_OFFSET if offset is None else offset)
+        self._set_answer(index, error if error is not None else _UNKNOWN_OFFSET if offset is None else offset)
 
-    def refuse(self, places: Iterable[int], error: LogUnavailable) -> None:
+    def refuse(self, indexes: Iterable[int], error: LogUnavailable) -> None:
         """Set the error of records that the producer has not accepted."""
-        for place in places:
-            self._take(place, error)
+        for index in indexes:
+            self._set_answer(index, error)
 
-    def _take(self, place: int, answer: int | KafkaError | LogUnavailable) -> None:
+    def _set_answer(self, index: int, answer: int | KafkaError | LogUnavailable) -> None:
+        """Set the answer to a record, unless it has an answer already."""
         with self._lock:
-            if self._answers[place] is not None:
+            if self._answers[index] is not None:
                 return
-            self._answers[place] = answer
+            self._answers[index] = answer
             self._remaining_count -= 1
             is_last = not self._remaining_count
         if is_last:
@@ -113,7 +120,7 @@ class KafkaBroker:
         self._address = address
         self._clock = clock
         self._loop = loop
-        self._base: dict[str, Any] = {
+        self._client_properties: dict[str, Any] = {
             **address.properties,
             "bootstrap.servers": address.servers,
             "logger": _Logger(),
@@ -121,12 +128,12 @@ class KafkaBroker:
             "reconnect.backoff.max.ms": 1000,
         }
         self._producer = self._make_producer()
-        self._admin = AdminClient({**self._base})
+        self._admin = AdminClient({**self._client_properties})
         # Use a separate client for deletions: after a topic did not exist, a client finds no leader for some time.
-        self._deleting_admin = AdminClient({**self._base})
+        self._deleting_admin = AdminClient({**self._client_properties})
         self._follower = self._make_consumer(fetch_wait_ms=500)
         # Do not use the follower of the journal: its connection answers no other request while a fetch waits.
-        self._ranges = self._make_consumer()
+        self._range_consumer = self._make_consumer()
         self._readers: queue.LifoQueue[Consumer] = queue.LifoQueue()
         self._open_readers: list[Consumer] = []
         self._threads = ThreadPoolExecutor(READER_THREADS + 1, thread_name_prefix="kafka-read")
@@ -142,7 +149,7 @@ class KafkaBroker:
     def _make_producer(self) -> Producer:
         return Producer(
             {
-                **self._base,
+                **self._client_properties,
                 "acks": "all",
                 "enable.idempotence": True,
                 "linger.ms": 0,
@@ -160,7 +167,7 @@ class KafkaBroker:
         """
         return Consumer(
             {
-                **self._base,
+                **self._client_properties,
                 "group.id": self._address.prefix,  # The library requires a group, which is not used.
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
@@ -196,7 +203,7 @@ class KafkaBroker:
         if self._follower_thread is not None:
             self._follower_thread.join()
         self._threads.shutdown()
-        for consumer in (self._follower, self._ranges, *self._open_readers):
+        for consumer in (self._follower, self._range_consumer, *self._open_readers):
             consumer.close()
         self._producer.purge()
         self._producer.close()
@@ -244,14 +251,14 @@ class KafkaBroker:
         description = (await self._describe([topic])).get(topic)
         if description is None:
             # The settings of Kafka determine the number of replicas.
-            answers = self._admin.create_topics([NewTopic(topic, count, config=_TOPIC_CONFIG)])
-            await self._await_answer(answers[topic], KafkaError.TOPIC_ALREADY_EXISTS)
+            topic_futures = self._admin.create_topics([NewTopic(topic, count, config=_TOPIC_CONFIG)])
+            await self._await_answer(topic_futures[topic], KafkaError.TOPIC_ALREADY_EXISTS)
         else:
             await self._check_config(topic)
             if len(description.partitions) < count:
-                new_partitions = self._admin.create_partitions([NewPartitions(topic, count)])
-                # Another replica has added them.
-                await self._await_answer(new_partitions[topic], KafkaError.INVALID_PARTITIONS)
+                partition_futures = self._admin.create_partitions([NewPartitions(topic, count)])
+                # Kafka answers INVALID_PARTITIONS if another replica has added the partitions.
+                await self._await_answer(partition_futures[topic], KafkaError.INVALID_PARTITIONS)
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while True:
             metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))
@@ -262,7 +269,7 @@ class KafkaBroker:
                 raise LogUnavailable(
                     f"Kafka did not create {count} partitions of the topic {topic} within {_TIMEOUT_S:g} s; retry later"
                 )
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(_TOPIC_CHECK_S)
 
     async def _check_config(self, topic: str) -> None:
         """Check that Kafka has no retention for a topic.
@@ -287,8 +294,8 @@ class KafkaBroker:
         """Return the descriptions of the existing topics among `topics`, by name."""
         description_futures = self._admin.describe_topics(TopicCollection(list(topics)))
         answers = {
-            topic: await self._await_answer(each, KafkaError.UNKNOWN_TOPIC_OR_PART)
-            for topic, each in description_futures.items()
+            topic: await self._await_answer(future, KafkaError.UNKNOWN_TOPIC_OR_PART)
+            for topic, future in description_futures.items()
         }
         return {topic: answer for topic, answer in answers.items() if answer is not None}
 
@@ -307,8 +314,8 @@ class KafkaBroker:
     async def delete_stream(self, stream: str) -> None:
         topic = self._address.make_topic_name(stream)
         self._partitions.pop(topic, None)
-        deleted_count = self._admin.delete_topics([topic])
-        await self._await_answer(deleted_count[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
+        deletion_futures = self._admin.delete_topics([topic])
+        await self._await_answer(deletion_futures[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
 
     async def delete_records(self, end_offsets: Mapping[Shard, int]) -> None:
         await self._delete_before(
@@ -318,11 +325,12 @@ class KafkaBroker:
             ]
         )
 
-    async def delete_journal(self, end_offsets: int) -> None:
-        await self._delete_before([TopicPartition(self._address.journal, 0, end_offsets)])
+    async def delete_journal(self, offset_before: int) -> None:
+        await self._delete_before([TopicPartition(self._address.journal, 0, offset_before)])
 
-    async def _delete_before(self, ends: list[TopicPartition]) -> None:
-        for future in self._deleting_admin.delete_records(ends).values():
+    async def _delete_before(self, positions: list[TopicPartition]) -> None:
+        """Delete the records of each partition before the offset of its position."""
+        for future in self._deleting_admin.delete_records(positions).values():
             await self._await_answer(future, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.OFFSET_OUT_OF_RANGE)
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -331,30 +339,33 @@ class KafkaBroker:
         answers = await self._write_once(records)
         # Write records with unknown offsets again. The journal never refers to their first copies.
         for _ in range(_REWRITES_MAX):
-            places = [place for place, answer in enumerate(answers) if answer == _UNKNOWN_OFFSET]
-            if not places:
+            unknown = [index for index, answer in enumerate(answers) if answer == _UNKNOWN_OFFSET]
+            if not unknown:
                 return answers
-            for place, answer in zip(places, await self._write_once([records[place] for place in places]), strict=True):
-                answers[place] = answer
+            new_answers = await self._write_once([records[index] for index in unknown])
+            for index, answer in zip(unknown, new_answers, strict=True):
+                answers[index] = answer
         error = LogUnavailable(f"Kafka at {self._address.servers} does not say where it stored the rows; retry later")
         return [error if answer == _UNKNOWN_OFFSET else answer for answer in answers]
 
     async def _write_once(self, records: Sequence[NewRecord]) -> list[int | LogUnavailable]:
         """Write records. Return, for each, its offset, which may be `_UNKNOWN_OFFSET`, or the error."""
         writes = _Writes(self._loop, len(records))
-        places: dict[Shard, list[int]] = defaultdict(list)
-        for place, record in enumerate(records):
-            places[record.shard].append(place)
-        for shard, each in places.items():
-            messages = [{"value": records[place].value, "callback": partial(writes.end, place)} for place in each]
+        indexes_by_shard: dict[Shard, list[int]] = defaultdict(list)
+        for index, record in enumerate(records):
+            indexes_by_shard[record.shard].append(index)
+        for shard, indexes in indexes_by_shard.items():
+            messages = [
+                {"value": records[index].value, "callback": partial(writes.receive_answer, index)} for index in indexes
+            ]
             try:
                 self._produce(self._address.make_topic_name(shard.stream), shard.number, messages)
             except LogUnavailable as error:
-                writes.refuse(each, error)
+                writes.refuse(indexes, error)
         answers: list[int | LogUnavailable] = []
         for record, answer in zip(records, await writes.wait(_ANSWER_S_MAX), strict=True):
             if isinstance(answer, KafkaError):
-                if answer.code() in _NO_TOPIC:  # Another process has deleted the topic.
+                if answer.code() in _NO_TOPIC_ERRORS:  # Another process has deleted the topic.
                     self._partitions.pop(self._address.make_topic_name(record.shard.stream), None)
                 answers.append(self._make_unavailable_error(KafkaException(answer)))
             elif answer is None:
@@ -371,14 +382,14 @@ class KafkaBroker:
         """
         producer = self._producer
         try:
-            count = producer.produce_batch(topic, messages, partition=partition)
+            accepted_count = producer.produce_batch(topic, messages, partition=partition)
         except (BufferError, KafkaException) as error:
             reason: object = error.args[0]
         else:
-            if count == len(messages):
+            if accepted_count == len(messages):
                 return
             reason = next(message["_error"] for message in messages if "_error" in message)
-        if isinstance(reason, KafkaError) and reason.code() in _NO_TOPIC:
+        if isinstance(reason, KafkaError) and reason.code() in _NO_TOPIC_ERRORS:
             self._partitions.pop(topic, None)
         if isinstance(reason, KafkaError) and reason.code() == KafkaError._FATAL:
             # Replace a producer that can no longer preserve the order of its records.
@@ -388,7 +399,7 @@ class KafkaBroker:
 
     def write_journal(self, value: bytes) -> Awaitable[None]:
         writes = _Writes(self._loop, 1)
-        self._produce(self._address.journal, 0, [{"value": value, "callback": partial(writes.end, 0)}])
+        self._produce(self._address.journal, 0, [{"value": value, "callback": partial(writes.receive_answer, 0)}])
         return self._await_confirmation(writes)
 
     async def _await_confirmation(self, writes: _Writes) -> None:
@@ -423,11 +434,12 @@ class KafkaBroker:
             self._readers.put(consumer)
 
     def _collect(self, consumer: Consumer, topic: str, partition: int, wanted_offsets: set[int]) -> dict[int, bytes]:
+        """Return the records at these offsets from a consumer that begins at the first of them."""
         values: dict[int, bytes] = {}
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while len(values) < len(wanted_offsets):
             message = consumer.poll(_POLL_S)
-            for record in [] if message is None else [message, *consumer.consume(_FOLLOWED_MAX, 0)]:
+            for record in [] if message is None else [message, *consumer.consume(_CONSUMED_MAX, 0)]:
                 # Ignore messages of an earlier assignment. An error of the client has no topic.
                 if record.topic() not in (topic, None) or record.partition() not in (partition, None):
                     continue
@@ -447,14 +459,14 @@ class KafkaBroker:
 
     def _read_journal_range(self) -> tuple[int, int]:
         """Return the range of the journal's offsets. Try again if a newly created partition has no leader yet."""
-        place = TopicPartition(self._address.journal, 0)
+        partition = TopicPartition(self._address.journal, 0)
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while True:
             try:
-                start, end = self._ranges.get_watermark_offsets(place, timeout=_TIMEOUT_S, cached=False)
+                start, end = self._range_consumer.get_watermark_offsets(partition, timeout=_TIMEOUT_S, cached=False)
             except KafkaException as error:
-                has_no_leader = error.args[0].code() in _NO_LEADER
-                if not has_no_leader or self._clock.monotonic() > deadline_s or self._is_closing.wait(0.05):
+                has_no_leader = error.args[0].code() in _NO_LEADER_ERRORS
+                if not has_no_leader or self._clock.monotonic() > deadline_s or self._is_closing.wait(_LEADER_CHECK_S):
                     raise
             else:
                 return start, end
@@ -473,7 +485,7 @@ class KafkaBroker:
                 if not is_assigned:
                     self._follower.assign([TopicPartition(self._address.journal, 0, position)])
                     is_assigned = True
-                next_position = self._give_records(position, listener)
+                next_position = self._pass_records(position, listener)
                 if next_position is None:
                     position, is_assigned = self._find_journal_start(), False
                     _call_on_loop(self._loop, partial(listener.restart, position))
@@ -485,7 +497,7 @@ class KafkaBroker:
                 is_assigned = False
                 self._is_closing.wait(_PAUSE_S)
 
-    def _give_records(self, position: int, listener: JournalListener) -> int | None:
+    def _pass_records(self, position: int, listener: JournalListener) -> int | None:
         """Pass the next records to the listener, each exactly once.
 
         Returns:
@@ -495,7 +507,7 @@ class KafkaBroker:
         if message is None:
             return position
         records: list[tuple[int, bytes]] = []
-        for record in [message, *self._follower.consume(_FOLLOWED_MAX, 0)]:
+        for record in [message, *self._follower.consume(_CONSUMED_MAX, 0)]:
             error = record.error()
             if error is None:
                 if (offset := _read_offset(record)) >= position:
@@ -533,7 +545,7 @@ def _read_offset(message: Message) -> int:
 
 
 def _end_producer(producer: Producer) -> None:
-    """Discard the records of a producer, so that the appends that wait for them fail."""
+    """Discard the records of a producer, so that appends which wait for them fail."""
     producer.purge()
     producer.flush(_TIMEOUT_S)
 

@@ -41,7 +41,7 @@ from seamark.metaserver.log.port import (
 )
 from seamark.metaserver.log.state import AppendEntry, BatchSize, Group, LogState
 
-_NO_LIMIT_OFFSET = 1 << 62
+_NO_LIMIT = 1 << 62
 _UNMOVED_GATE = GateSummary()
 Outcome = Acknowledgement | StreamProducerState | SeamarkError | None
 """The outcome of a request: its answer, or the error with which it was refused."""
@@ -60,7 +60,7 @@ class JournalState:
     def __init__(self) -> None:
         # Do not limit producers here, because replicas with different limits would have different states. Each replica
         # limits them before it writes (`KafkaLog.append`).
-        self.state = LogState(_NO_LIMIT_OFFSET, _NO_LIMIT_OFFSET)
+        self.state = LogState(producers_max=_NO_LIMIT, keep_ms=_NO_LIMIT)
         self.applied = 0
         self.groups = 0
         self.trimmed_ms = 0
@@ -87,7 +87,7 @@ class JournalState:
                     answer = group.fence(request.producer)
                 case RemoveRequest():
                     group.remove(request.stream)
-                    self._drop(request.stream)
+                    self._drop_stream(request.stream)
                 case ReleaseRequest():
                     self._release({Shard(stream, number): offset for stream, number, offset in request.offsets})
                 case TrimRequest():
@@ -115,8 +115,8 @@ class JournalState:
         self._check_gates(request)
         for row_batch in request.batches:
             if min(row_batch.records) < self._first_records.get(row_batch.shard, 0):
-                # Retention has deleted the rows, because the replica was paused between writing the rows and the
-                # record.
+                # Retention has deleted the rows, because the replica was paused after it wrote them, and before it
+                # wrote this request.
                 raise LogUnavailable("The rows were removed before they were appended; send them again")
         for entry in group.entries:
             assert isinstance(entry, AppendEntry)
@@ -176,6 +176,7 @@ class JournalState:
             self._count_unreleased(shard.stream, -sum(batch.size_bytes for batch in batches[first:last]))
 
     def _count_unreleased(self, stream: str, size_bytes: int) -> None:
+        """Add to the unreleased bytes of a stream. `size_bytes` is negative if rows were released."""
         self._unreleased_bytes[stream] = self._unreleased_bytes.get(stream, 0) + size_bytes
         if not self._unreleased_bytes[stream]:
             del self._unreleased_bytes[stream]
@@ -184,7 +185,7 @@ class JournalState:
         """Return the bytes of the unreleased batches of a stream."""
         return self._unreleased_bytes.get(stream, 0)
 
-    def _drop(self, stream: str) -> None:
+    def _drop_stream(self, stream: str) -> None:
         self._unreleased_bytes.pop(stream, None)
         self._gates.pop(stream, None)
         for shard in [shard for shard in self._batches if shard.stream == stream]:
@@ -198,10 +199,10 @@ class JournalState:
             batches, summary = self._batches.get(shard), self.state.shards.get(shard)
             if batches is None or summary is None or start.offset <= summary.start:
                 continue
-            count = bisect.bisect_right(batches, start.offset, key=lambda batch: batch.end)
+            removed_count = bisect.bisect_right(batches, start.offset, key=lambda batch: batch.end)
             summary.start = max(summary.start, start.offset)
-            summary.size_bytes -= sum(batch.size_bytes for batch in batches[:count])
-            del batches[:count]
+            summary.size_bytes -= sum(batch.size_bytes for batch in batches[:removed_count])
+            del batches[:removed_count]
             # The writer of the request did not know some batches that precede the request in the journal.
             record = min((min(batch.records) for batch in batches), default=start.record)
             self._first_records[shard] = max(min(record, start.record), self._first_records.get(shard, 0))
@@ -227,23 +228,26 @@ class JournalState:
             batches_max: The maximum number of released batches to keep.
             bytes_max: The maximum size of released batches to keep.
         """
-        released_places: list[list[tuple[int, Shard, int]]] = []
+        released_batches: list[list[tuple[int, Shard, int]]] = []  # The time, shard and index of each batch.
         for shard, batches in self._batches.items():
             offset = self.state.shards[shard].released
-            count = bisect.bisect_right(batches, offset, key=lambda batch: batch.end)
-            released_places.append([(batch.time_ms, shard, place) for place, batch in enumerate(batches[:count])])
-        excess = sum(map(len, self._batches.values())) - batches_max
+            released_count = bisect.bisect_right(batches, offset, key=lambda batch: batch.end)
+            released_batches.append(
+                [(batch.time_ms, shard, index) for index, batch in enumerate(batches[:released_count])]
+            )
+        excess_batches = sum(map(len, self._batches.values())) - batches_max
         excess_bytes = sum(summary.size_bytes for summary in self.state.shards.values()) - bytes_max
-        counts: dict[Shard, int] = {}
-        for time_ms, shard, place in heapq.merge(*released_places):
-            if time_ms >= oldest_ms and excess <= 0 and excess_bytes <= 0:
+        removed_counts: dict[Shard, int] = {}
+        for time_ms, shard, index in heapq.merge(*released_batches):
+            if time_ms >= oldest_ms and excess_batches <= 0 and excess_bytes <= 0:
                 break
-            counts[shard] = place + 1
-            excess -= 1
-            excess_bytes -= self._batches[shard][place].size_bytes
-        return [self._start_after(shard, count) for shard, count in counts.items()]
+            removed_counts[shard] = index + 1
+            excess_batches -= 1
+            excess_bytes -= self._batches[shard][index].size_bytes
+        return [self._make_start_after(shard, count) for shard, count in removed_counts.items()]
 
-    def _start_after(self, shard: Shard, count: int) -> ShardStart:
+    def _make_start_after(self, shard: Shard, count: int) -> ShardStart:
+        """Return the first remaining row of a shard after the removal of its first `count` batches."""
         batches = self._batches[shard]
         removed_batches, remaining = batches[:count], batches[count:]
         # The order of batches in the journal may differ from their order in the partition if several replicas write.
@@ -316,16 +320,16 @@ class JournalReader:
         """Apply a record. Return the outcomes of its requests if it is a group that was applied."""
         if isinstance(record, HeadPiece):
             self._read_head(record)
-            self._pass(offset)
+            self._mark_applied(offset)
             return []
         if not self.is_recovered:
             self._waiting.append((offset, record))
             return []
         outcomes = self.journal.apply(record)
-        self._pass(offset)
+        self._mark_applied(offset)
         return outcomes
 
-    def _pass(self, offset: int) -> None:
+    def _mark_applied(self, offset: int) -> None:
         if self.is_recovered:
             self.journal.applied = offset + 1
 

@@ -126,7 +126,7 @@ class KafkaLimits:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _QueuedRequest:
     """A waiting request. `batches` are the rows of an append, whose positions in Kafka are not known yet."""
 
     request: Request
@@ -139,7 +139,7 @@ class _Waiting:
     @property
     def journal_bytes_max(self) -> int:
         """The maximum size of the request in the journal."""
-        size_bytes = 50
+        size_bytes = 50  # Generous, as 60 and 20 below. A number has at most 9 bytes, and a character at most 4.
         if isinstance(self.request, AppendRequest | FenceRequest):
             size_bytes += 4 * PRODUCER_CHARS_MAX
         for shard, batch in self.batches.items():
@@ -160,7 +160,7 @@ class KafkaLog:
         self._writer = str(clock.uuid4())
         self._reader = JournalReader(0)
         self._journal = JournalState()
-        self._requests: deque[_Waiting] = deque()
+        self._requests: deque[_QueuedRequest] = deque()
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
         self._groups: set[asyncio.Task[None]] = set()
@@ -174,8 +174,8 @@ class KafkaLog:
         self._query_lock = asyncio.Lock()
         self._query_count = self._answered_query = self._end = 0
         """The numbers of the last sent and of the last answered query for the end of the journal, and its result."""
-        self._failed_question = 0
-        self._question_error: SeamarkError | None = None
+        self._failed_query = 0
+        self._query_error: SeamarkError | None = None
         """The number of the last failed query, and its error."""
         self._deleted_offsets: dict[Shard, int] = {}
         """Kafka's offset of each shard up to which this replica has deleted records."""
@@ -217,12 +217,12 @@ class KafkaLog:
 
     def _answer(self, number: int, outcomes: Sequence[Outcome] | None) -> None:
         futures = self._answers.pop(number, [])
-        for place, future in enumerate(futures):
+        for index, future in enumerate(futures):
             if future.done():
                 continue
             if not outcomes:
                 future.set_exception(_make_unknown_error())
-            elif isinstance(outcome := outcomes[place], SeamarkError):
+            elif isinstance(outcome := outcomes[index], SeamarkError):
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
@@ -263,13 +263,13 @@ class KafkaLog:
         async with self._query_lock:
             if self._answered_query > query_number:  # A query that began after this call was answered.
                 return self._end
-            if self._question_error is not None and self._failed_question > query_number:
-                raise self._question_error
+            if self._query_error is not None and self._failed_query > query_number:
+                raise self._query_error
             number = self._query_count = self._query_count + 1
             try:
                 self._end = (await self._broker.read_journal_range()).end
             except SeamarkError as error:
-                self._failed_question, self._question_error = number, error
+                self._failed_query, self._query_error = number, error
                 raise
             self._answered_query = number
             return self._end
@@ -362,7 +362,7 @@ class KafkaLog:
     ) -> Outcome:
         self._check_open()
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        waiting_request = _Waiting(request, future, batches or {}, size_bytes)
+        waiting_request = _QueuedRequest(request, future, batches or {}, size_bytes)
         self._requests.append(waiting_request)
         self._waiting_bytes += size_bytes
         self._wake.set()
@@ -386,8 +386,8 @@ class KafkaLog:
             self._fail(error)
 
     async def _write_groups(self) -> None:
-        previous = asyncio.Event()
-        previous.set()
+        previous_started = asyncio.Event()
+        previous_started.set()
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -398,42 +398,42 @@ class KafkaLog:
                 if not group:  # All requests were cancelled.
                     self._slots.release()
                     continue
-                journal_event = asyncio.Event()
-                task = asyncio.create_task(self._write_group(group, previous, journal_event), name="log-group")
+                started = asyncio.Event()
+                task = asyncio.create_task(self._write_group(group, previous_started, started), name="log-group")
                 self._groups.add(task)
-                task.add_done_callback(partial(self._end_group, group, journal_event))
-                previous = journal_event
+                task.add_done_callback(partial(self._end_group, group, started))
+                previous_started = started
 
-    def _take_group(self) -> list[_Waiting]:
-        group: list[_Waiting] = []
+    def _take_group(self) -> list[_QueuedRequest]:
+        group: list[_QueuedRequest] = []
         size_bytes = journal_bytes = 0
         while self._requests:
-            first = self._requests[0]
-            size_bytes += first.size_bytes
-            journal_bytes += first.journal_bytes_max
+            request = self._requests[0]
+            size_bytes += request.size_bytes
+            journal_bytes += request.journal_bytes_max
             if group and (size_bytes > self._limits.group_bytes_max or journal_bytes > RECORD_BYTES_MAX):
                 break
             self._requests.popleft()
-            self._waiting_bytes -= first.size_bytes
-            if not first.future.done():  # Leave out cancelled requests.
-                first.is_taken = True
-                group.append(first)
+            self._waiting_bytes -= request.size_bytes
+            if not request.future.done():  # Leave out cancelled requests.
+                request.is_taken = True
+                group.append(request)
         return group
 
-    def _end_group(self, group: Sequence[_Waiting], journal_event: asyncio.Event, task: asyncio.Task[None]) -> None:
+    def _end_group(self, group: Sequence[_QueuedRequest], started: asyncio.Event, task: asyncio.Task[None]) -> None:
         """End a group, even if it was cancelled before it began, so that the next groups can continue."""
         self._groups.discard(task)
-        journal_event.set()
+        started.set()
         self._slots.release()
         _fail_futures([waiting_request.future for waiting_request in group], _make_unknown_error())
 
-    async def _write_group(self, group: list[_Waiting], previous: asyncio.Event, journal_event: asyncio.Event) -> None:
+    async def _write_group(self, group: list[_QueuedRequest], previous: asyncio.Event, started: asyncio.Event) -> None:
         """Write the rows of a group, then its record of the journal.
 
         Args:
             group: The requests.
             previous: Set after the previous group has started writing its record, or has failed.
-            journal_event: Set after this group has started writing its record, or has failed.
+            started: Set after this group has started writing its record, or has failed.
         """
         futures = [waiting_request.future for waiting_request in group]
         try:
@@ -447,7 +447,7 @@ class KafkaLog:
             record = JournalGroup(version, self._writer, number, self._clock.now_ms(), tuple(requests))
             journal_write = self._broker.write_journal(encode_group(record))
             self._answers[number] = futures
-            journal_event.set()
+            started.set()
             try:
                 async with asyncio.timeout(self._limits.answer_timeout_s):
                     await journal_write
@@ -462,7 +462,7 @@ class KafkaLog:
         except Exception:  # noqa: BLE001  `_end_group` refuses its requests
             _log.exception("a group of the log failed")
 
-    async def _write_rows(self, group: list[_Waiting]) -> tuple[list[Request], list[asyncio.Future[Outcome]]]:
+    async def _write_rows(self, group: list[_QueuedRequest]) -> tuple[list[Request], list[asyncio.Future[Outcome]]]:
         """Write the rows of a group.
 
         An append whose rows cannot be written is refused, without affecting the other requests.
@@ -544,8 +544,8 @@ class KafkaLog:
     async def find_offset(self, shard: Shard, time_ms: int) -> int:
         self._check_open()
         batches = self._journal.list_batches(shard)
-        place = bisect.bisect_left(batches, time_ms, key=lambda batch: batch.time_ms)
-        return batches[place].offset if place < len(batches) else self._journal.state.read_watermark(shard)
+        index = bisect.bisect_left(batches, time_ms, key=lambda batch: batch.time_ms)
+        return batches[index].offset if index < len(batches) else self._journal.state.read_watermark(shard)
 
     def list_shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
         self._check_open()

@@ -27,18 +27,18 @@ def count_records(batch: Batch) -> int:
 
 
 def build_record(shard: Shard, stored_batch: StoredBatch, values: Mapping[int, bytes]) -> Record:
-    """Join the records of a batch.
+    """Join the records of a batch. `values` has the value of each record, by Kafka's offset.
 
     Raises:
         Corrupt: The records do not have the size of the batch.
     """
-    pieces = [values[record] for record in stored_batch.records]
+    pieces = [values[offset] for offset in stored_batch.records]
     data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     if len(data) != stored_batch.size_bytes:
         raise Corrupt(
             f"The record {stored_batch.records[0]} of shard {shard.number} of stream {shard.stream} in Kafka has "
-            f"{len(data)} "
-            f"bytes instead of {stored_batch.size_bytes}: another program has written to the topics of the log"
+            f"{len(data)} bytes instead of {stored_batch.size_bytes}: another program has written to the topics of "
+            "the log"
         )
     payload, kinds = data[: stored_batch.payload_bytes], data[stored_batch.payload_bytes :]
     batch = Batch(stored_batch.rows, payload, kinds)

@@ -22,12 +22,14 @@ MESSAGES_MAX = 500
 """The maximum number of messages that are read at a time."""
 _THREADS = 4
 _TIMEOUT_S = 10.0
+"""The maximum time of a request to the cluster."""
 _READ_AHEAD_KB = 4 << 10
+"""The maximum size of the messages that a consumer fetches in advance."""
 _IDLE_S, _IDLE_S_MAX = 0.02, 0.25
 """The first and the maximum pause of a consumer that finds no message."""
-_GONE = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
-_ENDED = _GONE | {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
-_CONSUMER = {
+_NO_TOPIC_ERRORS = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
+_NO_MESSAGE_ERRORS = _NO_TOPIC_ERRORS | {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
+_CONSUMER_PROPERTIES = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",
@@ -48,8 +50,12 @@ class KafkaTopics:
 
     def __init__(self, address: KafkaAddress) -> None:
         self._address = address
-        self._base: dict[str, Any] = {**address.properties, "bootstrap.servers": address.servers, "log_level": 0}
-        self._admin = AdminClient({**self._base})
+        self._client_properties: dict[str, Any] = {
+            **address.properties,
+            "bootstrap.servers": address.servers,
+            "log_level": 0,
+        }
+        self._admin = AdminClient({**self._client_properties})
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kafka-topics")
 
     def close(self) -> None:
@@ -67,7 +73,7 @@ class KafkaTopics:
             return {}
         topics: dict[str, InputTopic] = {}
         for name, future in self._admin.describe_topics(TopicCollection(names)).items():
-            description = await self._find(future)
+            description = await self._await_description(future)
             if description is not None:
                 topic = InputTopic(name, str(description.topic_id), len(description.partitions))
                 topics[name.removeprefix(prefix)] = topic
@@ -75,24 +81,27 @@ class KafkaTopics:
 
     @asynccontextmanager
     async def open(self, topic: InputTopic, offsets: Mapping[int, int]) -> AsyncIterator[_Consumer]:
-        consumer = _Consumer(self, topic, Consumer({**self._base, **_CONSUMER, "group.id": self._address.prefix}))
+        consumer = _Consumer(
+            self, topic, Consumer({**self._client_properties, **_CONSUMER_PROPERTIES, "group.id": self._address.prefix})
+        )
         try:
             await self.run(partial(consumer.begin, offsets))
             yield consumer
         finally:
             await asyncio.get_running_loop().run_in_executor(None, consumer.close)
 
-    async def _find(self, future: Future[T]) -> T | None:
+    async def _await_description(self, future: Future[T]) -> T | None:
         """Return the description of a topic, or None if the topic was deleted or this server may not read it."""
         try:
+            # The client library itself cancels its request after `_TIMEOUT_S`.
             async with asyncio.timeout(2 * _TIMEOUT_S):
                 return await asyncio.wrap_future(future)
         except TimeoutError:
             raise LogUnavailable(f"Kafka at {self._address.servers} did not answer; retry later") from None
         except KafkaException as error:
             reason = error.args[0]
-            codes = _GONE | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-            if isinstance(reason, KafkaError) and reason.code() in codes:
+            expected_codes = _NO_TOPIC_ERRORS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+            if isinstance(reason, KafkaError) and reason.code() in expected_codes:
                 return None
             raise self.make_unavailable_error(reason) from error
 
@@ -124,12 +133,13 @@ class _Consumer:
     def begin(self, offsets: Mapping[int, int]) -> None:
         """Start reading at these offsets, or at the first message that Kafka still has. The call blocks."""
         with self._lock:
-            places = [self._find_start(number, offset) for number, offset in offsets.items()]
-            self._consumer.assign(places)
+            self._consumer.assign([self._find_start(partition, offset) for partition, offset in offsets.items()])
 
     def _find_start(self, partition: int, offset: int) -> TopicPartition:
-        place = TopicPartition(self._topic.name, partition)
-        first, end = self._consumer.get_watermark_offsets(place, timeout=_TIMEOUT_S)
+        """Return the position of the first existing message of a partition at or after an offset."""
+        first, end = self._consumer.get_watermark_offsets(
+            TopicPartition(self._topic.name, partition), timeout=_TIMEOUT_S
+        )
         start = min(max(offset, first), end)
         if offset and start != offset:
             _log.warning(
@@ -158,7 +168,8 @@ class _Consumer:
                 error = message.error()
                 if error is None:
                     messages.append(_to_message(message))
-                elif error.code() in _ENDED or not (error.retriable() or error.code() < 0):
+                # The client library itself raises errors with a negative code, such as a lost connection.
+                elif error.code() in _NO_MESSAGE_ERRORS or not (error.retriable() or error.code() < 0):
                     # Kafka has removed the next messages, or the topic was deleted. `begin` finds the next existing
                     # message.
                     raise self._topics.make_unavailable_error(error)
@@ -177,8 +188,8 @@ def _to_message(message: Message) -> TopicMessage:
     partition, offset, value = message.partition(), message.offset(), message.value()
     assert partition is not None
     assert offset is not None
-    pairs = cast("Sequence[tuple[str, object]]", message.headers() or ())
-    headers = {name: text for name, text in pairs if isinstance(text, bytes)}
+    header_items = cast("Sequence[tuple[str, object]]", message.headers() or ())
+    headers = {name: content for name, content in header_items if isinstance(content, bytes)}
     return TopicMessage(partition, offset, value.encode() if isinstance(value, str) else value, headers)
 
 

@@ -41,12 +41,15 @@ COLUMNS_MAX = 4
 FILES_MAX, FILES_MIN = 20, 2
 ROWS_MAX = 4_000_000
 READ_BYTES, DECODED_BYTES = 64 << 20, 128 << 20
+"""The maximum number of bytes that are read from data files for a sample, and of bytes after decompression."""
 SAMPLE_S = 3.0
 NOT_SAMPLED = "the values are not sampled"
 FUNCTION_NOT_SAMPLED = "values of functions are not sampled"
 _CONCURRENT_FILES_MAX = 4
 _HITS_MIN = 3
 """The minimum number of hits for which the share in the sample is used as the share in all files."""
+_BISECTION_STEPS = 50
+"""The number of steps that find a probability. Each step halves the error, so it ends below a double's precision."""
 _PROBABILITY_MIN = 0.05
 """An observation with a smaller probability contradicts the assumed share of files."""
 
@@ -56,9 +59,10 @@ class ColumnSample:
     """A sample of one column, from some of the files that the conditions on the column keep.
 
     Attributes:
-        columns: The column's values in the sampled files.
+        column: The column.
         files_left: The number of files that the conditions keep, by partition values and bounds.
         rows_left: The number of rows in the files that the conditions keep.
+        columns: The column's values in each sampled file.
     """
 
     column: DimensionColumn
@@ -100,8 +104,8 @@ class ColumnSample:
                 return None
             # A share that is measured from few hits is uncertain. Use the share that follows from the average value,
             # unless the hits contradict it.
-            expected = max(1.0 - (1.0 - self.presence_probability) ** values, min(hits, 1) / self.files_left)
-            share = expected if _is_probable(hits, sampled_files, expected) else share
+            average_share = max(1.0 - (1.0 - self.presence_probability) ** values, min(hits, 1) / self.files_left)
+            share = average_share if _is_probable(hits, sampled_files, average_share) else share
         return max(hits, round(self.files_left * share))
 
     @cached_property
@@ -113,16 +117,17 @@ class ColumnSample:
         n p / (1 - (1 - p)^n) of them. This number grows with p, so bisection finds the p that gives the average of
         the sample.
         """
-        parts = [column.collect_keys(None) for column in self.columns]
-        distinct = len(union_keys(parts, self.column.kind))
-        if not distinct:
+        keys_of_files = [column.collect_keys(None) for column in self.columns]
+        distinct_keys = len(union_keys(keys_of_files, self.column.kind))
+        if not distinct_keys:
             return 0.0
-        average, count = sum(map(len, parts)) / distinct, len(parts)
+        sampled_files = len(keys_of_files)
+        files_per_key = sum(map(len, keys_of_files)) / distinct_keys
         low, high = 0.0, 1.0
-        for _ in range(50):
+        for _ in range(_BISECTION_STEPS):
             middle = (low + high) / 2
-            expected = count * middle / max(1e-12, 1.0 - (1.0 - middle) ** count)
-            low, high = (middle, high) if expected < average else (low, middle)
+            expected_files = sampled_files * middle / max(1e-12, 1.0 - (1.0 - middle) ** sampled_files)
+            low, high = (middle, high) if expected_files < files_per_key else (low, middle)
         return low
 
 
@@ -218,11 +223,11 @@ def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:
 
 def _is_probable(hits: int, count: int, share: float) -> bool:
     """Return whether `hits` of `count` is a probable result if each file has a hit with the probability `share`."""
-    chances = [_compute_binomial(number, count, share) for number in range(count + 1)]
-    return sum(chances[hits:]) >= _PROBABILITY_MIN and sum(chances[: hits + 1]) >= _PROBABILITY_MIN
+    probabilities = [_compute_binomial(number, count, share) for number in range(count + 1)]
+    return sum(probabilities[hits:]) >= _PROBABILITY_MIN and sum(probabilities[: hits + 1]) >= _PROBABILITY_MIN
 
 
 def _compute_binomial(hits: int, count: int, share: float) -> float:
     """Return the probability of exactly `hits` hits in `count` trials with the hit probability `share`."""
-    ways = float(np.prod([(count - n) / (n + 1) for n in range(hits)])) if hits else 1.0
-    return ways * share**hits * (1.0 - share) ** (count - hits)
+    combinations = float(np.prod([(count - n) / (n + 1) for n in range(hits)])) if hits else 1.0
+    return combinations * share**hits * (1.0 - share) ** (count - hits)

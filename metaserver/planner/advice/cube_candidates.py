@@ -23,10 +23,12 @@ from seamark.metaserver.planner.advice.row_samples import RowSample
 SHAPES_MAX = 10
 """The maximum number of shapes whose cubes are candidates; the most frequent shapes are used."""
 DIMENSIONS_MAX = 8
+"""The maximum number of dimensions of a candidate."""
 _ENGINES = frozenset({"seamark", "duckdb"})
 """The engines that use cubes by default. The Trino proxy and `seamark.spark.sql` use cubes only on request."""
 _VALUE_BYTES = 8
 _SEED = 23
+"""The seed of the generator that draws rows, so that the same sample always gives the same estimate."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def find_answered_shapes(shapes: Mapping[str, RecordedShape], cubes: Iterable[In
         for fingerprint, recorded_shape in shapes.items():
             aggregates = {(aggregate.function, aggregate.column_id) for aggregate in recorded_shape.shape.aggregates}
             if (
-                _has_cube(recorded_shape)
+                _can_cube_answer(recorded_shape)
                 and dimensions >= _find_dimensions(recorded_shape)
                 and cube_measures >= aggregates
             ):
@@ -86,20 +88,20 @@ def find_cube_candidates(
         sample: The sampled rows. A column that is not sampled cannot be a dimension of a candidate.
         rows_per_file: The number of rows of an average file.
     """
-    frequent = sorted(
-        (recorded_shape for recorded_shape in shapes.values() if _has_cube(recorded_shape)),
+    frequent_shapes = sorted(
+        (recorded_shape for recorded_shape in shapes.values() if _can_cube_answer(recorded_shape)),
         key=lambda recorded_shape: (-recorded_shape.statements, recorded_shape.fingerprint),
     )[:SHAPES_MAX]
-    sets: list[frozenset[int]] = []
+    dimension_sets: list[frozenset[int]] = []
     union: frozenset[int] = frozenset()
-    for recorded_shape in frequent:
+    for recorded_shape in frequent_shapes:
         dimensions = _find_dimensions(recorded_shape)
-        sets.append(dimensions)
+        dimension_sets.append(dimensions)
         if _estimate_rows_per_group(union | dimensions, sample, rows_per_file) >= ROWS_PER_GROUP_MIN:
             union |= dimensions
     return [
-        _make_candidate(dimensions, frequent, sample, rows_per_file)
-        for dimensions in dict.fromkeys([union, *sets])
+        _make_candidate(dimensions, frequent_shapes, sample, rows_per_file)
+        for dimensions in dict.fromkeys([union, *dimension_sets])
         if dimensions and _estimate_rows_per_group(dimensions, sample, rows_per_file) >= ROWS_PER_GROUP_MIN
     ]
 
@@ -115,7 +117,7 @@ def _make_candidate(
     return CubeCandidate(tuple(sorted(dimensions)), tuple(sorted(measures)), fingerprints, groups)
 
 
-def _has_cube(recorded_shape: RecordedShape) -> bool:
+def _can_cube_answer(recorded_shape: RecordedShape) -> bool:
     """Return whether a cube can answer statements of the shape."""
     shape = recorded_shape.shape
     return (
@@ -141,6 +143,7 @@ def _estimate_rows_per_group(dimensions: frozenset[int], sample: RowSample, rows
         return 0.0
     rows = min(sample.rows, rows_per_file)
     picked_rows = np.random.default_rng(_SEED).permutation(sample.rows)[:rows]
+    # Each row gets a key: the number of its combination of values in the dimensions.
     keys = np.zeros(rows, dtype=np.int64)
     for column_id in dimensions:
         column = sample.columns[column_id]

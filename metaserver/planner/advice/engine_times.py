@@ -84,10 +84,10 @@ class EngineTimes:
                     timed_shapes[shape.engine].append(_compute_means(sums))
         costs = {engine: fit_costs(timed_shapes_of_engine) for engine, timed_shapes_of_engine in timed_shapes.items()}
         ratios = {
-            timed_shapes_of_engine.fingerprint: timed_shapes_of_engine.seconds
-            / max(costs[engine].estimate(timed_shapes_of_engine.files, timed_shapes_of_engine.bytes), _SECONDS_MIN)
-            for engine, of_engine in timed_shapes.items()
-            for timed_shapes_of_engine in of_engine
+            timed_shape.fingerprint: timed_shape.seconds
+            / max(costs[engine].estimate(timed_shape.files, timed_shape.bytes), _SECONDS_MIN)
+            for engine, timed_shapes_of_engine in timed_shapes.items()
+            for timed_shape in timed_shapes_of_engine
         }
         return EngineTimes(costs, engines, ratios)
 
@@ -99,13 +99,13 @@ class EngineTimes:
 
 def _compute_means(sums: QueryShapeSums) -> _TimedShape:
     """Return the means of the timed statements of a shape."""
-    counts = sums.sums
+    totals = sums.sums
     return _TimedShape(
         sums.fingerprint,
-        counts.timed,
-        max(counts.run_us, 1) / 1e6 / counts.timed,
-        counts.timed_files / counts.timed,
-        counts.timed_bytes / counts.timed,
+        totals.timed,
+        max(totals.run_us, 1) / 1e6 / totals.timed,
+        totals.timed_files / totals.timed,
+        totals.timed_bytes / totals.timed,
     )
 
 

@@ -101,8 +101,8 @@ class LayoutEstimates(NamedTuple):
     unknown: dict[str, str]
 
 
-class _Partitions(NamedTuple):
-    """The files of a partition after a rewrite, and the layers that they form."""
+class _PartitionSize(NamedTuple):
+    """The numbers of files and layers of a partition after a rewrite."""
 
     files: int
     layers: int
@@ -143,8 +143,8 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
     if not shares_by_name:
         return LayoutEstimates([], unknown)
     partitions = _count_partitions(files, properties)
-    files_in = sum(each.files * count for each, count in partitions.items())
-    limit = files_in * min(
+    files_in = sum(partition_size.files * count for partition_size, count in partitions.items())
+    files_max = files_in * min(
         _PROPOSED_FILES_MAX_FRACTION, _PROPOSED_BYTES_MAX_FRACTION * _compute_share_of_bytes(scan, files)
     )
     if policy:
@@ -159,19 +159,19 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
         ]
         column_shares += [_ALL_ROWS] * (len(policy) + len(shares_by_name) - len(column_shares))
         layout = LayoutEstimate((*policy, *shares_by_name), files_in, _count_kept_files(column_shares, partitions))
-        fits = len(layout.columns) <= POLICY_COLUMNS_MAX and layout.files <= limit
-        return LayoutEstimates([layout] if fits else [], unknown)
-    singles = [
-        LayoutEstimate((name,), files_in, _count_kept_files((each,), partitions))
-        for name, each in shares_by_name.items()
+        is_proposed = len(layout.columns) <= POLICY_COLUMNS_MAX and layout.files <= files_max
+        return LayoutEstimates([layout] if is_proposed else [], unknown)
+    sort_estimates = [
+        LayoutEstimate((name,), files_in, _count_kept_files((shares,), partitions))
+        for name, shares in shares_by_name.items()
     ]
-    singles.sort(key=lambda estimate: estimate.files)
-    best_clustering = _choose_clustering(singles, shares_by_name, partitions)
+    sort_estimates.sort(key=lambda estimate: estimate.files)
+    best_clustering = _choose_clustering(sort_estimates, shares_by_name, partitions)
     return LayoutEstimates(
         [
-            layout_estimate
-            for layout_estimate in (*([best_clustering] if best_clustering else ()), *singles)
-            if layout_estimate.files <= limit
+            estimate
+            for estimate in (*([best_clustering] if best_clustering else ()), *sort_estimates)
+            if estimate.files <= files_max
         ],
         unknown,
     )
@@ -186,7 +186,7 @@ def _read_policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
     return () if layout is None else layout.columns
 
 
-def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> Counter[_Partitions]:
+def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> Counter[_PartitionSize]:
     """Count the partitions by their numbers of files and layers after a rewrite."""
     target_bytes = max(1, parse_count(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
     files_by_partition = group_by_partition(candidates)
@@ -196,7 +196,7 @@ def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> 
         minlength=len(files_by_partition.partitions),
     )
     return Counter(
-        _Partitions(
+        _PartitionSize(
             max(1, math.ceil(size_bytes / target_bytes)),
             max(1, math.ceil(size_bytes / LAYER_BYTES), math.ceil(files / LAYER_FILES)),
         )
@@ -210,17 +210,22 @@ def _compute_share_of_bytes(scan: ScanPlan, candidates: FoundFiles) -> float:
 
 
 def _choose_clustering(
-    singles: Sequence[LayoutEstimate], shares: Mapping[str, Shares], partitions: Mapping[_Partitions, int]
+    sort_estimates: Sequence[LayoutEstimate], shares: Mapping[str, Shares], partitions: Mapping[_PartitionSize, int]
 ) -> LayoutEstimate | None:
-    """Return the clustering that keeps the fewest files.
+    """Return the clustering that keeps the fewest files, or None if no clustering keeps fewer than a sort by a column.
 
     Columns are added in order of selectivity, as long as each added column leaves clearly fewer files.
+
+    Args:
+        sort_estimates: The estimates of the sorts by one column. The sort that keeps the fewest files is first.
+        shares: The shares of the rows, by column.
+        partitions: The number of partitions of each size.
     """
-    if len(singles) < 2:
+    if len(sort_estimates) < 2:
         return None
-    best_estimate = singles[0]
-    for count in range(2, min(len(singles), COLUMNS_MAX) + 1):
-        names = tuple(estimate.columns[0] for estimate in singles[:count])
+    best_estimate = sort_estimates[0]
+    for count in range(2, min(len(sort_estimates), COLUMNS_MAX) + 1):
+        names = tuple(estimate.columns[0] for estimate in sort_estimates[:count])
         kept_files = _count_kept_files([shares[name] for name in names], partitions)
         if kept_files > _ADDED_COLUMN_MAX_FRACTION * best_estimate.files:
             break
@@ -228,7 +233,7 @@ def _choose_clustering(
     return best_estimate if len(best_estimate.columns) > 1 else None
 
 
-def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_Partitions, int]) -> int:
+def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_PartitionSize, int]) -> int:
     """Return the number of files that the filter keeps in all partitions.
 
     The estimate assumes that each column divides a layer into the same number of slices, and that each file contains
@@ -237,6 +242,7 @@ def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_Partitions
     total = 0
     for (all_files, layers), count in partitions.items():
         files = math.ceil(all_files / layers)
+        # A root such as 8 ** (1 / 3) can be slightly larger than the integer, so subtract the rounding error.
         slices = max(1, math.ceil(files ** (1 / len(columns)) - 1e-9))
         cells = math.prod(_count_slices(shares, slices) for shares in columns)
         kept_files = min(files, max(1, round(cells * files / slices ** len(columns)))) if cells else 0
@@ -248,9 +254,9 @@ def _count_slices(shares: Shares, count: int) -> int:
     """Return how many of `count` equal slices of the rows overlap the intervals in `shares`."""
     touched_slices: set[int] = set()
     for low, high in shares:
-        first = min(count - 1, int(low * count))
-        last = max(first, min(count - 1, int(np.ceil(high * count)) - 1))
-        touched_slices.update(range(first, last + 1))
+        first_slice = min(count - 1, int(low * count))
+        last_slice = max(first_slice, min(count - 1, int(np.ceil(high * count)) - 1))
+        touched_slices.update(range(first_slice, last_slice + 1))
     return len(touched_slices)
 
 
@@ -309,7 +315,13 @@ def _intersect_intervals(left: Interval, right: Interval) -> Interval | None:
 def _choose_tighter(
     left: tuple[Key | None, bool], right: tuple[Key | None, bool], *, lower: bool
 ) -> tuple[Key | None, bool]:
-    """Return the limit that leaves fewer values: the higher lower limit, or the lower upper limit."""
+    """Return the limit that leaves fewer values.
+
+    Args:
+        left: A limit, and whether the interval contains it.
+        right: Another limit of the same kind.
+        lower: Whether both are lower limits. Then the larger limit leaves fewer values, otherwise the smaller one.
+    """
     if left[0] is None or right[0] is None:
         return right if left[0] is None else left
     if left[0] == right[0]:
@@ -338,31 +350,40 @@ def _estimate_row_shares(
     axis = _Axis.read(
         candidates.find_statistics(RequestedColumn(part.column_id, part.kind)), candidates.read_longs("record_count")
     )
-    spread = None if axis is None else [axis.shares(interval) for interval in intervals]
+    axis_shares = None if axis is None else [axis.compute_shares(interval) for interval in intervals]
     if isinstance(sample, ColumnSample):
-        starts = [start for start, _ in spread] if spread else [n / len(intervals) for n in range(len(intervals))]
+        # The sample tells the share of the rows in an interval, and the bounds tell where the interval starts. Without
+        # bounds, the starts are evenly distributed.
+        starts = (
+            [start for start, _ in axis_shares] if axis_shares else [n / len(intervals) for n in range(len(intervals))]
+        )
         rows = max(1, int(candidates.read_longs("record_count").clip(0).sum()))
-        widths = [share * sample.rows_left / rows for share in _sample_shares(sample, parts, len(intervals))]
+        widths = [share * sample.rows_left / rows for share in _measure_shares(sample, parts, len(intervals))]
         return [(max(0.0, min(low, 1 - width)), low + width) for low, width in zip(starts, widths, strict=True)]
-    if spread is None:
+    if axis_shares is None:
         return None
     if not any(low == high for low, high, *_ in intervals):
-        return spread
-    distinct = _count_distinct_values(scan, part.column_id)
-    if distinct is None:
+        return axis_shares
+    distinct_values = _count_distinct_values(scan, part.column_id)
+    if distinct_values is None:
         return sample or NOT_SAMPLED
-    return [(low, max(high, min(1.0, low + 1 / distinct))) for low, high in spread]
+    return [(low, max(high, min(1.0, low + 1 / distinct_values))) for low, high in axis_shares]
 
 
-def _sample_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int) -> list[float]:
+def _measure_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int) -> list[float]:
     """Return the share of the rows of the sample in each interval.
 
     For a long list of values, all intervals have equal shares.
+
+    Args:
+        sample: The sample of the column.
+        parts: The conditions on the column.
+        intervals: The number of intervals that the conditions allow.
     """
     part = parts[0]
     if len(parts) == 1 and len(part.values) == intervals <= _VALUES_MAX and part.op in (Op.EQ, Op.IN):
-        values = (msgspec.structs.replace(part, op=Op.EQ, values=(value,)) for value in part.values)
-        return [sample.compute_share_of_rows(value) for value in values]
+        equalities = (msgspec.structs.replace(part, op=Op.EQ, values=(value,)) for value in part.values)
+        return [sample.compute_share_of_rows(equality) for equality in equalities]
     conjunction = And(tuple(parts)) if len(parts) > 1 else part
     return [sample.compute_share_of_rows(conjunction) / intervals] * intervals
 
@@ -421,7 +442,7 @@ class _Axis(NamedTuple):
             low, high = (np.array([_to_number(pair[side], common) for pair in known_bounds]) for side in (0, 1))
         elif stats.form is Form.FLOATS:
             is_known = ~(np.isnan(lower) | np.isnan(upper)) & np.isfinite(lower) & np.isfinite(upper)
-            scale = 0.25
+            scale = 0.25  # The difference of two quarters of a double is finite.
             low, high = lower[is_known] * scale, upper[is_known] * scale
         else:
             is_known = (lower != MISSING) & (upper != MISSING)
@@ -434,12 +455,13 @@ class _Axis(NamedTuple):
         if not is_known.any() or rows[is_known].sum() < _BOUNDED_ROWS_MIN_FRACTION * max(1.0, rows.sum()):
             return None
         span = max(float(high.max() - low.min()), 1e-300)
+        # Values other than integers have no fixed distance, so one value gets a tiny part of the axis.
         unit = 1.0 if stats.form is Form.INTEGERS else span * 1e-9
         # Adding a small width to a large double may not change the double, but each range needs a width.
         end = np.maximum(np.maximum(high + unit, low + span * 1e-9), np.nextafter(high, np.inf))
         return cls(low, end, rows[is_known], base, common, unit, scale)
 
-    def shares(self, interval: Interval) -> tuple[float, float]:
+    def compute_shares(self, interval: Interval) -> tuple[float, float]:
         """Return the share of all rows below the start of the interval, and the share below its end."""
         low, high, has_low, has_high = interval
         start = 0.0 if low is None else self._compute_share_below(self._locate_key(low, after=not has_low))
@@ -462,9 +484,9 @@ class _Axis(NamedTuple):
         return float(parts @ self.rows / max(1.0, self.rows.sum()))
 
 
-def _find_common_prefix(first: bytes, last: bytes) -> bytes:
-    length = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return first[:length]
+def _find_common_prefix(left: bytes, right: bytes) -> bytes:
+    length = next((n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    return left[:length]
 
 
 def _to_number(text: bytes, common: bytes) -> float:

@@ -52,12 +52,16 @@ COLUMNS_MAX, CLUSTERED_MAX = 5, 3
 _SORTED_MAX = 3
 """The maximum number of compared columns for which sort orders are simulated."""
 REWRITE_BYTES_PER_S = 50_000_000
-PROPOSALS_MAX = 20
+PROPOSALS_MAX, _PROPOSALS_PER_KIND_MAX = 20, 3
 GAIN_MIN_FRACTION = 0.02
 """The minimum share of the bytes that a listed proposal saves."""
 _INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
 _BITMAP_VALUES_MAX = 1000
-_BUCKETS = (16, 64, 256)
+"""The maximum number of sampled distinct values for a bitmap index. With more, a bloom index is proposed."""
+_PROPOSED_BUCKET_COUNTS = (16, 64, 256)
+_SMALLER_FILES_FACTOR, _SMALLER_FILES_COLUMNS_MAX, _SMALLER_FILES_BYTES_MIN = 4, 2, 1 << 20
+"""The factor that divides the target size in a proposal of smaller files, the columns, and the lowest target size."""
+_ID_DIGITS = 12  # Hexadecimal digits of the digest that identifies a proposal.
 _VALUES_PER_BUCKET_MIN = 10
 """The minimum number of sampled distinct values for each bucket. With fewer, the buckets would have unequal sizes."""
 _PARTITIONS_PER_FILE_MAX = 4
@@ -296,10 +300,11 @@ class _Advisor:
                     continue
                 yield self._propose_clustering(combination, names, None)
         if columns:
-            small_target_bytes = self._state.target_bytes // 4
-            names = [self._get_column_name(column_id) for column_id in columns[:2]]
-            if small_target_bytes >= 1 << 20:  # Files of less than 1 MiB are not proposed.
-                yield self._propose_clustering(tuple(columns[:2]), names, small_target_bytes)
+            smaller_bytes = self._state.target_bytes // _SMALLER_FILES_FACTOR
+            clustered_columns = tuple(columns[:_SMALLER_FILES_COLUMNS_MAX])
+            names = [self._get_column_name(column_id) for column_id in clustered_columns]
+            if smaller_bytes >= _SMALLER_FILES_BYTES_MIN:
+                yield self._propose_clustering(clustered_columns, names, smaller_bytes)
 
     def _propose_clustering(self, columns: tuple[int, ...], names: list[str], smaller_bytes: int | None) -> Proposal:
         """Propose a clustering by these columns. `smaller_bytes` replaces the present target size of files."""
@@ -313,7 +318,7 @@ class _Advisor:
         settings = [f"{CLUSTERING_COLUMNS}={','.join(names)}", f"{CURVE}={curve}"]
         if smaller_bytes is not None:
             settings.append(f"{TARGET_FILE_BYTES}={smaller_bytes}")
-        return self._rewrite(
+        return self._propose_rewrite(
             "cluster",
             f"Cluster by {', '.join(names)}{size}",
             [
@@ -325,7 +330,7 @@ class _Advisor:
             files,
         )
 
-    def _rewrite(
+    def _propose_rewrite(
         self, kind: str, title: str, commands: list[str], change: ProposedChange, layout: SimulatedLayout, files: int
     ) -> Proposal:
         """Make a proposal that rewrites the whole table in a simulated layout."""
@@ -394,21 +399,22 @@ class _Advisor:
             return
         for column_id in self._rank_compared_columns():
             column = sample.columns[column_id]
-            groups = compute_partition_codes(column)
-            if groups is None:
+            transform_and_codes = compute_partition_codes(column)
+            if transform_and_codes is None:
                 continue
-            transform, numbers = groups
-            partition_of_rows = np.concatenate([[-1], numbers])[column.codes]
+            transform, partition_codes = transform_and_codes
+            # The code 0 of a column is null. Rows with null are in a partition of their own, -1.
+            partition_of_rows = np.concatenate([[-1], partition_codes])[column.codes]
             order = np.argsort(partition_of_rows, kind="stable")
             target_files = math.ceil(self._state.total_bytes / self._state.target_bytes)
-            count = len(np.unique(partition_of_rows))
+            partition_count = len(np.unique(partition_of_rows))
             partitions_max = _PARTITIONS_PER_FILE_MAX * max(target_files, self._state.files.file_count)
-            if count > min(rows // ROWS_PER_FILE_MIN, partitions_max):
+            if partition_count > min(rows // ROWS_PER_FILE_MIN, partitions_max):
                 continue  # The partitions would be smaller than files are now.
             layout = simulate_layout(sample, order, target_files, partition_of_rows[order])
             name = self._get_column_name(column_id)
             field = name if transform == "identity" else f"{transform}({name})"
-            yield self._rewrite(
+            yield self._propose_rewrite(
                 "partition",
                 f"Partition by {field}",
                 format_partition_commands(
@@ -416,7 +422,7 @@ class _Advisor:
                 ),
                 ProposedChange(),
                 layout,
-                max(target_files, count),
+                max(target_files, partition_count),
             )
 
     def _propose_buckets(self) -> Iterator[Proposal]:
@@ -424,7 +430,10 @@ class _Advisor:
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return
         target_files = math.ceil(self._state.total_bytes / self._state.target_bytes)
-        buckets = max((count for count in _BUCKETS if count <= max(_BUCKETS[0], target_files)), default=_BUCKETS[0])
+        buckets = max(
+            (count for count in _PROPOSED_BUCKET_COUNTS if count <= max(_PROPOSED_BUCKET_COUNTS[0], target_files)),
+            default=_PROPOSED_BUCKET_COUNTS[0],
+        )
         for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
             weight = self._sum_weights(column_id, lambda values: values > 0)
@@ -456,7 +465,7 @@ class _Advisor:
             fields = ", ".join(quote_path(name) for name in names)
             table = quote_path(self._state.name)
             literal = self._state.name.replace("'", "''")
-            yield self._rewrite(
+            yield self._propose_rewrite(
                 "sort-order",
                 f"Sort by {', '.join(names)}",
                 [
@@ -474,8 +483,8 @@ class _Advisor:
         files = max(1, self._state.files.file_count)
         rows_per_file = max(1, self._state.rows // files)
         schema = self._state.metadata.current_schema
-        open_shapes = {name: shape for name, shape in self._state.shapes.items() if name not in self._answered_shapes}
-        for candidate in find_cube_candidates(open_shapes, self._state.sample, rows_per_file):
+        unanswered = {key: shape for key, shape in self._state.shapes.items() if key not in self._answered_shapes}
+        for candidate in find_cube_candidates(unanswered, self._state.sample, rows_per_file):
             if not all(column_id in schema.index.by_id for column_id in candidate.column_ids):
                 continue
             dimensions = [self._get_column_name(column_id) for column_id in candidate.dimensions]
@@ -598,7 +607,7 @@ class _Advisor:
     def _read_buckets(self) -> dict[int, int]:
         """Return the number of buckets of the current partition spec by column id."""
         return {
-            partition_field.source_id: int(partition_field.transform[7:-1])
+            partition_field.source_id: int(partition_field.transform.removeprefix("bucket[").removesuffix("]"))
             for partition_field in self._state.metadata.default_spec.fields
             if partition_field.transform.startswith("bucket[") and partition_field.source_id is not None
         }
@@ -636,7 +645,7 @@ class _Advisor:
             saved_bytes = (self.before.seconds - prediction.seconds) * SCAN_BYTES_PER_S * self._state.statements_per_day
         pays_after = cost_bytes / saved_bytes if saved_bytes > 0 else 0.0 if cost_bytes == 0 else None
         return Proposal(
-            id=hashlib.sha256(msgspec.json.encode([kind, commands])).hexdigest()[:12],
+            id=hashlib.sha256(msgspec.json.encode([kind, commands])).hexdigest()[:_ID_DIGITS],
             kind=kind,
             title=title,
             commands=commands,
@@ -680,11 +689,11 @@ class _Advisor:
 
 
 def _keep_best_of_each_kind(proposals: Sequence[Proposal]) -> list[Proposal]:
-    """Return the best three proposals of each kind, so that the first proposals are not variants of one layout."""
+    """Return the best proposals of each kind, so that the first proposals are not variants of one layout."""
     counts: defaultdict[str, int] = defaultdict(int)
     best_proposals = []
     for proposal in proposals:
         counts[proposal.kind] += 1
-        if counts[proposal.kind] <= 3:
+        if counts[proposal.kind] <= _PROPOSALS_PER_KIND_MAX:
             best_proposals.append(proposal)
     return best_proposals

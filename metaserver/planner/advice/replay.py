@@ -29,19 +29,27 @@ from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColu
 
 DRAWN_STATEMENTS_PER_SHAPE_MAX = 24
 """The maximum number of statements that are drawn from one shape."""
-_MASK_BYTES_EACH = 8 << 20
+_MASK_BYTES_MAX = 8 << 20
 """The maximum memory for the conditions of all statements drawn from one shape. At least one statement is drawn."""
 ROWS_PER_FILE_MIN = 24
 """The minimum number of sampled rows in a simulated file, so that its bounds are close to those of a real file."""
 _WIDTH, _PREFIX_WIDTH = 0.1, 0.02
 """The assumed share of the values in a range without a recorded width, and in a range of a prefix."""
 _RANK_BITS = 16
+"""The number of bits of a coordinate on a curve."""
 _EXPONENT_STEPS = 12
 """The number of steps of the search for an exponent. Each step halves the error."""
 
 Mask = npt.NDArray[np.bool_]
 Shares = npt.NDArray[np.float64]
-_RANGES = {Op.LT.value: 1, Op.LT_EQ.value: 1, Op.GT.value: 0, Op.GT_EQ.value: 0}
+_LOWER_LIMIT, _UPPER_LIMIT = 0, 1
+_RANGES = {
+    Op.LT.value: _UPPER_LIMIT,
+    Op.LT_EQ.value: _UPPER_LIMIT,
+    Op.GT.value: _LOWER_LIMIT,
+    Op.GT_EQ.value: _LOWER_LIMIT,
+}
+"""The limit of a range that each operator sets."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +199,7 @@ def _count_draws(shape: QueryShape, sample: RowSample) -> int:
     """Return the number of statements to draw from a shape. The memory for their conditions limits it."""
     columns = [sample.columns.get(term.column_id) for conjunct in shape.conjuncts for term in conjunct]
     mask_bytes = sum(len(column.values) + 1 for column in columns if column is not None)
-    return min(DRAWN_STATEMENTS_PER_SHAPE_MAX, max(1, _MASK_BYTES_EACH // max(1, mask_bytes)))
+    return min(DRAWN_STATEMENTS_PER_SHAPE_MAX, max(1, _MASK_BYTES_MAX // max(1, mask_bytes)))
 
 
 def _build_filter_conditions(bound: Expression, sample: RowSample) -> tuple[tuple[DrawnCondition, ...], ...]:
@@ -247,17 +255,21 @@ def _draw_conditions(
     row = int(rng.integers(sample.rows))
     widths = {width.column_id: width for width in filter_sample.widths}
     conditions: list[tuple[DrawnCondition, ...]] = []
-    ranges: dict[int, set[int]] = {}
+    limits_by_column: dict[int, set[int]] = {}
     for conjunct in shape.conjuncts:
         if len(conjunct) == 1 and conjunct[0].op in _RANGES and conjunct[0].transform == "identity":
-            ranges.setdefault(conjunct[0].column_id, set()).add(_RANGES[conjunct[0].op])
+            limits_by_column.setdefault(conjunct[0].column_id, set()).add(_RANGES[conjunct[0].op])
         elif (alternatives := _draw_alternatives(conjunct, sample, row, rng)) is not None:
             conditions.append(alternatives)
-    for column_id, sides in ranges.items():
+    for column_id, limits in limits_by_column.items():
         column = sample.columns.get(column_id)
         if column is not None and len(column.values):
             width = widths.get(column_id)
-            side = (BOTH if len(sides) == 2 else HIGH if sides == {0} else LOW) if width is None else width.side
+            side = (
+                (BOTH if len(limits) == 2 else HIGH if limits == {_LOWER_LIMIT} else LOW)
+                if width is None
+                else width.side
+            )
             share = _WIDTH if width is None else width.share
             conditions.append((DrawnCondition(column_id, _draw_range(column, side, share, row, rng), 0),))
     return tuple(conditions)
@@ -290,7 +302,7 @@ def _draw_condition(
             is_match[_draw_code(column, row, rng)] = True
             values = 1
         case Op.IN.value:
-            # The recorded number is rounded up to a power of ten.
+            # The recorded number is rounded up to a power of ten. The middle of the powers n / 10 and n is about n / 3.
             values = max(2, round(term.values / 3))
             drawn_codes = column.codes[rng.integers(len(column.codes), size=values)]
             is_match[drawn_codes] = True
@@ -393,13 +405,13 @@ def _build_layout(sample: RowSample, order: Longs, starts: npt.NDArray[np.int64]
     lower, upper, nulls = {}, {}, {}
     for column_id, column in sample.columns.items():
         codes = column.codes[order]
-        top = len(column.values) + 1
-        low = np.minimum.reduceat(np.where(codes == 0, top, codes), starts)
+        code_end = len(column.values) + 1
+        low = np.minimum.reduceat(np.where(codes == 0, code_end, codes), starts)
         high = np.maximum.reduceat(codes, starts)
         # A real file has more rows than the sample, so its bounds are wider, by about two gaps between sampled values.
         gap = ((high - low) / np.maximum(1, lengths - 1)).astype(np.int32)
         lower[column_id] = np.maximum(1, low - gap).astype(np.int32)
-        upper[column_id] = np.where(high > 0, np.minimum(top - 1, high + gap), 0).astype(np.int32)
+        upper[column_id] = np.where(high > 0, np.minimum(code_end - 1, high + gap), 0).astype(np.int32)
         nulls[column_id] = np.minimum.reduceat(codes, starts) == 0
     return SimulatedLayout(lower, upper, nulls, lengths / rows)
 
@@ -409,9 +421,11 @@ def find_files_that_may_match(layout: SimulatedLayout, condition: DrawnCondition
     column_id = condition.column_id
     if condition.matching[0]:
         return layout.has_nulls[column_id]
-    matches = np.concatenate([[0], np.cumsum(condition.matching)])
+    # The number of matching codes below each code, so that a difference counts the matches between two codes.
+    matches_below = np.concatenate([[0], np.cumsum(condition.matching)])
+    last = len(matches_below) - 1
     low, high = layout.lower[column_id], layout.upper[column_id]
-    counts = matches[np.minimum(high + 1, len(matches) - 1)] - matches[np.minimum(low, len(matches) - 1)]
+    counts = matches_below[np.minimum(high + 1, last)] - matches_below[np.minimum(low, last)]
     may_match: Mask = counts > 0
     return may_match
 

@@ -38,6 +38,7 @@ _INTEGERS = frozenset({"int", "long", "date", "time", "timestamp", "timestamptz"
 _FLOATS = frozenset({"float", "double"})
 _TEXTS = frozenset({"string", "binary", "uuid", "fixed"})
 _DECIMAL_DIGITS_MAX = 18
+"""The maximum precision of decimals whose unscaled values fit into int64."""
 _IDENTITY_VALUES_MAX = 200
 """The maximum number of distinct values of a column that is proposed as a partition column."""
 _DAY_UNITS = {"date": 1, "timestamp": 86_400_000_000, "timestamptz": 86_400_000_000}
@@ -78,9 +79,13 @@ class SampledColumn:
         return self.values.dtype != np.dtype(object)
 
     def compute_ranks(self, bits: int) -> npt.NDArray[np.uint64]:
-        """Return the rank of each row's value, uint64[rows], less than 2**bits. Equal values have equal ranks."""
+        """Return the rank of each row's value, uint64[rows], less than 2**bits. Equal values have equal ranks.
+
+        The rank of a value is the middle position of its rows in the sorted column, scaled to `bits` bits.
+        """
         counts = np.bincount(self.codes, minlength=len(self.values) + 1)
         ends = np.cumsum(counts)
+        # Twice the middle position, `2 * (end - count / 2)`, so that the computation needs no fractions.
         middles = (2 * ends - counts) << bits
         ranks: npt.NDArray[np.uint64] = np.minimum(middles // max(1, 2 * len(self.codes)), (1 << bits) - 1).astype(
             np.uint64
@@ -196,6 +201,7 @@ def _combine_files(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]
         encoded_column = _encode_column([part[column_id] for part in parts], kind)
         if encoded_column is not None:
             values, codes = encoded_column
+            # Each distinct pair of a file and a code is one number. The remainders are the codes.
             pairs = np.unique(file_numbers.astype(np.int64) * (len(values) + 1) + codes)
             counts = np.bincount(pairs % (len(values) + 1), minlength=len(values) + 1)
             sampled_columns[column_id] = _drop_unused_values(

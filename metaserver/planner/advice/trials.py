@@ -37,6 +37,8 @@ STATEMENTS_MIN = 20
 SHAPES_MAX = 40
 """The maximum number of shapes whose reads before the change are stored; the most frequent shapes are stored."""
 _DAY_MS = 86_400_000
+_CORRECTION_MIN = 0.01
+"""The minimum factor of an earlier correction, because a factor that was rounded to 0 has no meaning."""
 _CORRECTION_MAX = math.log(3)
 """The logarithm of the maximum factor by which measurements correct later predictions."""
 _PAUSE_PERIODS = 7
@@ -230,7 +232,7 @@ def refuse_proposal(
     proposal: Proposal,
     properties: Mapping[str, str] | None,
     effective: TableMetadata,
-    applied_proposal: Sequence[AppliedProposal],
+    applied_proposals: Sequence[AppliedProposal],
     policy: AutoAdvicePolicy,
     now_ms: int,
     *,
@@ -243,7 +245,7 @@ def refuse_proposal(
         proposal: The proposal.
         properties: The properties that the proposal sets; see `find_changed_properties`.
         effective: The metadata of the table, with the properties of its namespaces.
-        applied_proposal: The earlier proposals with trials.
+        applied_proposals: The earlier proposals with trials.
         policy: The policy of the table.
         now_ms: The time.
         clusters_by_default: Whether the server clusters tables that do not enable clustering themselves.
@@ -253,7 +255,7 @@ def refuse_proposal(
         return "the proposal does not pay within the horizon"
     if properties is None:
         return "a job cannot apply it"
-    own_properties = list_own_properties(applied_proposal)
+    own_properties = list_own_properties(applied_proposals)
     for name in properties:
         current = effective.properties.get(name)
         if current is not None and own_properties.get(name) != current:
@@ -268,15 +270,15 @@ def refuse_proposal(
     elif len(read_definitions(effective).by_name) >= indexes_max:
         return f"the table has {indexes_max} indexes, which is the limit"
     columns = find_changed_columns(proposal, effective)
-    return _refuse_after_trial(proposal, columns, applied_proposal, policy, now_ms) or _refuse_cost(
-        proposal, applied_proposal, policy, now_ms
+    return _refuse_after_trial(proposal, columns, applied_proposals, policy, now_ms) or _refuse_cost(
+        proposal, applied_proposals, policy, now_ms
     )
 
 
 def _refuse_after_trial(
     proposal: Proposal,
     columns: Sequence[int],
-    applied_proposal: Sequence[AppliedProposal],
+    applied_proposals: Sequence[AppliedProposal],
     policy: AutoAdvicePolicy,
     now_ms: int,
 ) -> str | None:
@@ -285,7 +287,7 @@ def _refuse_after_trial(
     Only trials of the same kind of change on the same columns count. Columns are compared by id, because columns and
     indexes can be renamed.
     """
-    for earlier in applied_proposal:
+    for earlier in applied_proposals:
         trial = earlier.trial
         if trial is None or earlier.proposal.change.kind != proposal.change.kind or set(trial.columns) != set(columns):
             continue
@@ -298,10 +300,10 @@ def _refuse_after_trial(
 
 
 def _refuse_cost(
-    proposal: Proposal, applied_proposal: Sequence[AppliedProposal], policy: AutoAdvicePolicy, now_ms: int
+    proposal: Proposal, applied_proposals: Sequence[AppliedProposal], policy: AutoAdvicePolicy, now_ms: int
 ) -> str | None:
     """Return the reason why the remaining budget is too small for the proposal, or None."""
-    spent_bytes, spent_seconds = sum_spent_budget(applied_proposal, now_ms)
+    spent_bytes, spent_seconds = sum_spent_budget(applied_proposals, now_ms)
     if spent_bytes + proposal.cost_bytes > policy.bytes_per_day:
         return (
             f"the proposal costs {proposal.cost_bytes:,} bytes, and {spent_bytes:,} of the "
@@ -317,61 +319,62 @@ def _refuse_cost(
     return None
 
 
-def list_own_properties(applied_proposal: Iterable[AppliedProposal]) -> dict[str, str]:
+def list_own_properties(applied_proposals: Iterable[AppliedProposal]) -> dict[str, str]:
     """Return the properties that the trials in effect have set."""
     properties: dict[str, str] = {}
-    for proposal in applied_proposal:
-        if proposal.trial is not None and proposal.trial.is_in_effect:
-            properties |= proposal.trial.properties
+    for applied in applied_proposals:
+        if applied.trial is not None and applied.trial.is_in_effect:
+            properties |= applied.trial.properties
     return properties
 
 
-def sum_spent_budget(applied_proposal: Iterable[AppliedProposal], now_ms: int) -> tuple[int, float]:
+def sum_spent_budget(applied_proposals: Iterable[AppliedProposal], now_ms: int) -> tuple[int, float]:
     """Return the bytes and seconds of the budget that the trials of the last 24 hours have used."""
     trials = [
-        proposal.trial
-        for proposal in applied_proposal
-        if proposal.trial is not None and now_ms - proposal.applied_ms < _DAY_MS
+        applied.trial
+        for applied in applied_proposals
+        if applied.trial is not None and now_ms - applied.applied_ms < _DAY_MS
     ]
     return sum(trial.spent_bytes for trial in trials), sum(trial.spent_seconds for trial in trials)
 
 
-def compute_corrections(applied_proposal: Iterable[AppliedProposal]) -> dict[str, float]:
+def compute_corrections(applied_proposals: Iterable[AppliedProposal]) -> dict[str, float]:
     """Return the factor for the predicted bytes of each kind of proposal, from the measurements of earlier proposals.
 
     The factor is the median of measured bytes divided by predicted bytes, within limits. With few measurements it is
     close to 1.
     """
     ratios: defaultdict[str, list[float]] = defaultdict(list)
-    for proposal in applied_proposal:
-        measured_reads, prediction = proposal.measured, proposal.proposal.predicted
+    for applied in applied_proposals:
+        measured_reads, prediction = applied.measured, applied.proposal.predicted
         if measured_reads is not None and measured_reads.bytes > 0 and prediction.bytes > 0:
-            correction = max(0.01, proposal.proposal.correction)
-            ratios[proposal.proposal.kind].append(measured_reads.bytes / prediction.bytes * correction)
+            # The prediction was corrected already, so multiply by the correction to compare with the raw prediction.
+            correction = max(_CORRECTION_MIN, applied.proposal.correction)
+            ratios[applied.proposal.kind].append(measured_reads.bytes / prediction.bytes * correction)
     return _average_ratios(ratios)
 
 
-def compute_time_corrections(applied_proposal: Iterable[AppliedProposal]) -> dict[str, float]:
+def compute_time_corrections(applied_proposals: Iterable[AppliedProposal]) -> dict[str, float]:
     """Return the factor for the predicted seconds of each kind of proposal, from the times that engines have reported.
 
     The factor is computed as in `compute_corrections`. A proposal with few reported times does not count.
     """
     ratios: defaultdict[str, list[float]] = defaultdict(list)
-    for proposal in applied_proposal:
-        recorded_reads, prediction = proposal.recorded, proposal.proposal.predicted
+    for applied in applied_proposals:
+        recorded_reads, prediction = applied.recorded, applied.proposal.predicted
         if (
             recorded_reads is not None
-            and proposal.timed >= STATEMENTS_MIN
+            and applied.timed >= STATEMENTS_MIN
             and recorded_reads.seconds > 0
             and prediction.seconds > 0
         ):
-            correction = max(0.01, proposal.proposal.time_correction)
-            ratios[proposal.proposal.kind].append(recorded_reads.seconds / prediction.seconds * correction)
+            correction = max(_CORRECTION_MIN, applied.proposal.time_correction)
+            ratios[applied.proposal.kind].append(recorded_reads.seconds / prediction.seconds * correction)
     return _average_ratios(ratios)
 
 
 def _average_ratios(ratios: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the median of the ratios of each kind, limited to a factor of 3.
+    """Return the median of the ratios of each kind, from 1/3 to 3.
 
     With few ratios, the result is close to 1.
     """

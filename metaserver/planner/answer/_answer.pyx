@@ -54,16 +54,16 @@ cdef struct Part:
     Py_ssize_t common_size
     const uint8_t *lengths
     int lengths_width
-    const uint32_t *after
+    const uint32_t *ends
     const uint8_t *tails
 
 cdef const char *DIGITS = b"0123456789ABCDEF"
-cdef bytes _TABLE = bytes([code < 0x20 or code in (0x22, 0x5C) for code in range(256)])
-"""Marks control characters, the quote and the backslash, which JSON escapes (RFC 8259, 7)."""
-cdef const uint8_t *ESCAPED = <const uint8_t *>PyBytes_AS_STRING(_TABLE)
+cdef bytes _ESCAPED_BYTES = bytes([code < 0x20 or code in (0x22, 0x5C) for code in range(256)])
+"""1 for control characters, the quote and the backslash, which JSON escapes (RFC 8259, 7); 0 for other bytes."""
+cdef const uint8_t *ESCAPED = <const uint8_t *>PyBytes_AS_STRING(_ESCAPED_BYTES)
 
 
-cdef class _Out:
+cdef class _Output:
     cdef char *data
     cdef Py_ssize_t size, room
 
@@ -77,50 +77,52 @@ cdef class _Out:
     def __dealloc__(self):
         PyMem_Free(self.data)
 
-    cdef int need(self, Py_ssize_t more) except -1:
-        cdef char *grown
+    cdef int reserve(self, Py_ssize_t added_size) except -1:
+        cdef char *larger_data
         cdef Py_ssize_t room = self.room
-        if self.size + more <= room:
+        if self.size + added_size <= room:
             return 0
-        while room < self.size + more:
+        while room < self.size + added_size:
             room *= 2
-        grown = <char *>PyMem_Realloc(self.data, room)
-        if grown == NULL:
+        larger_data = <char *>PyMem_Realloc(self.data, room)
+        if larger_data == NULL:
             raise MemoryError
-        self.data = grown
+        self.data = larger_data
         self.room = room
         return 0
 
     cdef int put(self, const char *data, Py_ssize_t size) except -1:
-        self.need(size)
+        self.reserve(size)
         memcpy(self.data + self.size, data, size)
         self.size += size
         return 0
 
-    cdef int number(self, int64_t value) except -1:
+    cdef int put_number(self, int64_t value) except -1:
+        # An int64 has at most 19 digits. The digits are written from the last one to the first.
         cdef char digits[20]
-        cdef int at = 20
-        cdef uint64_t rest = <uint64_t>value
-        self.need(21)
+        cdef int first = 20
+        cdef uint64_t remaining = <uint64_t>value
+        self.reserve(21)
         if value < 0:
-            rest = 0 - rest
+            remaining = 0 - remaining
             self.data[self.size] = b"-"
             self.size += 1
         while True:
-            at -= 1
-            digits[at] = <char>(48 + rest % 10)
-            rest //= 10
-            if rest == 0:
+            first -= 1
+            digits[first] = <char>(c"0" + remaining % 10)
+            remaining //= 10
+            if remaining == 0:
                 break
-        memcpy(self.data + self.size, &digits[at], 20 - at)
-        self.size += 20 - at
+        memcpy(self.data + self.size, &digits[first], 20 - first)
+        self.size += 20 - first
         return 0
 
-    cdef int json(self, const uint8_t *data, Py_ssize_t size) except -1:
+    cdef int put_json(self, const uint8_t *data, Py_ssize_t size) except -1:
         cdef Py_ssize_t i
         cdef uint8_t byte
         cdef char *to
-        self.need(6 * size)
+        # The longest escape, such as \u001F, has 6 bytes.
+        self.reserve(6 * size)
         to = self.data + self.size
         for i in range(size):
             byte = data[i]
@@ -140,10 +142,10 @@ cdef class _Out:
         self.size = to - self.data
         return 0
 
-    cdef int hex(self, const uint8_t *data, Py_ssize_t size) except -1:
+    cdef int put_hex(self, const uint8_t *data, Py_ssize_t size) except -1:
         cdef Py_ssize_t i
         cdef char *to
-        self.need(2 * size)
+        self.reserve(2 * size)
         to = self.data + self.size
         for i in range(size):
             to[2 * i] = DIGITS[data[i] >> 4]
@@ -151,12 +153,12 @@ cdef class _Out:
         self.size += 2 * size
         return 0
 
-    cdef int piece(self, Kind kind, const uint8_t *data, Py_ssize_t size) except -1:
-        return self.json(data, size) if kind == K_TEXT else self.hex(data, size)
+    cdef int put_encoded(self, Kind kind, const uint8_t *data, Py_ssize_t size) except -1:
+        return self.put_json(data, size) if kind == K_TEXT else self.put_hex(data, size)
 
 
-cdef int _read_integers(tuple given, Integers *integers) except -1:
-    width, codes, presence, base = given
+cdef int _read_integers(tuple fields, Integers *integers) except -1:
+    width, codes, presence, base = fields
     integers.width = width
     integers.codes = <const uint8_t *><size_t>codes
     integers.presence = <const uint8_t *><size_t>presence
@@ -164,27 +166,27 @@ cdef int _read_integers(tuple given, Integers *integers) except -1:
     return 0
 
 
-cdef int _read(tuple given, Part *part, Py_ssize_t chosen) except -1:
-    part.kind = <Kind><int>given[0]
+cdef int _read_part(tuple fields, Part *part, Py_ssize_t row_count) except -1:
+    part.kind = <Kind><int>fields[0]
     part.prefix_size = part.suffix_size = 0
     if part.kind == K_CHOICE:
-        if len(given[1]) != chosen:
+        if len(fields[1]) != row_count:
             raise IndexError("a choice is needed for each row")
         return 0
-    part.prefix = PyBytes_AS_STRING(given[1])
-    part.prefix_size = PyBytes_GET_SIZE(given[1])
+    part.prefix = PyBytes_AS_STRING(fields[1])
+    part.prefix_size = PyBytes_GET_SIZE(fields[1])
     if part.kind == K_NUMBER:
-        _read_integers(given[2], &part.numbers)
+        _read_integers(fields[2], &part.numbers)
     if part.kind in (K_ITEMS, K_TEXT, K_HEX):
-        part.suffix = PyBytes_AS_STRING(given[2])
-        part.suffix_size = PyBytes_GET_SIZE(given[2])
+        part.suffix = PyBytes_AS_STRING(fields[2])
+        part.suffix_size = PyBytes_GET_SIZE(fields[2])
     if part.kind == K_ITEMS:
-        _read_integers(given[3], &part.numbers)
-        _read_integers(given[4], &part.values)
-        part.total = given[5]
+        _read_integers(fields[3], &part.numbers)
+        _read_integers(fields[4], &part.values)
+        part.total = fields[5]
         part.passed_rows = part.passed_values = 0
     if part.kind in (K_TEXT, K_HEX):
-        width, codes, presence, common, lengths, lengths_width, after, tails = given[3]
+        width, codes, presence, common, lengths, lengths_width, ends, tails = fields[3]
         part.width = width
         part.codes = <const uint8_t *><size_t>codes
         part.presence = <const uint8_t *><size_t>presence
@@ -192,16 +194,16 @@ cdef int _read(tuple given, Part *part, Py_ssize_t chosen) except -1:
         part.common_size = PyBytes_GET_SIZE(common)
         part.lengths = <const uint8_t *><size_t>lengths
         part.lengths_width = lengths_width
-        part.after = <const uint32_t *><size_t>after
+        part.ends = <const uint32_t *><size_t>ends
         part.tails = <const uint8_t *><size_t>tails
     return 0
 
 
-cdef inline bint _is_there(const uint8_t *presence, int64_t row) noexcept nogil:
+cdef inline bint _is_present(const uint8_t *presence, int64_t row) noexcept nogil:
     return presence == NULL or (presence[row >> 3] >> (row & 7)) & 1
 
 
-cdef inline int64_t _integer(const Integers *integers, int64_t row) noexcept nogil:
+cdef inline int64_t _read_integer(const Integers *integers, int64_t row) noexcept nogil:
     """Return the integer of a row in which it is not absent."""
     cdef uint64_t code = 0
     if integers.width == 1:
@@ -211,12 +213,12 @@ cdef inline int64_t _integer(const Integers *integers, int64_t row) noexcept nog
     return <int64_t>(integers.base + code)
 
 
-cdef inline int64_t _size(const Integers *sizes, int64_t row) noexcept nogil:
+cdef inline int64_t _read_size(const Integers *sizes, int64_t row) noexcept nogil:
     """Return the size of the list of one row, or 0 if the list is absent."""
-    return max(0, _integer(sizes, row)) if _is_there(sizes.presence, row) else 0
+    return max(0, _read_integer(sizes, row)) if _is_present(sizes.presence, row) else 0
 
 
-cdef int64_t _sizes(const Integers *sizes, int64_t first, int64_t end) noexcept nogil:
+cdef int64_t _sum_sizes(const Integers *sizes, int64_t first, int64_t end) noexcept nogil:
     """Return the sum of the sizes of the lists of the rows [first, end)."""
     cdef int64_t row, total = 0, base = <int64_t>sizes.base
     if sizes.presence == NULL and base >= 0 and sizes.width <= 1:
@@ -225,58 +227,61 @@ cdef int64_t _sizes(const Integers *sizes, int64_t first, int64_t end) noexcept 
                 total += sizes.codes[row]
         return total + base * (end - first)
     for row in range(first, end):
-        total += _size(sizes, row)
+        total += _read_size(sizes, row)
     return total
 
 
-cdef int _write_number(_Out out, Part *part, int64_t row) except -1:
-    if not _is_there(part.numbers.presence, row):
+cdef int _write_number(_Output output, Part *part, int64_t row) except -1:
+    if not _is_present(part.numbers.presence, row):
         return 0
-    out.put(part.prefix, part.prefix_size)
-    return out.number(_integer(&part.numbers, row))
+    output.put(part.prefix, part.prefix_size)
+    return output.put_number(_read_integer(&part.numbers, row))
 
 
-cdef int _write_text(_Out out, Part *part, int64_t row) except -1:
+cdef int _write_text(_Output output, Part *part, int64_t row) except -1:
     cdef uint64_t code = 0
     cdef uint32_t length = 0, end
     cdef uint8_t head[8]
     cdef int k
-    if not _is_there(part.presence, row):
+    if not _is_present(part.presence, row):
         return 0
-    out.put(part.prefix, part.prefix_size)
-    out.piece(part.kind, part.common, part.common_size)
+    output.put(part.prefix, part.prefix_size)
+    output.put_encoded(part.kind, part.common, part.common_size)
     if part.width:
         memcpy(&code, part.codes + row * part.width, part.width)
         memcpy(&length, part.lengths + row * part.lengths_width, part.lengths_width)
         for k in range(part.width):
             head[k] = <uint8_t>(code >> (8 * (part.width - 1 - k)))
-        out.piece(part.kind, head, min(length, <uint32_t>part.width))
+        output.put_encoded(part.kind, head, min(length, <uint32_t>part.width))
         if length > <uint32_t>part.width:
-            end = part.after[row]
+            end = part.ends[row]
             length -= part.width
-            out.piece(part.kind, part.tails + end - length, length)
-    out.put(part.suffix, part.suffix_size)
+            output.put_encoded(part.kind, part.tails + end - length, length)
+    output.put(part.suffix, part.suffix_size)
     return 0
 
 
-cdef int _write_items(_Out out, Part *part, int64_t row) except -1:
-    cdef int64_t at, first, size
+cdef int _write_items(_Output output, Part *part, int64_t row) except -1:
+    cdef int64_t position, first, size
     if row < part.passed_rows:
         part.passed_rows = part.passed_values = 0
-    first = part.passed_values + _sizes(&part.numbers, part.passed_rows, row)
+    first = part.passed_values + _sum_sizes(&part.numbers, part.passed_rows, row)
     part.passed_rows, part.passed_values = row, first
-    size = _size(&part.numbers, row)
+    size = _read_size(&part.numbers, row)
     if size == 0:
         return 0
     if first < 0 or size > part.total - first:
-        raise ValueError("its lists are longer than the values in them")
-    out.put(part.prefix, part.prefix_size)
-    for at in range(first, first + size):
-        if at > first:
-            out.put(b",", 1)
+        raise ValueError("its lists have more values than the block contains")
+    output.put(part.prefix, part.prefix_size)
+    for position in range(first, first + size):
+        if position > first:
+            output.put(b",", 1)
         # The integer that represents an absent value is absent, too.
-        out.number(_integer(&part.values, at) if _is_there(part.values.presence, at) else INT64_MIN)
-    out.put(part.suffix, part.suffix_size)
+        if _is_present(part.values.presence, position):
+            output.put_number(_read_integer(&part.values, position))
+        else:
+            output.put_number(INT64_MIN)
+    output.put(part.suffix, part.suffix_size)
     return 0
 
 
@@ -290,32 +295,32 @@ def write(const int64_t[::1] rows, tuple parts, Py_ssize_t block_rows, bytes sep
     cdef int64_t row
     cdef bytes fragment
     cdef Part *part
-    cdef _Out out = _Out()
+    cdef _Output output = _Output()
     cdef Part *read = <Part *>PyMem_Malloc(max(1, count) * sizeof(Part))
     if read == NULL:
         raise MemoryError
     try:
         for p in range(count):
-            _read(parts[p], &read[p], rows.shape[0])
+            _read_part(parts[p], &read[p], rows.shape[0])
         for i in range(rows.shape[0]):
             row = rows[i]
             if row < 0 or row >= block_rows:
                 raise IndexError(f"the block has {block_rows} rows, not row {row}")
             if i:
-                out.put(PyBytes_AS_STRING(separator), PyBytes_GET_SIZE(separator))
+                output.put(PyBytes_AS_STRING(separator), PyBytes_GET_SIZE(separator))
             for p in range(count):
                 part = &read[p]
                 if part.kind == K_CONSTANT:
-                    out.put(part.prefix, part.prefix_size)
+                    output.put(part.prefix, part.prefix_size)
                 elif part.kind == K_CHOICE:
                     fragment = (<list>(<tuple>parts[p])[1])[i]
-                    out.put(PyBytes_AS_STRING(fragment), PyBytes_GET_SIZE(fragment))
+                    output.put(PyBytes_AS_STRING(fragment), PyBytes_GET_SIZE(fragment))
                 elif part.kind == K_NUMBER:
-                    _write_number(out, part, row)
+                    _write_number(output, part, row)
                 elif part.kind == K_ITEMS:
-                    _write_items(out, part, row)
+                    _write_items(output, part, row)
                 else:
-                    _write_text(out, part, row)
-        return PyBytes_FromStringAndSize(out.data, out.size)
+                    _write_text(output, part, row)
+        return PyBytes_FromStringAndSize(output.data, output.size)
     finally:
         PyMem_Free(read)

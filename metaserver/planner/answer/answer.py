@@ -56,6 +56,8 @@ FILES_PER_PIECE = 125
 """The number of files in one piece. Encoding a piece takes about 0.25 ms."""
 STATS_PER_PIECE = 500
 """The maximum product of the files and the requested columns of one piece, if statistics are requested."""
+_FILES_PER_PIECE_MIN = 10
+"""The minimum number of files in one piece, however many columns are requested."""
 RESIDUAL_VALUES_MAX = 200_000
 """The maximum number of literals and predicates that are evaluated to compute the residuals of one answer.
 
@@ -95,7 +97,7 @@ FULL = TaskForm()
 class ScanTaskWriter:
     """Writes the scan tasks of one answer.
 
-    The iterator of `write_tasks` must be exhausted before `delete_files` is called.
+    The iterator of `write_tasks` must be exhausted before `write_delete_files` is called.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class ScanTaskWriter:
         self._form = form
         self._stats = tuple(sorted(set(stats)))
         self._deletes: dict[int, int] = {}
+        """The number of each delete file in the answer, by the row of the delete file."""
 
     @computed_once
     def files_max(self) -> int | None:
@@ -133,8 +136,8 @@ class ScanTaskWriter:
         if self._residuals is None or not self._form.exact_residuals:
             return None
         # A residual has only terms of the filter, so no residual is longer than the whole filter.
-        longest = len(to_json(self._residuals.encode(self._scan.bound)))
-        return None if longest <= _RESIDUAL_BYTES_MIN else max(1, self._form.residual_bytes // longest)
+        filter_bytes = len(to_json(self._residuals.encode(self._scan.bound)))
+        return None if filter_bytes <= _RESIDUAL_BYTES_MIN else max(1, self._form.residual_bytes // filter_bytes)
 
     def write_tasks(self, entry_ids: Longs) -> Iterator[bytes]:
         """Yield the items of `file-scan-tasks` for these ascending entry ids, as pieces to concatenate.
@@ -143,7 +146,9 @@ class ScanTaskWriter:
             Corrupt: The manifest entry of a file is invalid; the message names the manifest.
             NotAcceptable: JSON cannot represent a value.
         """
-        size = FILES_PER_PIECE if not self._stats else max(10, STATS_PER_PIECE // (1 + len(self._stats)))
+        size = (
+            FILES_PER_PIECE if not self._stats else max(_FILES_PER_PIECE_MIN, STATS_PER_PIECE // (1 + len(self._stats)))
+        )
         comma = b""
         if self._residuals is not None:
             self._residuals.set_file_count(len(entry_ids))
@@ -178,16 +183,16 @@ class ScanTaskWriter:
                 fields.append([b',"data-sequence-number":%d' % number for number in numbers])
         return [b"".join(parts) for parts in zip(*fields, strict=True)] if fields else None
 
-    def delete_files(self) -> Iterator[bytes]:
+    def write_delete_files(self) -> Iterator[bytes]:
         """Yield the items of `delete-files` that the tasks refer to, as pieces to concatenate."""
         if not self._deletes:
             return
         comma = b""
         blocks_and_rows = map(self._scan.view.locate_delete, self._deletes)
-        for _, of_block in groupby(blocks_and_rows, key=lambda block_and_rows: id(block_and_rows[0])):
-            rows_of_block = list(of_block)
-            files = _Files(rows_of_block[0][0], self._partitions, self._texts)
-            local = np.array([row for _, row in rows_of_block], dtype=np.int64)
+        for _, group in groupby(blocks_and_rows, key=lambda block_and_row: id(block_and_row[0])):
+            blocks, rows = zip(*group, strict=True)
+            files = _Files(blocks[0], self._partitions, self._texts)
+            local = np.array(rows, dtype=np.int64)
             for start in range(0, len(local), FILES_PER_PIECE):
                 yield comma + files.write(local[start : start + FILES_PER_PIECE])
                 comma = b","
@@ -196,8 +201,8 @@ class ScanTaskWriter:
         """Return the JSON field with the numbers of these delete rows, and number new delete rows."""
         if not deletes:
             return b""
-        index = self._deletes
-        references = ",".join([str(index.setdefault(row, len(index))) for row in deletes])
+        numbers = self._deletes
+        references = ",".join([str(numbers.setdefault(row, len(numbers))) for row in deletes])
         return f',"delete-file-references":[{references}]'.encode()
 
 
@@ -299,20 +304,22 @@ class _Residuals:
 
     def __init__(self, scan: ScanPlan, form: TaskForm, dialect: ClientDialect) -> None:
         self._scan = scan
-        self._limit_bytes = form.residual_bytes
+        self._total_bytes_max = form.residual_bytes
         self._exact = form.exact_residuals
         self._needs_residuals = dialect.needs_residuals
         self._bound_by_name = dialect.binds_residuals
         self._residual_bytes_max = form.residual_bytes
-        self._work = RESIDUAL_VALUES_MAX
-        self._unknown = collect_tautologies(scan.bound)
+        self._remaining_values = RESIDUAL_VALUES_MAX
+        """The number of literals and predicates that may still be evaluated."""
+        self._tautologies = collect_tautologies(scan.bound)
         self._whole_files = form.whole_files
         self.encode = to_transform_json if form.whole_files else encode_expression
         self._is_java = dialect.filters_by_residual
-        self._size = 0
+        self._filter_values = 0
+        """The number of literals and predicates in the filter."""
         self._nan_columns: set[int] = set()
         for predicate in collect_predicates(scan.bound):
-            self._size += 1 + len(predicate.values)
+            self._filter_values += 1 + len(predicate.values)
             if self._is_java and predicate.op is Op.IS_NAN:
                 self._nan_columns.add(predicate.column_id)
         self._by_key: dict[tuple[object, ...], bytes] = {}
@@ -320,9 +327,9 @@ class _Residuals:
 
     def set_file_count(self, files: int) -> None:
         """Divide the size limit of residuals by the number of files in the answer."""
-        longest = max(_RESIDUAL_BYTES_MIN, self._limit_bytes // max(1, files))
-        if longest != self._residual_bytes_max:
-            self._residual_bytes_max = longest
+        residual_bytes_max = max(_RESIDUAL_BYTES_MIN, self._total_bytes_max // max(1, files))
+        if residual_bytes_max != self._residual_bytes_max:
+            self._residual_bytes_max = residual_bytes_max
             self._by_key.clear()
             self._encoded_residuals.clear()
 
@@ -374,25 +381,26 @@ class _Residuals:
     def _encode_partition(self, block: Block, row: int, form: _ResidualForm) -> bytes:
         """Return the residual of the row's partition with its JSON key."""
         fields, partition = block.partition_fields, block.partition(row)
-        if self._work < self._size:
+        if self._remaining_values < self._filter_values:
             may_match = self._scan.may_match(block.spec_id, fields, partition)
             return self._encode_residual(self._scan.bound, form) if may_match else _FALSE_RESIDUAL
-        self._work -= self._size
+        self._remaining_values -= self._filter_values
         return self._encode_residual(self._scan.compute_partition_residual(block.spec_id, fields, partition), form)
 
     def _encode_residual(self, residual: Expression, form: _ResidualForm) -> bytes:
         """Return the residual with its JSON key. Equal residuals are encoded once."""
         # The key is the identity of the expression. Partitions share residuals, and comparing or hashing a long
         # list of values is slow.
-        cached_value = self._encoded_residuals.get((id(residual), form))
-        if cached_value is None:
+        residual_and_text = self._encoded_residuals.get((id(residual), form))
+        if residual_and_text is None:
             if len(self._encoded_residuals) >= _RESIDUALS_MAX:
                 self._encoded_residuals.clear()
-            cached_value = self._encoded_residuals[id(residual), form] = (
+            # The reference to the expression prevents that another expression gets the same identity.
+            residual_and_text = self._encoded_residuals[id(residual), form] = (
                 residual,
                 self._encode_bounded(residual, form),
             )
-        return cached_value[1]
+        return residual_and_text[1]
 
     def _encode_bounded(self, residual: Expression, form: _ResidualForm) -> bytes:
         """Encode a residual in at most `_residual_bytes_max` bytes, as the client requires.
@@ -409,8 +417,8 @@ class _Residuals:
             return b""
         if self._whole_files and bindable != FALSE and (form.read_whole or not self._exact):
             return _KEY + b"true"
-        if bindable == TRUE and self._unknown:
-            bindable = make_tautology(self._unknown[0])
+        if bindable == TRUE and self._tautologies:
+            bindable = make_tautology(self._tautologies[0])
         text = to_json(self.encode(bindable))
         if self._exact or len(text) <= self._residual_bytes_max:
             return _KEY + text

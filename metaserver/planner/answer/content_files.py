@@ -166,7 +166,7 @@ def _list_optional_parts(block: Block) -> Iterator[Part]:
     is_data = block.content == 0
     for name in ("file_size_in_bytes", "record_count", "sort_order_id", *(() if is_data else _DELETE_NUMBERS)):
         if (column := block.find_long_column(name)) is not None:
-            yield NUMBER, _encode_key(name), _read_integers(block, column)
+            yield NUMBER, _encode_key(name), _encode_integers(block, column)
     for name in ("split_offsets",) if is_data else ("split_offsets", "equality_ids"):
         if (columns := block.list_columns(name)) is not None:
             sizes, values = columns
@@ -174,8 +174,8 @@ def _list_optional_parts(block: Block) -> Iterator[Part]:
                 ITEMS,
                 _encode_key(name) + b"[",
                 b"]",
-                _read_integers(block, sizes),
-                _read_integers(block, values),
+                _encode_integers(block, sizes),
+                _encode_integers(block, values),
                 values.rows,
             )
     if (metadata := block.find_text_column("key_metadata")) is not None:
@@ -213,7 +213,7 @@ def encode_strings(block: Block, column: PackedColumn) -> Part:
     )
 
 
-def _read_integers(block: Block, column: PackedColumn) -> Part:
+def _encode_integers(block: Block, column: PackedColumn) -> Part:
     packed_values = column.packed
     return (
         packed_values.width,
@@ -236,7 +236,7 @@ def _make_partition_key_part(block: Block, column: PackedColumn | None) -> Part 
     # The prefix distinguishes null from an empty string and from zero.
     if column.packed.form == Form.STRINGS:
         return HEX, b"=", b"", encode_strings(block, column)
-    return NUMBER, b"=", _read_integers(block, column)
+    return NUMBER, b"=", _encode_integers(block, column)
 
 
 def encode_keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs) -> list[bytes]:
@@ -260,7 +260,7 @@ def _encode_float_keys(block: Block, field: int, rows: Longs) -> list[bytes]:
     return [repr(column.read_key(row)).encode() for row in rows.tolist()]
 
 
-_COUNTS = {
+_NUMBERS_OF_COUNTS = {
     "column-sizes": "column_sizes",
     "value-counts": "value_counts",
     "null-value-counts": "null_value_counts",
@@ -285,8 +285,11 @@ class FileStats:
     def __init__(self, block: Block, columns: tuple[int, ...]) -> None:
         stored_columns = [column for column in columns if column in block.columns]
         self._maps: list[tuple[str, list[tuple[str, Texts]]]] = [
-            (wire, [(str(column), _read_counts(block.find_count_column(name, column))) for column in stored_columns])
-            for wire, name in _COUNTS.items()
+            (
+                json_name,
+                [(str(column), _make_count_reader(block.find_count_column(name, column))) for column in stored_columns],
+            )
+            for json_name, name in _NUMBERS_OF_COUNTS.items()
         ]
         for side in ("lower", "upper"):
             bounds = [(str(column), _make_bound_reader(block, side, column)) for column in stored_columns]
@@ -316,7 +319,8 @@ def _write_map(name: str, keys: list[str], texts: tuple[str | None, ...]) -> str
     return f',"{name}":{{"keys":[{",".join(keys)}],"values":[{",".join(non_null_texts)}]}}'
 
 
-def _read_counts(column: PackedColumn | None) -> Texts:
+def _make_count_reader(column: PackedColumn | None) -> Texts:
+    """Return the function that reads the counts of a column."""
     if column is None:
         return lambda rows: [None] * len(rows)
     return lambda rows: [None if count == MISSING else str(count) for count in read_longs_at(column, rows).tolist()]
@@ -329,6 +333,7 @@ def _make_bound_reader(block: Block, side: str, column_id: int) -> Texts | None:
         return None
     dtype = _DTYPES.get(kind)
     if dtype is None and not kind.startswith("decimal"):
+        # The prefix `=` distinguishes an empty value from no value.
         parts = ((HEX, b"=", b"", encode_strings(block, column)),)
         return lambda rows: [
             f'"{text[1:]}"' if text else None for text in write(rows, parts, block.rows, b",").decode().split(",")
@@ -358,6 +363,7 @@ def _write_bound(block: Block, side: str, column_id: int, kind: str, row: int) -
 _ENCODINGS_MAX = 8
 """The maximum number of encodings (`_Encoding`) whose partition tuples are cached."""
 _TEXTS_BYTES, _FIELD_BYTES = 1000, 300
+"""The estimated memory of a `PartitionTexts` without its fields, and of one field."""
 _INT_LIKE = frozenset({"date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 
 
@@ -453,7 +459,7 @@ class PartitionTexts:
         self._schemas, self._specs = metadata.schemas, metadata.partition_specs
         self._schema_id, self._schema = metadata.current_schema_id, metadata.current_schema
         self._dialect = dialect
-        self._kinds: dict[tuple[object, ...], Fields] = {}
+        self._fields_by_spec: dict[tuple[object, ...], Fields] = {}
         self.size_bytes = _TEXTS_BYTES
         """The size excludes schemas and specs, which are shared with other metadata of the table."""
 
@@ -485,13 +491,14 @@ class PartitionTexts:
 
     def _list_fields(self, block: Block) -> Fields:
         """Return the partition fields of a block."""
-        kind = (block.spec_id, block.partition_fields)
-        fields_of_kind = self._kinds.get(kind)
-        if fields_of_kind is None:
-            fields_of_kind = self._kinds[kind] = self._read_fields(block)
+        spec = (block.spec_id, block.partition_fields)
+        fields = self._fields_by_spec.get(spec)
+        if fields is None:
+            fields = self._fields_by_spec[spec] = self._read_fields(block)
             # Sum over a copy of the values, because another thread may add an item at the same time.
-            self.size_bytes = _TEXTS_BYTES + sum(_FIELD_BYTES * len(fields) for fields in list(self._kinds.values()))
-        return fields_of_kind
+            cached_fields = list(self._fields_by_spec.values())
+            self.size_bytes = _TEXTS_BYTES + sum(_FIELD_BYTES * len(fields_of_spec) for fields_of_spec in cached_fields)
+        return fields
 
     def _read_fields(self, block: Block) -> Fields:
         """Return the fields of the current spec, with their positions in the tuples of the block.

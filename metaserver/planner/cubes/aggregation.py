@@ -154,6 +154,7 @@ class CubeAnswer:
     def kept_dimensions(self) -> tuple[str, ...]:
         """The dimensions of the cube that the request uses, in their order in the cube."""
         used_columns = {*self.filtered.values(), *(dimension.column for dimension in self.dimensions)}
+        # The column of a dimension has the name `d` and the number of the dimension.
         return tuple(sorted(used_columns, key=lambda column: int(column[1:])))
 
     @property
@@ -245,10 +246,10 @@ def _find_filter_column(predicate: Bound, finest: Mapping[int, tuple[str, Term]]
     if predicate.op in _NULLITY or dimension.transform == IDENTITY:
         return column
     if predicate.transform == IDENTITY:
-        follows = is_at_boundary(predicate, dimension)
+        is_decided = is_at_boundary(predicate, dimension)
     else:
-        follows = predicate.transform in TIME_UNITS and not _is_finer(predicate.transform, dimension.transform)
-    if not follows:
+        is_decided = predicate.transform in TIME_UNITS and not _is_finer(predicate.transform, dimension.transform)
+    if not is_decided:
         raise NotFromGroups(f"the dimension {dimension.text} does not decide the condition on {predicate.name}")
     return column
 
@@ -397,28 +398,28 @@ def _finish_measure(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa
     Raises:
         ArrowInvalid: A value does not fit the type of the measure.
     """
-    first = partials[0]
+    values = partials[0]
     if measure.function == COUNT or measure.operand is None:
-        return pc.fill_null(first, 0)
+        return pc.fill_null(values, 0)
     if measure.function == APPROX_DISTINCT:
-        return pa.chunked_array([estimate_sketches(first)])
+        return pa.chunked_array([estimate_sketches(values)])
     name = get_base_name(measure.operand.kind)
-    if measure.function == AVG:
+    if measure.function == AVG:  # The partial aggregates of an average are a sum and a count.
         if name == "decimal":
-            return _divide_decimals(first, partials[1], pa.decimal128(*_find_digits(measure.operand)))
-        sums = first if name in _FLOATS else _to_doubles(first)
+            return _divide_decimals(values, partials[1], pa.decimal128(*_get_precision_and_scale(measure.operand)))
+        sums = values if name in _FLOATS else _to_doubles(values)
         counts = pc.fill_null(partials[1], 0)
         counts = pc.if_else(pc.equal(counts, 0), pa.scalar(None, counts.type), counts)
         averages = pc.divide(sums, counts.cast(pa.float64(), safe=False))
         return _narrow_to_floats(averages) if name == "float" else averages
     if measure.function == SUM and name in _INTEGERS:
-        return first.cast(pa.int64())
+        return values.cast(pa.int64())
     if measure.function == SUM and name == "float":
-        return _narrow_to_floats(first)
-    return first
+        return _narrow_to_floats(values)
+    return values
 
 
-def _find_digits(operand: Operand) -> tuple[int, int]:
+def _get_precision_and_scale(operand: Operand) -> tuple[int, int]:
     return get_decimal_precision(operand.kind), get_decimal_scale(operand.kind)
 
 
@@ -449,9 +450,9 @@ def _divide_decimals(sums: pa.ChunkedArray, counts: pa.ChunkedArray, kind: pa.Da
             continue
         sign, digits, exponent = total.as_tuple()
         unscaled_value = int("".join(map(str, digits)))
-        size = (2 * unscaled_value + count) // (2 * count)
-        # The arithmetic of Decimal would round to 28 digits.
-        averages.append(Decimal((sign, tuple(map(int, str(size))), exponent)))
+        # Round half up with integers, because the arithmetic of Decimal would round to 28 digits.
+        unscaled_average = (2 * unscaled_value + count) // (2 * count)
+        averages.append(Decimal((sign, tuple(map(int, str(unscaled_average))), exponent)))
     return pa.chunked_array([pa.array(averages, kind)])
 
 

@@ -133,11 +133,14 @@ def _encode_column(array: pa.Array) -> _EncodedColumn | None:
     if len(array) < _ENCODED_GROUPS_MIN or pa.types.is_floating(array.type):
         return None
     dictionary_array = pc.dictionary_encode(array, null_encoding="encode")
-    count = len(dictionary_array.dictionary)
-    if count > _DISTINCT_VALUES_MAX or 2 * count > len(array):
+    distinct_values = len(dictionary_array.dictionary)
+    # An encoding with few groups for each value saves neither memory nor time.
+    if distinct_values > _DISTINCT_VALUES_MAX or 2 * distinct_values > len(array):
         return None
     codes = dictionary_array.indices.to_numpy(zero_copy_only=False)
-    return _EncodedColumn(dictionary_array.dictionary, codes.astype(np.uint8 if count <= 1 << 8 else np.uint16))
+    return _EncodedColumn(
+        dictionary_array.dictionary, codes.astype(np.uint8 if distinct_values <= 1 << 8 else np.uint16)
+    )
 
 
 def _to_array(column: pa.ChunkedArray) -> pa.Array:

@@ -79,7 +79,7 @@ def _find_ends(ids: Ids) -> list[npt.NDArray[np.int64]]:
     levels = []
     for level in range(1, _LEVELS_MAX + 1):
         ends = np.flatnonzero(_find_group_ends(ids, level)) + 1
-        if level == _LEVELS_MAX:
+        if level == _LEVELS_MAX:  # The highest level has one group, which ends after the last file.
             ends = ends[:0]
         if not len(ends) or ends[-1] != len(ids):
             ends = np.append(ends, len(ids))

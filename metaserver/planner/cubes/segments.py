@@ -61,6 +61,8 @@ _ATTEMPTS_MAX = 3
 _THREADS = 2
 _WHOLE_SEGMENT = -1
 """The value that replaces the entry number in the cache of entries if the value is a segment."""
+_SEGMENTS_FRACTION, _ENTRIES_FRACTION = 3 / 8, 1 / 4
+"""The shares of the memory for cubes that segments and entries may use. `api/sql/cube_answers.py` uses the rest."""
 _IN_LOOP_FILES_MAX = 50_000
 """The maximum number of files whose identities are hashed in the event loop."""
 
@@ -141,7 +143,7 @@ class _Places:
         return bool(self.covered.all())
 
     def add(self, first: int, index_files: Sequence[OpenIndex | None]) -> None:
-        """Find the files without a place in further index files.
+        """Look in further index files for the entries of the files that have no place yet.
 
         Args:
             first: The number of the first of these index files.
@@ -165,7 +167,7 @@ class _Places:
         return FileTree(self._ids[self.covered], sources)
 
 
-class _Merging:
+class _GroupCombiner:
     """Merges groups as they arrive, so that only a limited number of them is in memory."""
 
     def __init__(self, schema: pa.Schema, functions: Mapping[str, str]) -> None:
@@ -281,15 +283,15 @@ class Segments:
         pending_files = np.arange(len(ids))
         for _ in range(_ATTEMPTS_MAX):
             places = await self._locate_entries(entry, definition, ids[pending_files], frozenset(damaged_locations))
-            is_covered = pending_files[places.covered]
-            if not len(is_covered):
+            covered_files = pending_files[places.covered]
+            if not len(covered_files):
                 return
             prefix = f"cube/{entry.uuid}/{definition.id}"
             make_merger = partial(_Merger, self, prefix, definition, places, stores_all=False)
-            merger = make_merger() if len(is_covered) <= _ENTRY_FILES_MAX else await asyncio.to_thread(make_merger)
+            merger = make_merger() if len(covered_files) <= _ENTRY_FILES_MAX else await asyncio.to_thread(make_merger)
             try:
                 async for first, end, groups in self._list_parts(merger, merger.tree.root):
-                    files = is_covered[first:end]
+                    files = covered_files[first:end]
                     pending_files = pending_files[~np.isin(pending_files, files)]
                     yield GroupPart(groups, files)
                 return
@@ -373,14 +375,14 @@ class Segments:
             file for file in index_files.list_live_files(definition.id)[::-1] if file.location not in damaged_locations
         ]
         places = await asyncio.to_thread(_Places, ids, files)
-        was_opened = True
+        were_all_opened = True
         for start in range(0, len(files), _CONCURRENT_OPENS_MAX):
             if places.is_complete:
                 break
-            open_file = await self.open(files[start : start + _CONCURRENT_OPENS_MAX])
-            was_opened = was_opened and all(open_file)
-            await asyncio.to_thread(places.add, start, open_file)
-        if was_opened and not damaged_locations:
+            open_files = await self.open(files[start : start + _CONCURRENT_OPENS_MAX])
+            were_all_opened = were_all_opened and all(open_files)
+            await asyncio.to_thread(places.add, start, open_files)
+        if were_all_opened and not damaged_locations:
             self._places.put(key, places, places.size_bytes)
         return places
 
@@ -433,7 +435,7 @@ class _Merger:
         """Return the merged groups of a group of files.
 
         Raises:
-            SegmentTooLarge: See `_Merging`.
+            SegmentTooLarge: See `_GroupCombiner`.
             _DamagedIndexFile: An entry cannot be read.
         """
         key = self.make_segment_key(group)
@@ -444,11 +446,11 @@ class _Merger:
         if len(members) == 1:
             return await self.merge(members[0])
         if members:
-            merger = _Merging(self._schema, self._functions)
+            combiner = _GroupCombiner(self._schema, self._functions)
             for member in members:
                 part = await self.merge(member)
-                await asyncio.to_thread(merger.add, part)
-            merged_groups = await asyncio.to_thread(merger.finish)
+                await asyncio.to_thread(combiner.add, part)
+            merged_groups = await asyncio.to_thread(combiner.finish)
         else:
             merged_groups = await self._merge_entries(group)
         self._segments.stats.merged += 1
@@ -464,9 +466,9 @@ class _Merger:
             _DamagedIndexFile: The entry cannot be read.
         """
         file, entry = self._files[int(self._file_numbers[number])], int(self._entry_numbers[number])
-        in_memory = self._segments.get_entry(file.location, entry)
-        if in_memory is not None and in_memory.schema == self._schema:
-            return in_memory
+        cached_groups = self._segments.get_entry(file.location, entry)
+        if cached_groups is not None and cached_groups.schema == self._schema:
+            return cached_groups
         (open_file,) = await self._segments.open([file])
         if open_file is None:
             raise _DamagedIndexFile(file)
@@ -484,13 +486,13 @@ class _Merger:
         """Return the groups of the files of a group, merged from their entries.
 
         Raises:
-            SegmentTooLarge: See `_Merging`.
+            SegmentTooLarge: See `_GroupCombiner`.
             _DamagedIndexFile: An entry cannot be read.
         """
         file_numbers, entry_numbers = (
             values[group.first : group.end] for values in (self._file_numbers, self._entry_numbers)
         )
-        merger = _Merging(self._schema, self._functions)
+        combiner = _GroupCombiner(self._schema, self._functions)
         for number in np.unique(file_numbers).tolist():
             file = self._files[number]
             (open_file,) = await self._segments.open([file])
@@ -499,21 +501,21 @@ class _Merger:
             entries = np.sort(entry_numbers[file_numbers == number]).tolist()
             self._segments.stats.entries_read += len(entries)
             try:
-                await asyncio.to_thread(_add_entries, merger, open_file, entries)
+                await asyncio.to_thread(_add_entries, combiner, open_file, entries)
             except ValueError:  # An entry is damaged, or its columns differ from the definition.
                 raise _DamagedIndexFile(file) from None
-        return await asyncio.to_thread(merger.finish)
+        return await asyncio.to_thread(combiner.finish)
 
 
 def _compute_digest(ids: Ids) -> bytes:
     return blake2b(np.ascontiguousarray(ids).tobytes(), digest_size=16).digest()
 
 
-def _add_entries(merger: _Merging, index_file: OpenIndex, numbers: Sequence[int]) -> None:
+def _add_entries(combiner: _GroupCombiner, index_file: OpenIndex, numbers: Sequence[int]) -> None:
     entries = index_file.index
     assert isinstance(entries, CubeEntries)
     for groups in entries.read(numbers):
-        merger.add(pa.Table.from_batches([groups]))
+        combiner.add(pa.Table.from_batches([groups]))
 
 
 def _read_entry(index_file: OpenIndex, number: int) -> EncodedGroups:
@@ -542,8 +544,7 @@ def _decode_segment(data: memoryview) -> pa.Table:
 async def open_segments(settings: Settings, indexes: Indexes, registry: Registry) -> AsyncIterator[Segments]:
     """Open the segments with their memory tier and their folder on the local disk."""
     async with open_stack(
-        # `api/sql/cube_answers.py` uses the other part of the memory for answers.
-        MemoryCache[str, pa.Table](settings.cube_memory_bytes * 3 // 8, "cube-segments"),
+        MemoryCache[str, pa.Table](int(settings.cube_memory_bytes * _SEGMENTS_FRACTION), "cube-segments"),
         weigh=lambda segment: int(segment.nbytes),
         pending_bytes_max=settings.cube_memory_bytes,
         folder=settings.home / "cache" / "cubes",
@@ -551,4 +552,4 @@ async def open_segments(settings: Settings, indexes: Indexes, registry: Registry
         threads=_THREADS,
         name="cubes",
     ) as stack:
-        yield Segments(indexes, registry, stack, settings.cube_memory_bytes // 4)
+        yield Segments(indexes, registry, stack, int(settings.cube_memory_bytes * _ENTRIES_FRACTION))

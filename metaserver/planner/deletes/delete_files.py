@@ -25,6 +25,7 @@ from seamark.metaserver.planner.view.view import TableView
 FILE_LIMIT_BYTES = 64 << 20
 """The maximum size of one delete file or deletion vector."""
 CACHED_DELETES_BYTES = 128 << 20
+"""The maximum memory for the cached content of delete files."""
 CONCURRENT_DECODES_MAX = 2
 """The maximum number of delete files that all requests together decode concurrently.
 
@@ -73,7 +74,7 @@ class DeleteFiles:
         self._objects = objects
         self._decoded_bytes = decoded_bytes
         self._decode_slots = asyncio.Semaphore(CONCURRENT_DECODES_MAX)
-        self._kept: MemoryCache[tuple[object, ...], Content] = MemoryCache(CACHED_DELETES_BYTES, "delete-files")
+        self._contents: MemoryCache[tuple[object, ...], Content] = MemoryCache(CACHED_DELETES_BYTES, "delete-files")
         self._reads: SingleFlight[tuple[object, ...], Content] = SingleFlight()
 
     async def read_all(
@@ -112,9 +113,9 @@ class DeleteFiles:
             Unreadable: The file is too large, cannot be read, or is invalid.
         """
         key = (file.path, file.offset, columns)
-        cached_value = self._kept.get(key)
-        if cached_value is not None:
-            return cached_value
+        cached_content = self._contents.get(key)
+        if cached_content is not None:
+            return cached_content
         if not 0 <= file.read_bytes <= FILE_LIMIT_BYTES:
             size = "an unknown number of" if file.read_bytes < 0 else f"{file.read_bytes:,}"
             raise Unreadable(file.path, f"the file has {size} bytes; the limit is {FILE_LIMIT_BYTES:,} bytes")
@@ -138,5 +139,5 @@ class DeleteFiles:
             content = await asyncio.to_thread(
                 decode_delete_content, data, file, columns, limit_bytes=self._decoded_bytes
             )
-        self._kept.put(key, content, measure_object_bytes(content))
+        self._contents.put(key, content, measure_object_bytes(content))
         return content

@@ -90,6 +90,9 @@ def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> L
 
 
 _POSITIONS, _EQUALITY = 1, 2
+"""The content of a delete file, as manifests store it."""
+_ROWS_PER_PATH_MIN = 4
+"""The minimum number of data files for each searched path with which a search by the bytes of the paths saves time."""
 _GLOBAL = 0
 """The scope of equality deletes that apply to all partitions. Partitions are numbered from 1."""
 
@@ -114,7 +117,7 @@ class DeleteIndex:
         self._schemas = tuple(schemas)
         self._is_unpartitioned_by_spec = {spec_id: _is_unpartitioned(spec) for spec_id, spec in self._specs.items()}
         self._fields: dict[int, tuple[int, ...]] = {}
-        self._days: dict[tuple[int, int], int] = {}
+        self._units_per_day: dict[tuple[int, int], int] = {}
         self._partitions: dict[int, dict[Partition, int]] = {}
         self._partition_count = 0
         self._paths: dict[bytes, int] = {}
@@ -183,8 +186,8 @@ class DeleteIndex:
         if len(rows):
             is_vector = _are_vectors(block, rows)
             paths = self._number_paths(_read_referenced_files(block, rows, is_vector))
-            for kind, is_of_kind in ((vectors, is_vector), (by_path, ~is_vector & (paths >= 0))):
-                kind.add(paths[is_of_kind], sequences[rows[is_of_kind]], first + rows[is_of_kind])
+            for collector, is_member in ((vectors, is_vector), (by_path, ~is_vector & (paths >= 0))):
+                collector.add(paths[is_member], sequences[rows[is_member]], first + rows[is_member])
             other_rows = rows[paths < 0]
             by_partition.add(self._number_partitions(block, other_rows), sequences[other_rows], first + other_rows)
         rows = np.flatnonzero(contents == _EQUALITY)
@@ -257,7 +260,7 @@ class DeleteIndex:
 
         The number is 1, except for the identity of a promoted date column.
         """
-        units = self._days.get((spec_id, field_id))
+        units = self._units_per_day.get((spec_id, field_id))
         if units is None:
             spec = self._specs.get(spec_id)
             sources = [
@@ -267,7 +270,9 @@ class DeleteIndex:
             ]
             columns = [schema.column(source) for schema in self._schemas for source in sources if source is not None]
             kinds = [column.type for column in columns if column is not None and isinstance(column.type, str)]
-            units = self._days[spec_id, field_id] = max((UNITS_PER_DAY.get(kind, 1) for kind in kinds), default=1)
+            units = self._units_per_day[spec_id, field_id] = max(
+                (UNITS_PER_DAY.get(kind, 1) for kind in kinds), default=1
+            )
         return units
 
     def _find_path_ids(self, block: Block, rows: Longs) -> Longs:
@@ -282,7 +287,7 @@ class DeleteIndex:
         if first == last:
             return ids
         positions = np.arange(len(rows))
-        if width and (last - first) * 4 <= len(rows):
+        if width and (last - first) * _ROWS_PER_PATH_MIN <= len(rows):
             # If few paths are searched, decode only the paths whose bytes after the common prefix match one of them.
             heads = [path[len(common) : len(common) + width] for path in self._sorted_paths[first:last]]
             codes_of_heads = np.array(
@@ -318,25 +323,25 @@ class DeleteIndex:
         if not len(positions):
             return
         parts = [
-            (group, first[positions])
-            for group, first in (
+            (deletes, starts[positions])
+            for deletes, starts in (
                 (self._vectors, vectors),
                 (self._by_path, by_path),
                 (self._by_partition, by_partition),
             )
-            if (first >= 0).any()
+            if (starts >= 0).any()
         ]
-        # The start positions in all groups determine which deletes apply. Compute the deletes once for all files with
-        # equal start positions.
-        groups = np.zeros(len(positions), dtype=np.int64)
+        # The start positions in all parts determine which deletes apply. So number the combinations of start positions
+        # (a start is -1 or more), and compute the deletes once for each combination, for an example of its files.
+        combinations = np.zeros(len(positions), dtype=np.int64)
         examples = positions
-        for _, first in parts:
-            _, examples, groups = np.unique(
-                groups * (first.max() + 2) + first + 1, return_index=True, return_inverse=True
+        for _, starts in parts:
+            _, examples, combinations = np.unique(
+                combinations * (starts.max() + 2) + starts + 1, return_index=True, return_inverse=True
             )
-        tuples = _join_delete_files([(group, first[examples]) for group, first in parts])
-        for position, kind in zip(positions.tolist(), groups.tolist(), strict=True):
-            deletes_by_file[position] = tuples[kind]
+        tuples = _join_delete_files([(deletes, starts[examples]) for deletes, starts in parts])
+        for position, combination in zip(positions.tolist(), combinations.tolist(), strict=True):
+            deletes_by_file[position] = tuples[combination]
 
     def _add_equality_deletes(
         self,
@@ -410,27 +415,28 @@ class _DeletesByGroup:
         if not len(self._groups):
             return np.full(len(groups), -1, dtype=np.int64)
         positions = np.searchsorted(self._keys, self._combine_key(groups, np.searchsorted(self._distinct, sequences)))
-        in_range = np.minimum(positions, len(self._groups) - 1)
-        return np.where((positions == in_range) & (self._groups[in_range] == groups), positions, -1)
+        valid_positions = np.minimum(positions, len(self._groups) - 1)
+        is_found = (positions == valid_positions) & (self._groups[valid_positions] == groups)
+        return np.where(is_found, positions, -1)
 
 
 def _join_delete_files(parts: Sequence[tuple[_DeletesByGroup, Longs]]) -> list[tuple[int, ...]]:
     """Return the sorted delete files of each example data file.
 
     Args:
-        parts: Groups of delete files, and int64[examples], the position of the first delete file of each example in
-            the group; -1 if the example has none. Its last delete file is at the end of the group.
+        parts: Sorted delete files, and int64[examples], the position of the first delete file of each example;
+            -1 if the example has none. Its last delete file is at the end of the group.
     """
-    counts = sum(np.where(first >= 0, group.ends[first] - first, 0) for group, first in parts)
+    counts = sum(np.where(starts >= 0, deletes.ends[starts] - starts, 0) for deletes, starts in parts)
     if len(parts) == 1 and np.all(counts == 1):
-        group, first = parts[0]
-        return [(group.deletes[position],) for position in first.tolist()]
+        deletes, starts = parts[0]
+        return [(deletes.deletes[position],) for position in starts.tolist()]
     delete_lists: list[list[int]] = [[] for _ in range(len(parts[0][1]))]
-    for group, first in parts:
-        deletes = group.deletes
-        for example_deletes, start, end in zip(delete_lists, first.tolist(), group.ends[first].tolist(), strict=True):
+    for deletes, starts in parts:
+        ends = deletes.ends[starts].tolist()
+        for example_deletes, start, end in zip(delete_lists, starts.tolist(), ends, strict=True):
             if start >= 0:
-                example_deletes += deletes[start:end]
+                example_deletes += deletes.deletes[start:end]
     return [tuple(sorted(example_deletes)) for example_deletes in delete_lists]
 
 

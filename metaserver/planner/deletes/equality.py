@@ -40,8 +40,11 @@ _PAIRS_MAX = 1 << 21
 The pairs of a single data file may exceed the limit.
 """
 _NULL, _NAN = 1, 2
+"""Flags: whether a file may contain nulls, or NaNs."""
 _UNBOUNDED = 1 << 62
+"""A rank that is higher than all ranks of bounds."""
 _UUID_HALF_BYTES = 8
+"""The number of bytes of a UUID that are compared."""
 
 Piece = tuple[Block, Longs, Longs]
 """(block, positions among the requested data files, rows of the block)."""
@@ -73,10 +76,12 @@ class EqualityDeletes:
     """
 
     def __init__(self, blocks: Sequence[Block], deletes: Iterable[EqualityDelete], schemas: Sequence[Schema]) -> None:
-        by_columns: dict[tuple[int, ...], list[EqualityDelete]] = {}
+        deletes_by_columns: dict[tuple[int, ...], list[EqualityDelete]] = {}
         for delete in deletes:
-            by_columns.setdefault(tuple(sorted(set(delete.ids))), []).append(delete)
-        self._families = [_ColumnGroup(blocks, ids, members, schemas) for ids, members in by_columns.items()]
+            deletes_by_columns.setdefault(tuple(sorted(set(delete.ids))), []).append(delete)
+        self._column_groups = [
+            _ColumnGroup(blocks, ids, members, schemas) for ids, members in deletes_by_columns.items()
+        ]
 
     def iter_applicable_pairs(
         self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
@@ -88,8 +93,8 @@ class EqualityDeletes:
             sequences: int64[n]: the sequence number of each data file.
             scopes: Arrays of int64[n]. Each array has one scope id for each data file.
         """
-        for family in self._families:
-            yield from family.iter_applicable_pairs(pieces, sequences, scopes)
+        for column_group in self._column_groups:
+            yield from column_group.iter_applicable_pairs(pieces, sequences, scopes)
 
 
 class _Level(NamedTuple):
@@ -177,8 +182,11 @@ class _ColumnGroup:
         Both numbers are equal if the scope is empty or if all of its deletes are too old.
         """
         positions = np.minimum(np.searchsorted(self._scopes, scopes), len(self._scopes) - 1)
-        applicable = (self._scopes[positions] == scopes) & (self._newest[positions] >= sequences)
-        return np.where(applicable, self._firsts[positions], 0), np.where(applicable, self._firsts[positions + 1], 0)
+        is_applicable = (self._scopes[positions] == scopes) & (self._newest[positions] >= sequences)
+        return (
+            np.where(is_applicable, self._firsts[positions], 0),
+            np.where(is_applicable, self._firsts[positions + 1], 0),
+        )
 
     def _rank_values(
         self, pieces: Sequence[Piece], in_scope: npt.NDArray[np.bool_]
@@ -208,16 +216,16 @@ class _ColumnGroup:
         """
         first, last = data_files.first[rows], data_files.last[rows]
         # Each file starts at the level of the tree where few nodes cover the scope of the file.
-        entry = np.searchsorted(_CHILDREN_PER_NODE ** np.arange(1, len(self._levels)), last - first)
+        start_level = np.searchsorted(_CHILDREN_PER_NODE ** np.arange(1, len(self._levels)), last - first)
         row = node = np.empty(0, dtype=np.int64)
         for depth in reversed(range(len(self._levels))):
             shift = _CHILDREN_PER_NODE_BITS * depth
-            new_rows = np.flatnonzero(entry == depth)
+            new_rows = np.flatnonzero(start_level == depth)
             ranges, nodes = _spread_ranges(first[new_rows] >> shift, ((last[new_rows] - 1) >> shift) + 1)
             row, node = np.concatenate([row, rows[new_rows][ranges]]), np.concatenate([node, nodes])
-            keep = (node << shift < data_files.last[row]) & ((node + 1) << shift > data_files.first[row])
-            keep &= _may_meet(self._levels[depth], node, data_files, row)
-            row, node = row[keep], node[keep]
+            is_kept = (node << shift < data_files.last[row]) & ((node + 1) << shift > data_files.first[row])
+            is_kept &= _may_match(self._levels[depth], node, data_files, row)
+            row, node = row[is_kept], node[is_kept]
             if depth:
                 if len(row) > _PAIRS_MAX >> _CHILDREN_PER_NODE_BITS and len(rows) > 1:
                     return None
@@ -229,15 +237,15 @@ class _ColumnGroup:
         return row, node
 
 
-def _may_meet(level: _Level, node: Longs, data_files: _DataFiles, row: Longs) -> npt.NDArray[np.bool_]:
+def _may_match(level: _Level, node: Longs, data_files: _DataFiles, row: Longs) -> npt.NDArray[np.bool_]:
     """Return bool[pairs]: whether a delete below each node may match rows of the data file."""
-    keep = level.sequence[node] >= data_files.sequence[row]
-    for lower, upper, flags, rank_above, rank_below, own_flags in zip(
+    may_match = level.sequence[node] >= data_files.sequence[row]
+    for lower, upper, delete_flags, rank_above, rank_below, data_flags in zip(
         level.lower, level.upper, level.flags, data_files.above, data_files.below, data_files.flags, strict=True
     ):
-        meet = (upper[node] >= rank_above[row]) & (lower[node] < rank_below[row])
-        keep &= meet | (flags[node] & own_flags[row] != 0)
-    return keep
+        overlaps = (upper[node] >= rank_above[row]) & (lower[node] < rank_below[row])
+        may_match &= overlaps | (delete_flags[node] & data_flags[row] != 0)
+    return may_match
 
 
 def _summarize_level(level: _Level) -> _Level:
@@ -362,13 +370,13 @@ def _read_bounds(
         return column.read_longs()[rows], is_known
     if column.packed.form == Form.FLOATS:
         return column.doubles()[rows], is_known
-    decode = _choose_reader(kind)
+    decode = _choose_decoder(kind)
     values = np.empty(len(rows), dtype=object)
     values[:] = [decode(text or b"") for text in read_strings(column, rows)]
     return values, is_known
 
 
-def _choose_reader(kind: str) -> Callable[[bytes], object]:
+def _choose_decoder(kind: str) -> Callable[[bytes], object]:
     """Return the function that decodes a bound of a type to a comparable object."""
     if kind == "uuid":
         return lambda text: text[:_UUID_HALF_BYTES]
@@ -394,7 +402,7 @@ def _compute_ranks(
     side: Literal["left", "right"],
     unknown_rank: int,
     is_empty: npt.NDArray[np.bool_],
-    nowhere: int,
+    empty_rank: int,
 ) -> Longs:
     """Return the rank of each value: the number of items of `sorted_values` that are less than the value.
 
@@ -405,12 +413,12 @@ def _compute_ranks(
         side: "left" to count smaller items, "right" to count smaller and equal items.
         unknown_rank: The rank of unknown values.
         is_empty: Whether each file has no values.
-        nowhere: The rank of files without values.
+        empty_rank: The rank of files without values.
     """
     ranks = np.full(len(is_known), unknown_rank, dtype=np.int64)
     if values is not None and len(sorted_values):
         ranks[is_known] = np.searchsorted(sorted_values, values[is_known], side=side)
-    ranks[is_empty] = nowhere
+    ranks[is_empty] = empty_rank
     return ranks
 
 

@@ -74,12 +74,13 @@ class FileIds:
 
     def read_identities(self, positions: Longs) -> tuple[Words, Mask]:
         """Return the identities of the files at these positions, uint64[n, 2], and which files have one, bool[n]."""
-        places = np.full(self.count, -1, dtype=np.int64)
-        places[self._order] = np.arange(len(self._order))
-        chosen_places = places[positions]
+        ranks_of_files = np.full(self.count, -1, dtype=np.int64)
+        ranks_of_files[self._order] = np.arange(len(self._order))
+        ranks = ranks_of_files[positions]
+        has_identity = ranks >= 0
         ids = np.zeros((len(positions), 2), dtype=np.uint64)
-        ids[chosen_places >= 0] = self._ids[chosen_places[chosen_places >= 0]]
-        return ids, chosen_places >= 0
+        ids[has_identity] = self._ids[ranks[has_identity]]
+        return ids, has_identity
 
     def mark_files_in(self, ids: Words) -> Mask:
         """Return whether the identity of each file of the view is in `ids`, uint64[n, 2], as bool[count].
@@ -165,12 +166,12 @@ class Coverage:
         """
         if self._by_position is None:
             part_numbers = np.full(len(self.uncovered), -1, dtype=np.int64)
-            file_numbers = np.full(len(self.uncovered), -1, dtype=np.int64)
+            entry_numbers = np.full(len(self.uncovered), -1, dtype=np.int64)
             for number, part in enumerate(self.parts):
-                files = np.flatnonzero(part.positions >= 0)
-                part_numbers[part.positions[files]] = number
-                file_numbers[part.positions[files]] = files
-            self._by_position = part_numbers, file_numbers
+                entries = np.flatnonzero(part.positions >= 0)
+                part_numbers[part.positions[entries]] = number
+                entry_numbers[part.positions[entries]] = entries
+            self._by_position = part_numbers, entry_numbers
         return self._by_position
 
     def find_index_file(self, position: int) -> tuple[str, int] | None:
@@ -179,11 +180,11 @@ class Coverage:
         Returns:
             None if the file is not covered.
         """
-        part_numbers, file_numbers = self.by_position
+        part_numbers, entry_numbers = self.by_position
         return (
             None
             if part_numbers[position] < 0
-            else (self.parts[part_numbers[position]].location, int(file_numbers[position]))
+            else (self.parts[part_numbers[position]].location, int(entry_numbers[position]))
         )
 
 
@@ -192,18 +193,20 @@ async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[
 
     The latest coverage of each definition is cached as long as the view exists.
     """
-    cached_value = (view.derived.get(_Coverages) or view.derived.keep(_Coverages())).by_definition
+    cached_coverages = (view.derived.get(_Coverages) or view.derived.keep(_Coverages())).by_definition
     locations = {definition_id: tuple(file.location for file in files) for definition_id, files in index_files.items()}
-    stale_keys = [key for key in index_files if key not in cached_value or cached_value[key][0] != locations[key]]
-    coverage_by_key = {key: cached_value[key][1] for key in index_files if key not in stale_keys}
+    stale_keys = [
+        key for key in index_files if key not in cached_coverages or cached_coverages[key][0] != locations[key]
+    ]
+    coverage_by_key = {key: cached_coverages[key][1] for key in index_files if key not in stale_keys}
     if stale_keys:
 
-        def cover() -> dict[str, Coverage]:
+        def compute() -> dict[str, Coverage]:
             ids = compute_view_file_ids(view)
             return {key: Coverage(ids, index_files[key]) for key in stale_keys}
 
-        new_coverages = await asyncio.to_thread(cover)
-        cached_value.update({key: (locations[key], coverage) for key, coverage in new_coverages.items()})
+        new_coverages = await asyncio.to_thread(compute)
+        cached_coverages.update({key: (locations[key], coverage) for key, coverage in new_coverages.items()})
         coverage_by_key |= new_coverages
     return coverage_by_key
 
@@ -239,16 +242,16 @@ def find_ids(sorted_items: Words, ids: Words) -> Longs:
     """
     high, low = np.ascontiguousarray(sorted_items[:, 0]), sorted_items[:, 1]
     positions = np.full(len(ids), -1, dtype=np.int64)
-    at = np.searchsorted(high, ids[:, 0], side="left")
-    end = np.searchsorted(high, ids[:, 0], side="right")
-    remaining = np.flatnonzero(at < end)
+    candidates = np.searchsorted(high, ids[:, 0], side="left")
+    ends = np.searchsorted(high, ids[:, 0], side="right")
+    remaining = np.flatnonzero(candidates < ends)
     # A second iteration occurs only if two identities share the first word.
     while len(remaining):
-        is_same = low[at[remaining]] == ids[remaining, 1]
-        positions[remaining[is_same]] = at[remaining[is_same]]
+        is_same = low[candidates[remaining]] == ids[remaining, 1]
+        positions[remaining[is_same]] = candidates[remaining[is_same]]
         remaining = remaining[~is_same]
-        at[remaining] += 1
-        remaining = remaining[at[remaining] < end[remaining]]
+        candidates[remaining] += 1
+        remaining = remaining[candidates[remaining] < ends[remaining]]
     return positions
 
 
@@ -273,10 +276,10 @@ def _compute_block_ids(view: TableView) -> _BlockIds:
     counts = np.stack([files.read_longs("file_size_in_bytes"), files.read_longs("record_count")], axis=1)
     is_known = (counts >= 0).all(axis=1) & (paths.present != 0)
     starts = paths.ends + _COUNTS_BYTES * np.arange(len(paths.ends), dtype=np.int64)
-    heap = np.empty(int(starts[-1]), dtype=np.uint8)
-    count_bytes = (starts[1:, None] - _COUNTS_BYTES) + np.arange(_COUNTS_BYTES)
-    is_path = np.ones(len(heap), dtype=np.bool_)
-    is_path[count_bytes] = False
-    heap[is_path] = paths.data
-    heap[count_bytes] = np.ascontiguousarray(counts, dtype="<i8").view(np.uint8).reshape(-1, _COUNTS_BYTES)
-    return _BlockIds(np.stack([_hash.hash_spans(heap, starts, seed) for seed in (0, 1)], axis=1), is_known)
+    hash_input = np.empty(int(starts[-1]), dtype=np.uint8)
+    count_positions = (starts[1:, None] - _COUNTS_BYTES) + np.arange(_COUNTS_BYTES)
+    is_path = np.ones(len(hash_input), dtype=np.bool_)
+    is_path[count_positions] = False
+    hash_input[is_path] = paths.data
+    hash_input[count_positions] = np.ascontiguousarray(counts, dtype="<i8").view(np.uint8).reshape(-1, _COUNTS_BYTES)
+    return _BlockIds(np.stack([_hash.hash_spans(hash_input, starts, seed) for seed in (0, 1)], axis=1), is_known)

@@ -196,8 +196,8 @@ def project_onto_indexes(
         for definition in definitions
         if len(definition.terms) == 1 and _matches_term(definition.terms[0], dynamic_filter)
     )
-    narrows = expression != TRUE or composite or key_set_predicates or disjunctions
-    return IndexProjection(expression, by_field, composite, key_set_predicates, disjunctions) if narrows else None
+    can_prune = expression != TRUE or composite or key_set_predicates or disjunctions
+    return IndexProjection(expression, by_field, composite, key_set_predicates, disjunctions) if can_prune else None
 
 
 def _mix_disjunction(

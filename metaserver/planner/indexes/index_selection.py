@@ -37,6 +37,7 @@ from seamark.metaserver.store.model import Entry, RegisteredIndexFile
 T = TypeVar("T")
 
 _CACHED_DEFINITIONS_MAX = 1000
+"""The maximum number of tables and schemas whose definitions are cached."""
 
 log = structlog.get_logger()
 
@@ -92,12 +93,13 @@ class IndexSelection:
         if not texts:
             return ()
         key = (metadata.table_uuid, metadata.current_schema_id, texts, metadata.properties.get(NAME_MAPPING))
-        cached_value = self._definitions.get(key)
-        if cached_value is None or cached_value[0] != metadata.schemas:
-            cached_value = self._definitions[key] = (metadata.schemas, read_definitions(metadata))
+        schemas_and_definitions = self._definitions.get(key)
+        if schemas_and_definitions is None or schemas_and_definitions[0] != metadata.schemas:
+            schemas_and_definitions = self._definitions[key] = (metadata.schemas, read_definitions(metadata))
             if len(self._definitions) > _CACHED_DEFINITIONS_MAX:
                 self._definitions.popitem(last=False)
-        return tuple(definition for definition in cached_value[1].enabled if not KINDS[definition.kind].aggregates)
+        definitions = schemas_and_definitions[1]
+        return tuple(definition for definition in definitions.enabled if not KINDS[definition.kind].aggregates)
 
     async def prepare(
         self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
@@ -115,30 +117,30 @@ class IndexSelection:
         listed_files = {
             definition.id: registered_files.list_live_files(definition.id) for definition in projection.definitions
         }
-        files = [file for of_definition in listed_files.values() for file in of_definition]
+        files = [file for files_of_definition in listed_files.values() for file in files_of_definition]
         if not files:
             return None
         until_s = self._clock.monotonic() + self._wait_s
-        open_file, remote_hits = await self._open_files(projection, files, until_s)
+        open_indexes, remote_hits = await self._open_files(projection, files, until_s)
         usable: dict[str, IndexFileRef] = {
             **{location: hits.remote for location, hits in remote_hits.items()},
-            **open_file,
+            **open_indexes,
         }
         usable_indexes = {
-            definition_id: [usable[file.location] for file in of_definition if file.location in usable]
-            for definition_id, of_definition in listed_files.items()
+            definition_id: [usable[file.location] for file in files_of_definition if file.location in usable]
+            for definition_id, files_of_definition in listed_files.items()
         }
         coverage = await compute_coverages(view, usable_indexes)
         hits_by_key: dict[object, dict[str, Flags]] = {}
-        for location, of_file in remote_hits.items():
-            for key, hits in of_file.hits.items():
+        for location, hits_of_file in remote_hits.items():
+            for key, hits in hits_of_file.hits.items():
                 hits_by_key.setdefault(key, {})[location] = hits
         is_missing = any(file.location not in usable and not self._indexes.is_unsupported(file) for file in files)
         # Remote index files cannot evaluate the keys of joins. A later plan uses the keys with the fetched files.
-        by_keys = {predicate.definition.id for predicate in projection.key_set_predicates}
-        is_missing = is_missing or any(file.location in remote_hits and file.definition in by_keys for file in files)
+        joined_ids = {predicate.definition.id for predicate in projection.key_set_predicates}
+        is_missing = is_missing or any(file.location in remote_hits and file.definition in joined_ids for file in files)
         remote_indexes = {location: hits.remote for location, hits in remote_hits.items()}
-        return Probe(view, projection, coverage, open_file, hits_by_key, remote_indexes, files, until_s, is_missing)
+        return Probe(view, projection, coverage, open_indexes, hits_by_key, remote_indexes, files, until_s, is_missing)
 
     def record(self, probe: Probe, entry: Entry) -> None:
         """Record the usage of indexes after a plan, and schedule a check of index files that the plan found damaged."""
@@ -173,20 +175,21 @@ class IndexSelection:
 
         Index files that do not arrive in time are missing from both results; their fetches continue.
         """
-        open_file: dict[str, OpenIndex] = {}
-        absent: list[RegisteredIndexFile] = []
+        open_indexes: dict[str, OpenIndex] = {}
+        absent_files: list[RegisteredIndexFile] = []
         for file in files:
             opened_index = self._indexes.find_in_memory(file)
             if opened_index is None:
-                absent.append(file)
+                absent_files.append(file)
             else:
-                open_file[file.location] = opened_index
-        if not absent:
-            return open_file, {}
-        large_files = [file for file in absent if self._indexes.supports_remote_reads(file)]
-        are_all_local = not all(self._indexes.is_being_fetched(file) for file in large_files)
-        tasks = {file.location: self._indexes.fetch(file) for file in absent}
-        if are_all_local:  # Reading from the local disk takes little time.
+                open_indexes[file.location] = opened_index
+        if not absent_files:
+            return open_indexes, {}
+        large_files = [file for file in absent_files if self._indexes.supports_remote_reads(file)]
+        # A large file that is not being fetched may be on the local disk, from which reading takes little time.
+        may_be_on_disk = not all(self._indexes.is_being_fetched(file) for file in large_files)
+        tasks = {file.location: self._indexes.fetch(file) for file in absent_files}
+        if may_be_on_disk:
             await asyncio.wait(tasks.values(), timeout=min(DISK_S, self._wait_s))
         remote_reads = {
             file.location: asyncio.create_task(self._read_remotely(projection, file), name="read-index-remotely")
@@ -204,8 +207,10 @@ class IndexSelection:
             task.cancel()
         if unanswered_tasks := [tasks[location] for location in remote_reads if location not in remote_hits]:
             await asyncio.wait(unanswered_tasks, timeout=max(0.0, until_s - self._clock.monotonic()))
-        open_file |= {location: index for location, task in tasks.items() if (index := _take_result(task)) is not None}
-        return open_file, {location: hits for location, hits in remote_hits.items() if location not in open_file}
+        open_indexes |= {
+            location: index for location, task in tasks.items() if (index := _take_result(task)) is not None
+        }
+        return open_indexes, {location: hits for location, hits in remote_hits.items() if location not in open_indexes}
 
     async def _read_remotely(self, projection: IndexProjection, file: RegisteredIndexFile) -> _RemoteHits | None:
         """Evaluate all predicates of the plan in a large index file, with range reads.

@@ -135,11 +135,11 @@ class Probe:
             case Or(children):
                 if not all(self._can_prune(child, kinds) for child in children):
                     return
-                ways = (
+                alternatives = (
                     partial(self._narrow_by_expression, expression=child, kinds=kinds, is_expired=is_expired)
                     for child in children
                 )
-                narrow_to_any(selection, ways, is_expired)
+                narrow_to_any(selection, alternatives, is_expired)
             case Bound():
                 definition = self.projection.by_field[expression.column_id]
                 if definition.kind in kinds and not is_expired():
@@ -147,9 +147,9 @@ class Probe:
 
     def narrow_by_disjunctions(self, selection: FileSelection, is_expired: Expired) -> None:
         """Narrow the selection by the disjunctions that indexes and statistics of columns evaluate together."""
-        leaf = partial(self._narrow_by_index_or_statistics, is_expired=is_expired)
+        narrow_by_predicate = partial(self._narrow_by_index_or_statistics, is_expired=is_expired)
         for disjunction in self.projection.disjunctions:
-            narrow_by_expression(selection, disjunction, leaf, is_expired)
+            narrow_by_expression(selection, disjunction, narrow_by_predicate, is_expired)
 
     def _narrow_by_index_or_statistics(self, selection: FileSelection, predicate: Bound, is_expired: Expired) -> None:
         definition = self.projection.by_field.get(predicate.column_id)
@@ -370,7 +370,8 @@ class Probe:
 
 
 def _has_conjunction(expression: Expression, is_bitmap: Callable[[Bound], bool]) -> bool:
+    """Return whether the expression contains a conjunction with predicates on bitmap indexes in two of its parts."""
     if isinstance(expression, And):
-        with_bitmaps = [child for child in expression.children if any(map(is_bitmap, collect_predicates(child)))]
-        return len(with_bitmaps) > 1 or any(_has_conjunction(child, is_bitmap) for child in with_bitmaps)
+        bitmap_parts = [child for child in expression.children if any(map(is_bitmap, collect_predicates(child)))]
+        return len(bitmap_parts) > 1 or any(_has_conjunction(child, is_bitmap) for child in bitmap_parts)
     return isinstance(expression, Or) and any(_has_conjunction(child, is_bitmap) for child in expression.children)

@@ -93,9 +93,9 @@ class IndexResolver:
             open_files = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in live_files))
         usable = [result for result in open_files if result is not None]
         coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
-        open_file = {index.location: index for index in usable if isinstance(index, OpenIndex)}
+        open_indexes = {index.location: index for index in usable if isinstance(index, OpenIndex)}
         return RecordIndex(
-            coverage, open_file, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)}
+            coverage, open_indexes, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)}
         )
 
     async def open_bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
@@ -119,15 +119,18 @@ class IndexResolver:
         """
         missing_files: dict[str, list[int]] = {}
         for position in positions:
-            file_and_row = index.coverage.find_index_file(position)
-            if file_and_row is not None and isinstance(index.files.get(file_and_row[0]), RemoteIndexFile):
-                missing_files.setdefault(file_and_row[0], []).append(file_and_row[1])
+            location_and_number = index.coverage.find_index_file(position)
+            if location_and_number is None:
+                continue
+            location, number = location_and_number
+            if isinstance(index.files.get(location), RemoteIndexFile):
+                missing_files.setdefault(location, []).append(number)
         await asyncio.gather(
             *(self._load_file_rows(index, location, files) for location, files in missing_files.items())
         )
 
     async def _load_file_rows(self, index: BitmapIndex, location: str, files: Sequence[int]) -> None:
-        """Load the rows of files from a remote index file."""
+        """Load the rows of data files, given by their numbers in a remote index file."""
         file, remote = index.listed[location], index.files.pop(location)
         assert isinstance(remote, RemoteIndexFile)
 

@@ -136,7 +136,8 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
     """
     columns: list[Column] = []
     used_parts: list[tuple[Conjunct, _ConjunctIndexFile]] = []
-    separate: list[tuple[Conjunct, _ConjunctIndexFile, int]] = []
+    # The conjuncts whose columns the kernel cannot read.
+    other_conjuncts: list[tuple[Conjunct, _ConjunctIndexFile, int]] = []
     records = 0
     for conjunct in conjuncts:
         part_and_file = conjunct.find_index_file(position)
@@ -149,13 +150,13 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
             conjunct.mark_damaged(part, str(error))
             continue
         if column is None:
-            separate.append((conjunct, part, file))
+            other_conjuncts.append((conjunct, part, file))
         else:
             columns.append(column)
             used_parts.append((conjunct, part))
             records = part.records[file]
     candidate_rows = find_other_rows()
-    for conjunct, part, file in separate:
+    for conjunct, part, file in other_conjuncts:
         try:
             candidate_rows = conjunct.find_rows(part, file, candidate_rows)
         except ValueError as error:

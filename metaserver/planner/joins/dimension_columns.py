@@ -41,6 +41,9 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, compute_key_ranges
 
+_OBJECT_BYTES = 500
+"""The estimated memory of a `FileColumn` without its arrays."""
+
 
 class DimensionColumn(NamedTuple):
     """A reference to a column of a data file, with its current type."""
@@ -141,9 +144,8 @@ class FileColumn:
     @property
     def size_bytes(self) -> int:
         masks = (self._is_present, self._nans)
-        return (
-            self._packed_keys.nbytes + self._ranks.nbytes + sum(mask.nbytes for mask in masks if mask is not None) + 500
-        )
+        mask_bytes = sum(mask.nbytes for mask in masks if mask is not None)
+        return self._packed_keys.nbytes + self._ranks.nbytes + mask_bytes + _OBJECT_BYTES
 
     def find_rows_within(self, ranges: KeyRanges) -> Mask:
         """Return whether each row is within the ranges, bool[rows]. The ranges may include null and NaN."""
@@ -185,9 +187,7 @@ class FileColumn:
     def codes(self) -> tuple[Codes, Mask]:
         """The code of each row's key, uint64[rows], and bool[rows], whether the row has a key or NaN.
 
-        The type of the column must have codes as keys.
-
-        NaN has the greatest code.
+        The type of the column must have codes as keys. NaN has the greatest code.
         """
         distinct, ranks, is_present = self.ranked
         assert distinct.codes is not None
@@ -222,9 +222,11 @@ Columns = Mapping[DimensionColumn, FileColumn]
 def iterate_filtered_columns(bound: Expression, dynamic_filters: Sequence[DynamicFilter]) -> Iterator[DimensionColumn]:
     """Yield the columns that `find_rows_where` reads."""
     for predicate in collect_predicates(bound):
-        if (plain_predicate := _to_plain_condition(predicate)) is not None:
-            yield from (DimensionColumn(bound.column_id, bound.kind) for bound in collect_predicates(plain_predicate))
-    yield from (DimensionColumn(filter_.column_id, filter_.kind) for filter_ in dynamic_filters)
+        if (plain_condition := _to_plain_condition(predicate)) is not None:
+            for plain_predicate in collect_predicates(plain_condition):
+                yield DimensionColumn(plain_predicate.column_id, plain_predicate.kind)
+    for dynamic_filter in dynamic_filters:
+        yield DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)
 
 
 def find_rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], columns: Columns) -> Mask | None:
@@ -262,14 +264,14 @@ def _find_matching_rows(expression: Expression, columns: Columns) -> Mask | None
 
 def _filter_rows(predicate: Bound, columns: Columns) -> Mask | None:
     """Return whether each row may match the predicate, bool[rows], or None if it cannot be evaluated."""
-    plain_predicate = _to_plain_condition(predicate)
-    if plain_predicate is None or not isinstance(plain_predicate, Bound):
-        return None if plain_predicate is None else _find_matching_rows(plain_predicate, columns)
-    ranges = compute_key_ranges(plain_predicate, plain_predicate.kind, ComparisonSemantics.POSSIBLE)
+    condition = _to_plain_condition(predicate)
+    if condition is None or not isinstance(condition, Bound):
+        return None if condition is None else _find_matching_rows(condition, columns)
+    ranges = compute_key_ranges(condition, condition.kind, ComparisonSemantics.POSSIBLE)
     return (
         None
         if ranges is None
-        else columns[DimensionColumn(plain_predicate.column_id, plain_predicate.kind)].find_rows_within(ranges)
+        else columns[DimensionColumn(condition.column_id, condition.kind)].find_rows_within(ranges)
     )
 
 

@@ -62,6 +62,8 @@ _CONCURRENT_FILES_MAX = 4
 """The maximum number of data files of one table that are read concurrently."""
 _CONCURRENT_TABLES_MAX = 2
 """The maximum number of tables that are read and evaluated concurrently. Further tables wait, to save memory."""
+_KEY_BYTES_PER_CHARACTER = 8
+"""The estimated memory of a cache key for each character of its filter."""
 _KEYS_DIVISOR = 4
 """Key sets use at most the memory of the dimensions divided by this number."""
 
@@ -175,9 +177,9 @@ class Dimensions:
             DimensionSkipped: The keys cannot be determined, or are not ready in time.
         """
         key = request.key
-        cached_value = self._keys.get(key)
-        if cached_value is not None:
-            return cached_value
+        cached_keys = self._keys.get(key)
+        if cached_keys is not None:
+            return cached_keys
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.create_task(self._compute_key_sets(request, key), name="dimension")
@@ -239,16 +241,16 @@ class Dimensions:
         dynamic_filters, bound = request.bound_scan.dynamic_filters, request.bound_scan.bound
         async with self._concurrency:
             try:
-                file_columns = await self._read(scan.metadata, files, request.read_columns)
+                file_columns = await self._read_columns(scan.metadata, files, request.read_columns)
             except Unreadable as error:
                 raise DimensionSkipped(f"a data file cannot be read: {error}") from None
 
             def compute() -> tuple[KeySet, ...]:
                 masks = [
                     intersect_masks(
-                        find_rows_where(bound, dynamic_filters, of_file), match_rows_by_like(request.likes, of_file)
+                        find_rows_where(bound, dynamic_filters, columns), match_rows_by_like(request.likes, columns)
                     )
-                    for of_file in file_columns
+                    for columns in file_columns
                 ]
                 if request.operators:
                     return _collect_spans(request, file_columns, masks)
@@ -256,12 +258,12 @@ class Dimensions:
 
             key_sets = await asyncio.to_thread(compute)
         if scan.complete:
-            self._keys.put(
-                key, key_sets, sum(key_set.size_bytes for key_set in key_sets) + 8 * len(request.bound_scan.text)
-            )
+            # The cache key contains the text of the filter, and the predicates that were parsed from it.
+            key_bytes = _KEY_BYTES_PER_CHARACTER * len(request.bound_scan.text)
+            self._keys.put(key, key_sets, sum(key_set.size_bytes for key_set in key_sets) + key_bytes)
         return key_sets
 
-    async def _read(
+    async def _read_columns(
         self, metadata: TableMetadata, files: Sequence[ListedFile], needed_columns: Sequence[DimensionColumn]
     ) -> list[Columns]:
         """Return the columns of each data file, from the cache if possible.
@@ -296,8 +298,8 @@ def list_files_at(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:
     specs = columns.repeat_by_segment([segment.block.spec_id for segment in columns.segments]).tolist()
     identity = {spec: _find_identity_columns(scan.metadata, spec) for spec in set(specs)}
     return [
-        ListedFile((path or b"").decode(), size, count, (kind or b"").decode().lower(), identity[spec])
-        for path, size, count, kind, spec in zip(paths, sizes, records, formats, specs, strict=True)
+        ListedFile((path or b"").decode(), size, record_count, (format_ or b"").decode().lower(), identity[spec])
+        for path, size, record_count, format_, spec in zip(paths, sizes, records, formats, specs, strict=True)
     ]
 
 
@@ -406,9 +408,9 @@ def _collect_code_spans(
         for ref, _ in request.columns:
             codes, is_present = columns[ref].codes
             compared_columns.append((codes, is_present if mask is None else is_present & mask, ref.kind))
-        of_file = compute_spans(compared_columns, request.operators, kind)
-        starts.append(of_file[0])
-        ends.append(of_file[1])
+        file_starts, file_ends = compute_spans(compared_columns, request.operators, kind)
+        starts.append(file_starts)
+        ends.append(file_ends)
     return convert_spans_to_key_sets(*merge_spans(np.concatenate(starts), np.concatenate(ends)), kind)
 
 

@@ -117,8 +117,9 @@ def _find_inner_bound(
         has_values &= ~np.isin(scan.entry_ids, selection.list_entry_ids())
     positions = np.flatnonzero(has_values)
     sorted_positions = positions[np.argsort(bounds[positions], kind="stable")]
-    nearest = np.sort((sorted_positions[::-1] if extreme == MAXIMUM else sorted_positions)[:FILES_MAX])
-    files_without_deletes = nearest[[not of_file for of_file in scan.find_deletes_by_file(scan.entry_ids[nearest])]]
+    nearest_files = np.sort((sorted_positions[::-1] if extreme == MAXIMUM else sorted_positions)[:FILES_MAX])
+    deletes_by_file = scan.find_deletes_by_file(scan.entry_ids[nearest_files])
+    files_without_deletes = nearest_files[[not deletes for deletes in deletes_by_file]]
     if not len(files_without_deletes):
         return None
     return int(bounds[files_without_deletes].max() if extreme == MAXIMUM else bounds[files_without_deletes].min())

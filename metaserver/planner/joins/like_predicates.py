@@ -70,7 +70,7 @@ AnyLike = tuple[BoundLike, ...]
 
 def list_like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
     """Return the columns that the LIKE predicates compare."""
-    return [like.column for either in likes for like in either]
+    return [like.column for alternatives in likes for like in alternatives]
 
 
 def match_rows_by_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
@@ -93,13 +93,13 @@ def _match_keys(predicate: LikePredicate, keys: Distinct) -> Mask:
     starts = np.ascontiguousarray(keys.starts, dtype=np.int64)
     heap = np.ascontiguousarray(keys.heap)
     texts = pa.LargeStringArray.from_buffers(len(keys), pa.py_buffer(starts), pa.py_buffer(heap))
-    unknown: Mask = np.diff(starts) >= CLIPPED_BYTES
+    is_unknown: Mask = np.diff(starts) >= CLIPPED_BYTES
     if predicate.function is not None:
-        unknown |= ~pc.string_is_ascii(texts).to_numpy(zero_copy_only=False)
+        is_unknown |= ~pc.string_is_ascii(texts).to_numpy(zero_copy_only=False)
         texts = (pc.ascii_lower if predicate.function == "lower" else pc.ascii_upper)(texts)
     try:
         matches: Mask = pc.match_substring_regex(texts, pattern=predicate.regex).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:  # The pattern needs more memory than RE2 allows.
         return np.ones(len(keys), dtype=np.bool_)
-    is_match: Mask = (matches != predicate.negated) | unknown
+    is_match: Mask = (matches != predicate.negated) | is_unknown
     return is_match

@@ -21,7 +21,9 @@ from seamark.formats.index.keys.key_set import KeySet
 from seamark.metaserver.planner.pruning.file_pruning import pack_key
 
 RANGES_MAX = 200
+"""The maximum number of ranges in a condition."""
 KEYS_MAX = 100_000
+"""The maximum number of keys from which a condition is made."""
 _EPOCH_YEAR, _LAST_YEAR = 1970, 9999
 _DAY_HOURS, _HOUR_MICROS = 24, 3_600_000_000
 _DAY_MICROS = _DAY_HOURS * _HOUR_MICROS
@@ -59,13 +61,13 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
         if ordinal is not None:
             ordinals.add(ordinal)
 
-    def predicate(op: Op, value: int) -> Bound:
+    def make_predicate(op: Op, value: int) -> Bound:
         return Bound(op, column_id, name, kind, transform, compute_values_type(transform, kind), (value,))
 
     def make_span_condition(low: int, high: int) -> Expression:
         if low == high:
-            return predicate(Op.EQ, low)
-        return join_by_and(predicate(Op.GT_EQ, low), predicate(Op.LT_EQ, high))
+            return make_predicate(Op.EQ, low)
+        return join_by_and(make_predicate(Op.GT_EQ, low), make_predicate(Op.LT_EQ, high))
 
     return join_by_or(*(make_span_condition(low, high) for low, high in merge_ordinals(sorted(ordinals))))
 
@@ -78,8 +80,9 @@ def merge_ordinals(ordinals: Sequence[int]) -> list[tuple[int, int]]:
     if not ordinals:
         return []
     gaps = [(next_ordinal - ordinal, number) for number, (ordinal, next_ordinal) in enumerate(pairwise(ordinals), 1)]
-    widest = sorted((gap, number) for gap, number in gaps if gap > 1)[1 - RANGES_MAX :]
-    begins = [0, *sorted(number for _, number in widest)]
+    # Between `RANGES_MAX` ranges, there are `RANGES_MAX - 1` gaps.
+    widest_gaps = sorted((gap, number) for gap, number in gaps if gap > 1)[1 - RANGES_MAX :]
+    begins = [0, *sorted(number for _, number in widest_gaps)]
     return [(ordinals[begin], ordinals[end - 1]) for begin, end in pairwise([*begins, len(ordinals)])]
 
 

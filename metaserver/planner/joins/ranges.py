@@ -5,11 +5,11 @@ touch are merged. If there are too many ranges, neighbouring ranges are joined.
 
 The limits of a range are 64-bit integers in the order of the values:
 
-- integers, dates, times and decimals of up to 18 digits: the values themselves;
- - floats: the positions of their codes (`keys.py`). The greatest integer is NaN, which Spark and DuckDB order above all
-  numbers. In Trino, no comparison with NaN is true, so Trino needs no further rows;
-- texts and longer decimals: twice the rank of the value among all values of the other table. An odd number is a place
-  between two values.
+- Integers, dates, times and decimals of up to 18 digits: the values themselves.
+- Floats: the positions of their codes (`keys.py`). The greatest integer is NaN, which Spark and DuckDB order above all
+  numbers. In Trino, no comparison with NaN is true, so Trino needs no further rows.
+- Texts and longer decimals: twice the rank of the value among all values of the other table. An odd number is a
+  position between two values.
 
 The functions are pure.
 """
@@ -35,11 +35,14 @@ from seamark.formats.index.kinds.postings import rank_parts
 from seamark.formats.index.packing import Form, Longs, decode_value
 
 RANGES_MAX = 200
+"""The maximum number of spans in a condition."""
 OPERATORS = ("=", "<", "<=", ">", ">=")
 _INTEGERS = frozenset({"int", "long", "date", "timestamp", "timestamptz"})
 _COMPARABLE = (frozenset({"int", "long"}), frozenset({"date", "timestamp"}))
 """Sets of types that engines compare with each other by their exact values."""
 _DAY_US = 86_400_000_000
+_DISTANCE_BYTES = 8
+"""The number of bytes of texts from which distances are computed."""
 _FIRST_DAY, _END_DAY = -719_162, 2_932_897
 """The first day of the year 1, and the day after the year 9999. Engines represent infinity by earlier or later days."""
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
@@ -145,10 +148,10 @@ def make_span_condition(column: LimitedColumn, start: int, end: int) -> Expressi
     if start > high or end < low or start > end:
         return FALSE
 
-    def value(limit: int) -> Value:
+    def decode(limit: int) -> Value:
         return decode_value(Form.INTEGERS, column.kind, limit)
 
-    return _make_between(column, value(start) if start > low else None, value(end) if end < high else None)
+    return _make_between(column, decode(start) if start > low else None, decode(end) if end < high else None)
 
 
 def _make_between(column: LimitedColumn, low: Value | None, high: Value | None) -> Expression:
@@ -210,8 +213,9 @@ def merge_spans(starts: Longs, ends: Longs, distance: Distance = _measure_intege
     is_apart = (starts[1:] > ends[:-1]) & (starts[1:] - 1 > ends[:-1])
     begins = np.flatnonzero(is_apart) + 1
     if len(begins) >= RANGES_MAX:
-        widest = np.argsort(distance(starts[begins], ends[begins - 1]), kind="stable")[len(begins) - RANGES_MAX + 1 :]
-        begins = np.sort(begins[widest])
+        # Keep the widest gaps. Between `RANGES_MAX` spans, there are `RANGES_MAX - 1` gaps.
+        widest_gaps = np.argsort(distance(starts[begins], ends[begins - 1]), kind="stable")[1 - RANGES_MAX :]
+        begins = np.sort(begins[widest_gaps])
     return starts[np.concatenate([[0], begins])], ends[np.concatenate([begins - 1, [len(ends) - 1]])]
 
 
@@ -232,16 +236,16 @@ def compute_spans(
     rows = np.logical_and.reduce([is_present for _, is_present, _ in columns])
     low, high = get_kind_limits(kind)
     starts, ends = np.full(int(rows.sum()), low, dtype=np.int64), np.full(int(rows.sum()), high, dtype=np.int64)
-    possible = np.ones(len(starts), dtype=np.bool_)
+    is_row_possible = np.ones(len(starts), dtype=np.bool_)
     for (codes, _, other), op in zip(columns, operators, strict=True):
         values: Longs = (codes[rows] ^ np.uint64(SIGN)).view(np.int64)
         limits, is_possible = to_inclusive_limits(values, op, kind, other)
-        possible &= is_possible
+        is_row_possible &= is_possible
         if op in (">", ">="):
             starts = np.maximum(starts, limits)
         else:
             ends = np.minimum(ends, limits)
-    return merge_spans(starts[possible], ends[possible])
+    return merge_spans(starts[is_row_possible], ends[is_row_possible])
 
 
 class RankedColumn(NamedTuple):
@@ -281,32 +285,34 @@ def find_ranked_spans(
         start = np.full(int(rows.sum()), -1, dtype=np.int64)
         end = np.full(len(start), 2 * len(values), dtype=np.int64)
         for column, op in zip(columns, operators, strict=True):
-            places = 2 * next(ranks_of_part)[column.ranks[rows]]
+            positions = 2 * next(ranks_of_part)[column.ranks[rows]]
             if op in (">", ">="):
-                start = np.maximum(start, places + (op == ">"))
+                start = np.maximum(start, positions + (op == ">"))
             else:
-                end = np.minimum(end, places - (op == "<"))
+                end = np.minimum(end, positions - (op == "<"))
         starts.append(start)
         ends.append(end)
-    merged_spans = merge_spans(np.concatenate(starts), np.concatenate(ends), partial(_measure_ranks, values))
-    sides = merged_spans[0] >> 1, (merged_spans[1] + 1) >> 1
-    return _select_keys_at_ranks(values, sides[0], kind), _select_keys_at_ranks(values, sides[1], kind)
+    span_starts, span_ends = merge_spans(np.concatenate(starts), np.concatenate(ends), partial(_measure_ranks, values))
+    # The key of an odd start is the next lower value, and the key of an odd end is the next higher value.
+    start_ranks, end_ranks = span_starts >> 1, (span_ends + 1) >> 1
+    return _select_keys_at_ranks(values, start_ranks, kind), _select_keys_at_ranks(values, end_ranks, kind)
 
 
 def _measure_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
-    """Return the distance of each start from an end, as a difference of the eight bytes after the common prefix."""
+    """Return the distance of each start from an end, as a difference of the bytes after the common prefix."""
     assert values.starts is not None
     assert values.heap is not None
     begins, stops = values.starts[:-1], values.starts[1:]
+    # The values are sorted, so the common prefix of the first and the last value is common to all values.
     first, last = values.heap[begins[0] : stops[0]], values.heap[begins[-1] : stops[-1]]
     count = min(len(first), len(last))
-    differs = np.flatnonzero(first[:count] != last[:count])
-    prefix = int(differs[0]) if len(differs) else count
+    differing_positions = np.flatnonzero(first[:count] != last[:count])
+    prefix_bytes = int(differing_positions[0]) if len(differing_positions) else count
     numbers = np.zeros(len(values), dtype=np.uint64)
-    for place in range(prefix, prefix + 8):
-        has_byte = begins + place < stops
+    for position in range(prefix_bytes, prefix_bytes + _DISTANCE_BYTES):
+        has_byte = begins + position < stops
         byte = np.zeros(len(values), dtype=np.uint64)
-        byte[has_byte] = values.heap[begins[has_byte] + place]
+        byte[has_byte] = values.heap[begins[has_byte] + position]
         numbers = (numbers << np.uint64(8)) | byte
     distance: Codes = numbers[starts >> 1] - numbers[(ends + 1) >> 1]
     return distance
@@ -346,7 +352,7 @@ def _make_key_span_condition(column: LimitedColumn, start: int | bytes, end: int
     assert isinstance(start, bytes)
     assert isinstance(end, bytes)
 
-    def value(key: bytes) -> Value:
+    def decode(key: bytes) -> Value:
         return key.decode() if column.kind == "string" else decode_value(Form.STRINGS, column.kind, key)
 
-    return _make_between(column, value(start) if start != _LOWEST else None, value(end) if end != _HIGHEST else None)
+    return _make_between(column, decode(start) if start != _LOWEST else None, decode(end) if end != _HIGHEST else None)

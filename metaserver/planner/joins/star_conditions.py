@@ -74,8 +74,8 @@ def make_star_condition(
         if lookup.attribute_id == HAS_PARTNER:  # This is not the column of the dimension table with this field id.
             continue
         for key in keys:
-            same_types = key.kind == key.source_kind == definition.terms[0].source
-            if same_types and (key.column_id, key.source) == (definition.terms[0].column_id, lookup.source):
+            has_same_types = key.kind == key.source_kind == definition.terms[0].source
+            if has_same_types and (key.column_id, key.source) == (definition.terms[0].column_id, lookup.source):
                 attributes.setdefault(lookup.attribute_id, (key, definition))
     if not attributes:
         return None

@@ -3,9 +3,9 @@ row.
 
 Segments, int64[segments, 4], list the rows to read. Each segment is a stretch of rows of one block:
 
-    number of the block, its first row, number of rows, place in `picks` (-1: the rows follow one another)
+    number of the block, its first row, number of rows, start in `picks` (-1: the rows follow one another)
 
-If a segment has a place, its rows are `picks[place : place + count]`. `layout` is int64[blocks, 15] as in
+If a segment has a start, its rows are `picks[start : start + count]`. `layout` is int64[blocks, 15] as in
 `formats/index/kernels/_scan.pyx`. If a block has another form than the function reads, its values are absent. The
 outputs represent an absent integer as MISSING, the least int64.
 """
@@ -33,26 +33,26 @@ cdef extern from *:
 
     /* Codes of rows that follow one another, in the shape that compilers turn into vectors. */
     #define SEAMARK_WIDEN(NAME, CODE, TO)                                                              \\
-        SEAMARK_CLONES static void NAME(const CODE *codes, uint64_t base, TO *to, int64_t n) {         \\
-            for (int64_t i = 0; i < n; i++) to[i] = (TO)(base + codes[i]);                             \\
+        SEAMARK_CLONES static void NAME(const CODE *codes, uint64_t base, TO *target, int64_t n) {         \\
+            for (int64_t i = 0; i < n; i++) target[i] = (TO)(base + codes[i]);                             \\
         }
     #define SEAMARK_WIDENS(TO)                                 \\
         SEAMARK_WIDEN(seamark_u8_##TO, uint8_t, TO)            \\
         SEAMARK_WIDEN(seamark_u16_##TO, uint16_t, TO)          \\
         SEAMARK_WIDEN(seamark_u32_##TO, uint32_t, TO)          \\
         SEAMARK_WIDEN(seamark_u64_##TO, uint64_t, TO)          \\
-        static void seamark_widen_##TO(int width, const void *codes, uint64_t base, int64_t first, TO *to, int64_t n) { \\
-            if (width == 1) seamark_u8_##TO((const uint8_t *)codes + first, base, to, n);              \\
-            else if (width == 2) seamark_u16_##TO((const uint16_t *)codes + first, base, to, n);       \\
-            else if (width == 4) seamark_u32_##TO((const uint32_t *)codes + first, base, to, n);       \\
-            else seamark_u64_##TO((const uint64_t *)codes + first, base, to, n);                       \\
+        static void seamark_widen_##TO(int width, const void *codes, uint64_t base, int64_t first, TO *target, int64_t n) { \\
+            if (width == 1) seamark_u8_##TO((const uint8_t *)codes + first, base, target, n);              \\
+            else if (width == 2) seamark_u16_##TO((const uint16_t *)codes + first, base, target, n);       \\
+            else if (width == 4) seamark_u32_##TO((const uint32_t *)codes + first, base, target, n);       \\
+            else seamark_u64_##TO((const uint64_t *)codes + first, base, target, n);                       \\
         }
     SEAMARK_WIDENS(int64_t)
     SEAMARK_WIDENS(int32_t)
     """
     uint64_t seamark_big_endian(uint64_t code) nogil
-    void seamark_widen_int64_t(int width, const void *codes, uint64_t base, int64_t first, int64_t *to, int64_t n) nogil
-    void seamark_widen_int32_t(int width, const void *codes, uint64_t base, int64_t first, int32_t *to, int64_t n) nogil
+    void seamark_widen_int64_t(int width, const void *codes, uint64_t base, int64_t first, int64_t *target, int64_t n) nogil
+    void seamark_widen_int32_t(int width, const void *codes, uint64_t base, int64_t first, int32_t *target, int64_t n) nogil
 
 cdef enum:
     FORM = 0
@@ -84,33 +84,33 @@ ctypedef fused Real:
     double
 
 
-cdef int64_t _check(
+cdef int64_t _check_segments(
     const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks
 ) except -1:
-    """Return how many rows the segments have. Raises IndexError if a segment names a row that its block does not
+    """Return the number of rows in the segments. Raises IndexError if a segment names a row that its block does not
     have."""
-    cdef int64_t total = 0, s, i, number, first, count, at
+    cdef int64_t total = 0, s, i, number, first, count, start
     for s in range(segments.shape[0]):
-        number, first, count, at = segments[s, 0], segments[s, 1], segments[s, 2], segments[s, 3]
+        number, first, count, start = segments[s, 0], segments[s, 1], segments[s, 2], segments[s, 3]
         if number < 0 or number >= layout.shape[0] or count < 0:
             raise IndexError(f"there is no block {number}")
         total += count
         if layout[number, FORM] < 0:
             continue
-        if at < 0:
+        if start < 0:
             if first < 0 or first + count > layout[number, ROWS]:
-                raise IndexError(f"block {number} has not the rows {first} to {first + count}")
+                raise IndexError(f"block {number} does not have the rows {first} to {first + count}")
             continue
-        if at + count > picks.shape[0]:
-            raise IndexError("fewer rows are picked than the segments say")
-        for i in range(at, at + count):
+        if start + count > picks.shape[0]:
+            raise IndexError("fewer rows are picked than the segments need")
+        for i in range(start, start + count):
             if picks[i] < 0 or picks[i] >= layout[number, ROWS]:
-                raise IndexError(f"block {number} has not the row {picks[i]}")
+                raise IndexError(f"block {number} does not have the row {picks[i]}")
     return total
 
 
-def count(const int64_t[:, ::1] segments):
-    """Return how many rows the segments have."""
+def count_rows(const int64_t[:, ::1] segments):
+    """Return the number of rows in the segments."""
     cdef int64_t s, total = 0
     for s in range(segments.shape[0]):
         total += segments[s, 2]
@@ -122,30 +122,30 @@ ctypedef fused Whole:
     int64_t
 
 
-cdef void _integers(const Code *codes, uint64_t base, Whole *out, int64_t count, const int64_t *picks) noexcept nogil:
+cdef void _read_picked_integers(const Code *codes, uint64_t base, Whole *output, int64_t count, const int64_t *picks) noexcept nogil:
     cdef int64_t i
     for i in range(count):
-        out[i] = <Whole>(base + codes[picks[i]])
+        output[i] = <Whole>(base + codes[picks[i]])
 
 
-cdef void _reals(
-    const Real *codes, double *out, int64_t first, int64_t count, const int64_t *picks
+cdef void _read_reals(
+    const Real *codes, double *output, int64_t first, int64_t count, const int64_t *picks
 ) noexcept nogil:
     cdef int64_t i
     if picks == NULL:
         for i in range(count):
-            out[i] = codes[first + i]
+            output[i] = codes[first + i]
     else:
         for i in range(count):
-            out[i] = codes[picks[i]]
+            output[i] = codes[picks[i]]
 
 
-cdef inline bint _there(const uint8_t *presence, int64_t row) noexcept nogil:
+cdef inline bint _is_present(const uint8_t *presence, int64_t row) noexcept nogil:
     return (presence[row >> 3] >> (row & 7)) & 1
 
 
-cdef void _decode(
-    const int64_t *column, int64_t first, int64_t count, const int64_t *rows, Whole *to
+cdef void _decode_segment(
+    const int64_t *column, int64_t first, int64_t count, const int64_t *rows, Whole *target
 ) noexcept nogil:
     """Decode the integers of one segment. Absent values decode to undefined integers."""
     cdef int width = <int>column[WIDTH]
@@ -154,26 +154,26 @@ cdef void _decode(
     cdef int64_t i
     if width == 0:
         for i in range(count):
-            to[i] = <Whole>base
+            target[i] = <Whole>base
     elif rows == NULL:
         if Whole is int64_t:
-            seamark_widen_int64_t(width, codes, base, first, to, count)
+            seamark_widen_int64_t(width, codes, base, first, target, count)
         else:
-            seamark_widen_int32_t(width, codes, base, first, to, count)
+            seamark_widen_int32_t(width, codes, base, first, target, count)
     elif width == 1:
-        _integers(<const uint8_t *>codes, base, to, count, rows)
+        _read_picked_integers(<const uint8_t *>codes, base, target, count, rows)
     elif width == 2:
-        _integers(<const uint16_t *>codes, base, to, count, rows)
+        _read_picked_integers(<const uint16_t *>codes, base, target, count, rows)
     elif width == 4:
-        _integers(<const uint32_t *>codes, base, to, count, rows)
+        _read_picked_integers(<const uint32_t *>codes, base, target, count, rows)
     else:
-        _integers(<const uint64_t *>codes, base, to, count, rows)
+        _read_picked_integers(<const uint64_t *>codes, base, target, count, rows)
 
 
-cdef void _longs(
-    const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks, int64_t *to
+cdef void _read_segments(
+    const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks, int64_t *target
 ) noexcept nogil:
-    """Write the integers of all segments to `to`, and MISSING for absent values."""
+    """Write the integers of all segments to `target`, and MISSING for absent values."""
     cdef int64_t s, i, first, count
     cdef const int64_t *rows
     cdef const int64_t *column
@@ -185,52 +185,54 @@ cdef void _longs(
         rows = NULL if segments[s, 3] < 0 else &picks[segments[s, 3]]
         if column[FORM] != INTEGERS:
             for i in range(count):
-                to[i] = INT64_MIN
+                target[i] = INT64_MIN
         else:
-            _decode(column, first, count, rows, to)
+            _decode_segment(column, first, count, rows, target)
             presence = <const uint8_t *><size_t>column[PRESENCE]
             if presence != NULL:
                 for i in range(count):
-                    if not _there(presence, first + i if rows == NULL else rows[i]):
-                        to[i] = INT64_MIN
-        to += count
+                    if not _is_present(presence, first + i if rows == NULL else rows[i]):
+                        target[i] = INT64_MIN
+        target += count
 
 
-def longs(layouts, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+def read_longs(layouts, const int64_t[:, ::1] segments, const int64_t[::1] picks):
     """Return, for each of the layouts, the integers of the rows as int64[rows]. Absent values are MISSING."""
     cdef const int64_t[:, ::1] layout
-    cdef int64_t[::1] out
+    cdef int64_t[::1] output
     cdef int64_t total
-    found = []
-    for one in layouts:
-        layout = one
-        total = _check(layout, segments, picks)
+    result = []
+    for layout_of_column in layouts:
+        layout = layout_of_column
+        total = _check_segments(layout, segments, picks)
         values = np.empty(total, dtype=np.int64)
         if total:
-            out = values
+            output = values
             with nogil:
-                _longs(layout, segments, picks, &out[0])
-        found.append(values)
-    return found
+                _read_segments(layout, segments, picks, &output[0])
+        result.append(values)
+    return result
 
 
-cdef int64_t _mark(
+cdef int64_t _mark_present(
     const int64_t *column, int64_t first, int64_t count, const int64_t *rows, uint8_t *bits, int64_t done
 ) noexcept nogil:
-    """Set the bits of the values of one segment that are not absent. The first value has bit `done` of `bits`, whose
-    later bits are zero. Returns how many values are absent."""
+    """Set the bits of the values of one segment that are not absent, and return the number of absent values.
+
+    The bit of the first value is number `done` of `bits`. This bit and all later bits must be zero.
+    """
     cdef const uint8_t *presence = <const uint8_t *><size_t>column[PRESENCE]
-    cdef int64_t i, place, absent = 0
+    cdef int64_t i, bit, absent = 0
     for i in range(count):
-        if presence == NULL or _there(presence, first + i if rows == NULL else rows[i]):
-            place = done + i
-            bits[place >> 3] |= 1 << (place & 7)
+        if presence == NULL or _is_present(presence, first + i if rows == NULL else rows[i]):
+            bit = done + i
+            bits[bit >> 3] |= 1 << (bit & 7)
         else:
             absent += 1
     return absent
 
 
-def whole(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments):
+def are_all_present(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments):
     """Return whether each of the rows has an integer. If so, Arrow needs no bitmap for the rows."""
     cdef int64_t s
     cdef const int64_t *column
@@ -250,14 +252,14 @@ def write_integers(
     """Write the integers in Arrow's layout: `values` gets `width` bytes (4 or 8) for each row, and `bits` its validity
     bitmap. `bits` must be zeros; it is empty if no value is absent.
 
-    Returns the number of absent values, whose places in `values` are undefined. Raises ValueError if the sizes of the
+    Returns the number of absent values, whose bytes in `values` are undefined. Raises ValueError if the sizes of the
     buffers do not fit the rows.
     """
-    cdef int64_t total = _check(layout, segments, picks), s, i, first, count, done = 0, absent = 0
-    cdef bint marked = bits.shape[0] > 0
+    cdef int64_t total = _check_segments(layout, segments, picks), s, i, first, count, done = 0, absent = 0
+    cdef bint needs_bits = bits.shape[0] > 0
     cdef const int64_t *rows
     cdef const int64_t *column
-    if width not in (4, 8) or values.shape[0] != total * width or (marked and bits.shape[0] < (total + 7) // 8):
+    if width not in (4, 8) or values.shape[0] != total * width or (needs_bits and bits.shape[0] < (total + 7) // 8):
         raise ValueError("the buffers are not of the size that the rows need")
     if total == 0:
         return 0
@@ -272,114 +274,114 @@ def write_integers(
                 absent += count
             else:
                 if width == 8:
-                    _decode(column, first, count, rows, <int64_t *>&values[done * 8])
+                    _decode_segment(column, first, count, rows, <int64_t *>&values[done * 8])
                 else:
-                    _decode(column, first, count, rows, <int32_t *>&values[done * 4])
-                if marked:
-                    absent += _mark(column, first, count, rows, &bits[0], done)
+                    _decode_segment(column, first, count, rows, <int32_t *>&values[done * 4])
+                if needs_bits:
+                    absent += _mark_present(column, first, count, rows, &bits[0], done)
             done += count
     return absent
 
 
-def buffer(Py_ssize_t size):
+def allocate_buffer(Py_ssize_t size):
     """Return a bytearray that is not initialised. The functions here write all its bytes before a caller sees it."""
     return PyByteArray_FromStringAndSize(NULL, size)
 
 
-def rows(const int64_t[:, ::1] extents, const int64_t[:, ::1] segments, const int64_t[::1] picks):
-    """Return int64[rows]: the number that the view has for each row. `extents` is a layout whose bases are the numbers
-    of the blocks' first rows."""
-    cdef int64_t total = _check(extents, segments, picks)
-    found = np.empty(total, dtype=np.int64)
-    cdef int64_t[::1] out = found
-    cdef int64_t s, i, first, count, at, done = 0
+def list_entry_ids(const int64_t[:, ::1] extents, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+    """Return int64[rows]: the entry id of each row in the view. `extents` is a layout whose bases are the entry ids of
+    the blocks' first rows."""
+    cdef int64_t total = _check_segments(extents, segments, picks)
+    result = np.empty(total, dtype=np.int64)
+    cdef int64_t[::1] output = result
+    cdef int64_t s, i, first, count, start, done = 0
     with nogil:
         for s in range(segments.shape[0]):
-            first, count, at = segments[s, 1], segments[s, 2], segments[s, 3]
-            if at < 0:
+            first, count, start = segments[s, 1], segments[s, 2], segments[s, 3]
+            if start < 0:
                 first += extents[segments[s, 0], BASE]
                 for i in range(count):
-                    out[done + i] = first + i
+                    output[done + i] = first + i
             else:
                 first = extents[segments[s, 0], BASE]
                 for i in range(count):
-                    out[done + i] = first + picks[at + i]
+                    output[done + i] = first + picks[start + i]
             done += count
-    return found
+    return result
 
 
-def doubles(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+def read_doubles(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
     """Return float64[rows] with NaN for absent values."""
-    cdef int64_t total = _check(layout, segments, picks)
-    found = np.empty(total, dtype=np.float64)
-    cdef double[::1] out = found
+    cdef int64_t total = _check_segments(layout, segments, picks)
+    result = np.empty(total, dtype=np.float64)
+    cdef double[::1] output = result
     cdef int64_t s, i, number, first, count, done = 0
     cdef const int64_t *rows
-    cdef double *to
+    cdef double *target
     cdef const void *codes
     if total == 0:
-        return found
+        return result
     with nogil:
         for s in range(segments.shape[0]):
             number, first, count = segments[s, 0], segments[s, 1], segments[s, 2]
             if count == 0:
                 continue
             rows = NULL if segments[s, 3] < 0 else &picks[segments[s, 3]]
-            to = &out[done]
+            target = &output[done]
             done += count
             codes = <const void *><size_t>layout[number, CODES]
             if layout[number, FORM] != FLOATS:
                 for i in range(count):
-                    to[i] = NAN
+                    target[i] = NAN
             elif layout[number, WIDTH] == 4:
-                _reals(<const float *>codes, to, first, count, rows)
+                _read_reals(<const float *>codes, target, first, count, rows)
             else:
-                _reals(<const double *>codes, to, first, count, rows)
-    return found
+                _read_reals(<const double *>codes, target, first, count, rows)
+    return result
 
 
-cdef inline int64_t _length(const int64_t *column, int64_t row) noexcept nogil:
+cdef inline int64_t _measure_string(const int64_t *column, int64_t row) noexcept nogil:
     """Return the length of one string, or -1 if it is absent."""
-    cdef uint32_t rest = 0
+    cdef uint32_t own_size = 0
     if column[FORM] != STRINGS:
         return -1
-    if column[PRESENCE] and not _there(<const uint8_t *><size_t>column[PRESENCE], row):
+    if column[PRESENCE] and not _is_present(<const uint8_t *><size_t>column[PRESENCE], row):
         return -1
     if column[WIDTH]:
-        memcpy(&rest, <const uint8_t *><size_t>column[LENGTHS] + row * column[LENGTHS_WIDTH], column[LENGTHS_WIDTH])
-    return column[COMMON_SIZE] + rest
+        memcpy(&own_size, <const uint8_t *><size_t>column[LENGTHS] + row * column[LENGTHS_WIDTH], column[LENGTHS_WIDTH])
+    return column[COMMON_SIZE] + own_size
 
 
-cdef inline void _copy(const int64_t *column, int64_t row, int64_t size, uint8_t *to) noexcept nogil:
-    """Copy a string of `size` bytes to `to`. Up to seven bytes after the string are written, too, and the next string
+cdef inline void _copy_string(const int64_t *column, int64_t row, int64_t size, uint8_t *target) noexcept nogil:
+    """Copy a string of `size` bytes to `target`. Up to seven bytes after the string are written, too, and the next string
     overwrites them."""
-    cdef int64_t width = column[WIDTH], rest = size - column[COMMON_SIZE]
+    cdef int64_t width = column[WIDTH], own_size = size - column[COMMON_SIZE]
     cdef uint64_t code = 0
     cdef uint32_t end
-    memcpy(to, <const uint8_t *><size_t>column[COMMON], column[COMMON_SIZE])
-    if rest == 0:
+    memcpy(target, <const uint8_t *><size_t>column[COMMON], column[COMMON_SIZE])
+    if own_size == 0:
         return
-    to += column[COMMON_SIZE]
+    target += column[COMMON_SIZE]
     if width == 8:
         memcpy(&code, <const uint8_t *><size_t>column[CODES] + row * 8, 8)
     else:
         memcpy(&code, <const uint8_t *><size_t>column[CODES] + row * width, width)
         code <<= 8 * (8 - width)
     code = seamark_big_endian(code)
-    memcpy(to, &code, 8)
-    if rest > width:
+    memcpy(target, &code, 8)
+    if own_size > width:
         end = (<const uint32_t *><size_t>column[ENDS])[row]
-        memcpy(to + width, <const uint8_t *><size_t>column[TAILS] + end - (rest - width), rest - width)
+        memcpy(target + width, <const uint8_t *><size_t>column[TAILS] + end - (own_size - width), own_size - width)
 
 
-def strings(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
+def read_strings(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const int64_t[::1] picks):
     """Return (ends int64[rows + 1] with a leading 0, bytes uint8[], present uint8[rows]). An absent string has no
     bytes."""
-    cdef int64_t total = _check(layout, segments, picks)
+    cdef int64_t total = _check_segments(layout, segments, picks)
     offsets = np.zeros(total + 1, dtype=np.int64)
     valid = np.empty(total, dtype=np.uint8)
     cdef int64_t[::1] ends = offsets
-    cdef uint8_t[::1] there = valid
+    cdef uint8_t[::1] present = valid
     cdef uint8_t[::1] data
     cdef int64_t s, i, row, first, count, size, done = 0
     cdef const int64_t *rows
@@ -390,10 +392,11 @@ def strings(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const 
             first, count = segments[s, 1], segments[s, 2]
             rows = NULL if segments[s, 3] < 0 or count == 0 else &picks[segments[s, 3]]
             for i in range(count):
-                size = _length(column, first + i if rows == NULL else rows[i])
-                there[done] = size >= 0
+                size = _measure_string(column, first + i if rows == NULL else rows[i])
+                present[done] = size >= 0
                 ends[done + 1] = ends[done] + (size if size > 0 else 0)
                 done += 1
+    # `_copy_string` writes up to seven bytes after the last string.
     text = np.empty(ends[total] + 8, dtype=np.uint8)
     if ends[total] == 0:
         return offsets, text[:0], valid
@@ -408,6 +411,6 @@ def strings(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, const 
                 row = first + i if rows == NULL else rows[i]
                 size = ends[done + 1] - ends[done]
                 if size:
-                    _copy(column, row, size, &data[ends[done]])
+                    _copy_string(column, row, size, &data[ends[done]])
                 done += 1
     return offsets, text[: offsets[total]], valid

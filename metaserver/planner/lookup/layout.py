@@ -112,8 +112,9 @@ def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_ra
 
     The type of `column` must have bounds.
     """
-    sides = [_read_keys(files.find_statistics(column)) for files in snapshots]
-    axis, ranks = _build_axis([keys for pair in sides for keys in pair], by_rank)
+    bounds = [_read_keys(files.find_statistics(column)) for files in snapshots]
+    axis, ranks = _build_axis([keys for lower_and_upper in bounds for keys in lower_and_upper], by_rank)
+    # The lower and the upper bounds of the snapshots alternate.
     pairs = zip(ranks[::2], ranks[1::2], strict=True)
     return axis, [
         Ranges(files.file_count, lower, upper) for files, (lower, upper) in zip(snapshots, pairs, strict=True)
@@ -167,15 +168,15 @@ def _read_keys(stats: FoundStatistics) -> tuple[Any, Any]:
     return lower[is_known], upper[is_known]
 
 
-def _build_axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]:
-    """Return the axis of all keys, and for each item of `sides`, the ranks of its keys."""
-    if any(isinstance(side, list) for side in sides):
-        texts: list[Key] = sorted({key for side in sides for key in side})
+def _build_axis(bounds: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]:
+    """Return the axis of all keys, and for each item of `bounds`, the ranks of its keys."""
+    if any(isinstance(item, list) for item in bounds):
+        texts: list[Key] = sorted({key for item in bounds for key in item})
         rank_by_key = {key: number for number, key in enumerate(texts)}
-        ranks = [np.array([rank_by_key[key] for key in side], dtype=np.int64) for side in sides]
+        ranks = [np.array([rank_by_key[key] for key in item], dtype=np.int64) for item in bounds]
         return Axis(texts, _place_evenly(len(texts)), False), ranks
-    keys = np.unique(np.concatenate(list(sides)))
-    ranks = [np.searchsorted(keys, side).astype(np.int64) for side in sides]
+    keys = np.unique(np.concatenate(list(bounds)))
+    ranks = [np.searchsorted(keys, item).astype(np.int64) for item in bounds]
     values = keys.astype(np.float64)
     by_value = not by_rank and len(keys) > 1 and bool(np.isfinite(values[[0, -1]] / 2).all())
     if by_value:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.types.transforms import UNITS_PER_DAY
+from seamark.formats.index.keys.keys import WIDE_DECIMAL_BYTES
 from seamark.formats.index.packing import MISSING, Form, Longs, Packed, PackedColumn, get_form
 from seamark.metaserver.index.blocks.block import COUNTS, Block
 from seamark.metaserver.planner.lookup import _lookup
@@ -34,7 +35,7 @@ from seamark.metaserver.planner.view.view import (
 )
 
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
-_SIDES_MAX = 256
+_CACHED_COLUMNS_MAX = 256
 """The maximum number of columns whose layouts are cached for a view. A layout takes 150 bytes for each block."""
 _SIDES = frozenset({"lower", "upper"})
 _ABSENT_LONG = MISSING.to_bytes(8, "little", signed=True)
@@ -96,7 +97,7 @@ class FoundFiles:
 
     def __init__(self, view: TableView, segments: Longs, picks: Longs = _NO_PICKS) -> None:
         self.view = view
-        self.file_count = _lookup.count(segments)
+        self.file_count = _lookup.count_rows(segments)
         self._table, self._picks = segments, picks
         self._layouts = _get_layouts(view)
 
@@ -113,7 +114,7 @@ class FoundFiles:
 
     def list_entry_ids(self) -> Longs:
         """Return the entry ids of the files in the view, int64[files]."""
-        return _lookup.rows(self.view.extents, self._table, self._picks)
+        return _lookup.list_entry_ids(self.view.extents, self._table, self._picks)
 
     def read_longs(self, name: str) -> Longs:
         """Return an integer field of the manifest entries, int64[files]; MISSING for null. See `Block.read_longs`.
@@ -135,14 +136,14 @@ class FoundFiles:
 
         Entries without a sequence number inherit the sequence number of the manifest (spec, "Inheritance").
         """
-        return self._inherit_longs("sequence_number", lambda manifest: manifest.sequence_number)
+        return self._read_inherited_longs("sequence_number", lambda manifest: manifest.sequence_number)
 
     def read_snapshot_ids(self) -> Longs:
         """Return the id of the snapshot that added each file, int64[files].
 
         Entries without a snapshot id inherit the snapshot id of the manifest.
         """
-        return self._inherit_longs("snapshot_id", lambda manifest: manifest.added_snapshot_id)
+        return self._read_inherited_longs("snapshot_id", lambda manifest: manifest.added_snapshot_id)
 
     def find_statistics(self, column: RequestedColumn) -> FoundStatistics:
         return FoundStatistics(self, column)
@@ -164,7 +165,7 @@ class FoundFiles:
         segments[:, 2] = high - low
         return FoundFiles(self.view, segments[high > low], self._picks)
 
-    def _inherit_longs(self, name: str, get_inherited_value: Callable[[ManifestFile], int | None]) -> Longs:
+    def _read_inherited_longs(self, name: str, get_inherited_value: Callable[[ManifestFile], int | None]) -> Longs:
         """Return an integer field of the entries. An entry without a value inherits the value of its manifest.
 
         Args:
@@ -173,35 +174,35 @@ class FoundFiles:
         stored_values = self.read_longs(name)
         is_missing = stored_values == MISSING
         if is_missing.any():
-            inherited_properties = [
+            inherited_values = [
                 get_inherited_value(self.view.manifests[number]) for number in self._table[:, 0].tolist()
             ]
             stored_values = np.where(
                 is_missing,
-                self.repeat_by_segment([MISSING if value is None else value for value in inherited_properties]),
+                self.repeat_by_segment([MISSING if value is None else value for value in inherited_values]),
                 stored_values,
             )
         return stored_values
 
-    def _read_longs(self, sides: tuple[BoundColumn, ...]) -> Longs:
-        side = _find_side_of_form(sides, Form.INTEGERS)
-        if side is None:
+    def _read_longs(self, bound_columns: tuple[BoundColumn, ...]) -> Longs:
+        bound_column = _find_column_of_form(bound_columns, Form.INTEGERS)
+        if bound_column is None:
             return np.ndarray(self.file_count, np.int64, _ABSENT_LONG, strides=(0,))
-        return _lookup.longs((side.layout,), self._table, self._picks)[0]
+        return _lookup.read_longs((bound_column.layout,), self._table, self._picks)[0]
 
-    def _read_doubles(self, sides: tuple[BoundColumn, ...]) -> npt.NDArray[np.float64]:
-        side = _find_side_of_form(sides, Form.FLOATS)
-        if side is None:
+    def _read_doubles(self, bound_columns: tuple[BoundColumn, ...]) -> npt.NDArray[np.float64]:
+        bound_column = _find_column_of_form(bound_columns, Form.FLOATS)
+        if bound_column is None:
             return np.ndarray(self.file_count, np.float64, _ABSENT_DOUBLE, strides=(0,))
-        return _lookup.doubles(side.layout, self._table, self._picks)
+        return _lookup.read_doubles(bound_column.layout, self._table, self._picks)
 
-    def _read_strings(self, sides: tuple[BoundColumn, ...]) -> Strings:
-        """Return the strings of a stored column, or missing values if none of its forms (`sides`) is strings."""
-        side = _find_side_of_form(sides, Form.STRINGS)
-        if side is None:
+    def _read_strings(self, bound_columns: tuple[BoundColumn, ...]) -> Strings:
+        """Return the strings of a stored column, or missing values if none of `bound_columns` has strings."""
+        bound_column = _find_column_of_form(bound_columns, Form.STRINGS)
+        if bound_column is None:
             files = self.file_count
             return Strings(np.zeros(files + 1, np.int64), np.empty(0, np.uint8), np.zeros(files, np.uint8))
-        return Strings(*_lookup.strings(side.layout, self._table, self._picks))
+        return Strings(*_lookup.read_strings(bound_column.layout, self._table, self._picks))
 
 
 class FoundStatistics:
@@ -225,19 +226,19 @@ class FoundStatistics:
         block_numbers, layouts = [], []
         for number, name in enumerate(names):
             if name not in _SIDES:
-                sides = layouts_of_view.counts(view, name, column_id)
+                bound_columns = layouts_of_view.find_counts(view, name, column_id)
             elif is_plain:
-                sides = layouts_of_view.read_bounds(view, name, column_id)
+                bound_columns = layouts_of_view.read_bounds(view, name, column_id)
             else:
                 results[number] = self.read_bounds(name)
                 continue
-            side = _find_side_of_form(sides, Form.INTEGERS)
-            if side is None:
+            bound_column = _find_column_of_form(bound_columns, Form.INTEGERS)
+            if bound_column is None:
                 results[number] = files._read_longs(())
             else:
                 block_numbers.append(number)
-                layouts.append(side.layout)
-        for number, longs in zip(block_numbers, _lookup.longs(layouts, files._table, files._picks), strict=True):
+                layouts.append(bound_column.layout)
+        for number, longs in zip(block_numbers, _lookup.read_longs(layouts, files._table, files._picks), strict=True):
             results[number] = longs
         return results
 
@@ -245,7 +246,7 @@ class FoundStatistics:
         """Return the result of `counts` as a lazy column."""
         files = self._files
         return IntegerColumn(
-            files, _find_side_of_form(files._layouts.counts(files.view, name, self.column.id), Form.INTEGERS)
+            files, _find_column_of_form(files._layouts.find_counts(files.view, name, self.column.id), Form.INTEGERS)
         )
 
     def read_integer_bounds(self, side: str) -> IntegerColumn | None:
@@ -258,7 +259,7 @@ class FoundStatistics:
             return None
         files = self._files
         return IntegerColumn(
-            files, _find_side_of_form(files._layouts.read_bounds(files.view, side, self.column.id), Form.INTEGERS)
+            files, _find_column_of_form(files._layouts.read_bounds(files.view, side, self.column.id), Form.INTEGERS)
         )
 
     def counts(self, name: str) -> Longs:
@@ -266,7 +267,7 @@ class FoundStatistics:
 
         The names are `value_counts`, `null_value_counts`, `nan_value_counts` and `column_sizes`.
         """
-        return self._files._read_longs(self._files._layouts.counts(self._files.view, name, self.column.id))
+        return self._files._read_longs(self._files._layouts.find_counts(self._files.view, name, self.column.id))
 
     def read_bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
         """Return the lower or the upper bounds of the files.
@@ -276,15 +277,15 @@ class FoundStatistics:
         with more than 18 digits are 16 bytes, the big-endian unscaled value plus 2**127.
         """
         files, kind = self._files, self.column.kind
-        sides = files._layouts.read_bounds(files.view, side, self.column.id)
+        bound_columns = files._layouts.read_bounds(files.view, side, self.column.id)
         if self.form is Form.FLOATS:
-            return files._read_doubles(sides)
+            return files._read_doubles(bound_columns)
         if self.form is Form.STRINGS:
-            strings = files._read_strings(sides)
-            if kind.startswith("decimal") and _find_side_of_form(sides, Form.INTEGERS) is not None:
-                return _widen_decimals(strings, files._read_longs(sides))
+            strings = files._read_strings(bound_columns)
+            if kind.startswith("decimal") and _find_column_of_form(bound_columns, Form.INTEGERS) is not None:
+                return _widen_decimals(strings, files._read_longs(bound_columns))
             return strings
-        longs = files._read_longs(sides)
+        longs = files._read_longs(bound_columns)
         if kind in UNITS_PER_DAY and kind != "date":
             return self._promote_dates(longs)
         return longs
@@ -312,7 +313,7 @@ class IntegerColumn:
     def __init__(self, files: FoundFiles, bounds: BoundColumn | None) -> None:
         self._files = files
         self._layout = None if bounds is None else bounds.layout
-        self.nullable = self._layout is None or not _lookup.whole(self._layout, files._table)
+        self.nullable = self._layout is None or not _lookup.are_all_present(self._layout, files._table)
         """True if some rows may have no value."""
 
     def write(self, values: memoryview, width: int, bits: memoryview) -> int:
@@ -350,17 +351,19 @@ def find_files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
     edges = np.flatnonzero(np.diff(ordinals)) + 1
     starts, ends = np.append(0, edges), np.append(edges, len(entry_ids))
     counts, firsts = ends - starts, local[starts]
-    consecutive = local[ends - 1] - firsts + 1 == counts
+    is_consecutive = local[ends - 1] - firsts + 1 == counts
     numbers = np.searchsorted(view.ordinals, ordinals[starts])
-    segments = np.stack([numbers, np.where(consecutive, firsts, 0), counts, np.where(consecutive, -1, starts)], axis=1)
+    segments = np.stack(
+        [numbers, np.where(is_consecutive, firsts, 0), counts, np.where(is_consecutive, -1, starts)], axis=1
+    )
     return FoundFiles(view, segments.astype(np.int64, copy=False), local)
 
 
-def _find_side_of_form(sides: tuple[BoundColumn, ...], form: Form) -> BoundColumn | None:
+def _find_column_of_form(bound_columns: tuple[BoundColumn, ...], form: Form) -> BoundColumn | None:
     """Return the layout whose values have this form, or None."""
-    for side in sides:
-        if side.form is form:
-            return side
+    for bound_column in bound_columns:
+        if bound_column.form is form:
+            return bound_column
     return None
 
 
@@ -369,17 +372,18 @@ def _widen_decimals(strings: Strings, longs: Longs) -> Strings:
 
     `longs` contains the decimals with at most 18 digits, and `strings` contains the longer decimals.
     """
-    has_short = longs != MISSING
+    is_short = longs != MISSING
     rows = len(longs)
-    matrix = np.zeros((rows, 16), dtype=np.uint8)
-    matrix[strings.present != 0] = strings.data.reshape(-1, 16)
+    matrix = np.zeros((rows, WIDE_DECIMAL_BYTES), dtype=np.uint8)
+    matrix[strings.present != 0] = strings.data.reshape(-1, WIDE_DECIMAL_BYTES)
+    # The form is the value plus 2**127, so its upper half is the sign extension of the value (0 or -1) plus 2**63.
     high = np.where(longs < 0, (1 << 63) - 1, 1 << 63).astype(np.uint64)
-    short_rows = np.stack([high, longs.view(np.uint64)], axis=1).astype(">u8").view(np.uint8).reshape(rows, 16)
-    matrix[has_short] = short_rows[has_short]
-    is_present = ((strings.present != 0) | has_short).astype(np.uint8)
+    halves = np.stack([high, longs.view(np.uint64)], axis=1).astype(">u8")
+    matrix[is_short] = halves.view(np.uint8).reshape(rows, WIDE_DECIMAL_BYTES)[is_short]
+    is_present = ((strings.present != 0) | is_short).astype(np.uint8)
     ends = np.zeros(rows + 1, dtype=np.int64)
     np.cumsum(is_present, out=ends[1:])
-    return Strings(ends * 16, matrix[is_present != 0].reshape(-1), is_present)
+    return Strings(ends * WIDE_DECIMAL_BYTES, matrix[is_present != 0].reshape(-1), is_present)
 
 
 # Column layouts
@@ -396,55 +400,62 @@ class _Layouts:
         self.whole: Longs = np.zeros((len(view.blocks), 4), dtype=np.int64)
         """int64[blocks, 4]: for each block, the segment of all of its rows."""
         self.whole[:, 0] = np.arange(len(view.blocks))
-        self.whole[:, 2] = view.extents[:, 4]
+        self.whole[:, 2] = view.row_counts
         self.whole[:, 3] = -1
-        self._sides: dict[tuple[str, int], tuple[BoundColumn, ...]] = {}
+        self._bound_columns: dict[tuple[str, int], tuple[BoundColumn, ...]] = {}
 
     @property
     def size_bytes(self) -> int:
-        return self.whole.nbytes + sum(side.size_bytes for sides in list(self._sides.values()) for side in sides)
+        cached_columns = [column for columns in list(self._bound_columns.values()) for column in columns]
+        return self.whole.nbytes + sum(column.size_bytes for column in cached_columns)
 
     def read_longs(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         """Return the layouts of a column of numbers in all blocks."""
-        cached_value = self._sides.get(key := (name, _NUMBER))
+        cached_columns = self._bound_columns.get(key := (name, _NUMBER))
         return (
-            self._read(view, key, lambda block: _get_packing(block.find_long_column(name)))
-            if cached_value is None
-            else cached_value
+            self._compute_layouts(view, key, lambda block: _get_packing(block.find_long_column(name)))
+            if cached_columns is None
+            else cached_columns
         )
 
     def read_texts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         """Return the layouts of a column of texts in all blocks."""
-        cached_value = self._sides.get(key := (name, _TEXT))
+        cached_columns = self._bound_columns.get(key := (name, _TEXT))
         return (
-            self._read(view, key, lambda block: _get_packing(block.find_text_column(name)))
-            if cached_value is None
-            else cached_value
+            self._compute_layouts(view, key, lambda block: _get_packing(block.find_text_column(name)))
+            if cached_columns is None
+            else cached_columns
         )
 
-    def counts(self, view: TableView, name: str, column_id: int) -> tuple[BoundColumn, ...]:
-        cached_value = self._sides.get(key := (name, column_id))
+    def find_counts(self, view: TableView, name: str, column_id: int) -> tuple[BoundColumn, ...]:
+        """Return the layouts of the counts of a column in all blocks."""
+        cached_columns = self._bound_columns.get(key := (name, column_id))
         return (
-            self._read(view, key, lambda block: _get_packed_counts(block, name, column_id))
-            if cached_value is None
-            else cached_value
+            self._compute_layouts(view, key, lambda block: _get_packed_counts(block, name, column_id))
+            if cached_columns is None
+            else cached_columns
         )
 
     def read_bounds(self, view: TableView, side: str, column_id: int) -> tuple[BoundColumn, ...]:
-        cached_value = self._sides.get(key := (side, column_id))
-        if cached_value is None:
-            cached_value = self._read(view, key, lambda block: _get_packing(block.get_bound_column(side, column_id)))
-        return cached_value
+        """Return the layouts of the lower or upper bounds of a column in all blocks."""
+        cached_columns = self._bound_columns.get(key := (side, column_id))
+        if cached_columns is None:
+            cached_columns = self._compute_layouts(
+                view, key, lambda block: _get_packing(block.get_bound_column(side, column_id))
+            )
+        return cached_columns
 
-    def _read(
+    def _compute_layouts(
         self, view: TableView, key: tuple[str, int], get_packed: Callable[[Block], Packed | None]
     ) -> tuple[BoundColumn, ...]:
         """Compute the layouts of a column, and cache them."""
-        sides = compute_bound_columns(view, make_object_array([get_packed(block) for block in view.blocks]), None)
-        if len(self._sides) >= _SIDES_MAX:
-            self._sides.clear()
-        self._sides[key] = sides
-        return sides
+        bound_columns = compute_bound_columns(
+            view, make_object_array([get_packed(block) for block in view.blocks]), None
+        )
+        if len(self._bound_columns) >= _CACHED_COLUMNS_MAX:
+            self._bound_columns.clear()
+        self._bound_columns[key] = bound_columns
+        return bound_columns
 
 
 _NUMBER, _TEXT = -1, -2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, compute_partition_end_ms, find_time_columns
@@ -13,8 +15,11 @@ from seamark.metaserver.index.blocks.block import read_longs_at
 from seamark.metaserver.planner.view.view import ENTRY_MASK, TableView
 
 _FAR_MS = 1 << 62
+"""A time in the far future."""
 _LISTED_VALUES_MAX = 64
+"""The maximum number of values whose minimum Python computes, which is faster than numpy for few values."""
 _TIMES_BYTES, _TIME_BYTES = 500, 300
+"""The estimated memory of a `_TimesOfView` without its time columns, and of one time column."""
 
 
 def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int | None:
@@ -26,7 +31,7 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
         None if the end of a partition is unknown.
     """
     oldest = _FAR_MS
-    for number, of_block in _group_ids_by_block(view, rows):
+    for number, ids_of_block in _group_ids_by_block(view, rows):
         time_and_column = _find_time_column(view, number, metadata)
         if time_and_column is None:
             return None
@@ -36,11 +41,10 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
         if column.packed.width == 0 and column.packed.presence == NONE:
             oldest = min(oldest, compute_partition_end_ms(time, column.packed.base))
             continue
-        values = read_longs_at(column, of_block & ENTRY_MASK)
+        values = read_longs_at(column, ids_of_block & ENTRY_MASK)
         if column.packed.presence != NONE:
             values = values[values != MISSING]
         if len(values):
-            # Most plans keep few files, and `min` of a short list is faster.
             earliest = min(values.tolist()) if len(values) <= _LISTED_VALUES_MAX else int(values.min())
             oldest = min(oldest, compute_partition_end_ms(time, earliest))
     return oldest
@@ -48,7 +52,7 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
 
 def group_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
     """Return (block number, rows of the block) for each block that contains some of the ascending entry ids."""
-    return [(number, of_block & ENTRY_MASK) for number, of_block in _group_ids_by_block(view, entry_ids)]
+    return [(number, ids_of_block & ENTRY_MASK) for number, ids_of_block in _group_ids_by_block(view, entry_ids)]
 
 
 def _group_ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
@@ -97,6 +101,16 @@ def _find_time_column(
     return time, None if kind_and_column[1] is None else block.read_column(kind_and_column[1])
 
 
+class _CachedTimes(NamedTuple):
+    """The time column of each spec, and the metadata in which the columns were found."""
+
+    schemas: tuple[Schema, ...]
+    schema_id: int
+    specs: tuple[PartitionSpec, ...]
+    time_columns: dict[int, TimeColumn | None]
+    """The time column by spec id, or None if the spec does not have exactly one."""
+
+
 class _TimesOfView:
     """The time column of each spec, for the metadata of the latest plan.
 
@@ -104,10 +118,7 @@ class _TimesOfView:
     """
 
     def __init__(self) -> None:
-        self._last_columns: (
-            tuple[tuple[Schema, ...], int, tuple[PartitionSpec, ...], dict[int, TimeColumn | None]] | None
-        )
-        self._last_columns = None
+        self._cached_times: _CachedTimes | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -115,25 +126,22 @@ class _TimesOfView:
 
         Schemas and specs are not included, because other metadata of the table share them.
         """
-        cached_times = self._last_columns
-        return _TIMES_BYTES if cached_times is None else _TIMES_BYTES + _TIME_BYTES * len(cached_times[3])
+        cached_times = self._cached_times
+        return _TIMES_BYTES if cached_times is None else _TIMES_BYTES + _TIME_BYTES * len(cached_times.time_columns)
 
     def find_time_column(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
         """Return the time column by which a spec partitions, or None if there is not exactly one such column."""
-        cached_times = self._last_columns
+        cached_times = self._cached_times
         if (
             cached_times is None
-            or cached_times[1] != metadata.current_schema_id
-            or cached_times[0] != metadata.schemas
-            or cached_times[2] != metadata.partition_specs
+            or cached_times.schema_id != metadata.current_schema_id
+            or cached_times.schemas != metadata.schemas
+            or cached_times.specs != metadata.partition_specs
         ):
-            cached_times = self._last_columns = (
-                metadata.schemas,
-                metadata.current_schema_id,
-                metadata.partition_specs,
-                {},
+            cached_times = self._cached_times = _CachedTimes(
+                metadata.schemas, metadata.current_schema_id, metadata.partition_specs, {}
             )
-        by_spec = cached_times[3]
+        by_spec = cached_times.time_columns
         if spec_id not in by_spec:
             spec = metadata.spec(spec_id)
             times = [] if spec is None else find_time_columns(metadata, spec)

@@ -94,11 +94,11 @@ def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
     for column in segment.block.partition_columns:
         if column is None or (column.packed.width == 0 and column.packed.presence == NONE):
             continue
-        _, of_column = np.unique(_read_ordinals(column, rows), return_inverse=True)
+        _, value_numbers = np.unique(_read_ordinals(column, rows), return_inverse=True)
         # Numbers are assigned again after each column, so that the product stays below the square of the number of
         # files.
         _, group_numbers = np.unique(
-            group_numbers * (int(of_column.max(initial=0)) + 1) + of_column, return_inverse=True
+            group_numbers * (int(value_numbers.max(initial=0)) + 1) + value_numbers, return_inverse=True
         )
     _, first, group_numbers = np.unique(group_numbers, return_index=True, return_inverse=True)
     order = np.argsort(first)

@@ -53,18 +53,19 @@ from seamark.formats.runtime.memoization import memoize
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
 from seamark.metaserver.planner.view.selection import FileSelection
-from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.planner.view.view import SOME_FILES, TableView
 
 TEXT_MAX = 10_000
+"""The maximum number of characters of a prefix."""
 _NULLS = ("null", "__HIVE_DEFAULT_PARTITION__")
-_ORDINAL = {
+_ORDINAL_PATTERNS = {
     "year": re.compile(r"([+-]?\d{1,6})"),
     "month": re.compile(r"([+-]?\d{1,6})-(\d\d)"),
     "hour": re.compile(r"([+-]?\d{1,6}-\d\d-\d\d)-(\d\d)"),
 }
 
 
-class _Raw(NamedTuple):
+class _RawValue(NamedTuple):
     """An unparsed value of the request.
 
     Attributes:
@@ -93,7 +94,7 @@ class Prefix:
         is needed.
         """
         if self.by_spec is None:
-            return np.flatnonzero(view.extents[:, 4])
+            return np.flatnonzero(view.row_counts)
         matching_blocks: list[Longs] = []
         for spec_id, expression in self.by_spec.items():
             if expression == FALSE:
@@ -140,12 +141,16 @@ class _BlockValues:
 
     def __init__(self, view: TableView, spec_id: int, field_id: int, kind: str) -> None:
         column = view.partition(field_id, kind)
-        of_spec = [number for number in np.flatnonzero(view.spec_ids == spec_id).tolist() if view.blocks[number].rows]
-        self.complete = bool(column.known[of_spec].all()) and all(side.form is not Form.FLOATS for side in column.sides)
-        self.some_null = any(column.nulls[number] == 2 for number in of_spec)
+        numbers_of_spec = [
+            number for number in np.flatnonzero(view.spec_ids == spec_id).tolist() if view.blocks[number].rows
+        ]
+        self.complete = bool(column.known[numbers_of_spec].all()) and all(
+            side.form is not Form.FLOATS for side in column.sides
+        )
+        self.has_mixed_nulls = any(column.nulls[number] == SOME_FILES for number in numbers_of_spec)
         by_key: dict[_Key, list[int]] = {}
         mixed_blocks: list[int] = []
-        for number in of_spec:
+        for number in numbers_of_spec:
             packed_values = column.packed[number]
             if packed_values is None:
                 by_key.setdefault(None, []).append(number)
@@ -158,9 +163,9 @@ class _BlockValues:
         self._by_key = {key: np.array(numbers, dtype=np.int64) for key, numbers in by_key.items()}
         self._mixed_blocks = []
         for side in column.sides:
-            of_side = [number for number in mixed_blocks if side.packed[number] is not None]
-            if of_side:
-                self._mixed_blocks.append((side.form, side.low[of_side], side.high[of_side]))
+            numbers = [number for number in mixed_blocks if side.packed[number] is not None]
+            if numbers:
+                self._mixed_blocks.append((side.form, side.low[numbers], side.high[numbers]))
         self._forms = [side.form for side in column.sides]
         longs = sum(numbers.nbytes for numbers in self._by_key.values())
         self.size_bytes = longs + _KEY_BYTES * len(by_key) + sum(low.nbytes * 2 for _, low, _ in self._mixed_blocks)
@@ -174,7 +179,7 @@ class _BlockValues:
         if not self.complete:
             return None
         if predicate.op is Op.IS_NULL:
-            return None if self.some_null else self._by_key.get(None, _NO_BLOCKS)
+            return None if self.has_mixed_nulls else self._by_key.get(None, _NO_BLOCKS)
         if predicate.op is not Op.EQ:
             return None
         for form, low, high in self._mixed_blocks:
@@ -211,11 +216,11 @@ class _BlockValuesCache:
 
 def _get_block_values(view: TableView, spec_id: int, predicate: Bound) -> _BlockValues:
     """Return the distinct values of a partition field in each block. They are cached with the view."""
-    known_values = view.derived.get(_BlockValuesCache) or view.derived.keep(_BlockValuesCache())
+    cached_values = view.derived.get(_BlockValuesCache) or view.derived.keep(_BlockValuesCache())
     key = (spec_id, predicate.column_id, predicate.kind)
-    values = known_values.by_field.get(key)
+    values = cached_values.by_field.get(key)
     if values is None:
-        values = known_values.by_field[key] = _BlockValues(view, *key)
+        values = cached_values.by_field[key] = _BlockValues(view, *key)
     return values
 
 
@@ -304,16 +309,20 @@ class PrefixCache:
             BadRequest: The prefix is invalid.
         """
         version = (id(metadata.partition_specs), id(metadata.schemas), metadata.current_schema_id)
-        cached_value = self._cache.get((*version, text))
-        if cached_value is not None:
-            return cached_value[1]
-        table = self._cache.get((*version, None))
-        if table is None:
-            table = (_collect_table_fields(metadata), EVERYTHING)
-            self._cache.put((*version, None), table, measure_object_bytes(table[0].fields))
-        prefix = _read_prefix(text, table[0])
+        fields_and_prefix = self._cache.get((*version, text))
+        if fields_and_prefix is not None:
+            return fields_and_prefix[1]
+        # The fields of a table have a cache entry of their own, whose text is None.
+        fields_and_everything = self._cache.get((*version, None))
+        if fields_and_everything is None:
+            fields_and_everything = (_collect_table_fields(metadata), EVERYTHING)
+            self._cache.put(
+                (*version, None), fields_and_everything, measure_object_bytes(fields_and_everything[0].fields)
+            )
+        fields = fields_and_everything[0]
+        prefix = _read_prefix(text, fields)
         if len(text) <= _CACHED_TEXT_MAX:
-            self._cache.put((*version, text), (table[0], prefix), measure_object_bytes(prefix))
+            self._cache.put((*version, text), (fields, prefix), measure_object_bytes(prefix))
         return prefix
 
 
@@ -324,7 +333,7 @@ def _collect_table_fields(metadata: TableMetadata) -> _TableFields:
     return _TableFields(specs, metadata.schemas, fields)
 
 
-def _parse_partition(text: str) -> dict[str, _Raw]:
+def _parse_partition(text: str) -> dict[str, _RawValue]:
     """Split a prefix into its unparsed values, by field name.
 
     Raises:
@@ -334,8 +343,8 @@ def _parse_partition(text: str) -> dict[str, _Raw]:
         raise BadRequest(f"partition has {len(text)} characters; the limit is {TEXT_MAX} characters")
     if text.startswith("{"):
         items = decode_json(text.encode("utf-8", "surrogatepass"), "partition")
-        return {name: _Raw(value, path=False) for name, value in items.items()}
-    values: dict[str, _Raw] = {}
+        return {name: _RawValue(value, path=False) for name, value in items.items()}
+    values: dict[str, _RawValue] = {}
     for part in text.strip("/").split("/") if text.strip("/") else ():
         name, equals, value = part.partition("=")
         name = unquote(name) if "%" in name else name
@@ -343,11 +352,11 @@ def _parse_partition(text: str) -> dict[str, _Raw]:
             raise BadRequest(f"partition has {part[:100]!r}; expected name=value, as in day=2024-01-01/bucket=3")
         if name in values:
             raise BadRequest(f"partition has the field {name[:100]!r} twice; send each field once")
-        values[name] = _Raw(unquote(value.replace("+", "%2B")), path=True)
+        values[name] = _RawValue(unquote(value.replace("+", "%2B")), path=True)
     return values
 
 
-def _group_filters(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expression]:
+def _group_filters(fields: _Fields, values: dict[str, _RawValue]) -> dict[int, Expression]:
     """Return the condition on the partition values of each spec.
 
     Raises:
@@ -414,7 +423,7 @@ def _find_result_type(transform: str, kind: str) -> str:
     return compute_result_type(canonicalize_transform(transform), canonicalize_primitive(kind))
 
 
-def _make_predicate(field: _Field, raw: _Raw) -> Expression:
+def _make_predicate(field: _Field, raw: _RawValue) -> Expression:
     """Return the predicate that a partition field has a value.
 
     Raises:
@@ -433,7 +442,7 @@ def _make_predicate(field: _Field, raw: _Raw) -> Expression:
     return Bound(Op.EQ, field.id, field.name, kind, "identity", kind, (value,))
 
 
-def _parse_value(field: _Field, raw: _Raw) -> Value | None:
+def _parse_value(field: _Field, raw: _RawValue) -> Value | None:
     """Parse a value of the request.
 
     Returns:
@@ -444,7 +453,7 @@ def _parse_value(field: _Field, raw: _Raw) -> Value | None:
     """
     raw_value = raw.value
     if isinstance(raw_value, str):
-        if field.transform in _ORDINAL:
+        if field.transform in _ORDINAL_PATTERNS:
             return _parse_ordinal(field.transform, raw_value)
         if field.base in ("float", "double") and raw_value.lower().lstrip("+-") in _FLOATS:
             return float(raw_value)
@@ -468,7 +477,7 @@ _FLOATS = ("nan", "infinity")
 
 def _parse_ordinal(transform: str, text: str) -> int:
     """Parse a year, month or hour in Iceberg's format, and return its number since 1970 ("Partition Transforms")."""
-    match = _ORDINAL[transform].fullmatch(text)
+    match = _ORDINAL_PATTERNS[transform].fullmatch(text)
     example = {"year": "2024", "month": "2024-01", "hour": "2024-01-01-05"}[transform]
     if match is None:
         raise ValueError(f"{text[:100]!r} is not a valid {transform}; write it like {example}")

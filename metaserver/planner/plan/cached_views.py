@@ -34,6 +34,7 @@ _DELETE_BYTES = 300
 _HOLDER_BUDGET_DIVISOR = 2
 """If a principal's views use more than the budget divided by this number, they are evicted first."""
 _EVICTED = -1
+"""The value of `CachedView.charged_bytes` after the view was evicted."""
 _COMPARED_VIEWS_MAX = 16
 """The maximum number of recent views in which blocks of a new view are searched."""
 
@@ -106,9 +107,9 @@ class _PrincipalMemory:
 
     def _update_block_size(self, block: Block, count_and_bytes: list[int]) -> None:
         """Update the counted size of a block."""
-        now_bytes = block.size_bytes
-        self.size_bytes += now_bytes - count_and_bytes[1]
-        count_and_bytes[1] = now_bytes
+        current_bytes = block.size_bytes
+        self.size_bytes += current_bytes - count_and_bytes[1]
+        count_and_bytes[1] = current_bytes
 
     def remove(self, key: ViewKey) -> None:
         """Remove a view that is no longer charged to the principal."""
@@ -150,7 +151,7 @@ class CachedViews:
         It is updated with each view instead of being computed at an eviction. A reader can have tens of thousands of
         views of parts of one table, and then each further plan evicts a view.
         """
-        self._wide_holders: set[str] = set()
+        self._large_holders: set[str] = set()
         """The principals whose views use more than their share of the budget."""
 
     def __len__(self) -> int:
@@ -161,11 +162,11 @@ class CachedViews:
 
     def get(self, key: ViewKey) -> CachedView | None:
         """Return the view, and make it the most recently used view."""
-        cached_value = self._views.get(key)
-        if cached_value is not None:
+        cached_view = self._views.get(key)
+        if cached_view is not None:
             self._views.move_to_end(key)
-            self._memory_by_principal[cached_value.holder].views.move_to_end(key)
-        return cached_value
+            self._memory_by_principal[cached_view.holder].views.move_to_end(key)
+        return cached_view
 
     def peek(self, key: ViewKey) -> CachedView | None:
         """Return the view without changing the order of use."""
@@ -191,17 +192,17 @@ class CachedViews:
 
     def _add(self, cached_view: CachedView, size_bytes: int) -> None:
         """Add bytes to the total and to the memory of the view's principal."""
-        holder_views = self._memory_by_principal[cached_view.holder]
+        holder_memory = self._memory_by_principal[cached_view.holder]
         self.added_bytes += size_bytes
-        holder_views.size_bytes += size_bytes
-        self._update_large_principals(cached_view.holder, holder_views)
+        holder_memory.size_bytes += size_bytes
+        self._update_large_principals(cached_view.holder, holder_memory)
 
-    def _update_large_principals(self, holder: str, holder_views: _PrincipalMemory) -> None:
+    def _update_large_principals(self, holder: str, holder_memory: _PrincipalMemory) -> None:
         """Record whether the principal's views use more than their share of the budget."""
-        if holder and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
-            self._wide_holders.add(holder)
+        if holder and holder_memory.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
+            self._large_holders.add(holder)
         else:
-            self._wide_holders.discard(holder)
+            self._large_holders.discard(holder)
 
     def find_containing_views(self, blocks: set[Block]) -> list[tuple[ViewKey, TableView]]:
         """Return the views, with their keys, that contain one of the blocks."""
@@ -246,16 +247,16 @@ class CachedViews:
                 self._evict_view(key)
             leaving_bytes = blocks_bytes
         elif used_view.charged_bytes != _EVICTED:
-            holder_views = self._memory_by_principal[used_view.holder]
-            holder_views.refresh(used_view)
-            self._update_large_principals(used_view.holder, holder_views)
+            holder_memory = self._memory_by_principal[used_view.holder]
+            holder_memory.refresh(used_view)
+            self._update_large_principals(used_view.holder, holder_memory)
         while self._views and self._blocks.live_bytes - leaving_bytes + self.added_bytes > self.budget_bytes:
             self._evict_view(self._choose_evicted_key())
 
     def _choose_evicted_key(self) -> ViewKey:
         """Return the key of the view to evict next."""
         if len(self._memory_by_principal) > 1:
-            for holder in self._wide_holders:
+            for holder in self._large_holders:
                 views = self._memory_by_principal[holder].views
                 if len(views) > 1:
                     return next(iter(views))
@@ -264,32 +265,33 @@ class CachedViews:
     def _evict_view(self, key: ViewKey) -> None:
         """Remove a view from the cache."""
         evicted_view = self._views.pop(key)
-        holder_views = self._memory_by_principal[evicted_view.holder]
+        holder_memory = self._memory_by_principal[evicted_view.holder]
         self._add(evicted_view, -evicted_view.charged_bytes)
-        holder_views.remove(key)
-        self._update_large_principals(evicted_view.holder, holder_views)
+        holder_memory.remove(key)
+        self._update_large_principals(evicted_view.holder, holder_memory)
         evicted_view.charged_bytes = _EVICTED
-        if not holder_views.views:
+        if not holder_memory.views:
             del self._memory_by_principal[evicted_view.holder]
 
     def check_invariants(self) -> None:
         """Check, for tests, that the total matches the cached views and their blocks."""
         assert self.added_bytes == sum(cached_view.charged_bytes for cached_view in self._views.values())
-        alive = {id(block): block for cached_view in self._views.values() for block in cached_view.view.blocks}
-        assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
-        for holder, holder_views in self._memory_by_principal.items():
-            holder_views.check_invariants()
+        live_blocks = {id(block): block for cached_view in self._views.values() for block in cached_view.view.blocks}
+        assert sum(block.size_bytes for block in live_blocks.values()) <= self._blocks.live_bytes
+        for holder, holder_memory in self._memory_by_principal.items():
+            holder_memory.check_invariants()
             holder_keys = [key for key, cached_view in self._views.items() if cached_view.holder == holder]
-            assert list(holder_views.views) == holder_keys
-            assert (holder in self._wide_holders) == (
-                bool(holder) and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR
+            assert list(holder_memory.views) == holder_keys
+            assert (holder in self._large_holders) == (
+                bool(holder) and holder_memory.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR
             )
-        assert sum(len(holder_views.views) for holder_views in self._memory_by_principal.values()) == len(self._views)
+        assert sum(len(holder_memory.views) for holder_memory in self._memory_by_principal.values()) == len(self._views)
 
 
 RECENTLY_PLANNED_S = 300.0
 """The time after a plan during which commits to its table make views in advance, in seconds."""
 _PLANNED_TABLES_MAX = 1024
+"""The maximum number of tables that are recorded as recently planned."""
 
 
 class PlannedTable(msgspec.Struct, frozen=True):
@@ -333,7 +335,7 @@ class PlannedTables:
         table = self._tables.get(uuid)
         return table if table is not None and self._is_recent(table) else None
 
-    def prepare(self, uuid: str, old_table: PlannedTable, key: ViewKey, due_s: float) -> None:
+    def note_prepared(self, uuid: str, old_table: PlannedTable, key: ViewKey, due_s: float) -> None:
         """Record that a view was made in advance from the view of `old_table`.
 
         Nothing is recorded if a plan has used the table since `old_table`.

@@ -32,8 +32,13 @@ from seamark.metaserver.store.port import PointerStore
 _SHOWN_CHARS_MAX = 300
 _DOTS = "/.."
 """A text that a path may contain. Such a path may refer to a file outside the location that is its prefix."""
-_MANIFEST, _FILES, _DOTTED, _MAY_HAVE_DOTS = range(4)
+_ESCAPED_DOT_OR_SLASH = "%2"
+"""The beginning of `%2E` and `%2F`, the escaped dot and slash."""
+_COLUMNS = 4
+_MANIFEST, _FILES, _DOTTED, _MAY_HAVE_DOTS = range(_COLUMNS)
 """The columns of the array `_Folders.blocks`."""
+_FOLDERS_BYTES, _FOLDER_BYTES = 200, 60
+"""The estimated memory of `_Folders` without its folders, and of one folder without its text."""
 
 
 class LocationChecker:
@@ -53,11 +58,11 @@ class LocationChecker:
         own_locations, roots = await self.check_paths(uuid, metadata, (*lists, *deletes))
         prefixes = tuple(root.encode() for root in roots)
         folders = _list_folders(view)
-        for folder in folders.find_unsure_manifests(prefixes):
+        for folder in folders.find_manifests_to_check(prefixes):
             await self._check_folder(uuid, own_locations, folder)
         blocks_by_folder = {
             folder: [view.blocks[number] for number in numbers]
-            for folder, numbers in folders.find_unsure_files(prefixes).items()
+            for folder, numbers in folders.find_files_to_check(prefixes).items()
         }
         blocks_with_dots = [
             view.blocks[number] for number in np.flatnonzero(folders.blocks[:, _MAY_HAVE_DOTS]).tolist()
@@ -110,7 +115,7 @@ class LocationChecker:
         try:
             key = await asyncio.to_thread(lambda: self._warehouse.make_key(parse_stored_location(folder)))
         except BadRequest:
-            if _DOTS in folder or "%2" in folder:
+            if _DOTS in folder or _ESCAPED_DOT_OR_SLASH in folder:
                 raise Forbidden(
                     f"The snapshot names files in {folder[:_SHOWN_CHARS_MAX]!r}; remove '..' and escapes from its paths"
                 ) from None
@@ -141,32 +146,40 @@ class _Folders:
         Args:
             base_folders: The folders of the view's base.
         """
-        numbers: dict[bytes | None, int] = (
+        number_by_folder: dict[bytes | None, int] = (
             {} if base_folders is None else {name: n for n, name in enumerate(base_folders.names)}
         )
         folder_rows = []
         for number in view.list_blocks_to_compute(base_folders):
             path, block = view.manifests[number].manifest_path, view.blocks[number]
             paths = block.get_packed_texts("file_path")
-            manifest_folder = numbers.setdefault(_cut_folder(path).encode("utf-8", "surrogatepass"), len(numbers))
-            data_folder = numbers.setdefault(None if paths is None else paths.common.rpartition(b"/")[0], len(numbers))
-            folder_rows.append((manifest_folder, data_folder, _DOTS in path, paths is not None and block.may_have_dots))
-        blocks = np.array(folder_rows, dtype=np.int32).reshape(len(folder_rows), 4)
+            manifest_folder = _cut_folder(path).encode("utf-8", "surrogatepass")
+            data_folder = None if paths is None else paths.common.rpartition(b"/")[0]
+            folder_rows.append(
+                (
+                    number_by_folder.setdefault(manifest_folder, len(number_by_folder)),
+                    number_by_folder.setdefault(data_folder, len(number_by_folder)),
+                    _DOTS in path,
+                    paths is not None and block.may_have_dots,
+                )
+            )
+        blocks = np.array(folder_rows, dtype=np.int32).reshape(len(folder_rows), _COLUMNS)
         self.blocks: npt.NDArray[np.int32] = view.join_base(
             blocks, None if base_folders is None else base_folders.blocks
         )
         """int32[blocks, 4]: for each block, the folder of its manifest, the common folder of its files, whether the
         manifest's path has dots, and whether the path of a file may have dots. Folders are positions in `names`.
         """
+        # The columns before `_DOTTED` are folders. Drop the folders of the base that no block has.
         used_numbers, positions = np.unique(self.blocks[:, :_DOTTED], return_inverse=True)
         self.blocks[:, :_DOTTED] = positions.reshape(len(self.blocks), _DOTTED)
-        all_folders = list(numbers)
+        all_folders = list(number_by_folder)
         self.names: list[bytes | None] = [all_folders[number] for number in used_numbers.tolist()]
         """The folders. None represents the files of blocks without paths."""
 
     @property
     def size_bytes(self) -> int:
-        return 200 + self.blocks.nbytes + sum(60 + len(name or b"") for name in self.names)
+        return _FOLDERS_BYTES + self.blocks.nbytes + sum(_FOLDER_BYTES + len(name or b"") for name in self.names)
 
     def _find_outside(self, prefixes: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
         """Return whether each folder is outside the prefixes, bool[names].
@@ -175,13 +188,16 @@ class _Folders:
         """
         return np.array([name is not None and not (name + b"/").startswith(prefixes) for name in self.names], np.bool_)
 
-    def find_unsure_manifests(self, prefixes: tuple[bytes, ...]) -> set[str]:
+    def find_manifests_to_check(self, prefixes: tuple[bytes, ...]) -> set[str]:
         """Return the folders of manifests whose path is outside the prefixes, or contains dots."""
         numbers = self.blocks[:, _MANIFEST]
-        unsure = np.unique(numbers[self._find_outside(prefixes)[numbers] | (self.blocks[:, _DOTTED] != 0)])
-        return {(self.names[number] or b"").decode("utf-8", "surrogatepass") for number in unsure.tolist()}
+        is_checked = self._find_outside(prefixes)[numbers] | (self.blocks[:, _DOTTED] != 0)
+        return {
+            (self.names[number] or b"").decode("utf-8", "surrogatepass")
+            for number in np.unique(numbers[is_checked]).tolist()
+        }
 
-    def find_unsure_files(self, prefixes: tuple[bytes, ...]) -> dict[str, list[int]]:
+    def find_files_to_check(self, prefixes: tuple[bytes, ...]) -> dict[str, list[int]]:
         """Return the folders outside the prefixes, each with the numbers of the blocks whose files it contains."""
         numbers = self.blocks[:, _FILES]
         blocks_by_folder: dict[str, list[int]] = {}

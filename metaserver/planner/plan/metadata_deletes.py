@@ -54,7 +54,7 @@ def find_file_against_metadata_delete(
     Returns:
         None if Spark does not choose a metadata delete, or if Iceberg's library accepts it.
     """
-    if not _do_files_match_wholly(scan):
+    if not _do_partitions_decide_all_files(scan):
         return None
     selection = FileSelection.select_all(scan.view)
     narrow_by_partition(selection, by_spec, is_expired)
@@ -70,10 +70,10 @@ def _is_simple(predicate: Bound) -> bool:
     return predicate.transform == IDENTITY and predicate.op not in _NEGATIVE and len(predicate.values) <= IN_VALUES_MAX
 
 
-def _do_files_match_wholly(scan: ScanPlan) -> bool:
+def _do_partitions_decide_all_files(scan: ScanPlan) -> bool:
     """Return whether partition values prove for each file of the plan that either all rows match or no row matches.
 
     The answer to Spark contains no statistics, and no files whose residual is FALSE.
     """
-    first = islice(scan.entry_ids.tolist(), _EXAMINED_FILES_MAX)
-    return all(scan.compute_residual(entry_id) in (TRUE, FALSE) for entry_id in first)
+    examined_ids = islice(scan.entry_ids.tolist(), _EXAMINED_FILES_MAX)
+    return all(scan.compute_residual(entry_id) in (TRUE, FALSE) for entry_id in examined_ids)

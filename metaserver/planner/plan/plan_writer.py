@@ -113,8 +113,8 @@ def find_kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = F
     for rows, number in zip(np.split(local, edges), numbers[np.append(0, edges)] if len(numbers) else (), strict=False):
         block = view.blocks[number]
         manifest = msgspec.structs.replace(view.manifests[number], partition_spec_id=block.spec_id)
-        sound = not block.has_unusable_bounds and not (hidden and may_have_nan(block))
-        if sound and len(rows) == block.rows and _has_required_fields(manifest, format_version):
+        has_usable_metrics = not block.has_unusable_bounds and not (hidden and may_have_nan(block))
+        if has_usable_metrics and len(rows) == block.rows and _has_required_fields(manifest, format_version):
             whole_manifests.append(manifest)
         else:
             parts.append(ManifestPart(manifest, rows))
@@ -127,11 +127,11 @@ def _has_required_fields(manifest: ManifestFile, format_version: int) -> bool:
 
     An entry may lack some of these fields, because the list may have an older format version.
     """
-    required: tuple[int | None, ...] = (manifest.added_snapshot_id, manifest.manifest_length or None)
+    values: tuple[int | None, ...] = (manifest.added_snapshot_id, manifest.manifest_length or None)
     if format_version > 1:
-        required += manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count
-        required += manifest.added_rows_count, manifest.existing_rows_count, manifest.deleted_rows_count
-    return None not in required
+        values += manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count
+        values += manifest.added_rows_count, manifest.existing_rows_count, manifest.deleted_rows_count
+    return None not in values
 
 
 class PlanWriter:
@@ -274,13 +274,13 @@ def _write_new_manifests(
     by_spec: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
     for entry in entries:
         by_spec[entry.file.spec_id].append(msgspec.structs.replace(entry, status=EXISTING))
-    for spec_id, spec_files in sorted(by_spec.items()):
-        written_manifest = write_manifest(spec_files, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
+    for spec_id, spec_entries in sorted(by_spec.items()):
+        written_manifest = write_manifest(spec_entries, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
         manifest_file = written_manifest.to_manifest_file(
             "", snapshot_id=snapshot.snapshot_id, sequence_number=snapshot.sequence_number
         )
         # Each entry has its own first row id, but version 3 also requires the field of the manifest.
-        ids = [entry.file.first_row_id for entry in spec_files if entry.file.first_row_id is not None]
+        ids = [entry.file.first_row_id for entry in spec_entries if entry.file.first_row_id is not None]
         yield msgspec.structs.replace(manifest_file, first_row_id=min(ids, default=None)), written_manifest.data
 
 

@@ -229,7 +229,7 @@ class Planner:
                 scan = run_stages(cached_view, bound_scan, self._make_deadline(), self._clock)
             else:
                 scan = await self._plan_runs.run(
-                    (id(cached_view), *key), lambda: self._make(cached_view, bound_scan, index_access)
+                    (id(cached_view), *key), lambda: self._make_plan(cached_view, bound_scan, index_access)
                 )
             if scan.complete:
                 cached_view.plans.put(
@@ -251,7 +251,7 @@ class Planner:
         definitions = self._index_selection.list_definitions(bound_scan.metadata, entry)
         return IndexAccess(self._index_selection, definitions, entry) if definitions else None
 
-    async def _make(
+    async def _make_plan(
         self,
         cached_view: CachedView,
         bound_scan: BoundScan,
@@ -313,11 +313,11 @@ class Planner:
 
     async def _explain_scan(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
         """Make a plan that is not cached, and count files and bytes in each stage."""
-        before_s = self._clock.monotonic()
+        start_s = self._clock.monotonic()
         # The counts include files of manifests that the filter does not need.
         cached_view = await self._load_checked_view(bound_scan, entry, whole=True)
-        loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
-        scan = await self._make(
+        loaded_us = int((self._clock.monotonic() - start_s) * 1e6)
+        scan = await self._make_plan(
             cached_view, bound_scan, self._open_index_access(bound_scan, entry), loaded_us=loaded_us
         )
         self._views.evict_over_budget(cached_view)
@@ -342,8 +342,8 @@ class Planner:
         if previous is None or bound_scan.snapshot is None or key in self._views:
             return None
         await self.check_paths(metadata, get_uuid(entry, metadata), list_locations(bound_scan))
-        missing = self._blocks.list_missing((await self._lists.read_manifests(bound_scan)).all)
-        sizes = [manifest.manifest_length for manifest in missing]
+        missing_manifests = self._blocks.list_missing((await self._lists.read_manifests(bound_scan)).all)
+        sizes = [manifest.manifest_length for manifest in missing_manifests]
         # In version 1 metadata, the length of a manifest may be missing.
         if sum(sizes) > limit_bytes or 0 in sizes:
             return None
@@ -416,20 +416,20 @@ class Planner:
         Raises:
             Forbidden: The snapshot names files in a location that another table claims.
         """
-        cached_value = self._views.get(bound_scan.view_key)
+        cached_view = self._views.get(bound_scan.view_key)
         if self._location_checker is None or bound_scan.snapshot is None:
-            return await self._load_view(bound_scan, whole=whole) if cached_value is None else cached_value
+            return await self._load_view(bound_scan, whole=whole) if cached_view is None else cached_view
         metadata, lists = bound_scan.metadata, list_locations(bound_scan)
         uuid = entry.uuid if entry is not None else table_uuid(metadata)
-        if cached_value is None:
+        if cached_view is None:
             check_paths = partial(self._location_checker.check_paths, uuid, metadata)
             await check_paths(lists)
-            cached_value = await self._load_view(bound_scan, whole=whole, check_paths=check_paths)
+            cached_view = await self._load_view(bound_scan, whole=whole, check_paths=check_paths)
         key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
-        if key not in cached_value.checked:  # All tables with the same manifest lists share the cached view.
-            await self._location_checker.check(uuid, metadata, lists, cached_value.view)
-            cached_value.checked.add(key)
-        return cached_value
+        if key not in cached_view.checked:  # All tables with the same manifest lists share the cached view.
+            await self._location_checker.check(uuid, metadata, lists, cached_view.view)
+            cached_view.checked.add(key)
+        return cached_view
 
     async def _load_view(
         self,
@@ -457,9 +457,9 @@ class Planner:
                 ordinals = needed_ordinals
                 key = (*key, "part", *map(str, ordinals))
         for made_key in (bound_scan.view_key, key):  # Another request may have made the view.
-            cached_value = self._views.get(made_key)
-            if cached_value is not None:
-                return cached_value
+            cached_view = self._views.get(made_key)
+            if cached_view is not None:
+                return cached_view
         selected_manifests = [data[ordinal] for ordinal in ordinals]
         deletes = manifests.deletes
         if check_paths is not None:
@@ -468,26 +468,24 @@ class Planner:
 
         async def load() -> CachedView:
             shared_blocks = self._views.find_shared_blocks(selected_manifests)
-            missing = [
+            missing_manifests = [
                 manifest for manifest, block in zip(selected_manifests, shared_blocks, strict=True) if block is None
             ]
-            loaded_blocks = await self._blocks.load([*missing, *deletes])
-            count = len(selected_manifests)
-            remaining = iter(loaded_blocks)
-            blocks = [next(remaining) if block is None else block for block in shared_blocks] + loaded_blocks[
-                len(missing) :
-            ]
+            loaded_blocks = await self._blocks.load([*missing_manifests, *deletes])
+            next_blocks = iter(loaded_blocks)
+            blocks = [next(next_blocks) if block is None else block for block in shared_blocks]
+            delete_blocks = loaded_blocks[len(missing_manifests) :]
             # Verify all delete blocks first, because the delete index reads them.
-            if deletes and not await asyncio.to_thread(_verify_all, blocks[count:]):
+            if deletes and not await asyncio.to_thread(_verify_all, delete_blocks):
                 raise CacheDamaged("The local copy of a delete manifest is damaged; repeat the request")
-            base = self._views.find_view_with_shared_edge(blocks[:count])
-            view = TableView(selected_manifests, blocks[:count], deletes, blocks[count:], ordinals=ordinals, base=base)
+            base = self._views.find_view_with_shared_edge(blocks)
+            view = TableView(selected_manifests, blocks, deletes, delete_blocks, ordinals=ordinals, base=base)
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
-            left_out = set(range(len(data))).difference(ordinals)
-            files = view.file_count + sum(count_live_entries(data[number]) for number in left_out)
-            cached_view = CachedView(view, index, files, self._views.plans_bytes)
-            self._views.put(key, cached_view)
-            return cached_view
+            omitted_ordinals = set(range(len(data))).difference(ordinals)
+            files = view.file_count + sum(count_live_entries(data[ordinal]) for ordinal in omitted_ordinals)
+            new_view = CachedView(view, index, files, self._views.plans_bytes)
+            self._views.put(key, new_view)
+            return new_view
 
         return await self._loads.run(key, load)
 
@@ -511,8 +509,8 @@ class Planner:
 
 def _verify_all(blocks: Sequence[Block]) -> bool:
     """Verify each block, and return whether all are valid."""
-    valid = [block.is_valid() for block in blocks]  # A generator would stop at the first invalid block.
-    return all(valid)
+    are_valid = [block.is_valid() for block in blocks]  # A generator would stop at the first invalid block.
+    return all(are_valid)
 
 
 def _is_small(view: TableView) -> bool:
@@ -570,7 +568,7 @@ async def open_planner(
     executor = ThreadPoolExecutor(decoders, thread_name_prefix="planner")
     decoder_pool = Decoders(executor, decoders)
     folder = Path(settings.plan_disk_folder) if settings.plan_disk_folder else settings.home / "cache" / "blocks"
-    blocks_in: AbstractAsyncContextManager[Stack[Block]] = open_stack(
+    opened_stack: AbstractAsyncContextManager[Stack[Block]] = open_stack(
         MemoryCache(0),  # No cache is needed, because views keep blocks alive; see `Blocks`.
         weigh=lambda block: block.size_bytes,
         pending_bytes_max=max(settings.plan_memory_bytes, _PENDING_BYTES_MIN),
@@ -582,7 +580,7 @@ async def open_planner(
         name="planner-disk",
     )
     try:
-        async with blocks_in as stack:
+        async with opened_stack as stack:
             blocks = Blocks(
                 objects,
                 stack,

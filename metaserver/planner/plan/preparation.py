@@ -32,7 +32,8 @@ from seamark.metaserver.store.model import EntryKind, InstantState, NamespacePat
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
-_BATCH_TABLES_MAX = 500
+_BATCH_INSTANTS_MAX = 500
+"""The maximum number of instants that are read from the timeline at once."""
 _PAUSE_FACTOR = 9
 """The pause before the next preparation of a table, divided by the duration of the previous preparation.
 
@@ -67,7 +68,7 @@ class Preparation:
         self._limit_bytes = limit_bytes
         self._waiting: OrderedDict[str, tuple[NamespacePath, str]] = OrderedDict()
         """The names of recently planned tables that have changed since, by UUID."""
-        self._news = asyncio.Event()
+        self._commit_recorded = asyncio.Event()
 
     async def follow(self) -> None:
         """Follow the timeline until the task is cancelled, and record the commits to recently planned tables."""
@@ -79,7 +80,7 @@ class Preparation:
                 while not self._planned_tables.is_empty:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(RECENTLY_PLANNED_S):
-                            for instant in await self._timeline.read_next(watcher, _BATCH_TABLES_MAX):
+                            for instant in await self._timeline.read_next(watcher, _BATCH_INSTANTS_MAX):
                                 if instant.kind is EntryKind.TABLE and instant.state is InstantState.COMPLETED:
                                     self._record_commit(instant.uuid, instant.namespace, instant.name)
 
@@ -88,7 +89,7 @@ class Preparation:
         if self._planned_tables.get(uuid) is None:
             return
         self._waiting[uuid] = namespace, name
-        self._news.set()
+        self._commit_recorded.set()
 
     async def work(self) -> None:
         """Make the views of tables with recorded commits, one after another, until the task is cancelled."""
@@ -97,31 +98,30 @@ class Preparation:
             if uuid is not None and wait_s <= 0:
                 await self._prepare(uuid, *self._waiting.pop(uuid))
                 continue
-            self._news.clear()
+            self._commit_recorded.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if uuid is None else wait_s):
-                    await self._news.wait()
+                    await self._commit_recorded.wait()
 
     def _choose_next_table(self) -> tuple[str | None, float]:
         """Return the UUID of the table whose preparation is due first, and the seconds until it is due.
 
         If several tables are due, the table that has waited longest is returned.
         """
-        now_s, first, shortest_wait_s = self._clock.monotonic(), None, 0.0
+        now_s, next_uuid, shortest_wait_s = self._clock.monotonic(), None, 0.0
         for uuid in list(self._waiting):
             planned_table = self._planned_tables.get(uuid)
-            # The table has not been planned recently.
-            if planned_table is None:
+            if planned_table is None:  # The table has not been planned recently.
                 del self._waiting[uuid]
                 continue
             wait_s = max(0.0, planned_table.due_s - now_s)
-            if first is None or wait_s < shortest_wait_s:
-                first, shortest_wait_s = uuid, wait_s
-        return first, shortest_wait_s
+            if next_uuid is None or wait_s < shortest_wait_s:
+                next_uuid, shortest_wait_s = uuid, wait_s
+        return next_uuid, shortest_wait_s
 
     async def _prepare(self, uuid: str, namespace: NamespacePath, name: str) -> None:
         """Make the view of a table's current snapshot, unless the table was replaced or dropped."""
-        planned_table, began_s = self._planned_tables.get(uuid), self._clock.monotonic()
+        planned_table, start_s = self._planned_tables.get(uuid), self._clock.monotonic()
         if planned_table is None:
             return
         try:
@@ -135,4 +135,4 @@ class Preparation:
             return
         if key is not None:
             now_s = self._clock.monotonic()
-            self._planned_tables.prepare(uuid, planned_table, key, now_s + _PAUSE_FACTOR * (now_s - began_s))
+            self._planned_tables.note_prepared(uuid, planned_table, key, now_s + _PAUSE_FACTOR * (now_s - start_s))

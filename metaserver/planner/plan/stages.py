@@ -31,6 +31,7 @@ from seamark.metaserver.planner.view.selection import FileSelection
 from seamark.metaserver.planner.view.view import TableView
 
 _NOT_COUNTED = (-1, -1)
+"""The numbers of files and bytes of a stage that does not count them."""
 _LAST_STAGE = "column_stats"
 """The name of the last stage of a plan without indexes and joins.
 
@@ -62,25 +63,27 @@ def run_stages(
     is_measured = loaded_us is not None
     selection = FileSelection.select_all(cached_view.view)
     stages: list[PruningStage] = []
-    size = selection.measure_size() if is_measured else _NOT_COUNTED
+    files, size_bytes = selection.measure_size() if is_measured else _NOT_COUNTED
     if loaded_us is not None:
-        stages.append(PruningStage("manifests", size[0], size[0], size[1], size[1], loaded_us))
-    rows: Longs | None = None
-    last = "" if probe is not None or bound_scan.dynamic_filters else _LAST_STAGE
+        stages.append(PruningStage("manifests", files, files, size_bytes, size_bytes, loaded_us))
+    entry_ids: Longs | None = None
+    last_stage = "" if probe is not None or bound_scan.dynamic_filters else _LAST_STAGE
     for name, narrow_selection in _list_stages(cached_view.view, bound_scan, is_expired, probe):
-        before_s = clock.monotonic()
+        start_s = clock.monotonic()
         narrow_selection(selection)
-        if name == last:
-            rows = selection.list_entry_ids()
+        if name == last_stage:
+            entry_ids = selection.list_entry_ids()
         elif is_measured:
             selection.apply_waiting()
-        spent_us = int((clock.monotonic() - before_s) * 1e6)
-        size_before, size = size, selection.measure_size() if is_measured else size
-        stages.append(PruningStage(name, size_before[0], size[0], size_before[1], size[1], spent_us, not is_expired()))
+        spent_us = int((clock.monotonic() - start_s) * 1e6)
+        files_in, bytes_in = files, size_bytes
+        if is_measured:
+            files, size_bytes = selection.measure_size()
+        stages.append(PruningStage(name, files_in, files, bytes_in, size_bytes, spent_us, not is_expired()))
     scan = ScanPlan(
         cached_view.view,
         cached_view.deletes,
-        selection.list_entry_ids() if rows is None else rows,
+        selection.list_entry_ids() if entry_ids is None else entry_ids,
         schema=bound_scan.schema,
         bound=bound_scan.bound,
         projection=bound_scan.filter_projections,

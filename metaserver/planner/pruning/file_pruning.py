@@ -30,7 +30,16 @@ from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.packing import MISSING, Form, Longs, encode_key, get_form
 from seamark.metaserver.index.blocks.block import COUNTS
 from seamark.metaserver.planner.view.selection import Expired, FileSelection, narrow_to_any, never_expires
-from seamark.metaserver.planner.view.view import BoundColumn, ColumnStatistics, Flags, PartitionValues, TableView
+from seamark.metaserver.planner.view.view import (
+    ALL_FILES,
+    NO_FILES,
+    SOME_FILES,
+    BoundColumn,
+    ColumnStatistics,
+    Flags,
+    PartitionValues,
+    TableView,
+)
 
 LE, LT, GE, GT = 0, 1, 2, 3
 COMPARISONS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
@@ -44,14 +53,17 @@ BoundColumns = tuple[BoundColumn, ...]
 
 
 def narrow_by_expression(
-    selection: FileSelection, expression: Expression, leaf: Callable[[FileSelection, Bound], None], is_expired: Expired
+    selection: FileSelection,
+    expression: Expression,
+    narrow_by_predicate: Callable[[FileSelection, Bound], None],
+    is_expired: Expired,
 ) -> None:
     """Narrow a selection by an expression.
 
     Args:
         selection: The selection.
         expression: The expression.
-        leaf: A function that narrows a selection by one predicate.
+        narrow_by_predicate: A function that narrows a selection by one predicate.
         is_expired: A function that returns whether the time budget of the plan is exhausted.
     """
     if is_expired():
@@ -63,16 +75,18 @@ def narrow_by_expression(
         for number, child in enumerate(sorted(expression.children, key=_estimate_cost)):
             if number and selection.is_empty:
                 return
-            narrow_by_expression(selection, child, leaf, is_expired)
+            narrow_by_expression(selection, child, narrow_by_predicate, is_expired)
     elif isinstance(expression, Or):
         branches = [
-            partial(narrow_by_expression, expression=child, leaf=leaf, is_expired=is_expired)
+            partial(
+                narrow_by_expression, expression=child, narrow_by_predicate=narrow_by_predicate, is_expired=is_expired
+            )
             for child in expression.children
         ]
         narrow_to_any(selection, branches, is_expired)
     else:
         assert isinstance(expression, Bound)
-        leaf(selection, expression)
+        narrow_by_predicate(selection, expression)
 
 
 def _estimate_cost(expression: Expression) -> int:
@@ -157,17 +171,17 @@ def narrow_by_partition(selection: FileSelection, by_spec: Mapping[int, Expressi
         is_expired: A function that returns whether the time budget of the plan is exhausted.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
-        narrow_by_expression(selection, next(iter(by_spec.values())), _narrow_by_partition_leaf, is_expired)
+        narrow_by_expression(selection, next(iter(by_spec.values())), _narrow_by_partition_predicate, is_expired)
         return
     spec_ids = selection.view.spec_ids
     for spec_id, expression in by_spec.items():
-        of_spec = spec_ids == spec_id
-        part = FileSelection(selection.view, np.where(of_spec, selection.state, 0).astype(np.uint8), selection.mask)
-        narrow_by_expression(part, expression, _narrow_by_partition_leaf, is_expired)
-        selection.state[of_spec] = part.state[of_spec]
+        has_spec = spec_ids == spec_id
+        part = FileSelection(selection.view, np.where(has_spec, selection.state, 0).astype(np.uint8), selection.mask)
+        narrow_by_expression(part, expression, _narrow_by_partition_predicate, is_expired)
+        selection.state[has_spec] = part.state[has_spec]
 
 
-def _narrow_by_partition_leaf(selection: FileSelection, bound: Bound) -> None:
+def _narrow_by_partition_predicate(selection: FileSelection, bound: Bound) -> None:
     """Narrow by a predicate on a partition field. Files whose spec lacks the field are kept."""
     column = selection.view.partition(bound.column_id, bound.kind)
     if get_form(bound.kind) is None:
@@ -204,8 +218,8 @@ def _narrow_values(selection: FileSelection, column: PartitionValues, bound: Bou
         _keep_nulls(selection, column, nulls=False)
         narrow_to_prefix(selection, column.sides, column.sides, values[0])
     elif op is Op.NOT_STARTS_WITH:
-        nulls = partial(_keep_nulls, column=column, nulls=True)
-        narrow_to_any(selection, [nulls, *list_conditions_outside_prefix(column.sides, column.sides, values[0])])
+        keep_nulls = partial(_keep_nulls, column=column, nulls=True)
+        narrow_to_any(selection, [keep_nulls, *list_conditions_outside_prefix(column.sides, column.sides, values[0])])
 
 
 def _compare_values(
@@ -257,8 +271,8 @@ def _keep_nulls(selection: FileSelection, column: PartitionValues, *, nulls: boo
         if nulls:
             selection.clear()
         return
-    selection.state[column.nulls == (0 if nulls else 1)] = 0
-    for number in np.flatnonzero((column.nulls == 2) & (selection.state != 0)).tolist():
+    selection.state[column.nulls == (NO_FILES if nulls else ALL_FILES)] = NO_FILES
+    for number in np.flatnonzero((column.nulls == SOME_FILES) & (selection.state != NO_FILES)).tolist():
         packed_values = column.packed[number]
         assert packed_values is not None
         is_present = selection.view.blocks[number].read_column(packed_values).present()
@@ -322,7 +336,7 @@ def narrow_by_stats(selection: FileSelection, expression: Expression, is_expired
     The predicates of the expression are bound to columns.
     """
     uncounted_files = _narrow_by_record_count(selection)
-    narrow_by_expression(selection, expression, _narrow_by_leaf, is_expired)
+    narrow_by_expression(selection, expression, _narrow_by_predicate, is_expired)
     if uncounted_files is not None:
         selection.add(uncounted_files)
 
@@ -348,14 +362,14 @@ def _narrow_by_record_count(selection: FileSelection) -> FileSelection | None:
     return uncounted_files
 
 
-def _narrow_by_leaf(selection: FileSelection, bound: Bound) -> None:
+def _narrow_by_predicate(selection: FileSelection, bound: Bound) -> None:
     """Narrow by the statistics of the column that a predicate compares."""
     if bound.kind in ("list", "map"):
         return  # Statistics of lists and maps count elements, not rows.
     if bound.transform != IDENTITY:
         ranges = find_source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
-            narrow_by_expression(selection, ranges, _narrow_by_leaf, never_expires)
+            narrow_by_expression(selection, ranges, _narrow_by_predicate, never_expires)
         return
     column = selection.view.find_statistics(bound.column_id, bound.kind)
     op = bound.op
@@ -404,13 +418,13 @@ def _find_nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
 def _drop_files(selection: FileSelection, column: ColumnStatistics, flags: Flags | None, test: CountTest) -> None:
     """Remove the files for which `test` is true.
 
-    `flags`, uint8[blocks], is 0 if the test is true for no file of a block, 1 if it is true for all files, and 2 if it
-    is true for some files. None means 0 for all blocks.
+    `flags`, uint8[blocks], is `NO_FILES`, `ALL_FILES` or `SOME_FILES`: whether the test is true for no file of a block,
+    for all files, or for some files. None means `NO_FILES` for all blocks.
     """
     if flags is None:
         return
-    selection.state[flags == 1] = 0
-    for number in np.flatnonzero((flags == 2) & (selection.state != 0)).tolist():
+    selection.state[flags == ALL_FILES] = NO_FILES
+    for number in np.flatnonzero((flags == SOME_FILES) & (selection.state != NO_FILES)).tolist():
         selection.keep(number, ~_test_block(selection.view, column, number, test))
 
 
@@ -427,11 +441,11 @@ def _narrow_by_bounds(selection: FileSelection, column: ColumnStatistics, bound:
     """Narrow by the bounds of a column, for an operator in `_POSITIVE`."""
     op = bound.op
     if op in COMPARISONS:
-        by_value = partial(_compare_bounds, column=column, op=COMPARISONS[op], kind=bound.kind, value=bound.values[0])
+        compare = partial(_compare_bounds, column=column, op=COMPARISONS[op], kind=bound.kind, value=bound.values[0])
         if bound.kind == "uuid":
-            narrow_to_any(selection, [by_value, *_make_conditions_across_orders(column)])
+            narrow_to_any(selection, [compare, *_make_conditions_across_orders(column)])
         else:
-            by_value(selection)
+            compare(selection)
     elif op is Op.EQ:
         _narrow_by_equality(selection, column, bound.kind, bound.values[0])
     elif op is Op.STARTS_WITH:
@@ -485,17 +499,18 @@ def _compare_zero(selection: FileSelection, side: BoundColumn, op: int, zero: fl
     if not is_strict:
         run_comparison(selection, side, op, 0.0, uuid=False)
         return
-    other = selection.copy()
+    # The files whose bound is the other zero: -0.0 for `x < 0.0`, and 0.0 for `x > -0.0`.
+    zero_files = selection.copy()
     run_comparison(selection, side, op, 0.0, uuid=False)
-    run_comparison(other, side, LE if op == LT else GE, 0.0, uuid=False)
+    run_comparison(zero_files, side, LE if op == LT else GE, 0.0, uuid=False)
     view = selection.view
-    for number in np.flatnonzero((other.state != 0) & (side.low <= 0) & (side.high >= 0)).tolist():
+    for number in np.flatnonzero((zero_files.state != 0) & (side.low <= 0) & (side.high >= 0)).tolist():
         packed_column = side.packed[number]
         if packed_column is not None:
             values = view.blocks[number].read_column(packed_column).doubles()
-            other.keep(number, (values == 0) & (np.signbit(values) == (op == LT)))
-    other.state[~((side.low <= 0) & (side.high >= 0))] = 0
-    selection.add(other)
+            zero_files.keep(number, (values == 0) & (np.signbit(values) == (op == LT)))
+    zero_files.state[~((side.low <= 0) & (side.high >= 0))] = 0
+    selection.add(zero_files)
 
 
 def _narrow_by_exclusion(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
@@ -505,28 +520,29 @@ def _narrow_by_exclusion(selection: FileSelection, column: ColumnStatistics, bou
     """
     if len(bound.values) > IN_VALUES_MAX or bound.kind == "uuid":
         return
-    floats = get_form(bound.kind) is Form.FLOATS
-    if column.no_nulls is None or (floats and column.no_nans is None):
+    is_float = get_form(bound.kind) is Form.FLOATS
+    if column.no_nulls is None or (is_float and column.no_nans is None):
         return
-    candidates = (selection.state != 0) & (column.no_nulls != 0)
-    if floats:
-        candidates &= column.no_nans != 0
-    if not candidates.any():
+    is_candidate = (selection.state != 0) & (column.no_nulls != 0)
+    if is_float:
+        is_candidate &= column.no_nans != 0
+    if not is_candidate.any():
         return
+    # A copy of the candidate blocks, in which only the files that may have other values stay.
     part = FileSelection(
-        selection.view, np.where(candidates, selection.state, 0).astype(np.uint8), selection.mask.copy()
+        selection.view, np.where(is_candidate, selection.state, 0).astype(np.uint8), selection.mask.copy()
     )
     for value in bound.values:
-        if not (floats and value == 0):
+        if not (is_float and value == 0):
             narrow_to_any(part, _make_exclusion_conditions(column, bound, value))
     view = selection.view
-    for number in np.flatnonzero(candidates & (part.state != 1)).tolist():
+    for number in np.flatnonzero(is_candidate & (part.state != ALL_FILES)).tolist():
         first, end = view.starts[number], view.starts[number + 1]
-        keep_mask = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
-        keep_mask |= ~_test_block(view, column, number, _find_no_nulls)
-        if floats:
-            keep_mask |= ~_test_block(view, column, number, _find_no_nans)
-        selection.keep(number, keep_mask)
+        is_kept = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
+        is_kept |= ~_test_block(view, column, number, _find_no_nulls)
+        if is_float:
+            is_kept |= ~_test_block(view, column, number, _find_no_nans)
+        selection.keep(number, is_kept)
 
 
 def _make_exclusion_conditions(
@@ -583,9 +599,9 @@ def narrow_to_keys(selection: FileSelection, column_id: int, kind: str, keys: Ke
         for side in sides:
             if (side.form is Form.STRINGS) == isinstance(key, bytes):
                 run_comparison(selection, side, op, key, uuid=False)
-    integers = _read_integer_sides(column)
-    if integers is not None and keys.distinct.codes is not None:
-        lower, upper = integers
+    integer_sides = _read_integer_sides(column)
+    if integer_sides is not None and keys.distinct.codes is not None:
+        lower, upper = integer_sides
         key_longs = (keys.distinct.codes ^ np.uint64(_compute_code_bias(kind))).view(np.int64)
         state, mask = selection.state, selection.mask
         _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, key_longs)
@@ -606,6 +622,7 @@ def _have_one_order(uuids: Sequence[Value]) -> bool:
 
     Some writers compute bounds in the order of signed halves.
     """
+    # The first bit of each half, in the bytes 0 and 8, is the sign. If the signs are equal, both orders are equal.
     return len({(uuid[0] >> 7, uuid[8] >> 7) for uuid in uuids if isinstance(uuid, bytes)}) == 1
 
 

@@ -29,6 +29,7 @@ FieldPositions = Mapping[int | None, int]
 SUMMARY_BYTES = 32
 """The maximum memory of `ManifestSummaries` for each manifest and partition field."""
 _NO, _YES, _UNKNOWN = 0, 1, 2
+"""The states of a flag: whether a manifest has nulls, or has NaNs."""
 _EMPTY_SUMMARY = FieldSummary(None, None, None, None)
 _MATCHED_BY_NULL = (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH)
 """The operators other than IS_NULL that null satisfies."""
@@ -55,8 +56,8 @@ class ManifestSummaries:
         for spec_id, numbers in self._group_by_spec().items():
             if spec_id in by_spec:
                 is_needed[numbers] = self._find_possible_manifests(by_spec[spec_id], spec_id, positions[spec_id], keys)
-        numbers_needed: list[int] = np.flatnonzero(is_needed).tolist()
-        return numbers_needed
+        needed_numbers: list[int] = np.flatnonzero(is_needed).tolist()
+        return needed_numbers
 
     def _group_by_spec(self) -> dict[int, Longs]:
         """Return the positions of the manifests that have summaries, int64[manifests], by spec id."""
@@ -69,7 +70,9 @@ class ManifestSummaries:
                     fields_max = max(fields.get(manifest.partition_spec_id, 0), len(manifest.partitions))
                     fields[manifest.partition_spec_id] = fields_max
             self._columns_max = sum(fields.values())
-            self._numbers = {spec_id: np.array(of_spec, dtype=np.int64) for spec_id, of_spec in numbers.items()}
+            self._numbers = {
+                spec_id: np.array(numbers_of_spec, dtype=np.int64) for spec_id, numbers_of_spec in numbers.items()
+            }
         return self._numbers
 
     def _find_possible_manifests(
@@ -77,12 +80,12 @@ class ManifestSummaries:
     ) -> Flags:
         """Return whether each manifest of the spec may list a matching file, bool[manifests of the spec]."""
         if isinstance(expression, (And, Or)):
-            first, *other_flags = (
+            flags, *other_flags = (
                 self._find_possible_manifests(child, spec_id, positions, keys) for child in expression.children
             )
-            for other in other_flags:
-                first = first & other if isinstance(expression, And) else first | other
-            return first
+            for child_flags in other_flags:
+                flags = flags & child_flags if isinstance(expression, And) else flags | child_flags
+            return flags
         if isinstance(expression, Bound):
             position = positions.get(expression.column_id)
             if position is not None:
@@ -114,13 +117,13 @@ class _Keys:
     """
 
     def __init__(self) -> None:
-        self._summaries_by_field: dict[int, list[Any]] = {}
+        self._keys_by_predicate: dict[int, list[Any]] = {}
 
     def sort_keys(self, bound: Bound, form: Form) -> list[Any]:
         """Return the sorted keys of a predicate's values."""
-        keys = self._summaries_by_field.get(id(bound))  # The id is unique, because the caller references the predicate.
+        keys = self._keys_by_predicate.get(id(bound))  # The id is unique, because the caller references the predicate.
         if keys is None:
-            keys = self._summaries_by_field[id(bound)] = sorted(
+            keys = self._keys_by_predicate[id(bound)] = sorted(
                 encode_key(form, bound.kind, value) for value in bound.values
             )
         return keys
@@ -146,9 +149,11 @@ class _FieldSummaries:
         if self.form is Form.INTEGERS:
             present_summaries = [_EMPTY_SUMMARY if item is None else item for item in summaries]
             low, high = (
-                [_read_key(Form.INTEGERS, kind, data) for data in side] for side in _read_sides(present_summaries)
+                [_read_key(Form.INTEGERS, kind, data) for data in bounds] for bounds in _list_bounds(present_summaries)
             )
-            is_known = [item is not None and other is not None for item, other in zip(low, high, strict=True)]
+            is_known = [
+                low_key is not None and high_key is not None for low_key, high_key in zip(low, high, strict=True)
+            ]
             self.is_known: Flags = np.array(is_known, dtype=np.bool_)
             self.low: Longs = np.array([key or 0 for key in low], dtype=np.int64)
             self.high: Longs = np.array([key or 0 for key in high], dtype=np.int64)
@@ -184,6 +189,7 @@ class _FieldSummaries:
         elif op is Op.GT_EQ:
             flags = self.high >= keys[0]
         elif op is Op.EQ or op is Op.IN:
+            # The last item is only a value for positions after all keys.
             literals = np.array([*keys, LONG_MAX], dtype=np.int64)
             positions = np.searchsorted(literals[:-1], self.low)
             flags = (literals[positions] <= self.high) & (positions < len(keys))
@@ -195,8 +201,8 @@ def _read_state(state: bool | FieldSummary | None) -> int:
     return _UNKNOWN if state is None else _YES if state else _NO
 
 
-def _read_sides(summaries: Sequence[FieldSummary]) -> tuple[list[bytes | None], list[bytes | None]]:
-    return [summary.lower for summary in summaries], [item.upper for item in summaries]
+def _list_bounds(summaries: Sequence[FieldSummary]) -> tuple[list[bytes | None], list[bytes | None]]:
+    return [summary.lower for summary in summaries], [summary.upper for summary in summaries]
 
 
 def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:

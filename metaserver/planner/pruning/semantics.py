@@ -68,23 +68,24 @@ def _list_key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics
         ranges = (_to_ordered_range(op, values[0], kind, semantics),)
         includes_nan = op in (Op.GT, Op.GT_EQ) and semantics is not ComparisonSemantics.SQL
         return KeyRanges(kind, ranges, nulls, includes_nan and kind in FLOATS)
-    inside = op in (Op.EQ, Op.IN)
-    points = _find_points(values, kind, both_zeros=_covers_both_zeros(semantics, inside=inside))
-    if inside:
+    is_equality = op in (Op.EQ, Op.IN)
+    points = _find_points(values, kind, both_zeros=_covers_both_zeros(semantics, is_equality=is_equality))
+    if is_equality:
         return KeyRanges(kind, tuple(points), nulls, False)
     return KeyRanges(kind, _find_gaps(points), nulls, kind in FLOATS)
 
 
-def _covers_both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
+def _covers_both_zeros(semantics: ComparisonSemantics, *, is_equality: bool) -> bool:
     """Return whether a zero among the values also represents the other zero.
 
     In an equality, the result is True if any client treats the zeros as equal. In an inequality, it is True only if
     every client does.
 
     Args:
-        inside: Whether the operator is an equality (`=` or IN).
+        semantics: The rules for comparisons.
+        is_equality: Whether the operator is an equality (`=` or IN).
     """
-    return semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and inside)
+    return semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and is_equality)
 
 
 def _to_ordered_range(op: Op, value: Value, kind: str, semantics: ComparisonSemantics) -> KeyRange:
@@ -103,10 +104,10 @@ def _find_points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> lis
     """Return a range with a single key for each value, ascending."""
     keys: set[Key] = set()
     for value in values:
-        zero = kind in FLOATS and value == 0
-        keys.update(make_key(number, kind) for number in ((-0.0, 0.0) if zero and both_zeros else (value,)))
-    sorted_items: list[Key] = sorted(keys)
-    return [KeyRange(key, key) for key in sorted_items]
+        is_zero = kind in FLOATS and value == 0
+        keys.update(make_key(number, kind) for number in ((-0.0, 0.0) if is_zero and both_zeros else (value,)))
+    sorted_keys: list[Key] = sorted(keys)
+    return [KeyRange(key, key) for key in sorted_keys]
 
 
 def _make_prefix_range(value: Value) -> KeyRange:

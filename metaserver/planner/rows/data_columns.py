@@ -32,6 +32,10 @@ _WAIT_S = 120.0
 """The timeout of one range read, in seconds. The storage has a shorter timeout, which usually ends the read first."""
 
 
+_REASON_CHARS_MAX = 200
+"""The maximum number of characters of an error text that becomes the reason of `Unreadable`."""
+
+
 class _StoredFile:
     """An object in storage, as a file that pyarrow reads in a thread. The storage itself runs on the event loop."""
 
@@ -66,6 +70,7 @@ class _StoredFile:
         return future.result(_WAIT_S)
 
     def seek(self, offset: int, whence: int = 0) -> int:
+        # `whence` is SEEK_SET (0), SEEK_CUR (1) or SEEK_END (2).
         self._position = offset + (0, self._position, self._size)[whence]
         return self._position
 
@@ -137,12 +142,12 @@ class DataRows:
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
             column_paths = self._find_column_paths(file, column_ids)
-            absent = [column_id for column_id in column_ids if column_id not in column_paths]
-            if absent:
-                raise Unreadable(path, f"the file has no column with field id {absent[0]}")
+            absent_ids = [column_id for column_id in column_ids if column_id not in column_paths]
+            if absent_ids:
+                raise Unreadable(path, f"the file has no column with field id {absent_ids[0]}")
             return file.read_columns_at(column_paths, rows)
 
-        with self._read(path, size, records, read) as columns:
+        with self._open_file(path, size, records, read) as columns:
             yield columns
 
     @contextmanager
@@ -159,17 +164,17 @@ class DataRows:
             column_paths = self._find_column_paths(file, column_ids)
             return file.read_columns(column_paths) if column_paths else {}
 
-        with self._read(path, size, records, read) as columns:
+        with self._open_file(path, size, records, read) as columns:
             yield columns
 
     def _find_column_paths(self, file: BoundedParquet, column_ids: Sequence[int]) -> dict[int, ColumnPath]:
         return find_columns(apply_name_mapping(list(file.schema), self._mapping), column_ids)
 
     @contextmanager
-    def _read(
+    def _open_file(
         self, path: str, size: int, records: int, read_value: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]]
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """Read columns of a file with the function `read_value`.
+        """Open a file, and read its columns with the function `read_value`.
 
         The decoded columns count towards the budget until the context ends.
         """
@@ -185,7 +190,7 @@ class DataRows:
         read_value: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]],
         budget: Budget,
     ) -> dict[int, pa.ChunkedArray]:
-        """Open a file, and read its columns with the function `read_value`.
+        """Decode the columns of an opened file with the function `read_value`.
 
         Raises:
             Unreadable: The file cannot be read, or its number of rows is not that of its manifest entry.
@@ -201,4 +206,5 @@ class DataRows:
             # The file is missing or outside the warehouse, or access is denied.
             raise Unreadable(path, error.message) from None
         except (pa.ArrowException, OSError, ValueError) as error:  # ValueError means that a name is not UTF-8.
-            raise Unreadable(path, f"the file cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None
+            first_line = (str(error).splitlines() or [""])[0]
+            raise Unreadable(path, f"the file cannot be read: {first_line[:_REASON_CHARS_MAX]}") from None

@@ -29,7 +29,8 @@ from seamark.formats.index.keys.terms import Term
 from seamark.formats.runtime.errors import BadRequest
 
 _INTEGERS = {"int": (INT_MIN, INT_MAX), "long": (LONG_MIN, LONG_MAX)}
-_SHOWN_CHARS_MAX = 80
+_SHOWN_CHARS_MAX, _REASON_CHARS_MAX = 80, 200
+"""The maximum numbers of characters of a value, and of a reason, that error messages contain."""
 
 
 def decode_json_keys(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys], Mask | None]:
@@ -62,11 +63,12 @@ def extract_term_arrays(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa
         BadRequest: A column is missing, exists several times, or cannot be combined; the message names it.
     """
     texts = [term.text for term in terms]
-    missing = [text for text in texts if text not in table.column_names]
-    if missing:
-        had = ", ".join(table.column_names)[:_SHOWN_CHARS_MAX]
+    missing_texts = [text for text in texts if text not in table.column_names]
+    if missing_texts:
+        shown_names = ", ".join(table.column_names)[:_SHOWN_CHARS_MAX]
         raise BadRequest(
-            f"The keys have no column {missing[0]}; the index is on {', '.join(texts)}, but the keys have {had}"
+            f"The keys have no column {missing_texts[0]}; the index is on {', '.join(texts)}, but the keys have "
+            f"{shown_names}"
         )
     arrays, shared_bytes = [], 0
     for term in terms:
@@ -102,7 +104,7 @@ def build_keys(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Keys]:
 
 
 def _make_invalid_error(term: Term, error: Exception) -> BadRequest:
-    return BadRequest(f"The column {term.text} of the keys is invalid: {str(error)[:200]}")
+    return BadRequest(f"The column {term.text} of the keys is invalid: {str(error)[:_REASON_CHARS_MAX]}")
 
 
 def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any]]:
@@ -176,8 +178,8 @@ def _convert_key(term: Term, value: Any, number: int) -> Key | None:
     except BadRequest as error:
         raise BadRequest(f"Key {number}, column {term.text}: {error.message}") from None
     if isinstance(literal, Above | Below):
-        infinite = term.kind in FLOATS and literal.infinite
-        return make_key(float("inf" if isinstance(literal, Above) else "-inf"), term.kind) if infinite else None
+        is_infinite = term.kind in FLOATS and literal.infinite
+        return make_key(float("inf" if isinstance(literal, Above) else "-inf"), term.kind) if is_infinite else None
     if isinstance(literal, Between):
         return None
     function = INDEXED_FUNCTIONS.get(term.transform)
@@ -189,12 +191,13 @@ def _convert_key(term: Term, value: Any, number: int) -> Key | None:
 
 def _assemble_keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
     """Convert the keys of one column to the form of the index."""
-    valid = pack_mask(~nulls) if nulls.any() else None
-    nan = pack_mask(nans) if nans.any() else None
+    present_bits = pack_mask(~nulls) if nulls.any() else None
+    nan_bits = pack_mask(nans) if nans.any() else None
     if has_codes(kind):
         codes = np.array([key if isinstance(key, int) else 0 for key in keys], dtype=np.uint64)
-        return Keys(kind, len(keys), codes, None, None, valid, nan)
+        return Keys(kind, len(keys), codes, None, None, present_bits, nan_bits)
     strings = [key if isinstance(key, bytes) else b"" for key in keys]
     starts = np.zeros(len(keys) + 1, dtype=np.int64)
     np.cumsum([len(string) for string in strings], out=starts[1:])
-    return Keys(kind, len(keys), None, starts, np.frombuffer(b"".join(strings), dtype=np.uint8), valid, nan)
+    heap = np.frombuffer(b"".join(strings), dtype=np.uint8)
+    return Keys(kind, len(keys), None, starts, heap, present_bits, nan_bits)

@@ -41,6 +41,7 @@ from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry
 
 KEYS_MAX = 1_000_000
+"""The maximum number of keys of one lookup."""
 ROWS_MAX = 4_000_000
 """The maximum number of rows of one lookup, including deleted rows and rows of other snapshots."""
 _KEYS_PER_BATCH = 1 << 16
@@ -101,16 +102,18 @@ class Locator:
         """
         view = scan.view
         keys = _LookupKeys(columns, possible_keys)
-        work = _Search(await self._resolver.open_records(view, definition, entry, await keys.get_if_few()), keys)
+        search = _Search(await self._resolver.open_records(view, definition, entry, await keys.get_if_few()), keys)
         evaluator = self._row_deletes.make_evaluator(scan, _find_column_keys(definition, columns))
         parts = [_make_empty_result()]
         # The keys are looked up in batches, so that no step holds the GIL for long.
         for start in range(0, keys.count, _KEYS_PER_BATCH):
-            query, data_file, position = work.run(start) if keys.is_quick else await work.search_batch_in_threads(start)
+            query, data_file, position = (
+                search.search_batch(start) if keys.is_quick else await search.search_batch_in_threads(start)
+            )
             deletion = await evaluator.evaluate(data_file, position, query)
             is_live = ~deletion.deleted
             parts.append((query[is_live], data_file[is_live], position[is_live], deletion.undecided[is_live]))
-        combine = partial(_combine_parts, parts, work.uncovered)
+        combine = partial(_combine_parts, parts, search.uncovered)
         located_rows, removed_files = combine() if keys.is_quick else await asyncio.to_thread(combine)
         self._usage.note(
             entry.uuid,
@@ -119,7 +122,7 @@ class Locator:
             files_removed=removed_files,
             now_ms=self._clock.now_ms(),
         )
-        await self._resolver.schedule_verification(entry, work.damaged)
+        await self._resolver.schedule_verification(entry, search.damaged)
         uncovered_files = located_rows.uncovered
         if len(uncovered_files):
             uncovered_files = uncovered_files[
@@ -129,18 +132,22 @@ class Locator:
 
 
 def _combine_parts(
-    parts: Sequence[tuple[Longs, Longs, Longs, Mask]], hit_flags: npt.NDArray[np.uint8]
+    parts: Sequence[tuple[Longs, Longs, Longs, Mask]], uncovered_flags: npt.NDArray[np.uint8]
 ) -> tuple[LocatedRows, int]:
     """Combine the rows of all batches.
+
+    Args:
+        parts: The query, data file, position and `undecided` of the rows of each batch; see `LocatedRows`.
+        uncovered_flags: uint8[files of the view]: 1 for files that the index does not cover.
 
     Returns:
         The located rows, and the number of files that the index excludes.
     """
     query, data_file, position, is_undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
-    hit = hit_flags != 0
-    hit[data_file] = True
-    removed_files = len(hit) - int(np.count_nonzero(hit))
-    return LocatedRows(query, data_file, position, is_undecided, np.flatnonzero(hit_flags), {}), removed_files
+    is_kept = uncovered_flags != 0
+    is_kept[data_file] = True
+    removed_files = len(is_kept) - int(np.count_nonzero(is_kept))
+    return LocatedRows(query, data_file, position, is_undecided, np.flatnonzero(uncovered_flags), {}), removed_files
 
 
 def _find_column_keys(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
@@ -205,20 +212,23 @@ class _Search:
         self.damaged: dict[str, str] = {}
         self.uncovered = index.coverage.uncovered.copy()
 
-    def run(self, start: int) -> _Rows:
+    def search_batch(self, start: int) -> _Rows:
         """Look up one batch of keys, and return the `query`, `data_file` and `position` of all rows, sorted by key."""
         return self._merge_results([self._search_parts(range(len(self._coverage.parts)), *self._keys.get_batch(start))])
 
     async def search_batch_in_threads(self, start: int) -> _Rows:
-        """Look up one batch of keys as `run` does, but search several index files in parallel.
+        """Look up one batch of keys as `search_batch` does, but search several index files in parallel.
 
         A lookup mostly waits for memory, and does not hold the GIL while it waits.
         """
-        part = await asyncio.to_thread(self._keys.get_batch, start)
-        count = len(self._coverage.parts)
-        threads = min(_THREADS, count)
+        batch = await asyncio.to_thread(self._keys.get_batch, start)
+        index_files = len(self._coverage.parts)
+        threads = min(_THREADS, index_files)
         results = await gather(
-            [partial(asyncio.to_thread, self._search_parts, range(n, count, threads), *part) for n in range(threads)]
+            [
+                partial(asyncio.to_thread, self._search_parts, range(number, index_files, threads), *batch)
+                for number in range(threads)
+            ]
         )
         return await asyncio.to_thread(self._merge_results, results)
 
@@ -254,7 +264,7 @@ class _Search:
 
     def _merge_results(self, results: Sequence[Sequence[_IndexFileRows]]) -> _Rows:
         """Merge the rows from all index files, sorted by key. Record the damaged index files."""
-        parts = [_make_empty_result()[:3]]
+        parts = [_make_empty_result()[:3]]  # The rows are not evaluated yet, so the array `undecided` is left out.
         for result in sorted(chain.from_iterable(results), key=lambda result: result.number):
             if result.rows is None:
                 self.damaged[self._coverage.parts[result.number].location] = result.reason
@@ -262,7 +272,7 @@ class _Search:
             else:
                 parts.append(result.rows)
         query, data_file, position = (np.concatenate(column) for column in zip(*parts, strict=True))
-        if len(parts) > 2:
+        if len(parts) > 2:  # Besides the empty part, there are rows of several index files.
             order = np.argsort(query, kind="stable")
             query, data_file, position = query[order], data_file[order], position[order]
         return query, data_file, position
@@ -270,13 +280,13 @@ class _Search:
     def _search_part(self, number: int, high: Hashes, low: Hashes) -> tuple[Longs, Longs, Longs]:
         """Search a batch of keys in one index file. Return the rows of the data files that it covers."""
         part = self._coverage.parts[number]
-        part_numbers, file_numbers = self._coverage.by_position
+        part_numbers, entry_numbers = self._coverage.by_position
         query, file, position = self._look_up_file(part.location, high, low)
         data_file = part.positions[file]
         is_in_part = data_file >= 0
         # If two index files cover a data file, only the rows from one of them are used.
         is_in_part[is_in_part] = (part_numbers[data_file[is_in_part]] == number) & (
-            file_numbers[data_file[is_in_part]] == file[is_in_part]
+            entry_numbers[data_file[is_in_part]] == file[is_in_part]
         )
         return query[is_in_part], data_file[is_in_part], position[is_in_part].astype(np.int64)
 
@@ -299,5 +309,6 @@ def _refuse_too_many_rows(record: RecordBlob, high: Hashes) -> None:
     """
     spans = stretches(record.fences.first, np.sort(high))
     pages = int((spans[:, 1] - spans[:, 0]).sum())
+    # The first and the last page of a key may also have rows of other keys, so only the pages between them are counted.
     if (pages - 2 * len(high)) * ENTRIES_A_PAGE > ROWS_MAX:
         raise TooLarge(f"A key has more than {ROWS_MAX:,} rows in one index file; look up keys with fewer rows")

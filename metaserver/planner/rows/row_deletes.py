@@ -52,6 +52,8 @@ CONTENTS_LIMIT_BYTES = 512 << 20
 DATA_LIMIT_BYTES = 256 << 20
 """The maximum number of bytes of data files that one request fetches."""
 PROBLEMS_MAX = 100
+"""The maximum number of files for which an answer has the reason why rows are undecided."""
+_FILE_SIZE_FIELDS = ("file_size_in_bytes", "record_count")
 _IN_LOOP_ROWS_MAX = 200
 """The maximum number of rows that are evaluated in the event loop, because a thread would take longer."""
 
@@ -115,7 +117,7 @@ class DeleteEvaluator:
         self.files: dict[int, DeleteFile] = {}
         self.columns: dict[int, Columns] = {}
         self.contents: dict[int, Content | Unreadable] = {}
-        self._left_bytes = DELETES_LIMIT_BYTES
+        self._remaining_bytes = DELETES_LIMIT_BYTES
         self._contents = Budget(CONTENTS_LIMIT_BYTES, "the delete files of one request take")
         self._hashes: dict[Columns, tuple[_Pair, _Pair | None]] = {}
         self.problems: dict[str, str] = {}
@@ -139,13 +141,13 @@ class DeleteEvaluator:
         )
         groups, deletes_by_file, unread = delete_parts
         self.contents |= await self._reader.read_all(unread, self._contents)
-        work = _Evaluation(self, positions, keys, deletion)
+        evaluation = _Evaluation(self, positions, keys, deletion)
         if is_quick and not any(
             isinstance(self.contents[number], DeletedKeys) for deletes in deletes_by_file for number in deletes
         ):
-            work.run(groups, deletes_by_file)
+            evaluation.evaluate_files(groups, deletes_by_file)
         else:
-            await asyncio.to_thread(work.run, groups, deletes_by_file)  # Evaluation may read data files.
+            await asyncio.to_thread(evaluation.evaluate_files, groups, deletes_by_file)  # It may read data files.
         return deletion
 
     def _find_deletes(
@@ -157,15 +159,15 @@ class DeleteEvaluator:
         groups = [(int(data_files[order[start]]), order[start:end]) for start, end in pairwise((0, *ends))]
         entry_ids = self.view.find_entry_ids(np.array([data_file for data_file, _ in groups], dtype=np.int64))
         deletes_by_file = self._scan.find_deletes_by_file(entry_ids)
-        new = {number for deletes in deletes_by_file for number in deletes} - self.files.keys()
+        new_numbers = {number for deletes in deletes_by_file for number in deletes} - self.files.keys()
         unread: list[tuple[int, DeleteFile, Columns]] = []
-        for number, file in list_delete_files_at(self.view, sorted(new)).items():
+        for number, file in list_delete_files_at(self.view, sorted(new_numbers)).items():
             self.files[number] = file
             columns = find_key_columns(self._scan.metadata, file)
-            self._left_bytes -= max(0, file.read_bytes)
+            self._remaining_bytes -= max(0, file.read_bytes)
             if isinstance(columns, Unreadable):
                 self.contents[number] = columns
-            elif self._left_bytes < 0:
+            elif self._remaining_bytes < 0:
                 reason = f"one request reads at most {DELETES_LIMIT_BYTES:,} bytes of delete files"
                 self.contents[number] = Unreadable(file.path, reason)
             else:
@@ -217,7 +219,8 @@ class _Evaluation:
     keys: Longs | None
     deletion: RowDeletion
 
-    def run(self, groups: _Groups, deletes_by_file: Iterable[tuple[int, ...]]) -> None:
+    def evaluate_files(self, groups: _Groups, deletes_by_file: Iterable[tuple[int, ...]]) -> None:
+        """Evaluate the deletes that apply to each data file, and record the result in `deletion`."""
         for (data_file, rows), deletes in zip(groups, deletes_by_file, strict=True):
             if deletes:
                 self._evaluate_file(data_file, rows, deletes)
@@ -238,30 +241,39 @@ class _Evaluation:
                 self.deletion.deleted[rows] |= _mark_members(self.positions[rows], content.get_positions(path))
             else:
                 deletes_by_columns.setdefault(evaluator.columns[number], []).append(content)
-        for columns, sets in deletes_by_columns.items():
+        for columns, key_sets in deletes_by_columns.items():
             live_rows = rows[~self.deletion.deleted[rows]]
             if len(live_rows):
-                counts = block.read_long("file_size_in_bytes", local) or 0, block.read_long("record_count", local) or 0
-                self._evaluate_by_keys(path, counts, live_rows, columns, sets)
+                size_bytes, records = (block.read_long(name, local) or 0 for name in _FILE_SIZE_FIELDS)
+                self._evaluate_by_keys(path, (size_bytes, records), live_rows, columns, key_sets)
 
     def _mark_undecided(self, rows: Longs, problem: Unreadable) -> None:
         self.deletion.undecided[rows] = True
         self.evaluator.add_problem(problem)
 
     def _evaluate_by_keys(
-        self, path: str, counts: tuple[int, int], rows: Longs, columns: Columns, sets: Sequence[DeletedKeys]
+        self,
+        path: str,
+        size_and_records: tuple[int, int],
+        rows: Longs,
+        columns: Columns,
+        key_sets: Sequence[DeletedKeys],
     ) -> None:
         """Evaluate equality deletes with the same key columns for some rows of one data file.
 
         Args:
-            counts: The size of the file in bytes, and its number of rows.
+            path: The path of the data file.
+            size_and_records: The size of the file in bytes, and its number of rows.
+            rows: The indexes of the rows among the evaluated rows.
+            columns: The key columns.
+            key_sets: The deleted keys of each delete file.
         """
         try:
-            exact_hashes, loose_hashes = self._hash_rows(path, counts, rows, columns)
+            exact_hashes, loose_hashes = self._hash_rows(path, size_and_records, rows, columns)
         except Unreadable as problem:
             self._mark_undecided(rows, problem)
             return
-        for deleted_keys in sets:
+        for deleted_keys in key_sets:
             self.deletion.deleted[rows] |= deleted_keys.exact.has(*exact_hashes)
             if deleted_keys.with_equal_zeros is not None and loose_hashes is not None:
                 undecided_rows = rows[deleted_keys.with_equal_zeros.has(*loose_hashes) & ~self.deletion.deleted[rows]]
@@ -272,7 +284,7 @@ class _Evaluation:
                     )
 
     def _hash_rows(
-        self, path: str, counts: tuple[int, int], rows: Longs, columns: Columns
+        self, path: str, size_and_records: tuple[int, int], rows: Longs, columns: Columns
     ) -> tuple[_Pair, _Pair | None]:
         """Return the hashes of the key columns of some rows; see `DeleteEvaluator.hash_rows`.
 
@@ -284,15 +296,19 @@ class _Evaluation:
             return known_hashes
         order = np.argsort(self.positions[rows], kind="stable")
         positions = self.positions[rows[order]]
-        with self.evaluator.data.read(path, *counts, [column_id for column_id, _ in columns], positions) as values:
+        column_ids = [column_id for column_id, _ in columns]
+        with self.evaluator.data.read(path, *size_and_records, column_ids, positions) as values:
             try:
-                exact, loose_hashes = _hash_keys(
+                exact_hashes, loose_hashes = _hash_keys(
                     [convert_to_keys(values[column_id], kind) for column_id, kind in columns]
                 )
             except ValueError as error:
                 raise Unreadable(path, str(error)) from None
         inverse = np.argsort(order, kind="stable")
-        return _select_pair(exact, inverse), None if loose_hashes is None else _select_pair(loose_hashes, inverse)
+        return (
+            _select_pair(exact_hashes, inverse),
+            None if loose_hashes is None else _select_pair(loose_hashes, inverse),
+        )
 
 
 def _hash_keys(columns: list[Keys]) -> tuple[_Pair, _Pair | None]:

@@ -135,6 +135,7 @@ class PredicateMatcher:
 
 def clear_rows(bits: Bits, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Bits:
     """Return the bits without these distinct rows."""
+    # The bits are stored in words of 64 bits. `rows >> 6` is the number of a row's word, and `rows & 63` its bit.
     remaining_bits = bits.copy()
     np.bitwise_and.at(remaining_bits, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))
     return remaining_bits

@@ -75,11 +75,13 @@ def find_attribute_columns(metadata: TableMetadata, names: Iterable[str]) -> tup
     ]
     if not named_definitions:
         return ()  # A table may have many schemas, so read their names only for a filter that names an attribute.
-    columns = {name.lower() for schema in metadata.schemas for name in schema.index.by_name}
+    column_names = {name.lower() for schema in metadata.schemas for name in schema.index.by_name}
     return tuple(
-        AttributeColumn(each.name, each.terms[0].column_id, each.terms[0].transform, each.enabled)
-        for each in named_definitions
-        if each.name.lower() not in columns
+        AttributeColumn(
+            definition.name, definition.terms[0].column_id, definition.terms[0].transform, definition.enabled
+        )
+        for definition in named_definitions
+        if definition.name.lower() not in column_names
     )
 
 

@@ -270,28 +270,28 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
     other_schemas = find_schemas_while_head(metadata, snapshot, schema) if options.use_snapshot_schema else []
     if not other_schemas:
         return BoundScan.bind_by_schema(schema, metadata, options, snapshot, filter)
-    sure_conditions, ambiguous, filtered_names = [], [], set()
+    sure_conditions, ambiguous_conjuncts, filtered_names = [], [], set()
     for conjunct in filter.children if isinstance(filter, And) else (filter,):
-        readings = [_BoundConjunct.read(metadata, other, options, conjunct) for other in (schema, *other_schemas)]
-        bound = {repr(variant.bound): variant.bound for variant in readings if variant.bound is not None}
-        if not bound:
+        variants = [_BoundConjunct.bind(metadata, other, options, conjunct) for other in (schema, *other_schemas)]
+        bound_by_text = {repr(variant.bound): variant.bound for variant in variants if variant.bound is not None}
+        if not bound_by_text:
             # This call raises the error that the snapshot's schema causes.
             bind_filter(metadata, schema, options, conjunct)
-        elif all(variant.terms == readings[0].terms for variant in readings):
-            sure_conditions.append(next(iter(bound.values())))
-        elif not any(_selects_partitions(variant, metadata) for variant in bound.values()):
+        elif all(variant.terms == variants[0].terms for variant in variants):
+            sure_conditions.append(next(iter(bound_by_text.values())))
+        elif not any(_selects_partitions(bound, metadata) for bound in bound_by_text.values()):
             if isinstance(conjunct, Unbound) and conjunct.op is not Op.IS_NULL:
                 filtered_names.add(conjunct.name)
-        elif len(bound) == 1:
-            # Only one schema can bind this part.
-            sure_conditions += bound.values()
+        elif len(bound_by_text) == 1:
+            # Only one schema can bind this conjunct.
+            sure_conditions += bound_by_text.values()
         else:
-            ambiguous.append(conjunct)
+            ambiguous_conjuncts.append(conjunct)
     # Spark adds a not-null predicate to each comparison, and filters rows by the comparison. So the plan need not be
     # exact for a not-null predicate on a compared column.
     if any(
         not (isinstance(conjunct, Unbound) and conjunct.op is Op.NOT_NULL and conjunct.name in filtered_names)
-        for conjunct in ambiguous
+        for conjunct in ambiguous_conjuncts
     ):
         raise BadRequest(
             "The filter names columns that were renamed since the table's newest snapshot, so the names are ambiguous. "
@@ -331,12 +331,10 @@ def find_schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, 
     if snapshot is None or len(metadata.schemas) == 1:
         return []
     heads = {metadata.current_snapshot_id, *(ref.snapshot_id for ref in metadata.refs.values() if ref.is_branch)}
-    last = {child.schema_id for child in metadata.snapshots if child.parent_snapshot_id == snapshot.snapshot_id} - {
-        None
-    }
+    children = (child for child in metadata.snapshots if child.parent_snapshot_id == snapshot.snapshot_id)
+    ids = [schema.id, *(child.schema_id for child in children if child.schema_id is not None)]
     if snapshot.snapshot_id in heads:
-        last.add(metadata.current_schema_id)
-    ids = [schema.id, *(schema_id for schema_id in last if schema_id is not None)]
+        ids.append(metadata.current_schema_id)
     return [other for other in metadata.schemas if min(ids) <= other.id <= max(ids) and other.id != schema.id]
 
 
@@ -352,11 +350,13 @@ class _BoundConjunct(msgspec.Struct, frozen=True):
     """
 
     @classmethod
-    def read(cls, metadata: TableMetadata, schema: Schema, options: ScanOptions, part: Expression) -> _BoundConjunct:
+    def bind(
+        cls, metadata: TableMetadata, schema: Schema, options: ScanOptions, conjunct: Expression
+    ) -> _BoundConjunct:
         """Bind a conjunct of a filter by one schema."""
         try:
-            bound = bind_filter(metadata, schema, options, part)
-            terms = list_terms(part, schema, metadata.schemas, case_sensitive=options.case_sensitive)
+            bound = bind_filter(metadata, schema, options, conjunct)
+            terms = list_terms(conjunct, schema, metadata.schemas, case_sensitive=options.case_sensitive)
         except BadRequest:
             return cls(None, None)
         return cls(

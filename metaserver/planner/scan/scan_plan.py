@@ -23,7 +23,8 @@ from seamark.metaserver.planner.view.view import TableView, are_comparable
 
 _RESIDUALS_MAX = 1024
 """The maximum number of cached residuals of one plan. A spec usually has far fewer partitions than files."""
-_RESIDUAL_BYTES = 400
+_PLAN_BYTES, _RESIDUAL_BYTES = 2000, 400
+"""The estimated memory of a plan without its files and residuals, and of one cached residual."""
 
 
 class IndexUse(msgspec.Struct, frozen=True, gc=False):
@@ -95,8 +96,8 @@ class ScanPlan:
         """The metadata of the table at planning time. They contain the partition specs."""
         self._projections = dict(projection)
         self._deletes = deletes
-        self._by_spec: dict[int, Residuals | None] = {}
-        self._kinds: dict[int, dict[int, str]] = {}
+        self._residuals_by_spec: dict[int, Residuals | None] = {}
+        self._deciding_fields: dict[int, dict[int, str]] = {}
         self._residuals: dict[tuple[int, object, object], Expression] = {}
 
     @property
@@ -106,19 +107,19 @@ class ScanPlan:
     @property
     def size_bytes(self) -> int:
         """The memory of the plan without its view, if all caches of the plan are full."""
-        return int(self.entry_ids.nbytes) + _RESIDUAL_BYTES * min(self.files, _RESIDUALS_MAX) + 2000
+        return _PLAN_BYTES + int(self.entry_ids.nbytes) + _RESIDUAL_BYTES * min(self.files, _RESIDUALS_MAX)
 
     def with_file(self, entry_id: int) -> ScanPlan:
         """Return the plan with one more file of the view."""
-        other = copy(self)
-        other.entry_ids = np.insert(self.entry_ids, self.entry_ids.searchsorted(entry_id), entry_id)
-        return other
+        plan = copy(self)
+        plan.entry_ids = np.insert(self.entry_ids, self.entry_ids.searchsorted(entry_id), entry_id)
+        return plan
 
     def with_only(self, entry_ids: Longs) -> ScanPlan:
         """Return the plan with only these files, in this order."""
-        other = copy(self)
-        other.entry_ids = entry_ids
-        return other
+        plan = copy(self)
+        plan.entry_ids = entry_ids
+        return plan
 
     def find_first_files_with_rows(self, min_rows: int, files_max: int) -> Longs:
         """Return the first files that certainly contain `min_rows` matching rows in total.
@@ -155,8 +156,8 @@ class ScanPlan:
             return self.bound
         # The key contains the text of the values, because 0.0 equals -0.0, but their residuals differ. Few
         # partitions have zeros.
-        zero = any(value == 0 and isinstance(value, float) for value in partition)
-        key = (spec_id, fields, repr(partition) if zero else partition)
+        has_zero = any(value == 0 and isinstance(value, float) for value in partition)
+        key = (spec_id, fields, repr(partition) if has_zero else partition)
         residual = self._residuals.get(key)
         if residual is None:
             residual = residuals(self._find_deciding_values(spec_id, fields, partition))
@@ -199,20 +200,20 @@ class ScanPlan:
 
         The result is empty if no partition value decides a conjunct, or if the metadata do not have the spec.
         """
-        kinds = self._kinds.get(spec_id)
+        kinds = self._deciding_fields.get(spec_id)
         if kinds is None:
             spec = self.metadata.spec(spec_id)
             kinds = {} if spec is None else find_deciding_fields(self._project_filter(spec_id, spec), spec)
-            self._kinds[spec_id] = kinds
+            self._deciding_fields[spec_id] = kinds
         return kinds
 
     def _get_residuals(self, spec_id: int) -> Residuals | None:
         """Return the residuals of a spec, or None if the metadata lack the spec."""
-        if spec_id not in self._by_spec:
+        if spec_id not in self._residuals_by_spec:
             spec = self.metadata.spec(spec_id)
             projection = None if spec is None else self._project_filter(spec_id, spec)
-            self._by_spec[spec_id] = None if spec is None else Residuals(self.bound, spec, projection)
-        return self._by_spec[spec_id]
+            self._residuals_by_spec[spec_id] = None if spec is None else Residuals(self.bound, spec, projection)
+        return self._residuals_by_spec[spec_id]
 
     def deletes(self, entry_id: int) -> tuple[int, ...]:
         """Return the delete files that apply to a data file, as rows of the view's delete blocks."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import struct
 import zlib
 
@@ -79,8 +80,7 @@ class Tokens:
     def _sign_token(self, purpose: bytes, body: bytes, table_uuid: str) -> str:
         """Return the token with this body, signed for a purpose and a table."""
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
-        ciphertext = bytes((VERSION,)) + key_id + _compute_mac(key, purpose, table_uuid, body) + body
-        return to_base64url(ciphertext)
+        return to_base64url(bytes((VERSION,)) + key_id + _compute_mac(key, purpose, table_uuid, body) + body)
 
     def _open_token(self, purpose: bytes, token: str, table_uuid: str) -> bytes | None:
         """Return the body of a token, or None if the token is not valid for this purpose and table."""
@@ -88,9 +88,9 @@ class Tokens:
             raw = decode_base64url(token)
         except ValueError:
             return None
-        signed_headers = 1 + ID_BYTES
-        mac, body = raw[signed_headers : signed_headers + _MAC_BYTES], raw[signed_headers + _MAC_BYTES :]
-        key = self._keyring.find_verification_key(_PURPOSE, raw[1:signed_headers])
+        mac_start = 1 + ID_BYTES  # The version has one byte.
+        mac, body = raw[mac_start : mac_start + _MAC_BYTES], raw[mac_start + _MAC_BYTES :]
+        key = self._keyring.find_verification_key(_PURPOSE, raw[1:mac_start])
         if raw[:1] != bytes((VERSION,)) or key is None:
             return None
         return body if hmac.compare_digest(mac, _compute_mac(key, purpose, table_uuid, body)) else None
@@ -103,7 +103,7 @@ def _compute_mac(key: bytes, purpose: bytes, table_uuid: str, body: bytes) -> by
 
 def pack_request(request: PinnedRequest) -> bytes:
     """Encode a request for `Tokens.plan_task` and `Tokens.plan_id`."""
-    return zlib.compress(msgspec.msgpack.encode(request), 6)
+    return zlib.compress(msgspec.msgpack.encode(request))
 
 
 def _unpack_request(packed_request: bytes) -> PinnedRequest:
@@ -121,6 +121,6 @@ def count_pages(files: int, packed_bytes: int, *, inline_limit: int, page_size: 
     """
     if files <= inline_limit:
         return 0
-    token_bytes = (_HEAD_BYTES + packed_bytes) * 4 // 3 + 4
-    pages = min(max(2, -(-files // page_size)), TOKENS_BYTES_MAX // token_bytes)
+    token_bytes = (_HEAD_BYTES + packed_bytes) * 4 // 3 + 4  # base64 encodes three bytes as four characters.
+    pages = min(max(2, math.ceil(files / page_size)), TOKENS_BYTES_MAX // token_bytes)
     return pages if pages > 1 else 0

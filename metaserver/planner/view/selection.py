@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from seamark.formats.index.kernels import _scan
 from seamark.formats.index.packing import Longs
-from seamark.metaserver.planner.view.view import BoundColumn, TableView
+from seamark.metaserver.planner.view.view import ALL_FILES, NO_FILES, SOME_FILES, BoundColumn, TableView
 
 Expired = Callable[[], bool]
 _WAITING_MAX = 16
@@ -19,8 +19,8 @@ _WAITING_MAX = 16
 class FileSelection:
     """The selected files of a view, as rows of its blocks.
 
-    `state`, uint8[blocks], is 0 if no row of the block is selected, 1 if all rows are selected, and 2 if some rows
-    are selected. A selected row has the byte 1 in `mask`, uint8[rows].
+    `state`, uint8[blocks], is `NO_FILES`, `ALL_FILES` or `SOME_FILES`: whether no row of the block is selected, all
+    rows, or some rows. A selected row has the byte 1 in `mask`, uint8[rows].
 
     Comparisons are queued until the selection is read. Then they are evaluated together, block by block. A plan of
     millions of files mostly waits for memory. If a block is compared several times in succession, its data stay in the
@@ -32,7 +32,7 @@ class FileSelection:
     def __init__(
         self, view: TableView, state: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8] | None = None
     ) -> None:
-        """Create a selection. If there is no mask, no block may have state 2."""
+        """Create a selection. If there is no mask, no block may have the state `SOME_FILES`."""
         self.view = view
         self._state = state
         self._mask = mask
@@ -68,20 +68,20 @@ class FileSelection:
     @property
     def is_empty(self) -> bool:
         """Whether no row is selected. Queued comparisons are not considered."""
-        # A search in bytes is much faster than `any` on the array.
+        # A search for the states `ALL_FILES` and `SOME_FILES` in bytes is much faster than `any` on the array.
         state = self._state.tobytes()
         return b"\1" not in state and b"\2" not in state
 
     @classmethod
     def select_all(cls, view: TableView) -> FileSelection:
-        # The result is the same as with `np.ones`. It takes a third of the time if the code of `np.ones` is not
-        # in the processor's cache.
+        # Each block has the state `ALL_FILES`. The result is the same as with `np.ones`. It takes a third of the time
+        # if the code of `np.ones` is not in the processor's cache.
         return cls(view, np.frombuffer(bytearray(b"\1" * len(view.blocks)), dtype=np.uint8))
 
     def copy(self) -> FileSelection:
         """Return a copy whose mask is not shared."""
         state = self.state.copy()
-        return FileSelection(self.view, state, self.mask.copy() if (state == 2).any() else None)
+        return FileSelection(self.view, state, self.mask.copy() if (state == SOME_FILES).any() else None)
 
     def list_entry_ids(self) -> Longs:
         """Return the ascending entry ids of the selected files, int64[selected]."""
@@ -103,7 +103,7 @@ class FileSelection:
         total = 0
         for number in np.flatnonzero(self.state).tolist():
             sizes = self.view.blocks[number].read_longs("file_size_in_bytes")
-            if self.state[number] == 2:
+            if self.state[number] == SOME_FILES:
                 sizes = sizes[self.mask[self.view.starts[number] : self.view.starts[number + 1]] != 0]
             total += int(sizes.sum())
         return total
@@ -115,7 +115,7 @@ class FileSelection:
     def clear(self) -> None:
         """Remove all files from the selection."""
         self._waiting = []
-        self._state[:] = 0
+        self._state[:] = NO_FILES
 
     def copy_block(self, number: int, other: FileSelection) -> None:
         """Set the selection of one block to the selection of this block in `other`."""
@@ -130,16 +130,16 @@ class FileSelection:
     def keep(self, number: int, rows: npt.NDArray[np.bool_]) -> None:
         """Narrow one block to the rows for which `rows` is True."""
         first, end = self.view.starts[number], self.view.starts[number + 1]
-        if self.state[number] == 1:
+        if self.state[number] == ALL_FILES:
             self.mask[first:end] = rows
         else:
             self.mask[first:end] &= rows.view(np.uint8)
-        self.state[number] = 2 if self.mask[first:end].any() else 0
+        self.state[number] = SOME_FILES if self.mask[first:end].any() else NO_FILES
 
     def check_invariants(self) -> None:
         """Check, for tests, that every state and mask byte is valid."""
-        assert set(np.unique(self.state).tolist()) <= {0, 1, 2}
-        for number in np.flatnonzero(self.state == 2):
+        assert set(np.unique(self.state).tolist()) <= {NO_FILES, ALL_FILES, SOME_FILES}
+        for number in np.flatnonzero(self.state == SOME_FILES):
             part = self.mask[self.view.starts[number] : self.view.starts[number + 1]]
             assert set(np.unique(part).tolist()) <= {0, 1}
 

@@ -33,6 +33,12 @@ _WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "f
 _LAYOUT_FIELDS = 15
 _FORM, _WIDTH, _ROWS, _FIRST, _BASE, _SKETCH = 0, 1, 4, 5, 6, 13
 """The columns of an array of layouts (`BoundColumn.layout`)."""
+_HEAD_ROWS, _HEAD_SPEC, _HEAD_HAS_EMPTY_FILES = range(3)
+"""The columns of the array of heads (`_read_head`)."""
+NO_FILES, ALL_FILES, SOME_FILES = 0, 1, 2
+"""The values of a flag of a block: whether something is true for none, for all, or for some of the block's files."""
+_VIEW_BLOCK_BYTES, _STATISTICS_BLOCK_BYTES, _PARTITION_BLOCK_BYTES, _REFERENCE_BYTES = 400, 32, 17, 8
+"""The estimated memory for each block: of a view, of `ColumnStatistics` and `PartitionValues`, and of a reference."""
 _SKETCHED_ROWS_MIN = 100_000
 """The minimum number of rows that a comparison may read for which the column gets sketches."""
 ENTRY_BITS = 32
@@ -50,7 +56,7 @@ class BoundColumn:
     __slots__ = ("form", "high", "layout", "low", "packed")
 
     def __init__(
-        self, form: Form, packed_columns: Objects, view: TableView, of_base: Sequence[BoundColumn] | None
+        self, form: Form, packed_columns: Objects, view: TableView, base_columns: Sequence[BoundColumn] | None
     ) -> None:
         """Read the bounds of the blocks that are not in the view's base.
 
@@ -58,7 +64,7 @@ class BoundColumn:
             form: The form of the values.
             packed_columns: object[blocks]: the packed columns. None for a block without values in this form.
             view: The view.
-            of_base: The same column of the view's base, in all forms. None if the base has not read it.
+            base_columns: The same column of the view's base, in all forms. None if the base has not read it.
         """
         dtype = (np.int64, np.float64, np.uint64)[form]
         self.form = form
@@ -68,9 +74,9 @@ class BoundColumn:
         self.high: npt.NDArray[Any] = np.zeros(len(packed_columns), dtype=dtype)
         self.packed = packed_columns
         """object[blocks]: the packed columns. None for a block without values in this form."""
-        self._add(range(len(packed_columns)) if of_base is None else view.new_blocks, view)
+        self._add(range(len(packed_columns)) if base_columns is None else view.new_blocks, view)
         shared, in_base = view.shared_blocks
-        for side in of_base or ():
+        for side in base_columns or ():
             if side.form == form:
                 self.layout[shared] = side.layout[in_base]
                 self.low[shared], self.high[shared] = side.low[in_base], side.high[in_base]
@@ -99,19 +105,20 @@ class BoundColumn:
         rows_min = STRING_ROWS_MIN if self.form is Form.STRINGS else ROWS_MIN
         is_wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= rows_min)
         for number in np.flatnonzero(is_wide & (layout[:, _SKETCH] == 0)).tolist():
+            # A sketch is described by two numbers.
             layout[number, _SKETCH : _SKETCH + 2] = find_sketch(view.blocks[number], self.packed[number])
 
     @property
     def size_bytes(self) -> int:
-        return self.layout.nbytes + self.low.nbytes + self.high.nbytes + 8 * len(self.packed)
+        return self.layout.nbytes + self.low.nbytes + self.high.nbytes + _REFERENCE_BYTES * len(self.packed)
 
     def count_rows_read(self) -> int:
         """Return the maximum number of rows that a comparison with any value reads.
 
         A comparison reads the blocks whose minimum and maximum enclose the value.
         """
-        with_values = np.flatnonzero(self.layout[:, _FORM] >= 0)
-        rows, low, high = self.layout[with_values, _ROWS], self.low[with_values], self.high[with_values]
+        numbers = np.flatnonzero(self.layout[:, _FORM] >= 0)
+        rows, low, high = self.layout[numbers, _ROWS], self.low[numbers], self.high[numbers]
         low_order, high_order = np.argsort(low), np.argsort(high)
         started_rows = np.cumsum(rows[low_order])
         ended_rows = np.concatenate(([0], np.cumsum(rows[high_order])))
@@ -137,41 +144,43 @@ class ColumnStatistics:
         "upper",
     )
 
-    def __init__(self, view: TableView, column_id: int, kind: str, of_base: ColumnStatistics | None = None) -> None:
+    def __init__(
+        self, view: TableView, column_id: int, kind: str, base_statistics: ColumnStatistics | None = None
+    ) -> None:
         """Read the statistics of the blocks that are not in the view's base.
 
-        `of_base` are the same statistics of the view's base, or None if the base has not read them.
+        `base_statistics` are the same statistics of the view's base, or None if the base has not read them.
         """
         usable_entries = [
             _to_usable_entry(view.blocks[number].find_entry(column_id), kind)
-            for number in view.list_blocks_to_compute(of_base)
+            for number in view.list_blocks_to_compute(base_statistics)
         ]
         self.entries: Objects = view.join_base(
-            make_object_array(usable_entries), None if of_base is None else of_base.entries
+            make_object_array(usable_entries), None if base_statistics is None else base_statistics.entries
         )
         """object[blocks]: the `ColumnEntry` of each block, or None."""
         flags = np.zeros((len(usable_entries), 4), dtype=np.uint8)
         for number, entry in enumerate(usable_entries):
             if entry is not None:
                 flags[number] = entry.nulls_only, entry.nans_only, entry.no_nulls, entry.no_nans
-        self._flags: Flags = view.join_base(flags, None if of_base is None else of_base._flags)
+        self._flags: Flags = view.join_base(flags, None if base_statistics is None else base_statistics._flags)
         self.nulls_only, self.nans_only, self.no_nulls, self.no_nans = (
             np.ascontiguousarray(flag) if flag.any() else None for flag in self._flags.T
         )
         lower = make_object_array([None if entry is None else entry.lower for entry in usable_entries])
         upper = make_object_array([None if entry is None else entry.upper for entry in usable_entries])
-        if of_base is None:
+        if base_statistics is None:
             self._bounds = lower, upper
         else:
             self._bounds = (
-                view.join_base(lower, of_base._bounds[0]),
-                view.join_base(upper, of_base._bounds[1]),
+                view.join_base(lower, base_statistics._bounds[0]),
+                view.join_base(upper, base_statistics._bounds[1]),
             )
         self.lower: tuple[BoundColumn, ...] = compute_bound_columns(
-            view, self._bounds[0], None if of_base is None else of_base.lower
+            view, self._bounds[0], None if base_statistics is None else base_statistics.lower
         )
         self.upper: tuple[BoundColumn, ...] = compute_bound_columns(
-            view, self._bounds[1], None if of_base is None else of_base.upper
+            view, self._bounds[1], None if base_statistics is None else base_statistics.upper
         )
         self.rows_read = max(sum(side.count_rows_read() for side in sides) for sides in (self.lower, self.upper))
         """The maximum number of rows that a comparison with any value reads."""
@@ -181,7 +190,7 @@ class ColumnStatistics:
 
     @property
     def size_bytes(self) -> int:
-        return sum(side.size_bytes for side in (*self.lower, *self.upper)) + 32 * len(self.entries)
+        return sum(side.size_bytes for side in (*self.lower, *self.upper)) + _STATISTICS_BLOCK_BYTES * len(self.entries)
 
 
 class PartitionValues:
@@ -189,31 +198,42 @@ class PartitionValues:
 
     Attributes:
         known: bool[blocks]: whether the spec of each block has the field.
-        nulls: uint8[blocks]: 0 if no value is null, 1 if all values are null, 2 if some values are null.
-        has_nulls: Whether any item of `nulls` is not 0.
+        nulls: uint8[blocks]: `NO_FILES`, `ALL_FILES` or `SOME_FILES`: whether no value of a block is null, all values,
+            or some values.
+        has_nulls: Whether any value is null.
     """
 
     __slots__ = ("has_nulls", "is_known", "known", "nulls", "packed", "sides")
 
-    def __init__(self, view: TableView, field_id: int, kind: str, of_base: PartitionValues | None = None) -> None:
+    def __init__(self, view: TableView, field_id: int, kind: str, base_values: PartitionValues | None = None) -> None:
         """Read the values of the blocks that are not in the view's base.
 
-        `of_base` are the same values of the view's base, or None if the base has not read them.
+        `base_values` are the same values of the view's base, or None if the base has not read them.
         """
         stored_entries = [
-            view.blocks[number].find_partition_column(field_id) for number in view.list_blocks_to_compute(of_base)
+            view.blocks[number].find_partition_column(field_id) for number in view.list_blocks_to_compute(base_values)
         ]
-        usable = [entry if entry is not None and are_comparable(entry[0], kind) else None for entry in stored_entries]
-        has_field = np.array([entry is not None for entry in usable], dtype=np.bool_)
-        packed_columns = [None if entry is None else entry[1] for entry in usable]
-        nulls = [1 if values is None else 0 if values.presence == NONE else 2 for values in packed_columns]
-        self.known: npt.NDArray[np.bool_] = view.join_base(has_field, None if of_base is None else of_base.known)
-        self.packed: Objects = view.join_base(
-            make_object_array(packed_columns), None if of_base is None else of_base.packed
+        # An entry is the type of the field in the block, and its packed values.
+        usable_entries = [
+            entry if entry is not None and are_comparable(entry[0], kind) else None for entry in stored_entries
+        ]
+        has_field = np.array([entry is not None for entry in usable_entries], dtype=np.bool_)
+        packed_columns = [None if entry is None else entry[1] for entry in usable_entries]
+        nulls = [
+            ALL_FILES if values is None else NO_FILES if values.presence == NONE else SOME_FILES
+            for values in packed_columns
+        ]
+        self.known: npt.NDArray[np.bool_] = view.join_base(
+            has_field, None if base_values is None else base_values.known
         )
-        self.nulls: Flags = view.join_base(np.array(nulls, dtype=np.uint8), None if of_base is None else of_base.nulls)
+        self.packed: Objects = view.join_base(
+            make_object_array(packed_columns), None if base_values is None else base_values.packed
+        )
+        self.nulls: Flags = view.join_base(
+            np.array(nulls, dtype=np.uint8), None if base_values is None else base_values.nulls
+        )
         self.sides: tuple[BoundColumn, ...] = compute_bound_columns(
-            view, self.packed, None if of_base is None else of_base.sides
+            view, self.packed, None if base_values is None else base_values.sides
         )
         self.has_nulls = bool(self.nulls.any())
         self.is_known = bool(self.known.all())
@@ -221,7 +241,7 @@ class PartitionValues:
 
     @property
     def size_bytes(self) -> int:
-        return sum(side.size_bytes for side in self.sides) + len(self.known) * 17
+        return sum(side.size_bytes for side in self.sides) + _PARTITION_BLOCK_BYTES * len(self.known)
 
 
 class TableView:
@@ -266,23 +286,28 @@ class TableView:
         self._heads: Longs = self.join_base(
             np.array(heads, dtype=np.int64).reshape(len(heads), 3), None if base is None else base._heads
         )
-        ends: Longs = np.cumsum(self._heads[:, 0])
+        ends: Longs = np.cumsum(self._heads[:, _HEAD_ROWS])
         self.starts: list[int] = [0, *ends.tolist()]
         self.delete_starts = _compute_starts(self.delete_blocks)
-        self.spec_ids: Longs = np.ascontiguousarray(self._heads[:, 1])
+        self.spec_ids: Longs = np.ascontiguousarray(self._heads[:, _HEAD_SPEC])
         self.specs = frozenset(np.unique(self.spec_ids).tolist())
         self._stats: dict[tuple[int, str], ColumnStatistics] = {}
         self._partition: dict[tuple[int, str], PartitionValues] = {}
         self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT_FIELDS), dtype=np.int64)
         """The layouts for kernels that read no column: row counts, first positions and, as base, first entry ids."""
-        self.extents[:, _ROWS] = self._heads[:, 0]
-        self.extents[:, _FIRST] = ends - self._heads[:, 0]
+        self.extents[:, _ROWS] = self._heads[:, _HEAD_ROWS]
+        self.extents[:, _FIRST] = ends - self._heads[:, _HEAD_ROWS]
         self.extents[:, _BASE] = self.ordinals << ENTRY_BITS
-        self.blocks_with_empty_files: list[int] = np.flatnonzero(self._heads[:, 2]).tolist()
+        self.blocks_with_empty_files: list[int] = np.flatnonzero(self._heads[:, _HEAD_HAS_EMPTY_FILES]).tolist()
         """The numbers of the blocks with a file whose record count is 0 or unknown."""
         self._size_cache = (0, 0)
         self.derived = DerivedValues()
         """Data that other modules compute from the view, and that are kept with it."""
+
+    @property
+    def row_counts(self) -> Longs:
+        """The number of rows of each block, int64[blocks]."""
+        return self.extents[:, _ROWS]
 
     @property
     def file_count(self) -> int:
@@ -313,15 +338,15 @@ class TableView:
             size = sum(column.size_bytes for column in list(self._stats.values()))
             size += sum(column.size_bytes for column in list(self._partition.values()))
             self._size_cache = column_count, size
-        return self.extents.nbytes + 400 * len(self.blocks) + size + self.derived.size_bytes
+        return self.extents.nbytes + _VIEW_BLOCK_BYTES * len(self.blocks) + size + self.derived.size_bytes
 
     def find_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
         """Return the view's block of each manifest, or None for a manifest object that the view does not contain."""
-        positions, of_view = _find_shared(_list_identities(manifests), _list_identities(self.manifests))
+        positions, positions_in_view = _find_shared(_list_identities(manifests), _list_identities(self.manifests))
         blocks = np.full(len(manifests), None, dtype=np.object_)
-        blocks[positions] = make_object_array(self.blocks)[of_view]
-        entry_blocks: list[Block | None] = blocks.tolist()
-        return entry_blocks
+        blocks[positions] = make_object_array(self.blocks)[positions_in_view]
+        block_list: list[Block | None] = blocks.tolist()
+        return block_list
 
     def locate(self, entry_id: int) -> tuple[Block, int]:
         """Return the block of an entry id, and the row in the block."""
@@ -371,8 +396,8 @@ class TableView:
         column = self._stats.get(key)
         if column is None:
             base = self.base
-            of_base = None if base is None else base.find_computed_stats(column_id, kind)
-            column = self._stats[key] = ColumnStatistics(self, column_id, kind, of_base)
+            base_statistics = None if base is None else base.find_computed_stats(column_id, kind)
+            column = self._stats[key] = ColumnStatistics(self, column_id, kind, base_statistics)
         return column
 
     def find_cheap_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
@@ -393,8 +418,8 @@ class TableView:
         column = self._partition.get(key)
         if column is None:
             base = self.base
-            of_base = None if base is None else base._partition.get(key)
-            column = self._partition[key] = PartitionValues(self, field_id, kind, of_base)
+            base_values = None if base is None else base._partition.get(key)
+            column = self._partition[key] = PartitionValues(self, field_id, kind, base_values)
         return column
 
     def compute_columns_like(self, other: TableView) -> None:
@@ -407,17 +432,17 @@ class TableView:
         for field_id, kind in list(other._partition):
             self.partition(field_id, kind)
 
-    def list_blocks_to_compute(self, of_base: object) -> Sequence[int]:
-        """Return the numbers of the blocks to compute: all blocks if `of_base` is None, otherwise the new blocks."""
-        return range(len(self.blocks)) if of_base is None else self.new_blocks
+    def list_blocks_to_compute(self, base_data: object) -> Sequence[int]:
+        """Return the numbers of the blocks to compute: all blocks if `base_data` is None, otherwise the new blocks."""
+        return range(len(self.blocks)) if base_data is None else self.new_blocks
 
-    def join_base(self, new_rows: Array, of_base: Array | None) -> Array:
+    def join_base(self, new_rows: Array, base_rows: Array | None) -> Array:
         """Combine rows computed for the new blocks with the rows of the base. The result has a row for each block."""
-        if of_base is None:
+        if base_rows is None:
             return new_rows
-        all_rows = np.empty((len(self.blocks), *of_base.shape[1:]), dtype=of_base.dtype)
+        all_rows = np.empty((len(self.blocks), *base_rows.shape[1:]), dtype=base_rows.dtype)
         shared, in_base = self.shared_blocks
-        all_rows[shared] = of_base[in_base]
+        all_rows[shared] = base_rows[in_base]
         all_rows[self.new_blocks] = new_rows
         return cast("Array", all_rows)
 
@@ -434,22 +459,22 @@ def _make_layout(block: Block, packed_column: Packed) -> tuple[int, ...]:
     """Return the row of `BoundColumn.layout` for a block, without a sketch, and with the first position 0."""
     address = block.address
 
-    def at(offset: int) -> int:
+    def to_address(offset: int) -> int:
         return 0 if offset == NONE else address + offset
 
     return (
         packed_column.form,
         packed_column.width,
-        at(packed_column.codes),
-        at(packed_column.presence),
+        to_address(packed_column.codes),
+        to_address(packed_column.presence),
         block.rows,
         0,
         packed_column.base,
-        at(packed_column.common_at),
+        to_address(packed_column.common_at),
         len(packed_column.common),
-        at(packed_column.lengths),
-        at(packed_column.ends),
-        at(packed_column.tails),
+        to_address(packed_column.lengths),
+        to_address(packed_column.ends),
+        to_address(packed_column.tails),
         packed_column.lengths_width,
         0,
         0,
@@ -457,27 +482,28 @@ def _make_layout(block: Block, packed_column: Packed) -> tuple[int, ...]:
 
 
 def compute_bound_columns(
-    view: TableView, packed_columns: Objects, of_base: Sequence[BoundColumn] | None
+    view: TableView, packed_columns: Objects, base_columns: Sequence[BoundColumn] | None
 ) -> tuple[BoundColumn, ...]:
     """Return a column in each of its forms. A decimal column that was widened to more than 18 digits has two forms.
 
     Args:
         packed_columns: object[blocks]: the packed columns, or None.
-        of_base: The same column of the view's base. None if the base has not read it.
+        base_columns: The same column of the view's base. None if the base has not read it.
     """
-    columns_to_compute = [packed_columns[number] for number in view.list_blocks_to_compute(of_base)]
+    columns_to_compute = [packed_columns[number] for number in view.list_blocks_to_compute(base_columns)]
     computed_forms = np.array([-1 if column is None else column.form for column in columns_to_compute], dtype=np.int8)
     forms_of_base = None
-    if of_base is not None:
+    if base_columns is not None:
         forms_of_base = np.full(view.base_blocks, -1, dtype=np.int8)
-        for side in of_base:
+        for side in base_columns:
             forms_of_base[side.layout[:, _FORM] >= 0] = side.form
     forms = view.join_base(computed_forms, forms_of_base)
-    several = np.unique(forms[forms >= 0]).tolist()
-    if len(several) == 1:
-        return (BoundColumn(Form(several[0]), packed_columns, view, of_base),)
+    distinct_forms = np.unique(forms[forms >= 0]).tolist()
+    if len(distinct_forms) == 1:
+        return (BoundColumn(Form(distinct_forms[0]), packed_columns, view, base_columns),)
     return tuple(
-        BoundColumn(Form(form), _replace_unselected(packed_columns, forms == form), view, of_base) for form in several
+        BoundColumn(Form(form), _replace_unselected(packed_columns, forms == form), view, base_columns)
+        for form in distinct_forms
     )
 
 
@@ -506,16 +532,16 @@ def _list_identities(values: Sequence[object]) -> Longs:
     return np.fromiter(map(id, values), dtype=np.int64, count=len(values))
 
 
-def _find_shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs]:
+def _find_shared(identities: Longs, base_identities: Longs | None) -> tuple[Longs, Longs]:
     """Return the positions in both arrays of the identities that both contain."""
-    if of_base is None or not len(of_base):
+    if base_identities is None or not len(base_identities):
         nothing = np.empty(0, dtype=np.int64)
         return nothing, nothing
-    order = np.argsort(of_base)
-    positions = np.minimum(np.searchsorted(of_base[order], identities), len(of_base) - 1)
-    nearest = order[positions]
-    shared = np.flatnonzero(of_base[nearest] == identities)
-    return shared, nearest[shared]
+    order = np.argsort(base_identities)
+    positions = np.minimum(np.searchsorted(base_identities[order], identities), len(base_identities) - 1)
+    candidates = order[positions]
+    shared = np.flatnonzero(base_identities[candidates] == identities)
+    return shared, candidates[shared]
 
 
 def _to_usable_entry(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:

@@ -17,7 +17,9 @@ _U16, _I32, _U32, _I64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct
 _HEADER_TYPE, _HEADER = 1, 2
 """The positions of the fields of a Message in its flatbuffer table (Arrow's Message.fbs)."""
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
+"""The values of the header type for messages with rows or with dictionary values."""
 _BATCH_OF_DICTIONARY = 1
+"""The position of the field `data`, a RecordBatch, in the flatbuffer table of a DictionaryBatch."""
 _LENGTH, _COMPRESSION = 0, 3
 """The positions of the fields of a RecordBatch in its flatbuffer table."""
 
@@ -68,6 +70,11 @@ def _read_row_count(message: memoryview, subject: str) -> int:
 
 
 def _find_table(message: memoryview, table: int, number: int) -> int:
+    """Return the position of the table that a field of a flatbuffer table refers to.
+
+    Raises:
+        ValueError: The field is absent.
+    """
     offset = _find_field(message, table, number)
     if not offset:
         raise ValueError("a message has no batch")
@@ -79,6 +86,7 @@ def _find_field(message: memoryview, table: int, number: int) -> int:
     vtable = table - _I32.unpack_from(message, table)[0]
     if vtable < 0:
         raise ValueError("the table of a message is outside the message")
+    # The vtable begins with two sizes of 16 bits, and then has an offset of 16 bits for each field.
     entry = 4 + 2 * number
     if entry >= _U16.unpack_from(message, vtable)[0]:
         return 0

@@ -15,6 +15,9 @@ import pyarrow.compute as pc
 from seamark.formats.runtime.errors import BadRequest
 
 _NESTED_VALUE_BYTES = 8
+"""The size of the offset of a list or a map."""
+_NULL_BYTES = 8
+"""The size that is assumed for a value of a null array."""
 
 
 def estimate_expanded_bytes(array: pa.Array, path: str) -> int:
@@ -26,7 +29,7 @@ def estimate_expanded_bytes(array: pa.Array, path: str) -> int:
     kind: Any = array.type
     if pa.types.is_primitive(kind):
         return len(array) * max(1, int(kind.bit_width) // 8)
-    if any(is_kind(kind) for is_kind in _VARIABLE):
+    if any(is_kind(kind) for is_kind in _VARIABLE_SIZE_CHECKS):
         return int(array.nbytes)
     if isinstance(array, pa.ExtensionArray):
         return estimate_expanded_bytes(array.storage, path)
@@ -67,7 +70,7 @@ def _measure_values(array: pa.Array, path: str) -> pa.Array:
     kind: Any = array.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         return pa.array(_read_view_lengths(array))
-    if any(is_kind(kind) for is_kind in _VARIABLE):
+    if any(is_kind(kind) for is_kind in _VARIABLE_SIZE_CHECKS):
         return pc.cast(pc.binary_length(array), pa.int64())
     if (
         pa.types.is_null(kind)
@@ -75,7 +78,7 @@ def _measure_values(array: pa.Array, path: str) -> pa.Array:
         or pa.types.is_fixed_size_binary(kind)
         or _is_decimal(kind)
     ):
-        width = 8 if pa.types.is_null(kind) else max(1, kind.bit_width // 8)
+        width = _NULL_BYTES if pa.types.is_null(kind) else max(1, kind.bit_width // 8)
         return pa.array(np.full(len(array), width, np.int64))
     raise BadRequest(f"Column {path} has {str(kind)[:100]} values; send them without a dictionary, runs or unions")
 
@@ -84,11 +87,13 @@ def _is_decimal(kind: pa.DataType) -> bool:
     return bool(pa.types.is_decimal(kind))
 
 
-_VARIABLE = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+_VARIABLE_SIZE_CHECKS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 
 def _read_view_lengths(array: pa.Array) -> Any:
+    """Return the length of each value of an array of string views or binary views, int64[values]."""
+    # A view has four numbers of 32 bits. The first is the length of the value.
     views = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)
     lengths = views[array.offset : array.offset + len(array), 0].astype(np.int64)
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-    return np.where(valid, np.maximum(lengths, 0), 0)
+    is_valid = array.is_valid().to_numpy(zero_copy_only=False)
+    return np.where(is_valid, np.maximum(lengths, 0), 0)

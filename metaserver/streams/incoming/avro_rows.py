@@ -44,8 +44,9 @@ _MEMORY_BYTES_MAX = 256 << 20
 _RATES: NDArray[np.float64] = 6.0 * 2.0 ** (np.arange(96) / 4)
 """The rates for which a bound is computed, in bytes of memory per byte of the file.
 
-A character that takes one byte in the file takes at most 5 bytes in Python and Arrow together, so the lowest rate
-is sufficient for the characters of strings.
+The rates rise from 6 to about 10^8. Each is 2^(1/4) times the rate before it, so the best of these rates is close to
+the best of all rates. A character that takes one byte in the file takes at most 5 bytes in Python and Arrow together,
+so the lowest rate is sufficient for the characters of strings.
 """
 _NULL_BYTES = 64
 _VALUE_BYTES = 96
@@ -61,6 +62,9 @@ It includes the object in Python, its places in a dictionary and in lists, conve
 """
 _SLOT_BYTES = 16
 """The maximum size of a number, an offset or a decimal in Arrow. A null takes the same space as a value."""
+
+_DECIMAL_DIGITS_MAX, _DECIMAL_STORED_BYTES_MAX = 38, 17
+"""The maximum precision of a decimal, and the maximum size of its stored number, which has 38 digits and a sign."""
 
 Convert = Callable[[Any], Any]
 _PRIMITIVES = {
@@ -222,7 +226,7 @@ class _Compiler:
 
     def __init__(self) -> None:
         self._named_types: dict[str, _NamedType] = {}
-        self._open: set[str] = set()
+        self._open_names: set[str] = set()
         """The full names of the records that contain the current type."""
         self._namespace = ""
         self._types = 0
@@ -234,7 +238,7 @@ class _Compiler:
             raise BadRequest("The Avro schema has a record without a list of fields")
         name, outer = self._define(schema), self._namespace
         self._namespace = name.rpartition(".")[0]
-        self._open.add(name)
+        self._open_names.add(name)
         columns: dict[str, _Column] = {}
         for field in fields:
             if not isinstance(field, dict) or not isinstance(field.get("name"), str) or "type" not in field:
@@ -242,7 +246,7 @@ class _Compiler:
             if field["name"] in columns:
                 raise BadRequest(f"The Avro schema has the field {field['name'][:100]!r} twice in a record")
             columns[field["name"]] = self.read_type(field["type"], depth + 1)
-        self._open.remove(name)
+        self._open_names.remove(name)
         self._namespace = outer
         return columns
 
@@ -296,7 +300,7 @@ class _Compiler:
             excess = _compute_excess(_NULL_BYTES, 0)
             return _Column(pa.null(), "null", excess, slot_bytes=0, has_bytes=False, nullable=True)
         full_name = name if "." in name or not self._namespace else f"{self._namespace}.{name}"
-        if full_name in self._open:
+        if full_name in self._open_names:
             raise BadRequest(f"The Avro schema is recursive: the type {full_name[:100]!r} contains itself")
         named_type = self._named_types.get(full_name)
         if named_type is None:
@@ -352,17 +356,18 @@ class _Compiler:
         )
 
     def _read_map(self, schema: Mapping[str, Any], depth: int) -> _Column:
-        item = self._read_item(schema.get("values"), depth)
-        convert_item = item.convert
+        item_column = self._read_item(schema.get("values"), depth)
+        convert_item = item_column.convert
 
         def convert(value: Any) -> Any:
             if convert_item is None:
                 return list(value.items())
-            return [(key, None if each is None else convert_item(each)) for key, each in value.items()]
+            return [(key, None if item is None else convert_item(item)) for key, item in value.items()]
 
-        excess = _compute_excess(_MAP_BYTES, 1) + _bound_items(item.excess + _compute_excess(_ENTRY_BYTES, 1))
-        plain_schema = {"type": "map", "values": item.plain}
-        return _Column(pa.map_(pa.string(), item.type), plain_schema, excess, convert=convert)
+        entry_excess = item_column.excess + _compute_excess(_ENTRY_BYTES, 1)
+        excess = _compute_excess(_MAP_BYTES, 1) + _bound_items(entry_excess)
+        plain_schema = {"type": "map", "values": item_column.plain}
+        return _Column(pa.map_(pa.string(), item_column.type), plain_schema, excess, convert=convert)
 
     def _read_item(self, schema: Any, depth: int) -> _Column:
         """Return the type of the values of an array or a map."""
@@ -415,11 +420,11 @@ def _read_decimal(schema: Mapping[str, Any], plain_schema: Any, size_bytes: int)
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if schema.get("logicalType") != "decimal" or not isinstance(precision, int) or not isinstance(scale, int):
         return None
-    if not 0 <= scale <= precision or not 1 <= precision <= 38:
+    if not 0 <= scale <= precision or not 1 <= precision <= _DECIMAL_DIGITS_MAX:
         raise BadRequest(f"The Avro schema has a decimal of precision {precision} and scale {scale}; at most 38 digits")
 
     def convert(value: bytes) -> Decimal:
-        if len(value) > 17:  # 38 digits and a sign fit, and long numbers take long to parse.
+        if len(value) > _DECIMAL_STORED_BYTES_MAX:  # A long number takes long to parse.
             raise ValueError(f"a decimal of {len(value)} bytes")
         # Parse the number from text, because decimal arithmetic rounds to 28 digits.
         return Decimal(f"{int.from_bytes(value, 'big', signed=True)}E-{scale}")

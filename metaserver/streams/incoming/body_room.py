@@ -36,6 +36,8 @@ _PRINCIPAL_WAITERS_MAX = 8
 """The maximum number of waiting bodies of one principal."""
 _WAITING_SHARE = 1 / 4
 """The fraction of `bodies_memory_bytes` that waiting bodies may use."""
+_RETRY_AFTER_S = 1
+"""The time after which the client of a refused body may send it again."""
 _CHECK_INTERVAL_S = 0.02
 """The interval between two checks for free memory."""
 
@@ -135,6 +137,7 @@ class BodyReservations:
         if table is None:
             yield
             return
+        # A body that is larger than half of the memory would wait until the memory is nearly empty.
         size_bytes = min(body_bytes, self._settings.stream_memory_bytes // 2)
         is_full = table.arrivals.locked() or not self._may_arrive(table, size_bytes)
         if is_full and self._is_within_limits(self._senders, principal_name):
@@ -283,7 +286,7 @@ class BodyReservations:
             raise TooManyRequests(
                 "Other large bodies wait for room in the memory for rows (stream_memory_bytes); send the rows again "
                 "later",
-                1,
+                _RETRY_AFTER_S,
             )
         until_s = self._clock.monotonic() + WAIT_S
         self._waiters[principal_name] += 1
@@ -303,6 +306,7 @@ class BodyReservations:
 
 
 def _count_down(waiters: Counter[str], principal_name: str) -> None:
+    """Subtract one from the number of a principal, and remove the principal if the number is 0."""
     waiters[principal_name] -= 1
     if not waiters[principal_name]:
         del waiters[principal_name]

@@ -31,7 +31,9 @@ _UNAVAILABLE_VALUES = (
 )
 """The forms of `_UNAVAILABLE`: text, bytes in base64 or hexadecimal digits, and arrays of text."""
 _SCALE_MAX = 1_000
+"""The maximum scale of a decimal in a message."""
 _PRECISION_MAX = 38
+"""The maximum precision of an Iceberg decimal."""
 _DAY_US = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DEBEZIUM_KINDS = {"c": RowKind.INSERT, "r": RowKind.INSERT, "u": RowKind.UPDATE, "d": RowKind.DELETE}
@@ -116,9 +118,9 @@ def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
         raise BadRequest(f"has the op {op} and no after")
     changes = [RowWithKind(kind, image_after)]
     if kind is RowKind.UPDATE and image_before is not None and key and all(name in image_before for name in key):
-        old = {name: image_before[name] for name in key}
-        if any(old[name] is not None and old[name] != image_after.get(name) for name in key):
-            changes.insert(0, RowWithKind(RowKind.DELETE, old))
+        old_key = {name: image_before[name] for name in key}
+        if any(old_key[name] is not None and old_key[name] != image_after.get(name) for name in key):
+            changes.insert(0, RowWithKind(RowKind.DELETE, old_key))
     return changes
 
 
@@ -215,15 +217,25 @@ values."""
 def _read_image(
     envelope: Mapping[str, Any], name: str, converters: Mapping[str, Callable[[Any], Any]]
 ) -> dict[str, Any] | None:
+    """Return a row of an envelope, with converted values, or None if the envelope does not have the row.
+
+    Args:
+        envelope: The envelope.
+        name: The name of the row in the envelope: `before` or `after`.
+        converters: The functions that convert values, by column.
+
+    Raises:
+        BadRequest: The row is not an object, lacks a value, or has a value that cannot be converted.
+    """
     image = envelope.get(name)
     if image is None:
         return None
     if not isinstance(image, dict):
         raise BadRequest(f"has the {name} {show_json(image)}, and not an object with the columns")
-    if unavailable := [column for column, value in image.items() if value in _UNAVAILABLE_VALUES]:
+    if columns_without_value := [column for column, value in image.items() if value in _UNAVAILABLE_VALUES]:
         raise BadRequest(
-            f"lacks the value of {unavailable[0]}, which the database did not send again; set the table's replica "
-            "identity to FULL"
+            f"lacks the value of {columns_without_value[0]}, which the database did not send again; set the table's "
+            "replica identity to FULL"
         )
     try:
         return {
@@ -286,6 +298,15 @@ def _read_decimal(value: Any, scale: int) -> Any:
 
 
 def _add_to_epoch(value: Any, **unit: float) -> datetime:
+    """Return the time that is a number of units after the epoch.
+
+    Args:
+        value: The number of units.
+        unit: The unit, as the only argument of `timedelta`.
+
+    Raises:
+        ValueError: The value is not an integer.
+    """
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{show_json(value)} is not a number")
     ((name, factor),) = unit.items()
@@ -334,11 +355,11 @@ def take_kinds(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[RowKind | No
     Raises:
         BadRequest: A kind is unknown. The message contains the number of the row.
     """
-    place = batch.schema.get_field_index(KIND_FIELD)
-    if place < 0:
+    kind_index = batch.schema.get_field_index(KIND_FIELD)
+    if kind_index < 0:
         return batch, None
     kinds = []
-    for number, value in enumerate(batch.column(place).to_pylist()):
+    for number, value in enumerate(batch.column(kind_index).to_pylist()):
         try:
             kinds.append(parse_kind(value))
         except BadRequest as error:

@@ -35,7 +35,7 @@ class CurrentTables:
         """
         self._reads = SharedReads(load)
         self._changes = changes
-        self._number: int | None = None
+        self._commit_number: int | None = None
         self._locations: dict[str, str] = {}
         """The location of the metadata of each table, by UUID, which is current until the next commit."""
 
@@ -48,14 +48,16 @@ class CurrentTables:
         """
         assert loaded_table.entry is not None
         uuid, location = loaded_table.entry.uuid, loaded_table.entry.metadata_location
-        number = None if self._changes is None else self._changes.read_number()
-        if number != self._number:
+        commit_number = None if self._changes is None else self._changes.read_number()
+        if commit_number != self._commit_number:
             self._locations.clear()
-            self._number = number
-        if number is not None and self._locations.get(uuid) == location:
+            self._commit_number = commit_number
+        if commit_number is not None and self._locations.get(uuid) == location:
             return loaded_table.metadata
         entry, metadata = await self._reads.load(uuid)
-        if number is not None and number == self._number:  # The pointer belongs to this number, or to a later commit.
+        if (
+            commit_number is not None and commit_number == self._commit_number
+        ):  # The pointer belongs to this number, or to a later commit.
             self._locations[uuid] = entry.metadata_location
         if entry.metadata_location != location:
             _check_schema(loaded_table.metadata, metadata)

@@ -114,10 +114,10 @@ async def find_dead_letters(catalog: Catalog, loaded_table: LoadedTable) -> Dead
     Raises:
         BadRequest: The dead-letter table is missing, or its columns do not fit.
     """
-    place = parse_dead_letter_table(loaded_table.metadata.properties)
-    if place is None:
+    namespace_and_name = parse_dead_letter_table(loaded_table.metadata.properties)
+    if namespace_and_name is None:
         return None
-    namespace, name = place
+    namespace, name = namespace_and_name
     assert loaded_table.entry is not None
     subject = f"The dead-letter table {format_path(namespace, name)}"
     try:

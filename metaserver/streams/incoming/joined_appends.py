@@ -29,7 +29,7 @@ _JOINED_ROWS_MAX = 2_000
 """The number of rows of a batch above which no further request joins it. Preparing them takes some milliseconds."""
 _JOINED_BYTES_MAX = 1 << 20
 """The total size of the bodies of a batch above which no further request joins it."""
-_ALONE = (BadRequest, TooLarge, TooManyRequests)
+_ERRORS_OF_ONE_REQUEST = (BadRequest, TooLarge, TooManyRequests)
 """The errors after which nothing is stored, and that only some requests of a batch may have caused."""
 
 
@@ -90,7 +90,7 @@ class JoinedAppends:
         self._queues: dict[str, _TableQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.request_count = 0
-        """The requests whose rows are not durable yet, by the UUID of the table."""
+        """The number of requests whose rows are not durable yet."""
 
     async def append(
         self, loaded_table: LoadedTable, preparation: RowPreparation, rows: JoinedRows, size_bytes: int
@@ -143,18 +143,18 @@ class JoinedAppends:
 
     async def _append(self, batch: Sequence[_Request]) -> None:
         """Append the rows of a batch of requests together, and answer the requests."""
-        last = batch[-1]
+        last_request = batch[-1]
         try:
-            prepared_rows = last.preparation.prepare_joined([request.rows for request in batch])
+            prepared_rows = last_request.preparation.prepare_joined([request.rows for request in batch])
             assert prepared_rows.batches is not None
         except Exception as error:  # noqa: BLE001  the rows of one request may cause any error, and nothing is stored
             await self._append_alone(batch, error)
             return
         try:
             acknowledgement = await self._append_rows(
-                [TableRows(last.loaded, prepared_rows.batches)], None, batch[0].arrived_s
+                [TableRows(last_request.loaded, prepared_rows.batches)], None, batch[0].arrived_s
             )
-        except _ALONE as error:
+        except _ERRORS_OF_ONE_REQUEST as error:
             await self._append_alone(batch, error)
             return
         except Exception as error:  # noqa: BLE001  no request may wait for a task that has ended
@@ -166,12 +166,12 @@ class JoinedAppends:
             )
             raise
         (position,) = acknowledgement.positions
-        offset = position.offset
+        start = position.offset
         for request in batch:
-            end = offset + len(request.rows)
+            end = start + len(request.rows)
             if not request.answer.done():
-                request.answer.set_result(Acknowledgement((Position(position.shard, offset, end),)))
-            offset = end
+                request.answer.set_result(Acknowledgement((Position(position.shard, start, end),)))
+            start = end
 
     async def _append_alone(self, batch: Sequence[_Request], error: Exception) -> None:
         """Append each request of a refused batch alone. If the batch has only one request, refuse this request."""

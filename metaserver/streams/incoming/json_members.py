@@ -36,9 +36,10 @@ def has_repeated_key(text: bytes, values: Sequence[Any]) -> bool:
 
 def _count_colons(text: bytes) -> int:
     """Return the number of colons outside of strings."""
-    letters = np.frombuffer(_ESCAPE.sub(b"", text) if b"\\" in text else text, dtype=np.uint8)
-    is_inside = np.logical_xor.accumulate(letters == _QUOTE)
-    return int(np.count_nonzero((letters == _COLON) & ~is_inside))
+    characters = np.frombuffer(_ESCAPE.sub(b"", text) if b"\\" in text else text, dtype=np.uint8)
+    # A string begins after an odd number of quotes, and ends with an even number.
+    is_in_string = np.logical_xor.accumulate(characters == _QUOTE)
+    return int(np.count_nonzero((characters == _COLON) & ~is_in_string))
 
 
 def find_repeated_key(text: bytes) -> str:
@@ -48,15 +49,15 @@ def find_repeated_key(text: bytes) -> str:
     """
     repeated_keys: list[str] = []
 
-    def note_repeated(pairs: list[tuple[str, Any]]) -> None:
-        names: set[str] = set()
-        for name, _ in pairs:
-            if name in names:
-                repeated_keys.append(name)
-            names.add(name)
+    def record_repeated_keys(members: list[tuple[str, Any]]) -> None:
+        keys: set[str] = set()
+        for key, _ in members:
+            if key in keys:
+                repeated_keys.append(key)
+            keys.add(key)
 
     # Do not convert numbers, which may have very many digits, because only the keys matter.
-    json.loads(text, object_pairs_hook=note_repeated, parse_int=str, parse_float=str)
+    json.loads(text, object_pairs_hook=record_repeated_keys, parse_int=str, parse_float=str)
     return repeated_keys[0] if repeated_keys else ""
 
 

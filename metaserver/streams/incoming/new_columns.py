@@ -21,7 +21,8 @@ ADDED_COLUMNS_MAX = 100
 """The maximum number of columns that one request adds."""
 TABLE_COLUMNS_MAX = 1_000
 """The maximum number of columns of a table to which requests add columns."""
-_LONG = 1 << 63
+_LONG_END = 1 << 63
+"""The integer after the greatest 64-bit integer."""
 _SHOWN_CHARACTERS = 100
 
 
@@ -97,8 +98,7 @@ def find_missing_columns(
     if rule is NewColumns.REFUSE and columns:
         raise BadRequest(
             f"The rows have the column {_show_name(next(iter(columns)))}, which {subject} does not have, and its "
-            f"property "
-            f"{NEW_COLUMNS} refuses such rows"
+            f"property {NEW_COLUMNS} refuses such rows"
         )
     types = {name: kind for name, kind in columns.items() if kind is not None}
     return MissingColumns(types, columns.keys() - types.keys())
@@ -146,7 +146,7 @@ def _list_json_types(name: str, value: Any) -> set[str]:
     """
     if value is None:
         return set()
-    if type(value) is int and not -_LONG <= value < _LONG:
+    if type(value) is int and not -_LONG_END <= value < _LONG_END:
         raise BadRequest(f"The new column {_show_name(name)} has the value {value}, which no long integer has")
     return {_JSON_TYPES.get(type(value), "struct")}
 
@@ -161,14 +161,18 @@ _WIDER_TYPES: Mapping[frozenset[str], str] = {
 
 
 def _choose_type(name: str, types: set[str]) -> str | None:
+    """Return the type for all values of a new column, or None if the column has no value.
+
+    Raises:
+        BadRequest: The types of the values have no common primitive type.
+    """
     if not types:
         return None
     kind = _WIDER_TYPES.get(frozenset(types), next(iter(types)) if len(types) == 1 else "struct")
     if kind == "struct":
         raise BadRequest(
             f"The values of the new column {_show_name(name)} have several types, or are objects or arrays, or "
-            f"decimals "
-            "without a precision; add the column to the table with its type first"
+            "decimals without a precision; add the column to the table with its type first"
         )
     return kind
 
@@ -182,10 +186,15 @@ def find_arrow_columns(schema: pa.Schema, names: AbstractSet[str]) -> dict[str, 
     repeated_names = [name for name, count in Counter(schema.names).items() if count > 1]
     if repeated_names:
         raise BadRequest(f"The rows have the column {_show_name(repeated_names[0])} twice; send each column once")
-    return {field.name: _to_iceberg(field) for field in schema if field.name not in names}
+    return {field.name: _find_iceberg_type(field) for field in schema if field.name not in names}
 
 
-def _to_iceberg(field: pa.Field) -> str | None:
+def _find_iceberg_type(field: pa.Field) -> str | None:
+    """Return the Iceberg type for a new column with an Arrow type, or None for the type null.
+
+    Raises:
+        BadRequest: Requests cannot add columns of this type.
+    """
     kind, types = field.type, pa.types
     if types.is_null(kind):
         return None
@@ -227,16 +236,16 @@ def check_new_columns(columns: Mapping[str, str], metadata: TableMetadata) -> No
             f"The rows have {len(columns):,} new columns, and the table has {column_count:,}; a request adds at most "
             f"{ADDED_COLUMNS_MAX}, up to {TABLE_COLUMNS_MAX:,} columns of the table. Add the columns to the table first"
         )
-    lower = {field.name.lower(): field.name for field in metadata.current_schema.fields}
+    name_by_lower_case = {field.name.lower(): field.name for field in metadata.current_schema.fields}
     for name in columns:
         check_name(name, "new column")
-        if name.lower() in lower:
+        if name.lower() in name_by_lower_case:
             raise BadRequest(
-                f"The new column {_show_name(name)} differs from the column {_show_name(lower[name.lower()])} only in "
-                f"case, and "
-                "engines would confuse them; rename it in the rows"
+                f"The new column {_show_name(name)} differs from the column "
+                f"{_show_name(name_by_lower_case[name.lower()])} only in case, and engines would confuse them; rename "
+                "it in the rows"
             )
-        lower[name.lower()] = name
+        name_by_lower_case[name.lower()] = name
 
 
 def _show_name(name: str) -> str:

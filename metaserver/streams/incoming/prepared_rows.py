@@ -76,7 +76,7 @@ class _ReadRows(NamedTuple):
     sources: Sequence[int]
 
 
-class _Conformed(NamedTuple):
+class _ConformedRows(NamedTuple):
     """Rows with the table's columns, and the kind of each row, which is empty for a table without a key."""
 
     rows: pa.RecordBatch
@@ -117,12 +117,12 @@ class RowPreparation:
         key = find_key_columns(self.metadata)
         read_rows, rejected_rows = self._read_changes(row_values, key)
 
-        def conform(rows: Sequence[int]) -> _Conformed:
+        def conform(rows: Sequence[int]) -> _ConformedRows:
             is_whole = len(rows) == len(read_rows.values)
             values = read_rows.values if is_whole else [read_rows.values[row] for row in rows]
             kinds = read_rows.kinds if is_whole or not key else bytes(read_rows.kinds[row] for row in rows)
             batch = to_batch(values, self.metadata.current_schema)
-            return _Conformed(self.row_files.conform(batch, self.metadata, kinds, key), kinds)
+            return _ConformedRows(self.row_files.conform(batch, self.metadata, kinds, key), kinds)
 
         conformed_rows, reasons = self._conform(conform, len(read_rows.values))
         if reasons:
@@ -164,12 +164,12 @@ class RowPreparation:
             BadRequest: A row does not fit. The number of the row in the message is not its number in its request.
         """
         key = find_key_columns(self.metadata)
-        parts: list[_Conformed] = []
+        parts: list[_ConformedRows] = []
         # Conform requests with different columns separately, because a missing column gets its default.
-        for _, similar in itertools.groupby(requests, key=_list_columns):
-            batch = _join_rows(list(similar), self.metadata)
+        for _, requests_with_columns in itertools.groupby(requests, key=_list_columns):
+            batch = _join_rows(list(requests_with_columns), self.metadata)
             kinds = make_default_kinds(batch.num_rows, key)
-            parts.append(_Conformed(self.row_files.conform(batch, self.metadata, kinds, key), kinds))
+            parts.append(_ConformedRows(self.row_files.conform(batch, self.metadata, kinds, key), kinds))
         return self._pack(parts, key, [])
 
     def _read_changes(self, row_values: Sequence[Any], key: Sequence[str]) -> tuple[_ReadRows, dict[int, str]]:
@@ -182,7 +182,7 @@ class RowPreparation:
         is_plain = not self.is_envelope and set(map(type, row_values)) <= {dict}
         if is_plain and not (has_kind and any(KIND_FIELD in row for row in row_values)):
             kinds = make_default_kinds(len(row_values), key)
-            return _ReadRows([self._leave_out(row) for row in row_values], kinds, range(len(row_values))), {}
+            return _ReadRows([self._drop_empty_columns(row) for row in row_values], kinds, range(len(row_values))), {}
         changes: list[RowWithKind] = []
         sources: list[int] = []
         rejected_rows: dict[int, str] = {}
@@ -201,9 +201,10 @@ class RowPreparation:
             changes += row_changes
             sources += [number] * len(row_changes)
         kinds = encode_kinds([change.kind for change in changes], key)
-        return _ReadRows([self._leave_out(change.values) for change in changes], kinds, sources), rejected_rows
+        return _ReadRows([self._drop_empty_columns(change.values) for change in changes], kinds, sources), rejected_rows
 
-    def _leave_out(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _drop_empty_columns(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values of a row without the columns in `left_out`."""
         if self.left_out.isdisjoint(values):
             return values
         return {name: value for name, value in values.items() if name not in self.left_out}
@@ -218,7 +219,7 @@ class RowPreparation:
             raise BadRequest("Envelopes of Debezium are JSON; send them as application/json or application/x-ndjson")
         key = find_key_columns(self.metadata)
         has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
-        parts: list[_Conformed] = []
+        parts: list[_ConformedRows] = []
         letters: list[RejectedRow] = []
         first = 0
         for batch in batches:
@@ -239,13 +240,17 @@ class RowPreparation:
             first += batch.num_rows
         return self._pack(parts, key, letters)
 
-    def _conform(self, conform: Any, count: int) -> tuple[list[_Conformed], dict[int, str]]:
+    def _conform(self, conform: Any, count: int) -> tuple[list[_ConformedRows], dict[int, str]]:
         """Conform rows. If only the rows that do not fit are rejected, find them by repeated halving.
+
+        Args:
+            conform: Conforms the rows with the numbers in a range, and raises BadRequest if one of them does not fit.
+            count: The number of rows.
 
         Returns:
             The rows that fit, in order, and the reasons for the rejected rows, by the number of the row.
         """
-        conformed_rows: list[_Conformed] = []
+        conformed_rows: list[_ConformedRows] = []
         reasons: dict[int, str] = {}
 
         def search(rows: range) -> None:
@@ -273,7 +278,14 @@ class RowPreparation:
         search(range(count))
         return conformed_rows, reasons
 
-    def _pack(self, parts: Sequence[_Conformed], key: Sequence[str], letters: list[RejectedRow]) -> PreparedRows:
+    def _pack(self, parts: Sequence[_ConformedRows], key: Sequence[str], letters: list[RejectedRow]) -> PreparedRows:
+        """Pack rows into the batches of the shards.
+
+        Args:
+            parts: The rows that fit.
+            key: The names of the key columns. They are empty for a table without a key.
+            letters: The rejected rows.
+        """
         if not parts:
             return PreparedRows(0, None, letters)
         rows = pa.concat_batches([part.rows for part in parts]) if len(parts) > 1 else parts[0].rows
@@ -287,10 +299,10 @@ class RowPreparation:
         batches = {}
         for shard in sorted(pc.unique(shards).to_pylist()):
             is_in_shard = pc.equal(shards, shard)
-            part = rows.filter(is_in_shard)
-            packed_rows = self.row_files.pack(part, self.metadata, key)
-            of_shard = bytes(kind for kind, is_chosen in zip(kinds, is_in_shard.to_pylist(), strict=True) if is_chosen)
-            batches[shard] = Batch(part.num_rows, packed_rows, of_shard)
+            rows_of_shard = rows.filter(is_in_shard)
+            packed_rows = self.row_files.pack(rows_of_shard, self.metadata, key)
+            kinds_of_shard = bytes(itertools.compress(kinds, is_in_shard.to_pylist()))
+            batches[shard] = Batch(rows_of_shard.num_rows, packed_rows, kinds_of_shard)
         return PreparedRows(rows.num_rows, batches, letters)
 
 
@@ -327,12 +339,12 @@ class _ArrowRows:
     kinds: bytes
     key: Sequence[str]
 
-    def conform(self, numbers: range) -> _Conformed:
+    def conform(self, numbers: range) -> _ConformedRows:
         first, end = numbers[0], numbers[-1] + 1
         kinds = self.kinds[first:end]
         rows = self.rows.slice(first, end - first)
         preparation = self.preparation
-        return _Conformed(preparation.row_files.conform(rows, preparation.metadata, kinds, self.key), kinds)
+        return _ConformedRows(preparation.row_files.conform(rows, preparation.metadata, kinds, self.key), kinds)
 
 
 def _show_arrow_row(row: pa.RecordBatch) -> str:

@@ -27,7 +27,8 @@ from seamark.metaserver.streams.incoming.json_members import find_repeated_key, 
 _SHOWN_CHARACTERS = 100
 _PLAIN = {"string": str, "long": int, "int": int, "double": float, "boolean": bool}
 """The Iceberg types whose JSON values Arrow accepts without conversion, with their types in Python."""
-_LONG = 1 << 63
+_LONG_CHARACTERS_MAX = 20
+"""The maximum length of a 64-bit integer in decimal digits, with a sign."""
 _STRUCT_VALUES_MAX = 1 << 24
 """The maximum number of values, including nulls, in the structs of a column: 64 MB of integers."""
 
@@ -147,11 +148,11 @@ def to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pa.RecordBatc
             raise BadRequest("The table has no columns; add one")
         names = {schema.fields[0].name}  # Add a column, because a batch without columns has no rows.
     fields = [field for field in schema.fields if field.name in names]
-    if unknown := sorted(names - {field.name for field in fields}):
-        number = next(number for number, row in enumerate(rows) if unknown[0] in row)
+    if unknown_names := sorted(names - {field.name for field in fields}):
+        number = next(number for number, row in enumerate(rows) if unknown_names[0] in row)
         columns = ", ".join(field.name for field in schema.fields)
         raise BadRequest(
-            f"Row {number} has the column {unknown[0][:_SHOWN_CHARACTERS]!r}, which the table does not have; "
+            f"Row {number} has the column {unknown_names[0][:_SHOWN_CHARACTERS]!r}, which the table does not have; "
             f"it has {columns[:500]}"
         )
     arrays = [_to_array([row.get(field.name) for row in rows], field.type, field.name) for field in fields]
@@ -179,7 +180,8 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
             ]
             return pa.array(converted_values, to_row_type(kind))
         return build_arrow_array(
-            kind, [_convert_value(_make_converter(kind), value, n, path, kind) for n, value in enumerate(values)]
+            kind,
+            [_convert_value(_make_converter(kind), value, number, path, kind) for number, value in enumerate(values)],
         )
     except MemoryError:  # Do not treat it as an `ArrowException`, of which a subclass is also a MemoryError.
         raise
@@ -199,10 +201,17 @@ def _convert_value(convert: Callable[[Any], Any], value: Any, row: int, path: st
 
 
 def _make_converter(kind: str) -> Callable[[Any], Any]:
+    """Return a function that converts a JSON value to a Python value of a primitive type."""
+
     def convert(value: Any) -> Any:
         if kind.startswith("decimal") and isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
-        elif kind == "long" and isinstance(value, str) and value.lstrip("-").isdigit() and len(value) <= 20:
+        elif (
+            kind == "long"
+            and isinstance(value, str)
+            and value.lstrip("-").isdigit()
+            and len(value) <= _LONG_CHARACTERS_MAX
+        ):
             value = int(value)
         elif kind in ("float", "double") and isinstance(value, int) and not isinstance(value, bool):
             _check_exact(value, kind)
@@ -236,11 +245,11 @@ class _Budget:
     """Limits the number of values in structs, because the short text `{}` may become a struct with many fields."""
 
     def __init__(self) -> None:
-        self.left = _STRUCT_VALUES_MAX
+        self.remaining = _STRUCT_VALUES_MAX
 
     def spend(self, values: int) -> None:
-        self.left -= values
-        if self.left < 0:
+        self.remaining -= values
+        if self.remaining < 0:
             raise TooLarge(
                 f"The structs of a column have more than {_STRUCT_VALUES_MAX:,} values; send them in several requests"
             )
@@ -263,29 +272,36 @@ def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
 
         return convert_struct
     if isinstance(kind, ListType):
-        element = _make_nested_converter(kind.element, budget)
-        return lambda value: None if value is None else [element(item) for item in _require_type(value, list)]
+        convert_element = _make_nested_converter(kind.element, budget)
+        return lambda value: None if value is None else [convert_element(item) for item in _require_type(value, list)]
     if isinstance(kind, MapType):
-        key, item = _make_nested_converter(kind.key, budget), _make_nested_converter(kind.value, budget)
-        return lambda value: None if value is None else _convert_map_entries(value, key, item)
+        convert_key, convert_item = (_make_nested_converter(part, budget) for part in (kind.key, kind.value))
+        return lambda value: None if value is None else _convert_map_entries(value, convert_key, convert_item)
     convert, arrow_kind = _make_converter(kind), kind
 
-    def primitive(value: Any) -> Any:
+    def convert_primitive(value: Any) -> Any:
         # The converter of the primitive type returns a Python value, such as a datetime or a Decimal.
         return build_arrow_array(arrow_kind, [convert(value)])[0].as_py()
 
-    return convert if kind in _PLAIN else primitive
+    return convert if kind in _PLAIN else convert_primitive
 
 
 def _convert_struct(value: Any, children: Sequence[tuple[Field, Callable[[Any], Any]]]) -> dict[str, Any]:
     fields = _require_type(value, dict)
-    if unknown := fields.keys() - {field.name for field, _ in children}:
-        raise ValueError(f"there is no field {sorted(unknown)[0]!r}")
+    if unknown_names := fields.keys() - {field.name for field, _ in children}:
+        raise ValueError(f"there is no field {min(unknown_names)!r}")
     return {field.name: convert(fields.get(field.name)) for field, convert in children}
 
 
-def _convert_map_entries(value: Any, key: Callable[[Any], Any], item: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
-    """Return the entries of a map: an object whose names are the keys, or Iceberg's object with `keys` and `values`.
+def _convert_map_entries(
+    value: Any, convert_key: Callable[[Any], Any], convert_item: Callable[[Any], Any]
+) -> list[tuple[Any, Any]]:
+    """Return the entries of a map.
+
+    Args:
+        value: An object whose names are the keys, or Iceberg's object with the arrays `keys` and `values`.
+        convert_key: Converts a key.
+        convert_item: Converts the value of an entry.
 
     Raises:
         ValueError: A key occurs twice, or a key or a value does not fit.
@@ -294,7 +310,7 @@ def _convert_map_entries(value: Any, key: Callable[[Any], Any], item: Callable[[
     pairs = entries.items()
     if set(entries) == {"keys", "values"} and all(isinstance(part, list) for part in entries.values()):
         pairs = zip(entries["keys"], entries["values"], strict=True)
-    map_entries = [(key(entry_key), item(entry_value)) for entry_key, entry_value in pairs]
+    map_entries = [(convert_key(entry_key), convert_item(entry_value)) for entry_key, entry_value in pairs]
     texts: set[str] = set()
     for entry_key, _ in map_entries:
         text = repr(entry_key)  # Compare the texts, because a key may be a struct, which is not hashable.

@@ -34,6 +34,8 @@ from seamark.metaserver.streams.incoming.append_gates import AppendGates
 
 GATE_LEASE_S = 15.0
 """The time after which other processes open the gate of a process that has stopped."""
+_RENEWALS_PER_LEASE = 3
+"""The number of renewals within the duration of a lease, so that a failed renewal does not end it."""
 _POLL_S = 0.05
 """The interval between two checks for an open gate or a free lease."""
 _MOVES_MAX = 3
@@ -151,7 +153,7 @@ class TableGates:
                 fence = await self._await_lease(uuid, holder)
                 renewal = asyncio.create_task(self._renew(uuid, holder), name=f"gate {uuid}")
                 stack.callback(renewal.cancel)
-                await self._move_closed(log, uuid)
+                await self._close_in_log(log, uuid)
             except CommitUnknown:
                 raise RetryLater(
                     "The database or the log did not answer before the commit began; nothing was committed; repeat the "
@@ -159,7 +161,12 @@ class TableGates:
                 ) from None
             yield CheckFence(f"{STREAM_GATE}{uuid}", fence)
 
-    async def _move_closed(self, log: SharedLog, uuid: str) -> None:
+    async def _close_in_log(self, log: SharedLog, uuid: str) -> None:
+        """Close the gate of a table in the log.
+
+        Raises:
+            GateMoved: Other processes have moved the gate during each attempt.
+        """
         for attempt in range(1, _MOVES_MAX + 1):
             await log.catch_up()
             try:
@@ -238,12 +245,15 @@ class TableGates:
         """
         name, now_ms = f"{STREAM_GATE}{uuid}", self._clock.now_ms()
         next_holder = str(self._clock.uuid4())
-        await self._store.transact([TakeLease(name, each, now_ms, now_ms) for each in (holder, next_holder)])
+        # The lease expires at once. The next holder raises the fencing number.
+        await self._store.transact(
+            [TakeLease(name, new_holder, now_ms, now_ms) for new_holder in (holder, next_holder)]
+        )
 
     async def _renew(self, uuid: str, holder: str) -> None:
         """Renew a lease until the task is cancelled, or another process has the lease."""
         while True:
-            await asyncio.sleep(self._lease_ms / 3000)
+            await asyncio.sleep(self._lease_ms / 1000 / _RENEWALS_PER_LEASE)
             try:
                 await self._take_lease(uuid, holder)
             except CommitConflict:

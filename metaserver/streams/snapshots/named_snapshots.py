@@ -74,7 +74,7 @@ class NamedSnapshots:
         self._clock = clock
         self.named_s = min(_NAMED_S_MAX, retention_s)
         self.lifetime_s = 2 * self.named_s
-        self._last: dict[str, _NamedSnapshot] = {}
+        self._newest: dict[str, _NamedSnapshot] = {}
         """The newest snapshot of each table, by the UUID of the table."""
         self._by_id: dict[tuple[str, int], _NamedSnapshot] = {}
         """All snapshots, by the UUID of the table and the id of the snapshot, the oldest first."""
@@ -113,13 +113,15 @@ class NamedSnapshots:
         ranges = tuple((part.shard, part.start, part.end, part.key) for part in fresh_rows.parts)
         locations = tuple(file.location for part in fresh_rows.parts for file in part.files)
         key = (entry.uuid, entry.metadata_location, ranges, locations)
-        now_s, last = self._clock.monotonic(), self._last.get(entry.uuid)
-        if last is not None and last.key == key and now_s - last.made_s < self.named_s:
-            last.used_s = now_s
-            return last.snapshot
-        return await self._encoding.run(key, lambda: self._encode(table, entry, metadata, fresh_rows, folder, key))
+        now_s, newest = self._clock.monotonic(), self._newest.get(entry.uuid)
+        if newest is not None and newest.key == key and now_s - newest.made_s < self.named_s:
+            newest.used_s = now_s
+            return newest.snapshot
+        return await self._encoding.run(
+            key, lambda: self._store_snapshot(table, entry, metadata, fresh_rows, folder, key)
+        )
 
-    async def _encode(
+    async def _store_snapshot(
         self,
         table: StreamTable,
         entry: Entry,
@@ -128,6 +130,7 @@ class NamedSnapshots:
         folder: str,
         key: tuple[object, ...],
     ) -> Snapshot:
+        """Create a fresh snapshot, and store its manifests and its delete files. See `make` for the arguments."""
         manifest_files: Sequence[ManifestFile] = await self._manifests.read_list(metadata.current_snapshot)
         files = [file for part in fresh_rows.parts for file in part.files]
         keyed_rows = [part.keyed for part in fresh_rows.parts if part.keyed is not None]
@@ -155,12 +158,12 @@ class NamedSnapshots:
                 *(self._objects.create(location, data, durable=False) for location, data in encoded_snapshot.files)
             )
         finally:
-            table.give_up_files(locations)
+            table.delete_files_later(locations)
         self._add(table.uuid, _NamedSnapshot(key, encoded_snapshot.snapshot, self._clock.monotonic()))
         return encoded_snapshot.snapshot
 
     def _add(self, uuid: str, named_snapshot: _NamedSnapshot) -> None:
-        self._last[uuid] = named_snapshot
+        self._newest[uuid] = named_snapshot
         self._by_id[uuid, named_snapshot.snapshot.snapshot_id] = named_snapshot
         while True:
             oldest_id, oldest = next(iter(self._by_id.items()))
@@ -170,4 +173,4 @@ class NamedSnapshots:
 
     def forget(self, uuid: str) -> None:
         """Forget the newest snapshot of a closed table. Requests may still name it."""
-        self._last.pop(uuid, None)
+        self._newest.pop(uuid, None)

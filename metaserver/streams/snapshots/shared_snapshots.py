@@ -27,8 +27,10 @@ from seamark.metaserver.streams.fresh_snapshots import make_fresh_location
 
 _PURPOSE = "fresh-snapshots"
 _MAC_BYTES = 32
-_ENTRY = "seamark.fresh-snapshot"
+_HEADER_KEY = "seamark.fresh-snapshot"
+"""The key of the record in the header of a manifest list."""
 _LIST_BYTES_MAX = 64 << 20
+"""The maximum size of the manifest list of a fresh snapshot."""
 _REMEMBERED_MAX = 1_000
 """The maximum number of records of other processes in memory."""
 
@@ -64,7 +66,7 @@ class SharedSnapshots:
         """
         body = msgspec.json.encode(_Record(snapshot, until_ms))
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
-        return {_ENTRY: to_base64url(key_id + _compute_mac(key, uuid, body) + body)}
+        return {_HEADER_KEY: to_base64url(key_id + _compute_mac(key, uuid, body) + body)}
 
     async def find(self, uuid: str, snapshot_id: int, folder: str) -> Snapshot | None:
         """Return the fresh snapshot with an id, created by any process, or None if requests may not name this id.
@@ -95,7 +97,7 @@ class SharedSnapshots:
     def _decode(self, data: bytes, uuid: str) -> _Record | None:
         """Return the record in a manifest list, or None if it has no valid signature for this table."""
         try:
-            data = decode_base64url(read_header(data, "The manifest list").get(_ENTRY, ""))
+            data = decode_base64url(read_header(data, "The manifest list").get(_HEADER_KEY, ""))
         except (Corrupt, ValueError):
             return None
         key = self._keyring.find_verification_key(_PURPOSE, data[:ID_BYTES])

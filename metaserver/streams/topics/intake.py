@@ -131,23 +131,23 @@ class TopicIntake:
         async with source.open(self._topic, offsets) as consumer:
             while True:
                 messages = await consumer.read()
-                by_partition: defaultdict[int, list[TopicMessage]] = defaultdict(list)
+                messages_by_partition: defaultdict[int, list[TopicMessage]] = defaultdict(list)
                 for message in messages:
-                    by_partition[message.partition].append(message)
-                for partition, each in by_partition.items():
-                    await self._take(partition, each)
+                    messages_by_partition[message.partition].append(message)
+                for partition, messages_of_partition in messages_by_partition.items():
+                    await self._append_messages(partition, messages_of_partition)
 
-    async def _take(self, partition: int, messages: Sequence[TopicMessage]) -> None:
+    async def _append_messages(self, partition: int, messages: Sequence[TopicMessage]) -> None:
         """Append the rows of the messages of one partition."""
         loaded_table, _ = await self._load()
         lost_messages = [message for message in messages if message.offset < self._starts[partition]]
         self._report_lost(partition, lost_messages)
         runs = divide_messages(messages[len(lost_messages) :], loaded_table.metadata, rows_max=self._rows_max)
         while (run := await self._run_in_thread(partial(next, runs, None))) is not None:
-            await self._store(partition, run)
+            await self._append_until_stored(partition, run)
         self._counts.messages += len(messages)
 
-    async def _store(self, partition: int, run: MessageRun) -> None:
+    async def _append_until_stored(self, partition: int, run: MessageRun) -> None:
         """Append the rows of a run. Repeat the append until the log accepts or refuses the rows.
 
         Raises:
@@ -161,7 +161,7 @@ class TopicIntake:
             except (ProducerFenced, NoSuchTable, StreamRemoved):
                 raise
             except (BadRequest, TooLarge) as error:
-                await self._store_apart(partition, run, error.message)
+                await self._append_one_by_one(partition, run, error.message)
                 return
             except SeamarkError as error:
                 self._counts.waiting[self._uuid] = error.message
@@ -173,7 +173,7 @@ class TopicIntake:
                 if failing_since_s is None or isinstance(error, MemoryError | OSError):
                     failing_since_s = now_s
                 elif now_s - failing_since_s >= _UNEXPECTED_S_MAX:
-                    await self._store_apart(partition, run, "an unexpected error; the log of the server has it")
+                    await self._append_one_by_one(partition, run, "an unexpected error; the log of the server has it")
                     return
             else:
                 self._counts.waiting.pop(self._uuid, None)
@@ -181,7 +181,7 @@ class TopicIntake:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_S_MAX)
 
-    async def _store_apart(self, partition: int, run: MessageRun, reason: str) -> None:
+    async def _append_one_by_one(self, partition: int, run: MessageRun, reason: str) -> None:
         """Append the rows of a refused run message by message. If the run has only one message, reject the message.
 
         Raises:
@@ -191,13 +191,15 @@ class TopicIntake:
             loaded_table, _ = await self._load()
             for message in run.messages:
                 read_run = partial(read_messages, [message], loaded_table.metadata, rows_max=self._rows_max)
-                await self._store(partition, await self._run_in_thread(read_run))
+                await self._append_until_stored(partition, await self._run_in_thread(read_run))
         elif run.row_count:
             (message,) = run.messages
-            await self._store(partition, MessageRun([message], rejected=[make_rejected_row(message, reason)]))
+            await self._append_until_stored(
+                partition, MessageRun([message], rejected=[make_rejected_row(message, reason)])
+            )
         elif run.rejected:  # The dead-letter table does not accept the message.
             self._report_skipped(run.messages[0], reason)
-            await self._store(partition, MessageRun(run.messages))
+            await self._append_until_stored(partition, MessageRun(run.messages))
         else:
             raise RetryLater(reason)
 
@@ -216,6 +218,7 @@ class TopicIntake:
         return loaded_table, dead_letters
 
     async def _append(self, partition: int, run: MessageRun) -> None:
+        """Append the rows of a run, and its rejected rows to the dead-letter table, in one append."""
         loaded_table, dead_letters = await self._load()
         is_envelope = loaded_table.metadata.properties.get(ENVELOPE) == "debezium"
         preparation = RowPreparation(

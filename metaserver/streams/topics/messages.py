@@ -31,6 +31,7 @@ RAW_CHARACTERS_MAX = 64 << 10
 CONTENT_TYPE = "content-type"
 AVRO_TYPES = ("application/avro", "avro/binary")
 _ARROW_START = b"\xff\xff\xff\xff"
+"""The first bytes of an Arrow IPC stream: the marker before each message."""
 _REGISTRY_STARTS = (b"\x00", b"\xc3\x01")
 """The first bytes of Avro rows with a schema in a registry: Confluent's format, and Avro's single-object encoding."""
 

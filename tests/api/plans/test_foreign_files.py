@@ -494,7 +494,7 @@ async def test_expiration_keeps_a_live_file_whose_path_is_spelled_differently(
     lake: TwoNamespaces, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
     if many:
-        monkeypatch.setattr(unused_files, "_COMPARED_MAX", 0)
+        monkeypatch.setattr(unused_files, "_COMPARED_FILES_MAX", 0)
     own_folder = await lake.find_folder("mine")
     for number, prefix in ((7, "file://"), (8, "file:")):
         file = build_data_file(f"{prefix}{own_folder}/data/7.parquet", 1, 9)

@@ -402,7 +402,7 @@ def test_expiration_succeeds_while_writers_keep_committing(
     """A writer commits during each attempt of the expiration, until the expiration takes the commit lock."""
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
-        plan, attempts = expiration_service.Expiration._plan, []
+        plan, attempts = expiration_service.Expiration._plan_removal, []
 
         async def overtake(self: expiration_service.Expiration, *arguments: Any) -> Any:
             removal = await plan(self, *arguments)
@@ -423,7 +423,7 @@ def test_expiration_succeeds_while_writers_keep_committing(
             return await asyncio.gather(*commits)
 
         commits: list[asyncio.Task[int]] = []
-        monkeypatch.setattr(expiration_service.Expiration, "_plan", overtake)
+        monkeypatch.setattr(expiration_service.Expiration, "_plan_removal", overtake)
         monkeypatch.setattr(expiration_service, "_LOCKED_S", 10.0)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 4
         table.refresh()

@@ -182,7 +182,7 @@ def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
         pq.write_table(build_rows([77]), late_file)
         orphan = put_file(table, "data/orphan.parquet")
         age_all_files(table)
-        find = orphan_removal.OrphanRemoval._find
+        find = orphan_removal.OrphanRemoval._find_orphans
 
         async def find_and_add_late_file(self: orphan_removal.OrphanRemoval, *arguments: Any) -> Any:
             actual = await find(self, *arguments)
@@ -190,7 +190,7 @@ def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
             await asyncio.to_thread(table.add_files, [f"file://{late_file}"])
             return actual
 
-        monkeypatch.setattr(orphan_removal.OrphanRemoval, "_find", find_and_add_late_file)
+        monkeypatch.setattr(orphan_removal.OrphanRemoval, "_find_orphans", find_and_add_late_file)
         assert remove_orphan_files(client, "db.t").files == 1
         assert late_file.exists()
         assert not orphan.exists()

@@ -129,7 +129,7 @@ def _parse_answer(scan: ScanPlan) -> dict[str, JudgedTask]:
     answer = ScanTaskWriter(scan)
     tasks = json.loads(b"[" + b"".join(answer.write_tasks(scan.entry_ids)) + b"]")
     deletes = []
-    for delete in json.loads(b"[" + b"".join(answer.delete_files()) + b"]"):
+    for delete in json.loads(b"[" + b"".join(answer.write_delete_files()) + b"]"):
         offset = delete.get("content-offset")
         deletes.append(delete["file-path"] if offset is None else f"{delete['file-path']}#{offset}")
     return {
