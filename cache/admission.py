@@ -30,7 +30,9 @@ V = TypeVar("V")
 
 _Segment = Literal["window", "probation", "protected", "pinned"]
 _WINDOW_FRACTION = 0.01
+"""The part of the budget, without the pinned entries, for the window. The rest is the main part."""
 _PROTECTED_FRACTION = 0.8
+"""The part of the main part for the protected segment."""
 
 
 class _Entry(Generic[V]):

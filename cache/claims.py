@@ -72,4 +72,5 @@ class Claims:
 
 
 def _hash_to_offset(key: str) -> int:
+    # Seven bytes fit into the offset of a file, which is a signed 64-bit integer.
     return int.from_bytes(compute_key_digest(key)[:7])

@@ -24,7 +24,14 @@ from typing import Any
 
 from seamark.cache.buffers import Buffers
 from seamark.cache.envelope import HEADER_BYTES, Damaged, compute_key_digest, seal, unseal
-from seamark.cache.ledger import BUDGET_BYTES_MIN, Ledger, LedgerUnavailable, compute_charge, make_file_name
+from seamark.cache.ledger import (
+    BUDGET_BYTES_MIN,
+    NAME_BYTES,
+    Ledger,
+    LedgerUnavailable,
+    compute_charge,
+    make_file_name,
+)
 from seamark.cache.region import Region, map_file
 from seamark.cache.tier import Payload, TierStats, split_payload
 
@@ -34,6 +41,7 @@ MAP_BYTES_MIN = 64 * 1024
 A smaller file is read, because a mapping needs one more system call, and its own pages.
 """
 _TOUCHES_MAX = 1024
+"""The number of used keys after which the uses are written to the account."""
 _BUFFER_POOL_BYTES = 8 << 20
 """The size in bytes of the buffers that are kept for the next reads. It is enough for an answer of 32 blocks."""
 _NOWAIT_FLAG: int | None = getattr(os, "RWF_NOWAIT", None)
@@ -186,20 +194,20 @@ class DiskTier:
             with cache.transact():
                 self._ledger.touch(cache, self._take_touched())
                 for file in missing:
-                    room = self._make_room(cache, file.digest[:16], compute_charge(file.size), file.holder)
-                    if room:
+                    has_room = self._make_room(cache, file.digest[:NAME_BYTES], compute_charge(file.size), file.holder)
+                    if has_room:
                         # Write the row before the file, so that a crash leaves no file without an account.
                         tag = None if self._holder_bytes is None else file.holder
-                        cache.set(file.digest[:16], compute_charge(file.size), tag=tag)
-                    outcomes.append(room)
+                        cache.set(file.digest[:NAME_BYTES], compute_charge(file.size), tag=tag)
+                    outcomes.append(has_room)
             for number, file in enumerate(missing):
                 # A later value of the same call may have evicted an earlier value.
-                if outcomes[number] and (number == len(missing) - 1 or file.digest[:16] in cache):
+                if outcomes[number] and (number == len(missing) - 1 or file.digest[:NAME_BYTES] in cache):
                     try:
                         _write_file(file.path, [memoryview(file.header), *file.parts])
                     except BaseException:
-                        for left in missing[number:]:
-                            cache.delete(left.digest[:16])
+                        for unwritten_file in missing[number:]:
+                            cache.delete(unwritten_file.digest[:NAME_BYTES])
                         raise
                 else:
                     outcomes[number] = False
@@ -257,7 +265,7 @@ class DiskTier:
         with self._lock:
             self._mapped_values.pop(key, None)
             self._recent_uses.pop(key, None)
-        name = compute_key_digest(key)[:16]
+        name = make_account_key(key)
         try:
             # Delete the file before taking the lock, because a discarded file must be deleted even if the folder is
             # busy or full.
@@ -335,14 +343,14 @@ class DiskTier:
     def _note_use(self, key: str) -> None:
         with self._lock:
             self._recent_uses[key] = None
-            due = len(self._recent_uses) >= _TOUCHES_MAX
-        if due:
+            is_due = len(self._recent_uses) >= _TOUCHES_MAX
+        if is_due:
             self._record_uses(wait_s=0)
 
     def _take_touched(self) -> list[bytes]:
         with self._lock:
             keys, self._recent_uses = self._recent_uses, {}
-        return [compute_key_digest(key)[:16] for key in keys]
+        return list(map(make_account_key, keys))
 
     def _record_uses(self, wait_s: float = 2.0) -> None:
         """Write the recorded uses to the account.
@@ -388,7 +396,7 @@ class _File:
 
 def make_account_key(key: str) -> bytes:
     """Return the name of a key in the account of the folder. `should_replace` receives these names."""
-    return compute_key_digest(key)[:16]
+    return compute_key_digest(key)[:NAME_BYTES]
 
 
 def _read_file(path: Path, map_bytes_min: int) -> memoryview:

@@ -34,6 +34,7 @@ class FrequencySketch:
         """
         if keys_expected < 1:
             raise ValueError(f"keys_expected is {keys_expected}; it must be 1 or more")
+        # The number of counters in a row is a power of two, so that the highest bits of a hash are a position in it.
         bits = max(4, (keys_expected - 1).bit_length())
         self._shift = 64 - bits
         self._rows = tuple(bytearray(1 << bits) for _ in _FACTORS)
@@ -79,13 +80,14 @@ class FrequencySketch:
     def _add_to_doorkeeper(self, slots: tuple[int, int, int, int]) -> bool:
         """Add a key to the doorkeeper, and return whether it was already in it."""
         was_inside = self._is_inside(slots)
+        # Slots of two rows choose bytes of the doorkeeper. The lowest three bits of the other slots choose their bits.
         for slot, bit in ((slots[0], slots[1] & 7), (slots[2], slots[3] & 7)):
             self._doorkeeper[slot] |= 1 << bit
         return was_inside
 
     def _is_inside(self, slots: tuple[int, int, int, int]) -> bool:
-        door = self._doorkeeper
-        return bool(door[slots[0]] >> (slots[1] & 7) & 1 and door[slots[2]] >> (slots[3] & 7) & 1)
+        doorkeeper = self._doorkeeper
+        return bool(doorkeeper[slots[0]] >> (slots[1] & 7) & 1 and doorkeeper[slots[2]] >> (slots[3] & 7) & 1)
 
     def _halve_counts(self) -> None:
         for row in self._rows:

@@ -33,6 +33,9 @@ T = TypeVar("T")
 
 BLOCK_BYTES = 4096
 """The allocation unit of file systems in bytes. The account rounds the size of a file up to whole blocks."""
+_DIRECTORY_ENTRY_BYTES = 128
+NAME_BYTES = 16
+"""The number of bytes of a key from which the name of its file is derived."""
 RESERVE_BYTES = 512 * 1024
 """The part of the budget in bytes for directories, SQLite's journal and the pages of one more row."""
 BUDGET_BYTES_MIN = 2 * RESERVE_BYTES
@@ -153,13 +156,14 @@ def make_file_name(key: bytes) -> str:
 
     The key can contain any bytes. Long keys are truncated.
     """
-    name = key[:16].hex()
+    name = key[:NAME_BYTES].hex()
     return f"{name[0]}/{name}{SUFFIX}"
 
 
 def compute_charge(file_bytes: int) -> int:
     """Return the disk space of a file of this length: its blocks and its directory entry."""
-    return -(-file_bytes // BLOCK_BYTES) * BLOCK_BYTES + 128
+    blocks = -(-file_bytes // BLOCK_BYTES)
+    return blocks * BLOCK_BYTES + _DIRECTORY_ENTRY_BYTES
 
 
 class Ledger:
@@ -211,15 +215,15 @@ class Ledger:
 
         If `need_bytes` can never fit, nothing is evicted.
         """
-        room = self._budget_bytes - RESERVE_BYTES - need_bytes
+        size_limit = self._budget_bytes - RESERVE_BYTES - need_bytes
         used_bytes = cache.volume()
-        if used_bytes <= room:
+        if used_bytes <= size_limit:
             return True
-        if used_bytes - cache.size > room:
+        if used_bytes - cache.size > size_limit:
             return False
-        cache.reset("size_limit", room, update=False)
+        cache.reset("size_limit", size_limit, update=False)
         self.evictions += cache.cull()
-        return bool(cache.volume() <= room)
+        return bool(cache.volume() <= size_limit)
 
     def fits(self, cache: Any, need_bytes: int) -> bool:
         """Return whether `need_bytes` more bytes fit without an eviction."""
@@ -227,8 +231,8 @@ class Ledger:
 
     def find_oldest(self, cache: Any) -> bytes | None:
         """Return the key that is evicted next, or None if there are no entries."""
-        rows = cache._sql("SELECT key FROM Cache ORDER BY access_time, rowid LIMIT 1").fetchall()
-        return bytes(rows[0][0]) if rows else None
+        row = cache._sql("SELECT key FROM Cache ORDER BY access_time, rowid LIMIT 1").fetchone()
+        return None if row is None else bytes(row[0])
 
     def make_room_within_share(
         self, cache: Any, holder: str, need_bytes: int, limit_bytes: int, admits: Callable[[bytes], bool]
@@ -243,9 +247,10 @@ class Ledger:
             rows = cache._sql("SELECT key FROM Cache WHERE tag = ? ORDER BY access_time LIMIT 1", (holder,)).fetchall()
             if not rows:
                 raise _Corrupt("the sums of the holders in the account do not match the sizes of their files")
-            if not admits(bytes(rows[0][0])):
+            ((oldest_key,),) = rows
+            if not admits(bytes(oldest_key)):
                 return False
-            self.evictions += bool(cache.delete(bytes(rows[0][0])))
+            self.evictions += bool(cache.delete(bytes(oldest_key)))
         return True
 
     def get_held_bytes(self, cache: Any, holder: str) -> int:
@@ -325,9 +330,9 @@ class Ledger:
             ((size, count),) = connection.execute(
                 "SELECT MAX(value) FILTER (WHERE key = 'size'), MAX(value) FILTER (WHERE key = 'count') FROM Settings"
             ).fetchall()
-        if verdict != "ok" or (size, count) != (sum(row[1] for row in rows), len(rows)):
+        if verdict != "ok" or (size, count) != (sum(charge for _, charge, _ in rows), len(rows)):
             raise _Corrupt("the total size in the account differs from the sum of the sizes of the cached files")
-        if any(row[1] < BLOCK_BYTES or row[2] != make_file_name(row[0]) for row in rows):
+        if any(charge < BLOCK_BYTES or name != make_file_name(key) for key, charge, name in rows):
             raise _Corrupt("the account of the cached files contains file names that are not derived from the keys")
         files = set(self._list_files())
         recorded_names = {name for _, _, name in rows}
@@ -426,10 +431,11 @@ def _is_corruption(error: BaseException) -> bool:
 
     On a full disk, diskcache's ROLLBACK also fails, and this later error has no meaning.
     """
-    first = _find_cause(error)
-    if isinstance(first, sqlite3.Error):
-        return getattr(first, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _TRANSIENT_ERRORS
-    return not isinstance(first, OSError | Timeout)
+    cause = _find_cause(error)
+    if isinstance(cause, sqlite3.Error):
+        # The lowest byte of an extended error code is the error code without details.
+        return getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _TRANSIENT_ERRORS
+    return not isinstance(cause, OSError | Timeout)
 
 
 def _find_cause(error: BaseException) -> BaseException:
@@ -439,5 +445,5 @@ def _find_cause(error: BaseException) -> BaseException:
 
 
 def _describe_error(error: BaseException) -> str:
-    first = _find_cause(error)
-    return f"{type(first).__name__}: {first}"
+    cause = _find_cause(error)
+    return f"{type(cause).__name__}: {cause}"

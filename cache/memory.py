@@ -77,7 +77,7 @@ class BudgetedCache(ABC, Generic[K, V]):
         self.name = name
         if name:
             with _NAME_LOCK:
-                _named.add(self)
+                _named_caches.add(self)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -155,7 +155,8 @@ class MemoryCache(BudgetedCache[K, V]):
             return None
         self._hits += 1
         self._entries.move_to_end(key)
-        return entry[0]
+        value, _ = entry
+        return value
 
     def put(self, key: K, value: V, size_bytes: int) -> bool:
         """Store a value, and return whether it was stored.
@@ -177,7 +178,8 @@ class MemoryCache(BudgetedCache[K, V]):
         """Remove the key, if it is in the cache."""
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._used_bytes -= entry[1]
+            _, charged_bytes = entry
+            self._used_bytes -= charged_bytes
 
     def clear(self) -> None:
         """Remove all entries, and keep the counts."""
@@ -214,8 +216,9 @@ class SharedCache(BudgetedCache[K, V]):
             return None
         self._hits += 1
         self._entries.move_to_end(key)
-        self._holders.use(entry[2], key)
-        return entry[0]
+        value, _, holder = entry
+        self._holders.use(holder, key)
+        return value
 
     def put(self, key: K, value: V, size_bytes: int, holder: str) -> bool:
         """Store a value, and return whether it was stored.
@@ -238,8 +241,9 @@ class SharedCache(BudgetedCache[K, V]):
         """Remove the key, if it is in the cache."""
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._used_bytes -= entry[1]
-            self._holders.remove(entry[2], key, entry[1])
+            _, charged_bytes, holder = entry
+            self._used_bytes -= charged_bytes
+            self._holders.remove(holder, key, charged_bytes)
 
     def _evict(self, key: K) -> None:
         self.discard(key)
@@ -251,20 +255,20 @@ class SharedCache(BudgetedCache[K, V]):
         Raises:
             AssertionError: A size does not match.
         """
-        self._check_account([bytes_by_entry for _, bytes_by_entry, _ in self._entries.values()])
+        self._check_account([entry_bytes for _, entry_bytes, _ in self._entries.values()])
         bytes_by_entry = {(holder, key): size for key, (_, size, holder) in self._entries.items()}
         self._holders.check_invariants(bytes_by_entry, self._holder_bytes)
 
 
-_named: WeakSet[BudgetedCache[Any, Any]] = WeakSet()
+_named_caches: WeakSet[BudgetedCache[Any, Any]] = WeakSet()
 _NAME_LOCK = Lock()
-"""The lock for `_named`. Caches belong to the event loop, but some caches are created in threads."""
+"""The lock for `_named_caches`. Caches belong to the event loop, but some caches are created in threads."""
 
 
 def measure_named_caches() -> dict[str, int]:
     """Return the used bytes of the named caches of this process, by name, for the metrics."""
     with _NAME_LOCK:
-        caches = list(_named)
+        caches = list(_named_caches)
     bytes_by_name: dict[str, int] = {}
     for cache in caches:
         bytes_by_name[cache.name] = bytes_by_name.get(cache.name, 0) + cache.used_bytes

@@ -21,8 +21,10 @@ from collections.abc import Sequence
 from seamark.cache.envelope import HEADER_BYTES
 
 _MAP_FIXED = 0x10
+"""The flag of mmap on Linux that replaces the memory at the given address. Python's module mmap does not have it."""
 _SMALL_PAGES: int | None = getattr(mmap, "MADV_NOHUGEPAGE", None)
 _FAILED = ctypes.c_void_p(-1).value
+"""The result of mmap after an error."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]

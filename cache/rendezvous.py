@@ -35,6 +35,7 @@ class Rendezvous:
 
     def rank(self, key: str, count: int = 2) -> list[str]:
         """Return the `count` nodes with the highest scores for the key. The owner is first."""
+        # The zero byte separates the name of the node from the key.
         data = b"\x00" + key.encode("utf-8", "surrogatepass")
         scores = []
         for name, weight, state in self._nodes:

@@ -56,14 +56,14 @@ class SingleFlight(Generic[K, V]):
             del flight
 
     def _start(self, key: K, fetch: Callable[[], Awaitable[V]]) -> _Flight[V]:
-        async def fly() -> V:
+        async def run_fetch() -> V:
             return await fetch()
 
-        flight = _Flight(asyncio.get_running_loop().create_task(fly(), name="single-flight"))
-        flight.task.add_done_callback(lambda task: self._land(key, flight, task))
+        flight = _Flight(asyncio.get_running_loop().create_task(run_fetch(), name="single-flight"))
+        flight.task.add_done_callback(lambda task: self._end_flight(key, flight, task))
         return flight
 
-    def _land(self, key: K, flight: _Flight[V], task: asyncio.Task[V]) -> None:
+    def _end_flight(self, key: K, flight: _Flight[V], task: asyncio.Task[V]) -> None:
         self._forget(key, flight)
         if not task.cancelled():
             # Otherwise, asyncio would warn about an unretrieved error if all waiters were cancelled in the same step.

@@ -92,6 +92,6 @@ def _estimate_size_of_many(values: Sequence[Any], estimate_size: Callable[[Any],
     if len(values) <= 2 * _SAMPLED_ITEMS:
         return sum(map(estimate_size, values))
     # The size of the first element includes the objects that all elements share.
-    first, step = estimate_size(values[0]), len(values) / _SAMPLED_ITEMS
+    first_bytes, step = estimate_size(values[0]), len(values) / _SAMPLED_ITEMS
     sampled_bytes = sum(estimate_size(values[int(number * step)]) for number in range(1, _SAMPLED_ITEMS))
-    return first + sampled_bytes * (len(values) - 1) // (_SAMPLED_ITEMS - 1)
+    return first_bytes + sampled_bytes * (len(values) - 1) // (_SAMPLED_ITEMS - 1)

@@ -138,12 +138,15 @@ class Stack(Generic[V]):
         values = [self._memory.get(key) for key in keys]
         if self._disk is None or self._closed:
             return values
-        absent = [number for number, value in enumerate(values) if value is None]
-        parts = [absent[start : start + _FILES_PER_JOB] for start in range(0, len(absent), _FILES_PER_JOB)]
+        missing_positions = [number for number, value in enumerate(values) if value is None]
+        parts = [
+            missing_positions[start : start + _FILES_PER_JOB]
+            for start in range(0, len(missing_positions), _FILES_PER_JOB)
+        ]
         reads = await asyncio.gather(
             *(self._run_in_thread(self._read_many, [keys[number] for number in part], open) for part in parts)
         )
-        for number, value_and_weigh in zip(absent, chain.from_iterable(reads), strict=True):
+        for number, value_and_weigh in zip(missing_positions, chain.from_iterable(reads), strict=True):
             if value_and_weigh is not None:
                 value, weigh = value_and_weigh
                 self._memory.put(keys[number], value, weigh(value))

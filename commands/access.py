@@ -63,7 +63,7 @@ _OBJECT = (
     ),
     click.option("--deny", is_flag=True, help="Deny the privilege. A denial overrides every grant."),
 )
-_where = settings_flags(("home", "database"))
+_database_options = settings_flags(("home", "database"))
 _WAREHOUSE = click.option(
     "--warehouse",
     "warehouse_name",
@@ -135,7 +135,7 @@ def role() -> None:
     "If this token already exists, even if it is revoked, nothing changes. Default: a new random token.",
 )
 @json_option
-@_where
+@_database_options
 def create(
     name: str,
     role: str | None,
@@ -172,8 +172,8 @@ def create(
         print_json({"name": name, "token": secret, "grants": [_to_grant_json(grant) for grant in grants]})
         return
     click.echo(secret)
-    may = "; ".join(_describe_grant(grant) for grant in grants) or "none yet; add some with seamark grant add"
-    click.echo(f"Store the token now, because it is not shown again. Rights of {name}: {may}", err=True)
+    rights_text = "; ".join(_describe_grant(grant) for grant in grants) or "none yet; add some with seamark grant add"
+    click.echo(f"Store the token now, because it is not shown again. Rights of {name}: {rights_text}", err=True)
 
 
 def _create_from_file(
@@ -206,7 +206,7 @@ def _create_from_file(
 
 @token.command("list")
 @json_option
-@_where
+@_database_options
 def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
     """List all tokens, including revoked tokens: name, state, creation, expiry, id."""
 
@@ -227,13 +227,13 @@ def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
         return rows
 
     rows = _run(config, flags, work, creates=False)
-    _show_rows(("NAME", "STATE", "MADE", "EXPIRES", "ID"), rows, "There are no tokens.", as_json=as_json)
+    _print_table(("NAME", "STATE", "MADE", "EXPIRES", "ID"), rows, "There are no tokens.", as_json=as_json)
 
 
 @token.command("revoke")
 @click.argument("name")
 @json_option
-@_where
+@_database_options
 def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
     """Revoke the token NAME and all its access tokens.
 
@@ -255,7 +255,7 @@ def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
 @_add_object_options
 @_WAREHOUSE
 @json_option
-@_where
+@_database_options
 def add(
     principal: str, role: str, namespaces: tuple[str, ...], as_json: bool, config: Path | None, **flags: Any
 ) -> None:
@@ -283,7 +283,8 @@ def _add_grants(
         await store.transact([SaveGrant(grant) for grant in grants])
         for grant in grants:
             await _record_audit(store, clock, "addGrant", f"{grant.principal} {_describe_grant(grant)}")
-        # Tokens are stored in the database of the server, even if the grant is for a further warehouse.
+        # A principal with a colon is a role or a user of an issuer, not a token. Tokens are stored in the database of
+        # the server, even if the grant is for a further warehouse.
         is_known = ":" in principal or flags.get("warehouse_name") is not None
         return grants, is_known or any(token.name == principal for token in await store.list_tokens())
 
@@ -300,7 +301,7 @@ def _add_grants(
 @_add_object_options
 @_WAREHOUSE
 @json_option
-@_where
+@_database_options
 def remove(
     principal: str, role: str, namespaces: tuple[str, ...], as_json: bool, config: Path | None, **flags: Any
 ) -> None:
@@ -363,7 +364,7 @@ def _pop_object(flags: dict[str, Any], namespaces: tuple[str, ...]) -> Callable[
 @click.argument("principal", required=False)
 @_WAREHOUSE
 @json_option
-@_where
+@_database_options
 def list_grants(principal: str | None, as_json: bool, config: Path | None, **flags: Any) -> None:
     """List the grants of PRINCIPAL, or all grants."""
 
@@ -371,12 +372,12 @@ def list_grants(principal: str | None, as_json: bool, config: Path | None, **fla
         return [_make_grant_row(grant) for grant in await store.grants(None) if principal in (None, grant.principal)]
 
     rows = _run(config, flags, work, creates=False)
-    nothing = "There are no grants." if principal is None else f"{principal} has no grants."
+    empty_text = "There are no grants." if principal is None else f"{principal} has no grants."
     if as_json:
         # The names of the fields stay those of earlier versions.
-        _show_rows(("PRINCIPAL", "ROLE", "NAMESPACE"), rows, nothing, as_json=True)
+        _print_table(("PRINCIPAL", "ROLE", "NAMESPACE"), rows, empty_text, as_json=True)
     else:
-        _show_rows(("PRINCIPAL", "RIGHT", "OBJECT"), rows, nothing, as_json=False)
+        _print_table(("PRINCIPAL", "RIGHT", "OBJECT"), rows, empty_text, as_json=False)
 
 
 def _make_grant_row(grant: Grant) -> tuple[str, ...]:
@@ -391,7 +392,7 @@ def _make_grant_row(grant: Grant) -> tuple[str, ...]:
 @click.argument("principal")
 @_WAREHOUSE
 @json_option
-@_where
+@_database_options
 def add_member(name: str, principal: str, as_json: bool, config: Path | None, **flags: Any) -> None:
     """Add PRINCIPAL to the members of the role NAME."""
     _add_grants(lambda: [make_grant(principal, ROLE_PREFIX + name, ())], principal, config, flags, as_json=as_json)
@@ -402,7 +403,7 @@ def add_member(name: str, principal: str, as_json: bool, config: Path | None, **
 @click.argument("principal")
 @_WAREHOUSE
 @json_option
-@_where
+@_database_options
 def remove_member(name: str, principal: str, as_json: bool, config: Path | None, **flags: Any) -> None:
     """Remove PRINCIPAL from the members of the role NAME."""
     _remove_grants(lambda: [make_grant(principal, ROLE_PREFIX + name, ())], config, flags, as_json=as_json)
@@ -411,7 +412,7 @@ def remove_member(name: str, principal: str, as_json: bool, config: Path | None,
 @role.command("list")
 @_WAREHOUSE
 @json_option
-@_where
+@_database_options
 def list_roles(as_json: bool, config: Path | None, **flags: Any) -> None:
     """List the roles with their members. A role exists as long as it has a member or a grant."""
 
@@ -425,7 +426,7 @@ def list_roles(as_json: bool, config: Path | None, **flags: Any) -> None:
         return [(name.removeprefix(ROLE_PREFIX), ", ".join(sorted(members[name]))) for name in sorted(members)]
 
     rows = _run(config, flags, work, creates=False)
-    _show_rows(("ROLE", "MEMBERS"), rows, "There are no roles.", as_json=as_json)
+    _print_table(("ROLE", "MEMBERS"), rows, "There are no roles.", as_json=as_json)
 
 
 def _run(
@@ -447,7 +448,7 @@ def _run(
             escape_for_terminal(f"The database {database} does not exist; set --home or --database of the server")
         )
     try:
-        result = asyncio.run(_open_and(settings, warehouse_name, work))
+        result = asyncio.run(_run_with_store(settings, warehouse_name, work))
         if is_new:
             say(
                 f"The database {database} is new. If a server is already running, it uses another database: set --home "
@@ -467,7 +468,7 @@ def _run(
         raise click.ClickException(error.message) from None
 
 
-async def _open_and(settings: Settings, warehouse_name: str | None, work: Work[T]) -> T:
+async def _run_with_store(settings: Settings, warehouse_name: str | None, work: Work[T]) -> T:
     os.umask(PRIVATE_UMASK)
     for path in make_private(settings) if settings.database else prepare_home(settings):
         click.echo(f"{path} could be read by other accounts; it is private now", err=True)
@@ -517,13 +518,13 @@ def _describe_grant(grant: Grant) -> str:
     return f"{'a denial of ' if grant.deny else ''}{grant.role} on {place}"
 
 
-def _show_rows(heads: tuple[str, ...], rows: list[tuple[str, ...]], nothing: str, *, as_json: bool) -> None:
+def _print_table(headers: tuple[str, ...], rows: list[tuple[str, ...]], empty_text: str, *, as_json: bool) -> None:
     if as_json:
-        print_json([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows])
+        print_json([dict(zip(map(str.lower, headers), row, strict=True)) for row in rows])
         return
     if not rows:
-        say(nothing)
+        say(empty_text)
         return
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    for row in (heads, *rows):
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    for row in (headers, *rows):
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

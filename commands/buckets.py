@@ -33,7 +33,7 @@ from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, compute_b
     help="Column whose buckets are shown or resized. It is required for a resize if several columns have buckets. "
     "Default: all columns with buckets.",
 )
-@click.option("--resize", "wanted", type=click.IntRange(min=1), metavar="N", help="New number of buckets.")
+@click.option("--resize", "new_buckets", type=click.IntRange(min=1), metavar="N", help="New number of buckets.")
 @click.option("--double", is_flag=True, help="Double the number of buckets.")
 @click.option(
     "--target-bytes",
@@ -48,7 +48,7 @@ def buckets(
     client: SeamarkClient,
     table: str,
     column: str | None,
-    wanted: int | None,
+    new_buckets: int | None,
     double: bool,
     target_bytes: int,
     as_json: bool,
@@ -62,15 +62,15 @@ def buckets(
     A resize only changes the partition spec. It is one commit: readers and writers continue, and existing files do not
     change. TABLE is a namespace and a name, joined by dots; write a dot within a name as \\. .
     """
-    if double and wanted is not None:
+    if double and new_buckets is not None:
         raise click.UsageError("--double and --resize cannot be used together: use one of them")
     sizes = compute_bucket_sizes(client, table, target_bytes=target_bytes)
     shown_sizes = [size for size in sizes if column in (None, size.column)]
     if not shown_sizes:
-        has = f"buckets of {', '.join(size.column for size in sizes)} only" if sizes else "no buckets"
-        raise InvalidRequest(f"{table} has {has}; add a partition field bucket(8, {column or 'id'}) with an engine")
-    if double or wanted is not None:
-        result = resize(client, table, buckets=wanted or 2 * shown_sizes[0].buckets, column=column)
+        found = f"buckets of {', '.join(size.column for size in sizes)} only" if sizes else "no buckets"
+        raise InvalidRequest(f"{table} has {found}; add a partition field bucket(8, {column or 'id'}) with an engine")
+    if double or new_buckets is not None:
+        result = resize(client, table, buckets=new_buckets or 2 * shown_sizes[0].buckets, column=column)
         unchanged_note = "" if result.former_buckets != result.buckets else ", as before"
         count = show_count(result.buckets, "bucket")
         text = f"{result.column}: {count} from now on{unchanged_note} (partition spec {result.spec_id})"

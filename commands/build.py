@@ -131,8 +131,8 @@ def handle_sigterm() -> Iterator[None]:
         previous_handlers.clear()  # The process ends now. Further signals have no effect until it has ended.
         raise SystemExit(128 + signals[0]) from None
     finally:
-        for caught, handler in previous_handlers.items():
-            signal.signal(caught, handler)
+        for handled_signal, handler in previous_handlers.items():
+            signal.signal(handled_signal, handler)
 
 
 @click.command("build")
@@ -190,7 +190,7 @@ def _build_index(client: IndexClient, table: str, name: str, workers: Workers, *
             f"Index {name}: {show_count(progress.files_done, 'data file')}, {show_count(progress.rows_done, 'row')} in "
             f"{show_count(progress.index_files, 'index file')}, {show_size(progress.size_bytes)}"
         )
-    _show_left(report)
+    _print_skipped_files(report)
     if report.json["state"] != "completed":
         raise click.ClickException(f"Index {name} was not built: {report.json['reason']}")
     return report
@@ -203,27 +203,27 @@ def _wait_for_other_builder(
 
     The server excludes other builds until a build has been inactive for some minutes, so the wait ends.
     """
-    is_told = False
+    has_told = False
     while True:
         try:
             return build_once()
         except Conflict as error:
             if _IN_PROGRESS not in error.message:
                 raise
-            if not is_told:
+            if not has_told:
                 say(f"{error.message.removesuffix('; try again later')}. {_WAITING}", err=True)
-            is_told = True
+            has_told = True
         time.sleep(_OTHER_BUILDER_POLL_S)
 
 
-def _show_progress(bar: ProgressBar, task_id: TaskID, now: BuildProgress) -> None:
-    text = show_size(now.size_bytes)
-    if now.eta_ms is not None:
-        text += f", done about {datetime.fromtimestamp(now.eta_ms / 1000, UTC).astimezone():%H:%M:%S}"
-    bar.update(task_id, completed=now.files_done + now.files_skipped, total=now.files_total, text=text)
+def _show_progress(bar: ProgressBar, task_id: TaskID, progress: BuildProgress) -> None:
+    text = show_size(progress.size_bytes)
+    if progress.eta_ms is not None:
+        text += f", done about {datetime.fromtimestamp(progress.eta_ms / 1000, UTC).astimezone():%H:%M:%S}"
+    bar.update(task_id, completed=progress.files_done + progress.files_skipped, total=progress.files_total, text=text)
 
 
-def _show_left(report: BuildReport) -> None:
+def _print_skipped_files(report: BuildReport) -> None:
     if report.files_not_indexed:
         say(f"Plans always keep {show_count(report.files_not_indexed, 'data file')} that cannot be indexed:", err=True)
     for path, reason in report.skipped[:_SKIPPED_SHOWN_MAX]:

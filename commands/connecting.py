@@ -64,13 +64,13 @@ def to_command_error(error: ClientError, *, has_token: bool) -> click.ClickExcep
 
 
 @contextmanager
-def open_client(make: Callable[[], Client]) -> Iterator[Client]:
+def open_client(make_client: Callable[[], Client]) -> Iterator[Client]:
     """Yield the client, and close it when the context ends.
 
     Errors within the context become error messages of the command.
     """
     try:
-        client = make()
+        client = make_client()
     except ValueError as error:
         raise click.UsageError(escape_for_terminal(str(error))) from None
     try:
@@ -124,18 +124,18 @@ def add_suggestions(client: SeamarkClient, table: Any = None) -> Iterator[None]:
     except NoSuchResource as error:
         kind, _, missing = error.message.partition(" does not exist: ")
         if _is_other_kind(client, kind, missing):
-            other = "view" if kind == "Table" else "table"
-            message = f"{missing} is a {other}: seamark {other} show {shlex.quote(missing)}"
+            actual_kind = "view" if kind == "Table" else "table"
+            message = f"{missing} is a {actual_kind}: seamark {actual_kind} show {shlex.quote(missing)}"
             raise NoSuchResource(message, status=error.status) from None
         if kind in ("Table", "View") and _was_dropped(client, missing):
-            todo = f"seamark undrop {shlex.quote(missing)} restores what was dropped"
-            raise NoSuchResource(f"{error.message}; {todo}", status=error.status) from None
+            advice = f"seamark undrop {shlex.quote(missing)} restores what was dropped"
+            raise NoSuchResource(f"{error.message}; {advice}", status=error.status) from None
         similar = find_similar_name(client, missing if table is None else table)
         if similar is None and kind in ("Namespace", "View"):
             similar = _find_similar_name(missing, _list_names(client, view=kind == "View"))
         if similar is None and kind == "Namespace":
-            todo = f"seamark namespace create {shlex.quote(missing)} creates it"
-            raise NoSuchResource(f"{error.message}; {todo}", status=error.status) from None
+            advice = f"seamark namespace create {shlex.quote(missing)} creates it"
+            raise NoSuchResource(f"{error.message}; {advice}", status=error.status) from None
         if similar is None:
             raise
         raise NoSuchResource(f"{error.message.rstrip('.')}. Did you mean {similar}?", status=error.status) from None
@@ -156,9 +156,9 @@ def _is_other_kind(client: SeamarkClient, kind: str, name: str) -> bool:
 def _was_dropped(client: SeamarkClient, name: str) -> bool:
     """Return whether a dropped table or view with this name can be restored. Errors are ignored."""
     try:
-        *namespace, last = split_table(name)
+        *namespace, dropped_name = split_table(name)
         entries = islice(list_dropped_entries(client, tuple(namespace)), _NAMES_MAX)
-        return any(entry["name"] == last for entry in entries)
+        return any(entry["name"] == dropped_name for entry in entries)
     except (ClientError, ValueError):
         return False
 
@@ -188,12 +188,12 @@ def find_similar_name(client: SeamarkClient, table: Any) -> str | None:
         namespace, name = missing[:-1], missing[-1]
         namespaces = list(islice(client.namespaces(), _NAMES_MAX))
         if namespace not in namespaces:
-            close = find_near_names(join_name(namespace), map(join_name, namespaces), maximum=1)
-            namespace = next((levels for levels in namespaces if [join_name(levels)] == close), ())
+            near_names = find_near_names(join_name(namespace), map(join_name, namespaces), maximum=1)
+            namespace = next((levels for levels in namespaces if [join_name(levels)] == near_names), ())
         if not namespace:
             return None
         tables = {levels[-1]: levels for levels in islice(client.tables(namespace), _NAMES_MAX)}
-        close = find_near_names(name, tables, maximum=1)
-        return None if not close or tables[close[0]] == missing else join_name(tables[close[0]])
+        near_names = find_near_names(name, tables, maximum=1)
+        return None if not near_names or tables[near_names[0]] == missing else join_name(tables[near_names[0]])
     except (ClientError, ValueError):
         return None

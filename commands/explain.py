@@ -237,7 +237,7 @@ def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
         name, files_in, left = term["column"], term["files-in"], term["files-left"]
         index = indexes_by_name.get(term["index"])
         if left <= max(1, files_in // 2) or (index is not None and index["files-removed"]):
-            continue
+            continue  # The term prunes at least half of the files, or an index prunes files by it.
         # Quote the name: a writer of the table chose it, and a reader may copy the command into a shell.
         compared_term = term.get("filter", {}).get("term")
         function = compared_term.get("transform", IDENTITY) if isinstance(compared_term, dict) else IDENTITY

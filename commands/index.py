@@ -38,6 +38,8 @@ else:
     cube_estimates = LazyModule("seamark.connector.index.cube_estimates")
     lookups = LazyModule("seamark.connector.index.lookups")
 
+_NAME_CHARACTERS_MAX = 128
+"""The maximum length of the name of an index."""
 _BUILT_NEXT = (
     "Plans keep these files until they are indexed. If the server runs table services, they index them next: see "
     "seamark services. Otherwise: seamark index build {table}"
@@ -219,8 +221,12 @@ def _make_index_name(kind: str, columns: tuple[str, ...]) -> str:
     """
     if len(columns) == 1 and not KINDS[kind].aggregates and (name := lookups.find_attribute_name(columns[0])):
         return name
-    words = ["".join(character if character.isalnum() else " " for character in column).split() for column in columns]
-    return "_".join([*(word for part in words for word in part if word.isascii()), kind])[:128]
+    words_by_column = [
+        "".join(character if character.isalnum() else " " for character in column).split() for column in columns
+    ]
+    return "_".join([*(word for part in words_by_column for word in part if word.isascii()), kind])[
+        :_NAME_CHARACTERS_MAX
+    ]
 
 
 def _render_indexes(indexes: list[Index]) -> Table:

@@ -22,6 +22,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.indexer import AuditLimits, Indexer
 from seamark.metaserver.api.http.observability.logs import configure_logging
 
+_SECONDS_PER_HOUR = 3600
 _log = structlog.get_logger("seamark.indexer")
 
 
@@ -57,7 +58,7 @@ _log = structlog.get_logger("seamark.indexer")
     "audit_hours",
     type=click.FloatRange(min=0),
     metavar="HOURS",
-    default=AuditLimits().every_s / 3600,
+    default=AuditLimits().every_s / _SECONDS_PER_HOUR,
     show_default=True,
     help="Minimum hours between two audits of an index.",
 )
@@ -91,17 +92,17 @@ def indexer(
         client = IndexClient(url or find_server_url(config, {"home": flags["home"]}), token=token)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    limits = AuditLimits(audit_bytes, audit_seconds, 3600 * audit_hours)
-    keeper = Indexer(client, partial(open_workers, engine, master), audit=limits if audit_bytes else None)
+    limits = AuditLimits(audit_bytes, audit_seconds, _SECONDS_PER_HOUR * audit_hours)
+    index_rounds = Indexer(client, partial(open_workers, engine, master), audit=limits if audit_bytes else None)
     with handle_sigterm():
         try:
             _log.info("indexer started", url=client.url, engine=engine)
             if not once:
-                keeper.run(interval_s)
-            elif keeper.round().failed:
+                index_rounds.run(interval_s)
+            elif index_rounds.round().failed:
                 raise click.exceptions.Exit(1)
-        except KeyboardInterrupt as signal:
-            _log.info("indexer ends", reason=str(signal) or "SIGINT")
+        except KeyboardInterrupt as interrupt:
+            _log.info("indexer ends", reason=str(interrupt) or "SIGINT")
         except ClientError as error:
             raise click.ClickException(error.message) from None
         finally:

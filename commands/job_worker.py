@@ -47,10 +47,12 @@ _NICE = 15
 still make progress.
 """
 _IO_CLASS_IDLE, _IO_CLASS_SHIFT = 3, 13
+_IOPRIO_WHO_PROCESS, _THIS_PROCESS = 1, 0
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 """The number of the system call ioprio_set, by architecture. The C library has no function for it."""
 _SET_PDEATHSIG = 1
 _MESSAGE_MAX = 1000
+"""The maximum length of an error message in an answer, in characters."""
 _log = structlog.get_logger("seamark.jobs")
 
 
@@ -103,6 +105,7 @@ def _run_in_child(request: JobRequest, answers: BinaryIO) -> None:
             _answer_request(request, answers, scratch)
         code = _await_end(child)
     if code:
+        # The exit code for a signal is 128 + its number, as in shells.
         sys.exit(code if code > 0 else 128 - code)
 
 
@@ -136,20 +139,20 @@ def _leave_input() -> None:
 
     A process that the job starts could otherwise read them after the job.
     """
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, sys.stdin.fileno())
-    os.close(nothing)
+    null_device = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_device, sys.stdin.fileno())
+    os.close(null_device)
 
 
 def _answer_request(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
     """Run the job in this process, and exit."""
     try:
 
-        def answer(answer: JobAnswer) -> None:
+        def send(answer: JobAnswer) -> None:
             answers.write(msgspec.json.encode(answer) + b"\n")
             answers.flush()
 
-        answer(run(request, lambda progress: answer(JobAnswer(progress=progress)), scratch=scratch))
+        send(run(request, lambda progress: send(JobAnswer(progress=progress)), scratch=scratch))
         os._exit(0)
     finally:
         os._exit(1)
@@ -172,7 +175,8 @@ def yield_to_requests() -> None:
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if (number := _IOPRIO_SET.get(platform.machine())) is not None:
-        ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, _IO_CLASS_IDLE << _IO_CLASS_SHIFT)
+        priority = _IO_CLASS_IDLE << _IO_CLASS_SHIFT
+        ctypes.CDLL(None, use_errno=True).syscall(number, _IOPRIO_WHO_PROCESS, _THIS_PROCESS, priority)
     pa.set_cpu_count(1)
 
 

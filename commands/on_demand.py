@@ -14,6 +14,9 @@ from typing import Any
 
 import click
 
+_HELP_CHARACTERS_MAX = 100
+"""The maximum length of the help of a command in the list of commands."""
+
 
 @dataclass(frozen=True)
 class DeferredCommand:
@@ -77,8 +80,8 @@ class DeferredGroup(click.Group):
         Click compares the name only with loaded commands. This method compares it with all commands.
         """
         if args and not args[0].startswith("-") and args[0] not in (names := self.list_commands(ctx)):
-            close = get_close_matches(args[0], names, 1)
-            hint = f" Did you mean {close[0]}?" if close else ""
+            similar_names = get_close_matches(args[0], names, 1)
+            hint = f" Did you mean {similar_names[0]}?" if similar_names else ""
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -88,7 +91,7 @@ class DeferredGroup(click.Group):
                 name,
                 self._commands_by_name[name].help
                 if name in self._commands_by_name
-                else self.commands[name].get_short_help_str(100),
+                else self.commands[name].get_short_help_str(_HELP_CHARACTERS_MAX),
             )
             for name in self.list_commands(ctx)
         ]

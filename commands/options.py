@@ -45,7 +45,7 @@ def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], 
     The command does not receive settings whose flag is not used.
     """
 
-    def add(command: Command) -> Command:
+    def add_options(command: Command) -> Command:
         for name in reversed(names or tuple(FIELDS)):
             field = FIELDS[name]
             is_multiple, is_flag = isinstance(field.default, tuple), isinstance(field.default, bool)
@@ -54,7 +54,7 @@ def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], 
                 text = f"{text} (default: {str(field.default).lower() if is_flag else field.default})"
             flag = make_flag_name(name)
             if is_flag:
-                command = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)(command)
+                command = click.option(f"{flag}/--no-{flag.removeprefix('--')}", name, default=None, help=text)(command)
             else:
                 metavar = {int: "N", float: "N", Path: "DIR"}.get(type(field.default), "TEXT")
                 option = click.option(
@@ -66,7 +66,7 @@ def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], 
         )
         return config(command)
 
-    return add
+    return add_options
 
 
 def _replace_empty(context: click.Context, option: click.Parameter, value: Any) -> Any:
@@ -80,11 +80,11 @@ def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
     """
     try:
         settings = resolve_settings(flags, os.environ, config)
-        secret = find_exposed_secrets(os.environ, config)
+        exposed_secrets = find_exposed_secrets(os.environ, config)
     except ConfigError as error:
         raise to_settings_error(error) from None
-    if secret is not None:
-        path, names = secret
+    if exposed_secrets is not None:
+        path, names = exposed_secrets
         click.echo(
             f"Warning: every account can read {path}, which contains {', '.join(names)}; run chmod 600 on it", err=True
         )

@@ -31,13 +31,13 @@ def main() -> None:
 
 
 def _write_value(value: JobAnswer | JobProgress, path: Path) -> None:
-    part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(value))
-    part.rename(path)
+    partial_path = path.with_suffix(".part")
+    partial_path.write_bytes(msgspec.json.encode(value))
+    partial_path.rename(path)
 
 
 def _end_with_server(pipe: Path) -> None:
-    """Start a thread that ends this process when the pipe ends, even in the middle of a job.
+    """Wait until the pipe ends, and then end this process, even in the middle of a job.
 
     The pipe ends when the server stops or is killed. A plain open would wait for a writer, and never return if the
     server was killed while Spark started.

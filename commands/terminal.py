@@ -24,9 +24,11 @@ from rich.text import Text
 WIDTH_CHARACTERS = 120
 """The width of the output in characters if it is not a terminal."""
 _BAR_MIN, _BAR_MAX = 8, 44
+"""The minimum and the maximum length of the longest bar, in characters."""
 _SINGULAR = {"are": "is", "were": "was", "have": "has", "name": "names"}
+"""The forms of verbs after "1 file", by the forms after "2 files"."""
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_KEPT = "\n\t"
+_PRINTED_CONTROLS = "\n\t"
 _BIDI_CONTROLS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -38,7 +40,9 @@ def escape_for_terminal(text: str) -> str:
 
 
 def _is_control(character: str) -> bool:
-    return character not in _KEPT and (unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS)
+    return character not in _PRINTED_CONTROLS and (
+        unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS
+    )
 
 
 def _escape_character(character: str) -> str:

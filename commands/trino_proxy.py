@@ -34,6 +34,7 @@ from seamark.metaserver.access.guard import is_loopback
 from seamark.metaserver.api.http.observability.logs import configure_logging
 
 _ANSWER_S = 2.0
+"""The maximum time in seconds in which a server behind the proxy has to answer the check at the start."""
 _INFO_MAX = 10_000
 """The maximum number of bytes that are read of an answer."""
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -289,18 +290,18 @@ def _find_unreachable_servers(settings: ProxySettings) -> list[str]:
     servers = {("Trino", url): (f"{url}/v1/info", settings.upstream_tls) for url in settings.trino}
     servers["Seamark", settings.seamark] = (f"{settings.seamark}/healthz", authorities)
     answers: dict[tuple[str, str], _Answer | None] = {}
-    came = threading.Condition()
+    answer_arrived = threading.Condition()
 
-    def ask(server: tuple[str, str], url: str, tls: ssl.SSLContext | None) -> None:
+    def add_answer(server: tuple[str, str], url: str, tls: ssl.SSLContext | None) -> None:
         answer = _request_answer(url, tls)
-        with came:
+        with answer_arrived:
             answers[server] = answer
-            came.notify()
+            answer_arrived.notify()
 
     for server, request in servers.items():
-        threading.Thread(target=ask, args=(server, *request), daemon=True).start()
-    with came:
-        came.wait_for(lambda: len(answers) == len(servers), _ANSWER_S)
+        threading.Thread(target=add_answer, args=(server, *request), daemon=True).start()
+    with answer_arrived:
+        answer_arrived.wait_for(lambda: len(answers) == len(servers), _ANSWER_S)
         answers_by_server = {server: answers.get(server) for server in servers}
     silent = [f"{name} at {url}" for (name, url), answer in answers_by_server.items() if answer is None]
     other_servers = [
@@ -354,20 +355,19 @@ def _check_plain_http(settings: ProxySettings, host: str, tls: Certificate | Non
     Raises:
         ValueError: Passwords or tokens would be sent unencrypted, and this is not allowed.
     """
-    legs = [f"to Trino at {url}" for url in settings.trino if _is_plain(url)]
+    plain_routes = [f"to Trino at {url}" for url in settings.trino if _is_plain(url)]
     if settings.token and _is_plain(settings.seamark):
-        legs.append(f"to Seamark at {settings.seamark}")
+        plain_routes.append(f"to Seamark at {settings.seamark}")
     if tls is None and not settings.trust_forwarded and not is_loopback(host):
-        legs.append(f"from clients to {host or 'all addresses'}")
-    if not legs:
+        plain_routes.append(f"from clients to {host or 'all addresses'}")
+    if not plain_routes:
         return
     if not allowed:
         raise ValueError(
-            f"Passwords and tokens would be sent unencrypted {', '.join(legs)}; use https (--tls-cert and --tls-key "
-            "for "
-            "clients), or allow it on a trusted network with --allow-plain-http"
+            f"Passwords and tokens would be sent unencrypted {', '.join(plain_routes)}; use https (--tls-cert and "
+            "--tls-key for clients), or allow it on a trusted network with --allow-plain-http"
         )
-    click.echo(f"Warning: passwords and tokens are sent unencrypted {', '.join(legs)}", err=True)
+    click.echo(f"Warning: passwords and tokens are sent unencrypted {', '.join(plain_routes)}", err=True)
 
 
 def _is_plain(url: str) -> bool:

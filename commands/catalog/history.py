@@ -21,6 +21,9 @@ from seamark.connector.client.values import TimelineInstant
 
 _INSTANTS_SHOWN_DEFAULT = 20
 _FOLLOW_S = 1.0
+"""The time in seconds between two requests for new instants."""
+_DETAILS_MAX, _DETAILS_CHARACTERS_MAX = 6, 200
+"""The maximum number of values that are shown of an instant's summary, and of their characters."""
 _HIDDEN = ("request-id", "definition-id")
 """The keys of an instant's summary that only `--json` prints, because people do not need them."""
 
@@ -156,9 +159,9 @@ def timeline(
     since = newest[0].position if newest else None
     while follow:
         time.sleep(_FOLLOW_S)
-        new = list(client.timeline(table, action=action, since=since))
-        _print_instants(new, as_json=as_json)
-        since = new[-1].position if new else since
+        new_instants = list(client.timeline(table, action=action, since=since))
+        _print_instants(new_instants, as_json=as_json)
+        since = new_instants[-1].position if new_instants else since
 
 
 def _print_instants(instants: list[TimelineInstant], *, as_json: bool) -> None:
@@ -188,8 +191,8 @@ def _describe_change(summary: Mapping[str, Any]) -> str:
     """
     updates = summary.get("updates")
     if "operation" not in summary and isinstance(updates, list):
-        return ", ".join(dict.fromkeys(map(str, updates)))[:200]
+        return ", ".join(dict.fromkeys(map(str, updates)))[:_DETAILS_CHARACTERS_MAX]
     visible = [
         f"{name} {value}" for name, value in summary.items() if isinstance(value, str | int) and name not in _HIDDEN
     ]
-    return ", ".join(visible[:6])[:200]
+    return ", ".join(visible[:_DETAILS_MAX])[:_DETAILS_CHARACTERS_MAX]

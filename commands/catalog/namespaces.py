@@ -47,7 +47,9 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
     properties = load_namespace_properties(client, name)
     tables = sorted(client.tables(split_name(name)))
     if as_json:
-        print_json({"namespace": list(split_name(name)), "properties": properties, "tables": [t[-1] for t in tables]})
+        print_json(
+            {"namespace": list(split_name(name)), "properties": properties, "tables": [levels[-1] for levels in tables]}
+        )
         return
     print_rows(("property", "value"), sorted(properties.items()))
     say(show_count(len(tables), "table"))

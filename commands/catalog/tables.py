@@ -85,7 +85,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
     specs = {spec["spec-id"]: spec for spec in metadata["partition-specs"]}
     fields = schemas[metadata["current-schema-id"]]["fields"]
     names = {field["id"]: field["name"] for field in fields}
-    parts = [
+    partition_terms = [
         field["name"] if field["transform"] == "identity" else f"{field['transform']}({_name_source(field, names)})"
         for field in specs[metadata["default-spec-id"]]["fields"]
     ]
@@ -94,7 +94,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
         (candidate for candidate in metadata.get("snapshots", ()) if candidate["snapshot-id"] == current), None
     )
     say(f"{table}: format version {metadata['format-version']}, {metadata['location']}")
-    say(f"uuid {metadata['table-uuid']}, partitioned by {', '.join(parts) or 'nothing'}")
+    say(f"uuid {metadata['table-uuid']}, partitioned by {', '.join(partition_terms) or 'nothing'}")
     if snapshot is None:
         say("It has no snapshot yet.")
     else:
@@ -103,7 +103,10 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
         say(f"snapshot {current} of {format_local_time(snapshot['timestamp-ms'])}: {', '.join(totals) or 'no totals'}")
     print_rows(
         ("id", "column", "type", "required"),
-        ((str(f["id"]), f["name"], _write_type(f["type"]), "yes" if f["required"] else "") for f in fields),
+        (
+            (str(field["id"]), field["name"], _write_type(field["type"]), "yes" if field["required"] else "")
+            for field in fields
+        ),
         right_aligned_headers=("id",),
     )
     print_properties(metadata)

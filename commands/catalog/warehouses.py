@@ -59,7 +59,7 @@ def list_command(client: IndexClient, as_json: bool) -> None:
     else:
         print_rows(
             ("name", "location", "created"),
-            ((each["name"], each["location"], format_local_time(each["created-ms"])) for each in warehouses),
+            ((entry["name"], entry["location"], format_local_time(entry["created-ms"])) for entry in warehouses),
         )
 
 

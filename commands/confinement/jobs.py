@@ -42,6 +42,7 @@ _ALLOWED = "seamark.allowed-locations"
 Only an admin of the catalog can set it.
 """
 _SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 4, 38
+"""Options of the system call prctl."""
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _PORTS = {"http": 80, "https": 443}
 _DNS_PORT = 53
@@ -77,9 +78,9 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
         loaded_table = client.load_table((*request.namespace, request.table))
         own_folders, other_folders = _find_folders(client, request, loaded_table)
     for folder in own_folders:
-        path = Storage().find_local_path(f"{folder}/x")
-        if path is not None:
-            path.make_folder()  # A rule needs an existing folder.
+        path_in_folder = Storage().find_local_path(f"{folder}/x")
+        if path_in_folder is not None:
+            path_in_folder.make_folder()  # Landlock's rule needs an existing folder. The file is not created.
     give_up_privileges()
     confine(own_folders, request.folders)
     with open_confined_folders() as writable:

@@ -21,6 +21,7 @@ import seamark
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """The numbers of the three system calls, the same on all architectures."""
 _ABI, _PATH_BENEATH = 1, 1
+"""The flag with which the kernel returns its ABI version, and the type of a rule for a file or folder."""
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _CHANGES = sum(1 << bit for bit in range(4, 13)) | _EXECUTE | _WRITE_FILE
 """The accesses of ABI 1 that create or remove files of any kind."""
@@ -148,8 +149,8 @@ def _restrict_process(
 def _allow_path(ruleset: int, access: int, path: str) -> None:
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        of_kind = access if os.path.isdir(path) else access & _FILE
-        _add_rule(ruleset, _PATH_BENEATH, struct.pack("=Qi", of_kind, descriptor), path)
+        possible_access = access if os.path.isdir(path) else access & _FILE
+        _add_rule(ruleset, _PATH_BENEATH, struct.pack("=Qi", possible_access, descriptor), path)
     finally:
         os.close(descriptor)
 

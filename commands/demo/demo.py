@@ -40,6 +40,10 @@ DEFINITION = "bloom(user_id, fpp=0.001)"
 ROWS_A_FILE, EVENTS_A_USER = 500, 8
 FILES_MAX = 20_000
 START_S, BUILD_S = 60.0, 300.0
+"""The maximum times in seconds for the start of the server and for the build of the index."""
+_POLL_S = 0.05
+_SHOWN_LOG_LINES = 5
+"""The number of lines of the server's log that are shown if the server does not start."""
 _CLOCK = SystemClock()
 
 
@@ -150,13 +154,13 @@ def _run_server(folder: Path) -> Iterator[str]:
 
 
 def _wait_for_url(process: subprocess.Popen[bytes], server_json: Path, log: Path) -> str:
-    ends_s = _CLOCK.monotonic() + START_S
-    while process.poll() is None and _CLOCK.monotonic() < ends_s:
+    deadline_s = _CLOCK.monotonic() + START_S
+    while process.poll() is None and _CLOCK.monotonic() < deadline_s:
         with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
             return str(convert_json(server_json.read_bytes(), dict[str, object])["url"])
-        time.sleep(0.05)
-    last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-    raise click.ClickException(f"The server did not start:\n{last}")
+        time.sleep(_POLL_S)
+    last_lines = "\n".join(log.read_text(errors="replace").splitlines()[-_SHOWN_LOG_LINES:])
+    raise click.ClickException(f"The server did not start:\n{last_lines}")
 
 
 def measure_lookups(url: str, files: int, progress: Progress) -> DemoResult:
@@ -182,8 +186,8 @@ def measure_lookups(url: str, files: int, progress: Progress) -> DemoResult:
             raise click.ClickException(
                 f"A lookup returned {len(lookup.rows)} rows instead of the {len(expected)} rows that were written"
             )
-    with_rows = len(pc.unique(expected["batch"]))
-    return DemoResult(files, with_rows, lookup_before, lookup_after, build_s)
+    files_with_rows = len(pc.unique(expected["batch"]))
+    return DemoResult(files, files_with_rows, lookup_before, lookup_after, build_s)
 
 
 @contextlib.contextmanager
@@ -195,6 +199,7 @@ def _step(progress: Progress, text: str) -> Iterator[None]:
 
 def make_events(files: int) -> pa.Table:
     """Return 500 events for each file. The users are in random order, so column bounds of users prune no files."""
+    # With a fixed seed, each run of the demo has the same events.
     rng, count = np.random.default_rng(1), files * ROWS_A_FILE
     pages = pa.array([f"/page/{number}" for number in range(50)])
     return pa.table(
@@ -239,7 +244,7 @@ def build_demo_index(catalog: RestCatalog, client: IndexClient, progress: Progre
             progress.update(task, completed=index.files)
             if index.files == index.files_total:
                 return _CLOCK.monotonic() - started_s
-        time.sleep(0.1)
+        time.sleep(_POLL_S)
     raise click.ClickException(f"The index was not built within {BUILD_S:g} s")
 
 
@@ -262,7 +267,7 @@ def show_demo_result(result: DemoResult, console: Console) -> None:
     )
     texts = [f"{files:>6,}{'' if seconds is None else f'{seconds:8.3f} s'}" for _, files, seconds in rows]
     print_bars([(name, files, text) for (name, files, _), text in zip(rows, texts, strict=True)], console)
-    ratio = scan_before.seconds / max(scan_after.seconds, 1e-6)
+    ratio = scan_before.seconds / max(scan_after.seconds, 1e-6)  # The time may be 0 on a coarse clock.
     console.print(
         f"\nThe same data, the same reader, the same {show_count(len(scan_after.rows), 'row')}: "
         f"{scan_before.files:,} → {show_count(scan_after.files, 'file')}, {ratio:,.0f}× sooner. "

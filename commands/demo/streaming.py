@@ -32,6 +32,7 @@ TABLE = "demo.clicks"
 ROWS_PER_SECOND = 1_000
 STREAM_SECONDS = 5.0
 _TICK_S = 0.02
+"""The time in seconds between two posts of rows."""
 _NOT_SEEN_S = 60.0
 """The time after which the demo fails if the reader has not seen all rows."""
 _FLUSH_INTERVAL_MS = 600_000
@@ -81,10 +82,10 @@ def measure_stream(catalog: RestCatalog, url: str, seconds: float = STREAM_SECON
         _post_rows(client, 0, 1)
         flush_stream(client, TABLE)
         table = catalog.load_table(TABLE)
-        snapshots_before, files = len(table.snapshots()), len(list(table.scan().plan_files()))
+        snapshots_before, files_before = len(table.snapshots()), len(list(table.scan().plan_files()))
         posting = pool.submit(_post_rows, client, 1, count)
-        ends_s = _CLOCK.monotonic() + seconds + _NOT_SEEN_S
-        while len(delays_ms) < count and _CLOCK.monotonic() < ends_s:
+        deadline_s = _CLOCK.monotonic() + seconds + _NOT_SEEN_S
+        while len(delays_ms) < count and _CLOCK.monotonic() < deadline_s:
             if posting.done():
                 posting.result()
             scan = catalog.load_table(TABLE).scan(f"id > {len(delays_ms)}", selected_fields=("at",))
@@ -98,7 +99,7 @@ def measure_stream(catalog: RestCatalog, url: str, seconds: float = STREAM_SECON
         flush_stream(client, TABLE)
         scan = catalog.load_table(TABLE).scan(selected_fields=("id",))
         _check_ids(scan.to_arrow(), count + 1)
-    return StreamResult(count, scans, delays_ms, commits, len(list(scan.plan_files())) - files)
+    return StreamResult(count, scans, delays_ms, commits, len(list(scan.plan_files())) - files_before)
 
 
 def _post_rows(client: SeamarkClient, first: int, count: int) -> None:
@@ -106,12 +107,15 @@ def _post_rows(client: SeamarkClient, first: int, count: int) -> None:
     begun_s, sent_rows = _CLOCK.monotonic(), 0
     with stream_writer(client, TABLE) as writer:
         while sent_rows < count:
-            due = min(count, int((_CLOCK.monotonic() - begun_s) * ROWS_PER_SECOND) + 1)
+            due_rows = min(count, int((_CLOCK.monotonic() - begun_s) * ROWS_PER_SECOND) + 1)
             time_text = datetime.fromtimestamp(_CLOCK.now_ms() / 1_000, UTC).isoformat()
             writer.write(
-                [{"id": first + row, "at": time_text, "page": f"/page/{row % 50}"} for row in range(sent_rows, due)]
+                [
+                    {"id": first + row, "at": time_text, "page": f"/page/{row % 50}"}
+                    for row in range(sent_rows, due_rows)
+                ]
             )
-            sent_rows = due
+            sent_rows = due_rows
             time.sleep(_TICK_S)
 
 
@@ -128,11 +132,11 @@ def _check_ids(rows: pa.Table, count: int) -> None:
 
 def show_stream(result: StreamResult, console: Console) -> None:
     """Print the delays, and the result of the flush."""
-    delays_ms = np.percentile(result.delays_ms, (50, 99))
+    median_ms, percentile_99_ms = np.percentile(result.delays_ms, (50, 99))
     console.print(
         f"\n{show_count(result.rows, 'row')} posted at {ROWS_PER_SECOND:,} a second, and read by unmodified PyIceberg "
         f"meanwhile in {show_count(result.scans, 'scan')}: half of the rows were visible within "
-        f"{delays_ms[0]:,.0f} ms, 99 % within {delays_ms[1]:,.0f} ms, each once and after "
+        f"{median_ms:,.0f} ms, 99 % within {percentile_99_ms:,.0f} ms, each once and after "
         f"{show_count(result.commits, 'commit')}. "
         f"Then one commit added them as {show_count(result.flushed_files, 'file')}.",
         highlight=False,

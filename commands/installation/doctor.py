@@ -100,7 +100,7 @@ def doctor(
     else:
         findings += check_server(url, token)
     if spark is not None:
-        findings += _run_check(spark, lambda: check_spark(spark, _check_spark_setup(spark), url))
+        findings += _run_check(spark, lambda: check_spark(spark, _read_spark_setup(spark), url))
     if trino_file is not None:
         findings += _run_check(str(trino_file), lambda: check_trino(trino_file, url))
     if as_json:
@@ -111,7 +111,7 @@ def doctor(
         raise click.exceptions.Exit(1)
 
 
-def _check_spark_setup(spark: str) -> SparkSetup:
+def _read_spark_setup(spark: str) -> SparkSetup:
     return read_running_spark(spark) if spark.startswith(_WEB) else SparkSetup(read_properties(Path(spark)))
 
 
@@ -162,7 +162,7 @@ def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
     else:
         yield CheckResult(
             "server",
-            f"{url} is not ready: {_read_checks(answer)}",
+            f"{url} is not ready: {_describe_failed_checks(answer)}",
             "Repair what the checks name; the server's log has details",
             True,
         )
@@ -171,24 +171,24 @@ def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
         fix = "Synchronise both clocks (NTP): tokens and signed requests have end times"
         yield CheckResult("clock", f"the clock of this machine differs from the server's by {skew_s:.0f} s", fix)
     try:
-        with_client = SeamarkClient(url, token=token)
+        client = SeamarkClient(url, token=token)
     except ValueError as error:
         yield CheckResult("token", str(error), "Set --url and --token", is_fault=True)
         return
     try:
-        next(with_client.namespaces(), None)
+        next(client.namespaces(), None)
         yield CheckResult("token", "accepted" if token else "none is needed to list namespaces")
-        yield from services.check_services(with_client)
+        yield from services.check_services(client)
     except LoginRequired:
         fix = "Create one on the server (seamark token create NAME), and set SEAMARK_TOKEN"
         yield CheckResult("token", "the server refuses it" if token else "the server requires one", fix, is_fault=True)
     except ClientError as error:
         yield CheckResult("catalog", error.message, "The server's log has details", is_fault=True)
     finally:
-        with_client.close()
+        client.close()
 
 
-def _read_checks(answer: urllib3.BaseHTTPResponse) -> str:
+def _describe_failed_checks(answer: urllib3.BaseHTTPResponse) -> str:
     try:
         checks = json.loads(answer.data)["checks"]
         return ", ".join(f"{name}: {state}" for name, state in checks.items() if state != "ok")

@@ -120,20 +120,20 @@ def _request_ui(pool: urllib3.PoolManager, url: str) -> Any:
 
 def check_spark(subject: str, setup: SparkSetup, url: str | None) -> Iterator[CheckResult]:
     """Check Iceberg's jar, the session extensions, and every Iceberg catalog."""
-    subject, conf = f"Spark, {subject}", setup.properties
+    subject, properties = f"Spark, {subject}", setup.properties
     yield from _check_runtime(subject, setup)
-    catalogs = [key.removeprefix(_SPARK_CATALOG) for key, value in conf.items() if value == CATALOG_CLASS]
+    catalogs = [key.removeprefix(_SPARK_CATALOG) for key, value in properties.items() if value == CATALOG_CLASS]
     catalogs = [name for name in catalogs if "." not in name]
     if not catalogs:
         fix = f"Add the line: {_SPARK_CATALOG}sea {CATALOG_CLASS}; seamark connect spark prints all lines"
         yield CheckResult(subject, "the file defines no Iceberg catalog", fix, is_fault=True)
-    if EXTENSIONS not in conf.get("spark.sql.extensions", ""):
+    if EXTENSIONS not in properties.get("spark.sql.extensions", ""):
         yield CheckResult(
             subject, "MERGE INTO, CALL and branches are not enabled", f"Add the line: spark.sql.extensions {EXTENSIONS}"
         )
     for name in catalogs:
         prefix = f"{_SPARK_CATALOG}{name}."
-        catalog_conf = {key.removeprefix(prefix): value for key, value in conf.items() if key.startswith(prefix)}
+        catalog_conf = {key.removeprefix(prefix): value for key, value in properties.items() if key.startswith(prefix)}
         yield from _check_rest(f"{subject}, catalog {name}", catalog_conf, "type", "uri", prefix, " ", url)
         if catalog_conf.get("cache-enabled", "true") != "false":
             fix = f"Add the line: {prefix}cache-enabled false"
@@ -145,7 +145,8 @@ def _check_runtime(subject: str, setup: SparkSetup) -> Iterator[CheckResult]:
         value for key, value in setup.properties.items() if key.startswith("spark.jars") or "ClassPath" in key
     ]
     versions = {match[1] for text in (*property_values, *setup.jars) for match in RUNTIME_NAME.finditer(text)}
-    spark = ".".join(setup.version.split(".")[:2])
+    # The name of the jar has the major and the minor version of Spark.
+    spark_version = ".".join(setup.version.split(".")[:2])
     if not versions:
         fix = f"Add the line: spark.jars.packages {RUNTIME}"
         if setup.jars:
@@ -154,9 +155,11 @@ def _check_runtime(subject: str, setup: SparkSetup) -> Iterator[CheckResult]:
             yield CheckResult(
                 subject, "the file names no Iceberg jar", f"{fix}, unless the jar is in Spark's folder jars"
             )
-    elif spark and spark not in versions:
-        fix = f"Use iceberg-spark-runtime-{spark}_…, if Iceberg has one for this Spark, or Spark {min(versions)}"
-        text = f"Spark has the version {spark}, and Iceberg's jar is for Spark {', '.join(sorted(versions))}"
+    elif spark_version and spark_version not in versions:
+        fix = (
+            f"Use iceberg-spark-runtime-{spark_version}_…, if Iceberg has one for this Spark, or Spark {min(versions)}"
+        )
+        text = f"Spark has the version {spark_version}, and Iceberg's jar is for Spark {', '.join(sorted(versions))}"
         yield CheckResult(subject, text, fix, is_fault=True)
 
 
@@ -167,13 +170,15 @@ def check_trino(path: Path, url: str | None) -> Iterator[CheckResult]:
         text = f"connector.name is {properties.get('connector.name', 'missing')}"
         yield CheckResult(subject, text, "Set connector.name=iceberg", is_fault=True)
     yield from _check_rest(subject, properties, "iceberg.catalog.type", "iceberg.rest-catalog.uri", "", "=", url)
-    systems = [key for key in properties if re.fullmatch(r"fs\.[a-z0-9-]+\.enabled", key) and properties[key] == "true"]
-    if not systems:
+    file_systems = [
+        key for key in properties if re.fullmatch(r"fs\.[a-z0-9-]+\.enabled", key) and properties[key] == "true"
+    ]
+    if not file_systems:
         fix = (
             "Add fs.native-local.enabled=true and local.location=/ for local files, or fs.native-s3.enabled=true for S3"
         )
         yield CheckResult(subject, "no file system is enabled, so Trino cannot read data files", fix, is_fault=True)
-    if "fs.native-local.enabled" in systems and properties.get("local.location") != "/":
+    if "fs.native-local.enabled" in file_systems and properties.get("local.location") != "/":
         yield CheckResult(
             subject,
             "local.location is not /, so absolute paths of data files are not found",
@@ -188,24 +193,24 @@ def _check_rest(
     type_key: str,
     uri_key: str,
     prefix: str,
-    equals: str,
+    separator: str,
     url: str | None,
 ) -> Iterator[CheckResult]:
     """Check that a catalog has type `rest` and the server's address."""
     if catalog_conf.get(type_key) != "rest":
         text = f"{prefix}{type_key} is {catalog_conf.get(type_key, 'missing')}"
-        yield CheckResult(subject, text, f"Set {prefix}{type_key}{equals}rest", is_fault=True)
+        yield CheckResult(subject, text, f"Set {prefix}{type_key}{separator}rest", is_fault=True)
     uri = catalog_conf.get(uri_key, "").rstrip("/")
     if not uri:
         value = url or "http://127.0.0.1:8181"
         yield CheckResult(
-            subject, f"{prefix}{uri_key} is missing", f"Set {prefix}{uri_key}{equals}{value}", is_fault=True
+            subject, f"{prefix}{uri_key} is missing", f"Set {prefix}{uri_key}{separator}{value}", is_fault=True
         )
     elif uri.endswith("/v1"):
-        fix = f"Set {prefix}{uri_key}{equals}{uri.removesuffix('/v1')}"
+        fix = f"Set {prefix}{uri_key}{separator}{uri.removesuffix('/v1')}"
         yield CheckResult(subject, f"{uri} ends in /v1, which engines append themselves", fix, is_fault=True)
     elif url is not None and "${" not in uri and uri != url.rstrip("/"):
-        fix = f"Set {prefix}{uri_key}{equals}{url}, unless another server is meant"
+        fix = f"Set {prefix}{uri_key}{separator}{url}, unless another server is meant"
         yield CheckResult(subject, f"{uri} is not the address of this server, which is {url}", fix)
     else:
         yield CheckResult(subject, f"connects to {uri}")

@@ -33,13 +33,16 @@ setup.py has the same list.
 
 def check_installation() -> Iterator[CheckResult]:
     """Check Python, the compiled kernels, the extras, and Iceberg's jar for Spark."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    old = sys.version_info < (3, 11)
-    yield CheckResult("Python", version, "Install Python 3.11 or newer" if old else "", is_fault=old)
-    missing = [name for name in KERNELS if importlib.util.find_spec(f"seamark.formats.{name}") is None]
-    if missing:
-        first = "" if shutil.which("cc") else f"{_choose_compiler_command()}, then "
-        yield CheckResult("compiled kernels", f"{missing[0]} is missing", f"Run: {first}make venv", is_fault=True)
+    major_minor_micro = sys.version_info[:3]
+    version = ".".join(map(str, major_minor_micro))
+    is_too_old = sys.version_info < (3, 11)
+    yield CheckResult("Python", version, "Install Python 3.11 or newer" if is_too_old else "", is_fault=is_too_old)
+    missing_kernels = [name for name in KERNELS if importlib.util.find_spec(f"seamark.formats.{name}") is None]
+    if missing_kernels:
+        compiler_step = "" if shutil.which("cc") else f"{_choose_compiler_command()}, then "
+        yield CheckResult(
+            "compiled kernels", f"{missing_kernels[0]} is missing", f"Run: {compiler_step}make venv", is_fault=True
+        )
     else:
         yield CheckResult("compiled kernels", "present")
     for extra in EXTRAS:
@@ -65,16 +68,18 @@ def _check_iceberg_jar() -> Iterator[CheckResult]:
     If PySpark is not installed, there is nothing to check.
     """
     try:
-        spark = ".".join(metadata.version("pyspark").split(".")[:2])
+        spark_version = ".".join(metadata.version("pyspark").split(".")[:2])
     except metadata.PackageNotFoundError:
         return
     jars = sorted(jar for folder in _list_jar_folders() for jar in folder.glob("*iceberg-spark-runtime-*.jar"))
-    matching_jars = [jar for jar in jars if (match := RUNTIME_NAME.search(jar.name)) is not None and match[1] == spark]
+    matching_jars = [
+        jar for jar in jars if (match := RUNTIME_NAME.search(jar.name)) is not None and match[1] == spark_version
+    ]
     if matching_jars:
         yield CheckResult("Iceberg's jar", str(matching_jars[-1]))
     elif jars:
-        fix = f"Iceberg's jar must be for Spark {spark}; Seamark is tested with: pip install 'seamark[spark]'"
-        yield CheckResult("Iceberg's jar", f"{jars[-1].name} is not for Spark {spark}", fix)
+        fix = f"Iceberg's jar must be for Spark {spark_version}; Seamark is tested with: pip install 'seamark[spark]'"
+        yield CheckResult("Iceberg's jar", f"{jars[-1].name} is not for Spark {spark_version}", fix)
     else:
         fix = f"Spark downloads it from Maven Central by --packages {RUNTIME}; in a checkout: make jars"
         yield CheckResult("Iceberg's jar", "the jar is not on this machine", fix)

@@ -30,7 +30,7 @@ from seamark.connector.jobs.advice import NOT_INDEXED, apply_proposal
 from seamark.formats.iceberg.metadata.column_ttl import COLUMNS
 
 _TABLE_COMMAND = "table"
-_NUMBERS = ("files", "bytes", "time", "cost", "pays after")
+_NUMBER_HEADERS = ("files", "bytes", "time", "cost", "pays after")
 
 
 class _AdviseGroup(click.Group):
@@ -83,7 +83,7 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
         say(f"No proposals: {advice['reason']}.")
     if advice["proposals"]:
         print_rows(
-            ("id", "proposal", *_NUMBERS),
+            ("id", "proposal", *_NUMBER_HEADERS),
             (
                 (
                     proposal["id"],
@@ -96,7 +96,7 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
                 )
                 for proposal in advice["proposals"]
             ),
-            right_aligned_headers=_NUMBERS,
+            right_aligned_headers=_NUMBER_HEADERS,
         )
         say("")
         for proposal in advice["proposals"]:
@@ -113,7 +113,7 @@ def _format_commands(commands: list[str]) -> str:
 
 def _show_files(files: float) -> str:
     """Return the mean number of files. A small mean has a decimal, because it is not 0."""
-    if 0 < files < 0.05:
+    if 0 < files < 0.05:  # It would be rounded to 0.0.
         return "< 0.1"
     return f"{files:,.0f}" if files >= 10 or files == int(files) else f"{files:,.1f}"
 
@@ -217,8 +217,8 @@ def ttl_command(client: IndexClient, table: str, unread_days: int, as_json: bool
 
 def _render_advice(advice: list[dict[str, Any]]) -> Table:
     advice_table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("column", "partitions", "older than", "unread", "files", "size"):
-        advice_table.add_column(head, justify="left" if head == "column" else "right", overflow="fold")
+    for header in ("column", "partitions", "older than", "unread", "files", "size"):
+        advice_table.add_column(header, justify="left" if header == "column" else "right", overflow="fold")
     for entry in advice:
         advice_table.add_row(
             entry["column"],

@@ -90,6 +90,7 @@ def run_on_spark(
         totals = asyncio.run(launcher.run(job, lambda progress: None))
     except JobFailed as error:
         raise click.ClickException(f"The job on {table} failed: {error}") from None
+    # If another job has the lease of the table, the job only states when to try again.
     if RECHECK_AFTER in totals and len(totals) == 1:
         raise click.ClickException(f"Another job is rewriting files of {table}; try again later")
     return RewriteReport(**totals)

@@ -194,7 +194,8 @@ def _make_entry_row(entry: dict[str, Any]) -> tuple[str, ...]:
         entry["source"] in ("table", "namespace")
         and (problem := check_policy({entry["name"]: entry["value"]})) is not None
     ):
-        value += f" ({problem.partition('; ')[2] or problem})"  # Engines can write invalid values.
+        # Engines can write invalid values. The first part of the problem repeats the property and its value.
+        value += f" ({problem.partition('; ')[2] or problem})"
     return entry["name"], value, source
 
 

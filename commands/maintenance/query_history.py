@@ -15,7 +15,7 @@ from seamark.commands.terminal import print_json, print_rows, say, show_count, s
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import list_read_tables, load_history
 
-_NUMBERS = ("statements", "files", "bytes", "planning", "time")
+_NUMBER_HEADERS = ("statements", "files", "bytes", "planning", "time")
 
 
 @click.command()
@@ -42,18 +42,18 @@ def history(client: IndexClient, table: str | None, days: int, limit: int, as_js
         say(f"{table}: {answer['reason']}.")
         return
     print_rows(
-        ("conditions", "joins", "groups by", "engine", *_NUMBERS),
+        ("conditions", "joins", "groups by", "engine", *_NUMBER_HEADERS),
         (
             (
                 ", ".join(shape["conditions"]) or ("all rows" if shape["fingerprint"] else "(further shapes)"),
                 ", ".join(shape["joins"]),
                 ", ".join([*shape["grouping"], *shape["aggregates"]]),
                 shape["engine"],
-                *_show_sums(shape["sums"]),
+                *_format_sums(shape["sums"]),
             )
             for shape in answer["shapes"]
         ),
-        right_aligned_headers=_NUMBERS,
+        right_aligned_headers=_NUMBER_HEADERS,
     )
 
 
@@ -70,16 +70,16 @@ def _list_tables(client: IndexClient, days: int, limit: int, *, as_json: bool) -
         )
         return
     print_rows(
-        ("table", "shapes", *_NUMBERS),
+        ("table", "shapes", *_NUMBER_HEADERS),
         (
-            (".".join([*table["namespace"], table["table"]]), f"{table['shapes']:,}", *_show_sums(table["sums"]))
+            (".".join([*table["namespace"], table["table"]]), f"{table['shapes']:,}", *_format_sums(table["sums"]))
             for table in answer["tables"][:limit]
         ),
-        right_aligned_headers=("shapes", *_NUMBERS),
+        right_aligned_headers=("shapes", *_NUMBER_HEADERS),
     )
 
 
-def _show_sums(sums: dict[str, Any]) -> tuple[str, ...]:
+def _format_sums(sums: dict[str, Any]) -> tuple[str, ...]:
     statements, sized_statements = sums["statements"], sums["sized-statements"]
     files = f"{sums['files-before'] / statements:,.0f} → {sums['files-after'] / statements:,.0f}"
     sizes = "unknown"

@@ -65,14 +65,14 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
     if not runs and not jobs and not waiting_jobs:
         say("Table services have done nothing yet." if table is None else f"Table services did nothing to {table} yet.")
     else:
-        heads = ("started", "table", "service", "on", "seconds", "result")
+        headers = ("started", "table", "service", "on", "seconds", "result")
         running_jobs = sorted(jobs, key=lambda job: -job["started-ms"])
         rows = [
             *map(_make_waiting_row, reversed(waiting_jobs)),
             *map(_make_running_row, running_jobs),
-            *map(_run_to_row, runs),
+            *map(_make_run_row, runs),
         ]
-        print_rows(heads, rows, right_aligned_headers=("seconds",))
+        print_rows(headers, rows, right_aligned_headers=("seconds",))
 
 
 def _make_waiting_row(job: dict[str, Any]) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def _make_running_row(job: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _run_to_row(run: TimelineInstant) -> tuple[str, ...]:
+def _make_run_row(run: TimelineInstant) -> tuple[str, ...]:
     summary = run.summary
     return (
         format_local_time(run.requested_ms),

@@ -40,8 +40,9 @@ def list_command(client: IndexClient, as_json: bool) -> None:
     elif not streams:
         say("There is no stream table that you have rights to see and that has rows in the log.")
     else:
-        headers = ("table", "waiting rows", "memory", "oldest", "flushed", "durable", "flush")
-        print_rows(headers, map(_state_to_row, streams), right_aligned_headers=headers[1:-1])
+        number_headers = ("waiting rows", "memory", "oldest", "flushed", "durable")
+        headers = ("table", *number_headers, "flush")
+        print_rows(headers, map(_make_stream_row, streams), right_aligned_headers=number_headers)
 
 
 @stream.command()
@@ -123,7 +124,7 @@ def drain(client: IndexClient, table: str, reason: str, as_json: bool) -> None:
     print_result({"table": table, "rows": rows}, text, as_json=as_json)
 
 
-def _state_to_row(state: dict[str, Any]) -> tuple[str, ...]:
+def _make_stream_row(state: dict[str, Any]) -> tuple[str, ...]:
     shards = state["shards"]
     return (
         join_name((*state["namespace"], state["table"])),

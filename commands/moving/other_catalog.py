@@ -128,6 +128,7 @@ def show_results(results: Iterable[Result], *, as_json: bool, action: str) -> No
     if as_json:
         print_json(entries)
     else:
+        # `show_count` only adds an s to the noun.
         moved_text = show_count(counts["moved"], "table or view", "").replace("table or views", "tables and views")
         say(
             f"{moved_text} {action}, {counts['unchanged']:,} unchanged, {counts['gone']:,} gone, "

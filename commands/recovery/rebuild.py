@@ -123,7 +123,7 @@ async def _rebuild(
         return make_result(map(describe_registration, selection.candidates), findings, known_count)
     rebuild_of_catalog = Rebuild(context, caller)
     rebuilt = await rebuild_of_catalog.run(selection.candidates)
-    registered_uuids = known_uuids | {each.uuid for each in rebuilt.registered}
+    registered_uuids = known_uuids | {registration.uuid for registration in rebuilt.registered}
     await rebuild_of_catalog.keep_locations(
         [file for file in (*files, *uncertain) if file.uuid not in registered_uuids]
     )
@@ -201,7 +201,9 @@ def _read_choices(path: Path | None) -> dict[str, FoundName | None]:
 
 
 def _show_rebuilt(rebuilt: Rebuilt, *, dry_run: bool) -> None:
-    rows = [(each.name, each.kind, "; ".join(each.notes)) for each in rebuilt.registered]
+    rows = [
+        (registration.name, registration.kind, "; ".join(registration.notes)) for registration in rebuilt.registered
+    ]
     if rows:
         print_rows(("NAME", "KIND", "NOTE"), rows)
     for finding in rebuilt.findings[:_SHOWN_MAX]:

@@ -73,10 +73,10 @@ def restore(file: Path, advance: bool, overwrite: bool, as_json: bool, config: P
 def _show_comparison(comparison: Comparison) -> None:
     for finding in (*comparison.missing, *comparison.findings):
         say(f"{finding.name}: {finding.location}: {finding.reason}")
-    for later in comparison.later:
-        state = "now points to the newest file" if later.is_advanced else "has a newer file in storage"
-        say(f"{later.name} {state}: {later.newest}")
-    advanced_count = sum(later.is_advanced for later in comparison.later)
+    for outdated_table in comparison.later:
+        state = "now points to the newest file" if outdated_table.is_advanced else "has a newer file in storage"
+        say(f"{outdated_table.name} {state}: {outdated_table.newest}")
+    advanced_count = sum(outdated_table.is_advanced for outdated_table in comparison.later)
     waiting_count = len(comparison.later) - advanced_count
     say(
         f"{show_count(comparison.entries, 'pointer')} compared: {len(comparison.missing):,} without a file, "

@@ -14,6 +14,9 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.rollbacks import find_snapshot_at, list_tables_below, move_back
 
+_SHOWN_PROBLEMS_MAX = 20
+"""The maximum number of tables in an error message."""
+
 
 @click.command("rollback")
 @click.argument("table", required=False)
@@ -54,10 +57,12 @@ def rollback(
         raise click.UsageError("Name a TABLE, or set --namespace")
     time_ms = parse_time_ms(time, "--to")
     tables = [table] if table is not None else list(list_tables_below(client, split_name(namespace or "")))
-    targets = [find_snapshot_at(client, each, time_ms) for each in tables]
+    targets = [find_snapshot_at(client, name, time_ms) for name in tables]
     problems = [target for target in targets if target.problem]
     if problems and not skip:
-        problem_text = "; ".join(f"{join_name(target.table)}: {target.problem}" for target in problems[:20])
+        problem_text = "; ".join(
+            f"{join_name(target.table)}: {target.problem}" for target in problems[:_SHOWN_PROBLEMS_MAX]
+        )
         raise click.ClickException(escape_for_terminal(f"Nothing was changed. {problem_text}"))
     changes = [target for target in targets if target.is_change]
     if changes and not dry_run:

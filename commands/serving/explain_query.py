@@ -48,6 +48,8 @@ QUERY_MAX = 50_000
 """The maximum number of characters of a query. The analysis of a longer text would block the interpreter for
 seconds.
 """
+_SHOWN_CHARACTERS_MAX = 200
+"""The maximum length of a name in an error message."""
 TABLES_MAX = 32
 """The maximum number of table references in a query. Each reference is planned without the cache."""
 
@@ -153,7 +155,8 @@ def _make_path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
     """
     namespace = parts[-2].split(".") if len(parts) > 1 else default
     if not namespace:
-        raise BadRequest(f"The table {parts[-1][:200]} has no namespace; write NAMESPACE.{parts[-1][:200]}")
+        shown_name = parts[-1][:_SHOWN_CHARACTERS_MAX]
+        raise BadRequest(f"The table {shown_name} has no namespace; write NAMESPACE.{shown_name}")
     return (*(check_name(level, "namespace") for level in namespace), check_name(parts[-1], "table name"))
 
 
@@ -177,16 +180,19 @@ def _list_joins(
     }
     scans = [(reference.scan, tables_by_key[reference.key]) for reference in references.values()]
     known_tables = {(scan.catalog, scan.schema, scan.table): _to_known_table(table) for scan, table in scans}
-    limits = joins.find_dimensions(planned_scans, known_tables)
+    dimensions = joins.find_dimensions(planned_scans, known_tables)
     joins_by_table = {
         number: decode_as(
-            encode_json([spec.request().build_body() for spec in limits[planned_number]]), list[JoinSpec], "A join"
+            encode_json([dimension.request().build_body() for dimension in dimensions[planned_number]]),
+            list[JoinSpec],
+            "A join",
         )
         for number, planned_number in planned_scans.items()
-        if planned_number in limits
+        if planned_number in dimensions
     }
     return joins_by_table, {
-        number: joins.explain_unrequested_joins(number, planned_scans, known_tables, limits) for number in planned_scans
+        number: joins.explain_unrequested_joins(number, planned_scans, known_tables, dimensions)
+        for number in planned_scans
     }
 
 
@@ -218,6 +224,7 @@ async def _explain_table(
         notes: The reasons why parts of the query are not used, by part.
     """
     scan, metadata = reference.scan, table.metadata
+    joins_to_explain, unrequested_reasons = requested_joins
     expression: Expression = TRUE
     if scan.condition is not None and scan.filter is not None:
         schemas = metadata.current_schema, metadata.schemas
@@ -240,8 +247,8 @@ async def _explain_table(
                 nan_above=True,
             ),
             sql_filter,
-            requested_joins[0],
-            unrequested_reasons=requested_joins[1],
+            joins_to_explain,
+            unrequested_reasons=unrequested_reasons,
             max_kept_fraction=rewrites.MAX_KEPT_FRACTION,
         )
     except BadRequest as error:

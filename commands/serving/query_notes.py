@@ -29,11 +29,11 @@ _NAMES_MAX = 100
 
 A comparison takes about a millisecond.
 """
-_SHOWN_MAX = 60
+_SHOWN_CHARACTERS_MAX = 60
 _MISFIT_REASON = "one of its values does not fit the type of the column, and engines convert it differently"
-_HIDDEN = ("$", "_")
+_HIDDEN_PREFIXES = ("$", "_")
 """The prefixes of engines' hidden columns, such as `$path` and `_file`."""
-_ENGINES_OWN = frozenset(
+_ENGINE_WORDS = frozenset(
     [
         "all",
         "filename",
@@ -114,14 +114,14 @@ def find_unknown_columns(
     near_names_by_column: dict[str, list[str]] = {}
     notes: dict[str, str] = {}
     for column in _list_single_names(tree):
-        lower = column.name.lower()
-        if lower in known_names or lower.startswith(_HIDDEN) or lower in _ENGINES_OWN:
+        lower_name = column.name.lower()
+        if lower_name in known_names or lower_name.startswith(_HIDDEN_PREFIXES) or lower_name in _ENGINE_WORDS:
             continue
-        if lower not in near_names_by_column:
+        if lower_name not in near_names_by_column:
             if len(near_names_by_column) == _NAMES_MAX:
                 break
-            near_names_by_column[lower] = find_near_names(lower, sorted_columns, maximum=1)
-        similar_columns = near_names_by_column[lower]
+            near_names_by_column[lower_name] = find_near_names(lower_name, sorted_columns, maximum=1)
+        similar_columns = near_names_by_column[lower_name]
         if similar_columns:
             hint = f"; did you mean {_shorten_text(similar_columns[0])}"
         elif column.this.quoted:
@@ -155,4 +155,4 @@ def _list_single_names(tree: exp.Expr) -> Iterator[exp.Column]:
 
 
 def _shorten_text(text: str) -> str:
-    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
+    return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}…"

@@ -87,14 +87,14 @@ class _TrinoQuery:
         self._text = text
         self.names: dict[Hashable, tuple[str, ...]] = {}
 
-        def keep(names: Names) -> None:
+        def add_name(names: Names) -> None:
             self.names[names] = tuple(part for part in names if part is not None)
 
         self._query = parse_query(text)
         # `collect_scans` calls `find_columns` for each table, except tables at an earlier snapshot, which the loop
-        # adds. `keep` records the name and returns no columns.
-        for scan in collect_scans(self._query, find_columns=keep, utc=True):
-            keep((scan.catalog, scan.schema, scan.table))
+        # adds. `add_name` records the name and returns no columns.
+        for scan in collect_scans(self._query, find_columns=add_name, utc=True):
+            add_name((scan.catalog, scan.schema, scan.table))
         if not self.names:
             raise UnsupportedStatement
 
@@ -114,10 +114,10 @@ class _DuckDBQuery:
     def __init__(self, text: str) -> None:
         self._statement = DuckDBStatement(text)
         self._references = {
-            n: reference for n, reference in enumerate(self._statement.references) if reference is not None
+            number: reference for number, reference in enumerate(self._statement.references) if reference is not None
         }
         self.names: dict[Hashable, tuple[str, ...]] = {
-            n: queried_table.parts for n, queried_table in self._references.items()
+            number: queried_table.parts for number, queried_table in self._references.items()
         }
         if not self.names:
             raise UnsupportedStatement
@@ -137,12 +137,12 @@ class _DuckDBQuery:
         if not scans:
             raise _make_unsupported_query_error(self._statement.text, "duckdb", "")
         references = {}
-        for position, scan in enumerate(scans):
+        for scan_number, scan in enumerate(scans):
             number = marks.get(scan.table)
             if number is not None:
                 reference = self._references[number]
                 pinned_scan = replace(scan, snapshot_id=reference.snapshot_id)
-                references[position] = QueriedTable(number, pinned_scan, reference.start, reference.end)
+                references[scan_number] = QueriedTable(number, pinned_scan, reference.start, reference.end)
         return references
 
 

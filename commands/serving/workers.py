@@ -32,6 +32,13 @@ from seamark.metaserver.server import run
 from seamark.metaserver.settings.settings import Settings
 
 BACKOFF_S_MAX = 30.0
+_FIRST_BACKOFF_S = 0.25
+_DOUBLINGS_MAX = 16
+"""The maximum number of times that the pause is doubled, so that the power does not overflow a float."""
+_EXIT_S = 5
+"""The time in seconds in which a worker has to exit after its requests have ended."""
+_SIGNALS_BYTES = 4096
+"""The number of bytes that are read at once from the socket to which Python writes a byte for each signal."""
 STEADY_S = 10.0
 """The minimum run time in seconds after which a crashed worker is restarted immediately.
 
@@ -80,44 +87,45 @@ class Supervisor:
         self._clock = clock
         self._metrics_folder = metrics_folder
         self._on_ready = on_ready
-        self._announced = False
-        self._stopping = False
+        self._is_announced = False
+        self._is_stopping = False
         self._workers = [_Worker(number) for number in range(settings.workers)]
         self._wake_read, self._wake_write = socket.socketpair()
 
     def run(self) -> None:
         self._wake_write.setblocking(False)
-        old = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous_handlers = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
         if self._settings.tls_cert:
-            old[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._pass_on)
-        woken = signal.set_wakeup_fd(self._wake_write.fileno())
+            previous_handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._forward_signal)
+        previous_wakeup_fd = signal.set_wakeup_fd(self._wake_write.fileno())
         try:
-            while not (self._stopping and all(worker.process is None for worker in self._workers)):
+            while not (self._is_stopping and all(worker.process is None for worker in self._workers)):
                 self._step()
         finally:
             self._end_all()
-            signal.set_wakeup_fd(woken)
-            for number, handler in old.items():
+            signal.set_wakeup_fd(previous_wakeup_fd)
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
             self._wake_read.close()
             self._wake_write.close()
 
-    def _pass_on(self, number: int, frame: object) -> None:
+    def _forward_signal(self, number: int, frame: object) -> None:
+        """Send a signal to the workers that are ready. A worker handles the signal only when it is ready."""
         for worker in self._workers:
             if worker.process is not None and worker.process.pid is not None and worker.pipe is None:
                 with suppress(ProcessLookupError):
                     os.kill(worker.process.pid, number)
 
     def _stop(self, number: int, frame: object) -> None:
-        self._stopping = True
+        self._is_stopping = True
 
     def _step(self) -> None:
         """Start due workers, stop workers if the supervisor is stopping, then wait for events and handle them."""
-        now = self._clock.monotonic()
+        now_s = self._clock.monotonic()
         for worker in self._workers:
-            if worker.process is None and not self._stopping and worker.due_s <= now:
+            if worker.process is None and not self._is_stopping and worker.due_s <= now_s:
                 self._start(worker)
-            if worker.process is not None and self._stopping and worker.process.is_alive():
+            if worker.process is not None and self._is_stopping and worker.process.is_alive():
                 worker.process.terminate()
         sources: list[object] = [self._wake_read]
         for worker in self._workers:
@@ -125,10 +133,10 @@ class Supervisor:
                 sources.append(worker.process.sentinel)
             if worker.pipe is not None:
                 sources.append(worker.pipe)
-        due = [worker.due_s - now for worker in self._workers if worker.process is None and not self._stopping]
-        events = wait(sources, timeout=max(0.0, min(due)) if due else None)  # type: ignore[arg-type]
+        waits_s = [worker.due_s - now_s for worker in self._workers if worker.process is None and not self._is_stopping]
+        events = wait(sources, timeout=max(0.0, min(waits_s)) if waits_s else None)  # type: ignore[arg-type]
         if self._wake_read in events:
-            self._wake_read.recv(4096)
+            self._wake_read.recv(_SIGNALS_BYTES)
         for worker in self._workers:
             if worker.pipe is not None and worker.pipe in events:
                 self._receive(worker)
@@ -156,11 +164,11 @@ class Supervisor:
             message = ""
         worker.pipe.close()
         worker.pipe = None
-        if message.startswith("config:") and not self._announced:
+        if message.startswith("config:") and not self._is_announced:
             raise ConfigError(message.removeprefix("config:"))
-        if message == "ready" and not self._announced:
+        if message == "ready" and not self._is_announced:
             # One ready worker is enough, because the others share the port and will be ready soon.
-            self._announced = True
+            self._is_announced = True
             self._on_ready()
 
     def _handle_exit(self, worker: _Worker) -> None:
@@ -170,12 +178,13 @@ class Supervisor:
         process.join()
         if process.pid is not None:
             multiprocess.mark_process_dead(process.pid, self._metrics_folder)  # type: ignore[no-untyped-call]
-        now = self._clock.monotonic()
-        if self._stopping:
+        now_s = self._clock.monotonic()
+        if self._is_stopping:
             return
-        worker.failures = 0 if now - worker.started_s > STEADY_S else worker.failures + 1
-        pause_s = min(BACKOFF_S_MAX, 0.25 * 2 ** min(worker.failures - 1, 16)) if worker.failures else 0.0
-        worker.due_s = now + pause_s
+        worker.failures = 0 if now_s - worker.started_s > STEADY_S else worker.failures + 1
+        doublings = min(worker.failures - 1, _DOUBLINGS_MAX)
+        pause_s = min(BACKOFF_S_MAX, _FIRST_BACKOFF_S * 2**doublings) if worker.failures else 0.0
+        worker.due_s = now_s + pause_s
         _log.error(
             "worker ended, starting another",
             worker=worker.number,
@@ -188,7 +197,7 @@ class Supervisor:
         for worker in self._workers:
             if worker.process is not None:
                 worker.process.terminate()
-                worker.process.join(self._settings.drain_timeout_s + 5)
+                worker.process.join(self._settings.drain_timeout_s + _EXIT_S)
                 if worker.process.is_alive():
                     worker.process.kill()
                     worker.process.join()

@@ -197,8 +197,10 @@ def _write_table(result: SqlResult) -> None:
             break
     table = Table()
     for field in result.schema:
-        right = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
-        table.add_column(field.name.replace("[", "\\["), justify="right" if right else "left", overflow="fold")
+        is_number = (
+            pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
+        )
+        table.add_column(field.name.replace("[", "\\["), justify="right" if is_number else "left", overflow="fold")
     for row in values[:TABLE_ROWS_MAX]:
         table.add_row(*("" if cell is None else _format_cell(cell).replace("[", "\\[") for cell in row))
     console = open_console()
@@ -246,7 +248,10 @@ def _flatten_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
         for number, field in enumerate(batch.schema)
         if _is_nested(field.type)
     }
-    columns = [pa.array(texts[n], pa.string()) if n in texts else column for n, column in enumerate(batch.columns)]
+    columns = [
+        pa.array(texts[number], pa.string()) if number in texts else column
+        for number, column in enumerate(batch.columns)
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

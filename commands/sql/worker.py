@@ -55,11 +55,14 @@ from seamark.metaserver.api.sql.protocol import (
 )
 
 _NICE = 5
+"""The niceness of a child, so that the requests of the server have a higher priority."""
 _IMPORTED_BY_DUCKDB = ("pandas", "pyarrow.dataset", "zoneinfo", "encodings.idna", "_strptime")
 """Modules that DuckDB imports when it first examines a Python object. The parent imports them once."""
 _FILES_MAX = 1024
+"""The maximum number of open files of a child."""
 _FLUSH_BYTES = 256 << 10
 _MESSAGE_MAX = 2000
+"""The maximum length of an error message, in characters."""
 
 
 class AnswerWriter:
@@ -108,13 +111,13 @@ class AnswerWriter:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the server, which then ends this process.
-    number, memory_bytes, time_s = sys.argv[1:]
+    control_descriptor, memory_bytes, time_s = sys.argv[1:]
     for name in _IMPORTED_BY_DUCKDB:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # With this, children share the memory pages that they do not write.
-    with socket.socket(fileno=int(number)) as control:
+    with socket.socket(fileno=int(control_descriptor)) as control:
         WorkerParent(control, memory_bytes=int(memory_bytes), time_s=float(time_s)).serve()
 
 
@@ -138,7 +141,7 @@ class WorkerParent:
                 message, descriptors, *_ = socket.recv_fds(self._control, CONTROL.size, 2)
             except InterruptedError:
                 continue
-            self._wait()
+            self._remove_ended_children()
             if len(message) < CONTROL.size:
                 for pid in self._children:
                     os.kill(pid, signal.SIGKILL)
@@ -163,7 +166,7 @@ class WorkerParent:
         self._children.add(pid)
         self._control.sendall(CONTROL.pack(START, pid))
 
-    def _wait(self) -> None:
+    def _remove_ended_children(self) -> None:
         """Remove the children that have ended."""
         while self._children:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -198,9 +201,9 @@ def restrict_process(*, memory_bytes: int, time_s: float) -> None:
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, _FILES_MAX),
     ):
-        hard = resource.getrlimit(resource_kind)[1]
+        hard_limit = resource.getrlimit(resource_kind)[1]
         if limit or resource_kind == resource.RLIMIT_FSIZE:
-            soft_limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            soft_limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
             resource.setrlimit(resource_kind, (soft_limit, soft_limit))
     give_up_privileges()
     landlock.forbid_changes()
@@ -247,9 +250,9 @@ def _run(request: StatementRequest, writer: AnswerWriter) -> None:
         reports_runs=False,  # The server itself records the run.
     ) as session:
         if request.format == "explain":
-            explanation = session.explain(request.statement)
-            writer.send(HEAD, msgspec.json.encode(_make_head(request, explanation)))
-            writer.write(msgspec.json.encode(_make_head(request, explanation).plan))
+            head = _make_head(request, session.explain(request.statement))
+            writer.send(HEAD, msgspec.json.encode(head))
+            writer.write(msgspec.json.encode(head.plan))
         else:
             with closing(session.sql(request.statement)) as result:
                 head = _make_head(request, result.explanation)
@@ -264,6 +267,7 @@ def _count_mapped_bytes() -> int:
     These are the memory of libraries, and the address space that allocators reserve.
     """
     with open("/proc/self/statm", encoding="ascii") as file:
+        # The sixth field is the number of pages for data and the stack (proc(5)).
         return int(file.read().split()[5]) * resource.getpagesize()
 
 
@@ -331,12 +335,15 @@ def _write_arrow(request: StatementRequest, result: SqlResult, plan: StatementPl
 
 def _write_json(request: StatementRequest, result: SqlResult, plan: StatementPlan, writer: AnswerWriter) -> None:
     columns = [StatementColumn(name, kind) for name, kind in zip(result.schema.names, result.types, strict=True)]
+    # The answer is one JSON object: the fields of the plan without its closing brace, then columns, rows and
+    # completeness.
     head = msgspec.json.encode(plan)[:-1] + b',"columns":' + msgspec.json.encode(columns)
     writer.write(head + b',"rows":[')
     status = {"truncated": False}
     separator = b""
     for batch in _limit_batches(request, result, status):
         if batch.num_rows:
+            # The brackets are left out, because the rows of all batches are one list.
             writer.write(separator + msgspec.json.encode(convert_to_json_rows(batch))[1:-1])
             separator = b","
     writer.write(b'],"complete":' + (b"false" if status["truncated"] else b"true") + b"}")

@@ -15,7 +15,8 @@ from seamark.connector.plans.literals import LOCAL, Literal
 _DAYS_MAX = 10**6
 """The maximum number of days in a condition on a difference. A condition with more days keeps all files."""
 _DIGITS_MAX = 38
-_ROUNDING_SHARES = {"double": Decimal("1e-9"), "float": Decimal("1e-4")}
+"""The maximum number of digits of a decimal in Trino."""
+_RELATIVE_ERRORS_MAX = {"double": Decimal("1e-9"), "float": Decimal("1e-4")}
 """Upper bounds of the relative rounding error of floating-point operations, by type."""
 _QUOTIENT_DIGITS_MIN = 6
 """The minimum number of digits after the point of a quotient of decimals, unless both operands have fewer digits."""
@@ -34,18 +35,17 @@ def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: ComparisonR
         return _compare_shifted(FLIPPED[op], node.this, literal, -1, Decimal(0), reader)
     if isinstance(node, exp.DateAdd):
         interval = parse_interval(exp.Interval(this=node.expression, unit=node.args.get("unit")))
-        return (
-            None
-            if interval is None
-            else _compare_shifted_days(op, node.this, literal, interval[0], -interval[1], reader)
-        )
+        if interval is None:
+            return None
+        unit, count = interval
+        return _compare_shifted_days(op, node.this, literal, unit, -count, reader)
     if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
         interval = parse_interval(node.expression)
-        sign = -1 if isinstance(node, exp.Add) else 1
-        return (
-            None
-            if interval is None
-            else _compare_shifted_days(op, node.this, literal, interval[0], sign * interval[1], reader)
+        if interval is None:
+            return None
+        unit, count = interval
+        return _compare_shifted_days(
+            op, node.this, literal, unit, -count if isinstance(node, exp.Add) else count, reader
         )
     for side, other in ((node.this, node.expression), (node.expression, node.this)):
         number = reader.read_literal(other)
@@ -56,23 +56,23 @@ def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: ComparisonR
             return _compare_scaled(op, side, literal, number, reader, is_quotient=False)
         if number.kind not in ("integer", "decimal"):
             continue
-        by_number = Decimal(number.value)
+        operand = Decimal(number.value)
         match node:
             case exp.Add():
-                return _compare_shifted(op, side, literal, 1, -by_number, reader)
+                return _compare_shifted(op, side, literal, 1, -operand, reader)
             case exp.Sub() if side is node.this:
-                return _compare_shifted(op, side, literal, 1, by_number, reader)
+                return _compare_shifted(op, side, literal, 1, operand, reader)
             case exp.Sub():
-                return _compare_shifted(FLIPPED[op], side, literal, -1, by_number, reader)
-            case exp.Mul() if by_number:
-                return _compare_multiple(op if by_number > 0 else FLIPPED[op], side, literal, int(by_number), reader)
+                return _compare_shifted(FLIPPED[op], side, literal, -1, operand, reader)
+            case exp.Mul() if operand:
+                return _compare_multiple(op if operand > 0 else FLIPPED[op], side, literal, int(operand), reader)
     return None
 
 
 def _compare_shifted(
     op: str, side: exp.Expr, literal: Literal, sign: int, addend: Decimal, reader: ComparisonReader
 ) -> Condition | None:
-    """Read `side op sign * literal + added` as a comparison of `side`.
+    """Read `side op sign * literal + addend` as a comparison of `side`.
 
     The literal and the column must be exact numbers, because engines may round floats.
     """
@@ -87,7 +87,7 @@ def _compare_shifted(
 def _compare_multiple(
     op: str, side: exp.Expr, literal: Literal, divisor: int, reader: ComparisonReader
 ) -> Condition | None:
-    """Read `side op literal / by` for integers."""
+    """Read `side op literal / divisor` for integers."""
     quotient, remainder = divmod(int(literal.value), divisor)
     match op:
         case "=" | "<>":
@@ -102,7 +102,7 @@ def _compare_multiple(
 def compare_quotient(
     op: str, side: exp.Expr, literal: Literal, divisor_node: exp.Expr, reader: ComparisonReader
 ) -> Condition | None:
-    """Read a comparison of `side / by` with a literal.
+    """Read a comparison of a quotient, whose divisor is `divisor_node`, with a literal.
 
     Engines truncate the quotient of two integers towards zero.
     """
@@ -113,22 +113,23 @@ def compare_quotient(
         return _compare_scaled(op, side, literal, divisor, reader, is_quotient=True)
     if literal.kind != "integer" or int(divisor.value) < 1:
         return None
-    count, value = int(divisor.value), int(literal.value)
-    first, last = count * value, count * value
-    first -= count - 1 if value <= 0 else 0
-    last += count - 1 if value >= 0 else 0
+    divisor_value, value = int(divisor.value), int(literal.value)
+    # The quotient of an integer is `value` if the integer is between `first` and `last`.
+    first, last = divisor_value * value, divisor_value * value
+    first -= divisor_value - 1 if value <= 0 else 0
+    last += divisor_value - 1 if value >= 0 else 0
 
-    def column(op: str, bound: int) -> Condition | None:
+    def compare_side(op: str, bound: int) -> Condition | None:
         return reader.compare_column(op, side, Literal("integer", str(bound)))
 
     match op:
         case "=":
-            return all_of([column(">=", first), column("<=", last)])
+            return all_of([compare_side(">=", first), compare_side("<=", last)])
         case "<>":
-            return any_of([column("<", first), column(">", last)])
+            return any_of([compare_side("<", first), compare_side(">", last)])
         case "<" | ">=":
-            return column(op, first)
-    return column(op, last)
+            return compare_side(op, first)
+    return compare_side(op, last)
 
 
 def _compare_scaled(
@@ -144,21 +145,29 @@ def _compare_scaled(
     base = kind.partition("(")[0].strip()
     literal_kinds = {literal.kind, factor.kind}
     is_exact = base in ("int", "long", "decimal") and literal_kinds <= {"integer", "decimal"}
-    if op == "<>" or not (is_exact or (base in _ROUNDING_SHARES and literal_kinds <= {"integer", "decimal", "double"})):
+    if op == "<>" or not (
+        is_exact or (base in _RELATIVE_ERRORS_MAX and literal_kinds <= {"integer", "decimal", "double"})
+    ):
         return None
     factor_value, value = Decimal(factor.value), Decimal(literal.value)
     if not _FACTOR_MIN <= abs(factor_value) <= 1 / _FACTOR_MIN or abs(value) > _SCALED_MAX:
         return None
-    off = Decimal(0)
+    absolute_error = Decimal(0)
     if is_exact and is_quotient:
         digits = max(_get_scale(kind), len(factor.value.partition(".")[2]))
-        off = Decimal(1).scaleb(-min(digits, _QUOTIENT_DIGITS_MIN))
-    share = Decimal(0) if is_exact and not is_quotient else _ROUNDING_SHARES.get(base, _ROUNDING_SHARES["double"])
+        absolute_error = Decimal(1).scaleb(-min(digits, _QUOTIENT_DIGITS_MIN))
+    relative_error = (
+        Decimal(0) if is_exact and not is_quotient else _RELATIVE_ERRORS_MAX.get(base, _RELATIVE_ERRORS_MAX["double"])
+    )
     bounds: list[Condition | None] = []
     for direction in {"=": (">=", "<="), ">": (">=",), "<": ("<=",)}.get(op, (op,)):
         sign = -1 if direction == ">=" else 1
-        edge = value + sign * (off + abs(value) * share + (share and _PRODUCT_ERROR))
-        bound = EXACT.multiply(edge, factor_value) if is_quotient else EXACT.divide(edge, factor_value)
+        widened_value = value + sign * (
+            absolute_error + abs(value) * relative_error + (relative_error and _PRODUCT_ERROR)
+        )
+        bound = (
+            EXACT.multiply(widened_value, factor_value) if is_quotient else EXACT.divide(widened_value, factor_value)
+        )
         is_lower = (direction == ">=") == (factor_value > 0)
         rounding = ROUND_FLOOR if is_lower else ROUND_CEILING
         rounded_bound = bound.quantize(_BOUND_UNIT, rounding=rounding, context=EXACT)

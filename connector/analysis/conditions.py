@@ -69,11 +69,11 @@ class ConditionReader:
 
     def read(self, node: exp.Expr, resolve: Resolve, kind: GetKind) -> Condition | None:
         """Return a condition that is true for each row for which `node` is true, or None."""
-        return _Reading(self, self._today, resolve, kind).read(node, negated=False)
+        return _BlockConditionReader(self, self._today, resolve, kind).read(node, negated=False)
 
     def read_exact_comparison(self, node: exp.Expr, resolve: Resolve, kind: GetKind) -> ColumnComparison | None:
         """Return a comparison of a column that is true for exactly the rows for which `node` is true, or None."""
-        return _Reading(self, self._today, resolve, kind).read_exact_comparison(node)
+        return _BlockConditionReader(self, self._today, resolve, kind).read_exact_comparison(node)
 
     def read_literal(self, node: exp.Expr) -> Literal | None:
         return parse_literal(node, casts_decimal=self._casts_decimal)
@@ -86,7 +86,7 @@ class ConditionReader:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _BlockConditionReader:
     """Reads the conditions of one query block. The class implements `comparisons.ComparisonReader`."""
 
     reader: ConditionReader
@@ -117,8 +117,8 @@ class _Reading:
             return self._compare_rows(node)
         leaf = self._read_leaf(node)
         if isinstance(node, exp.Like | exp.Escape) and (leaf is None or not leaf.exact):
-            begins = leaf if leaf is not None or negated else self._read_times_like(node)
-            return all_of([None if negated else begins, self._read_pattern(node, negated=negated)])
+            prefix_condition = leaf if leaf is not None or negated else self._read_times_like(node)
+            return all_of([None if negated else prefix_condition, self._read_pattern(node, negated=negated)])
         if leaf is None:
             return self._read_predicate(node, negated=negated)
         return leaf.negate() if negated else leaf
@@ -222,26 +222,26 @@ class _Reading:
         return any_of(conditions) if is_disjunction else all_of(conditions)
 
     def _compare_list(
-        self, side: exp.Expr, nodes: Sequence[exp.Expr], each: Condition | None, compared_in: CommonType | None
+        self, side: exp.Expr, nodes: Sequence[exp.Expr], disjunction: Condition | None, compared_in: CommonType | None
     ) -> Condition | None:
         """Read `side IN (nodes)`.
 
         If `side` is `lower` or `upper` of a column, it is compared with the whole list at once.
 
         Args:
-            each: The disjunction of the comparisons of `side` with each node.
+            disjunction: The disjunction of the comparisons of `side` with each node.
             compared_in: The common type of `side` and the nodes, or None if it is not needed.
         """
         if not isinstance(side, exp.Lower | exp.Upper):
-            return each
+            return disjunction
         literals = [self.read_literal(node) for node in nodes]
         if compared_in is not None:
             literals = [None if literal is None else compared_in.convert_literal(side, literal) for literal in literals]
-        known_literals = [each for each in literals if each is not None]
+        known_literals = [literal for literal in literals if literal is not None]
         list_condition = (
             compare_list_in_case(side, known_literals, self) if len(known_literals) == len(literals) else None
         )
-        return each if list_condition is None else all_of([drop_functions(each), list_condition])
+        return disjunction if list_condition is None else all_of([drop_functions(disjunction), list_condition])
 
     def _compare_sides(
         self, op: str, left: exp.Expr, right: exp.Expr, compared_in: CommonType | None
@@ -273,11 +273,11 @@ class _Reading:
         texts = [self.read_literal(node) for node in (like.expression, escape) if node is not None]
         if any(text is None or text.kind != "text" for text in texts):
             return None
-        pattern, *escapes = [each.value for each in texts if each is not None]
+        pattern, *escapes = [text.value for text in texts if text is not None]
         side = like.this.unnest()
         function = find_function(side)
         term = _parse_term(side if function is None else side.this, self.resolve)
-        if term is None or term.transform != IDENTITY or any(len(each) != 1 for each in escapes):
+        if term is None or term.transform != IDENTITY or any(len(character) != 1 for character in escapes):
             return None
         negated = negated != bool(like.args.get("negate"))
         escape_character = escapes[0] if escapes else None

@@ -64,8 +64,8 @@ def restrict_to_months(parts: list[tuple[exp.Expr, Literal]], reader: Comparison
     years, months = (
         [(_find_column(node.unnest(), unit), literal) for node, literal in parts] for unit in ("YEAR", "MONTH")
     )
-    for (column, year), (other, month) in product(years, months):
-        if column is None or column != other or not {year.kind, month.kind} <= {"integer"}:
+    for (column, year), (other_column, month) in product(years, months):
+        if column is None or column != other_column or not {year.kind, month.kind} <= {"integer"}:
             continue
         try:
             start = datetime(int(year.value), int(month.value), 1)
@@ -95,7 +95,7 @@ def _compare_branches(
     For each row for which the comparison of `node` is true, at least one of the conditions is true.
     """
 
-    def result(value: exp.Expr, branch_condition: Condition | None = None) -> Condition | None:
+    def compare_result(value: exp.Expr, branch_condition: Condition | None = None) -> Condition | None:
         if not have_same_class(literal, reader, value):
             return None
         return all_of([branch_condition, reader.compare(op, value, literal)]) if branch_condition != NEVER else NEVER
@@ -104,14 +104,14 @@ def _compare_branches(
         case exp.Coalesce():
             nulls: Condition | None = None
             for value in (node.this, *node.expressions):
-                yield result(value, nulls)
+                yield compare_result(value, nulls)
                 nulls = all_of([nulls, reader.is_null(value)])
         case exp.Nullif():  # NULLIF is null if both arguments are equal.
-            yield result(node.this) if have_same_class(literal, reader, node.this, node.expression) else None
+            yield compare_result(node.this) if have_same_class(literal, reader, node.this, node.expression) else None
         case exp.If():
-            yield from _read_cases([node], node.args.get("false"), None, reader, result)
+            yield from _read_cases([node], node.args.get("false"), None, reader, compare_result)
         case exp.Case():
-            yield from _read_cases(node.args["ifs"], node.args.get("default"), node.this, reader, result)
+            yield from _read_cases(node.args["ifs"], node.args.get("default"), node.this, reader, compare_result)
 
 
 def _read_cases(
@@ -119,7 +119,7 @@ def _read_cases(
     otherwise: exp.Expr | None,
     operand: exp.Expr | None,
     reader: ComparisonReader,
-    result: Callable[[exp.Expr, Condition | None], Condition | None],
+    convert_result: Callable[[exp.Expr, Condition | None], Condition | None],
 ) -> Iterator[Condition | None]:
     common = None if operand is None else reader.compute_common_type([operand, *(branch.this for branch in branches)])
     for branch in branches:
@@ -127,9 +127,9 @@ def _read_cases(
             branch_condition = reader.read_condition(branch.this)
         else:
             branch_condition = reader.build_equality(operand, branch.this, common)
-        yield result(branch.args["true"], branch_condition)
+        yield convert_result(branch.args["true"], branch_condition)
     if otherwise is not None:
-        yield result(otherwise, None)
+        yield convert_result(otherwise, None)
 
 
 def read_case(
@@ -165,17 +165,19 @@ def _compare_truncated(
         start, end = find_period(moment, unit)
     except (KeyError, ValueError, OverflowError):
         return None
-    begins, ends = make_moment_literal(start, literal), make_moment_literal(end, literal)
-    exact = start == moment
+    start_literal, end_literal = make_moment_literal(start, literal), make_moment_literal(end, literal)
+    is_period_start = start == moment
     match op:
         case "=":
-            return compare_range(column, start, end, literal, reader) if exact else NEVER
-        case "<>" if exact:
-            return any_of([reader.compare_column("<", column, begins), reader.compare_column(">=", column, ends)])
+            return compare_range(column, start, end, literal, reader) if is_period_start else NEVER
+        case "<>" if is_period_start:
+            return any_of(
+                [reader.compare_column("<", column, start_literal), reader.compare_column(">=", column, end_literal)]
+            )
         case "<" | ">=":
-            return reader.compare_column(op, column, begins if exact else ends)
+            return reader.compare_column(op, column, start_literal if is_period_start else end_literal)
         case "<=" | ">":
-            return reader.compare_column("<" if op == "<=" else ">=", column, ends)
+            return reader.compare_column("<" if op == "<=" else ">=", column, end_literal)
     return None
 
 

@@ -37,11 +37,11 @@ _NUMERAL = re.compile(
 )
 _QUOTED_CHARACTERS_MAX = 40
 _BASES = {"hex": 16, "octal": 8, "binary": 2}
-_TYPED = frozenset(
+_TYPED_LITERALS = frozenset(
     {"BIGINT", "BOOLEAN", "DATE", "DECIMAL", "DOUBLE", "INTEGER", "TIME", "TIMESTAMP", "UUID", "VARCHAR"}
 )
 _BEGINNINGS = frozenset({"SELECT", "WITH", "(", "TABLE", "VALUES"})
-_OPTIONS = frozenset({"FORMAT", "TYPE"})
+_EXPLAIN_OPTIONS = frozenset({"FORMAT", "TYPE"})
 
 
 class UnsupportedStatement(Exception):
@@ -144,7 +144,7 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
         tokens = tokens[3:] if _take_words(tokens[2:], 1) == ("VERBOSE",) else tokens[2:]
     elif _take_words(tokens, 1) == ("EXPLAIN",):
         tokens = tokens[1:]
-        if tokens and tokens[0].word == "(" and _take_words(tokens[1:], 1)[0] in _OPTIONS:
+        if tokens and tokens[0].word == "(" and _take_words(tokens[1:], 1)[0] in _EXPLAIN_OPTIONS:
             tokens = tokens[_find_closing(tokens, 0) + 1 :]
     if _take_words(tokens, 2) == ("EXECUTE", "IMMEDIATE"):
         if len(tokens) < 3 or tokens[2].kind != "string" or parameters:
@@ -164,8 +164,10 @@ def find_with_position(query: QueryText) -> tuple[int, bool]:
     """
     tokens = query.tokens
     has_with = tokens[0].word == "WITH"
-    first = tokens[0] if not has_with else tokens[2] if tokens[1].word == "RECURSIVE" else tokens[1]
-    return query.offsets[first.start], has_with
+    if not has_with:
+        return query.offsets[tokens[0].start], False
+    token_after_with = tokens[2] if tokens[1].word == "RECURSIVE" else tokens[1]
+    return query.offsets[token_after_with.start], True
 
 
 def parse_execute(statement: str) -> ExecuteStatement | None:
@@ -236,9 +238,9 @@ def _parse_using(tokens: Sequence[TrinoToken]) -> tuple[str, ...]:
             parameters.append([])
             number += 1
             continue
-        last = _find_closing(tokens, number) if token.word in ("(", "[") else number
-        parameters[-1] += [each.text for each in tokens[number : last + 1]]
-        number = last + 1
+        last_number = _find_closing(tokens, number) if token.word in ("(", "[") else number
+        parameters[-1] += [argument.text for argument in tokens[number : last_number + 1]]
+        number = last_number + 1
     return tuple(" ".join(parameter) for parameter in parameters)
 
 
@@ -263,28 +265,30 @@ def _fill_parameters(
     """
     if not tokens or tokens[0].word not in _BEGINNINGS:
         raise UnsupportedStatement
-    marks = [token for token in tokens if token.word == "?"]
-    if len(marks) != len(parameters):
+    question_marks = [token for token in tokens if token.word == "?"]
+    if len(question_marks) != len(parameters):
         raise UnsupportedStatement
-    parameters_by_mark = dict(zip(marks, parameters, strict=True))
-    blank = [character if character in "\r\n" else " " for character in text]
+    parameters_by_mark = dict(zip(question_marks, parameters, strict=True))
+    # Comments are replaced by blanks.
+    characters = [character if character in "\r\n" else " " for character in text]
     for token in tokens:
-        blank[token.start : token.end] = token.text
-    pieces, origin, copied_to = [], [], tokens[0].start
+        characters[token.start : token.end] = token.text
+    pieces, query_offsets, copied_to = [], [], tokens[0].start
     for token, parameter in parameters_by_mark.items():
         if not is_plain(parameter):
             continue
-        pieces += [*blank[copied_to : token.start], *f" {parameter} "]
-        origin += [*offsets[copied_to : token.start], *[offsets[token.start]] * (len(parameter) + 2)]
+        pieces += [*characters[copied_to : token.start], *f" {parameter} "]
+        # All characters of the parameter, and the two spaces around it, have the position of the question mark.
+        query_offsets += [*offsets[copied_to : token.start], *[offsets[token.start]] * (len(parameter) + 2)]
         copied_to = token.end
     if not pieces:
         shift = tokens[0].start
         shifted_tokens = tuple(
-            TrinoToken(each.kind, each.text, each.start - shift, each.end - shift) for each in tokens
+            TrinoToken(token.kind, token.text, token.start - shift, token.end - shift) for token in tokens
         )
-        return QueryText("".join(blank[shift:]), shifted_tokens, offsets[shift:])
-    query = "".join([*pieces, *blank[copied_to:]])
-    return QueryText(query, tokenize_trino(query), [*origin, *offsets[copied_to:]])
+        return QueryText("".join(characters[shift:]), shifted_tokens, offsets[shift:])
+    query = "".join([*pieces, *characters[copied_to:]])
+    return QueryText(query, tokenize_trino(query), [*query_offsets, *offsets[copied_to:]])
 
 
 def is_plain(parameter: str) -> bool:
@@ -297,5 +301,5 @@ def is_plain(parameter: str) -> bool:
     if tokens and tokens[0].word in ("-", "+"):
         return len(tokens) == 2 and tokens[1].kind == "number"
     if len(tokens) == 2:
-        return tokens[0].word in _TYPED and tokens[1].kind == "string"
+        return tokens[0].word in _TYPED_LITERALS and tokens[1].kind == "string"
     return len(tokens) == 1 and (tokens[0].kind in ("string", "number") or tokens[0].word in ("TRUE", "FALSE", "NULL"))

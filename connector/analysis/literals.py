@@ -40,7 +40,9 @@ _ISO_TIMESTAMP = re.compile(
 )
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 _DIGITS_MAX = 38
+"""The maximum number of digits of a decimal in Trino."""
 EXACT = Context(prec=2 * _DIGITS_MAX)
+"""A context in which sums and products of two decimals are not rounded."""
 _CAST_PRECISION = 3
 """The number of fractional digits of a second that `CAST(… AS timestamp)` keeps."""
 _BITS = {_Type.TINYINT: 8, _Type.SMALLINT: 16, _Type.INT: 32, _Type.BIGINT: 64}
@@ -48,7 +50,7 @@ _OFFSET_HOURS_MAX = 14
 _PARSED_FORMATS = frozenset(
     {"%Y-%m-%d", "%Y%m%d", "%Y-%m", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y%m%d%H%M%S"}
 )
-_FOUR_DIGITS = 1000
+_FOUR_DIGIT_YEAR_MIN = 1000
 """The first year that Python's strftime writes with four digits."""
 _SECONDS_MAX = 253_402_300_799
 """The last second of the year 9999, as a Unix time."""
@@ -87,8 +89,10 @@ def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | No
                 return _make_integer_literal(-int(inner.value), min(inner.bits, _count_bits(-int(inner.value))))
             return Literal(inner.kind, f"-{inner.value}")
         case exp.Add() | exp.Sub():
-            return _sum(node, casts_decimal)
-        case exp.Date() if list(node.args) == ["this"] or not any(v for k, v in node.args.items() if k != "this"):
+            return _parse_sum(node, casts_decimal)
+        case exp.Date() if list(node.args) == ["this"] or not any(
+            value for name, value in node.args.items() if name != "this"
+        ):
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
             return _parse_date(inner.value) if inner is not None and inner.kind in ("text", "date") else None
         case exp.FromISO8601Timestamp():
@@ -192,7 +196,7 @@ def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
         moment = datetime.strptime(text, form)
     except ValueError:
         return None
-    is_same = moment.year >= _FOUR_DIGITS and moment.strftime(form) == text
+    is_same = moment.year >= _FOUR_DIGIT_YEAR_MIN and moment.strftime(form) == text
     return make_timestamp_literal(moment) if is_same else None
 
 
@@ -229,7 +233,7 @@ def _cast(literal: Literal | None, target_type: exp.DataType, casts_decimal: boo
     return None
 
 
-def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
+def _parse_sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
     """Return the sum or difference of two numbers, or of a date or timestamp and an interval. Return None otherwise."""
     left = parse_literal(node.this, casts_decimal=casts_decimal)
     if left is None:
@@ -245,13 +249,13 @@ def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
         return _make_integer_literal(int(left.value) + sign * int(right.value), max(left.bits, right.bits))
     parts = Decimal(left.value), Decimal(right.value)
     total = EXACT.add(parts[0], sign * parts[1])
-    scale = max(_scale(part) for part in parts)
-    if any(len(part.as_tuple().digits) - _scale(part) + scale > _DIGITS_MAX for part in (*parts, total)):
+    scale = max(_get_scale(part) for part in parts)
+    if any(len(part.as_tuple().digits) - _get_scale(part) + scale > _DIGITS_MAX for part in (*parts, total)):
         return None
     return Literal("decimal", format(total, "f"))
 
 
-def _scale(number: Decimal) -> int:
+def _get_scale(number: Decimal) -> int:
     exponent = number.as_tuple().exponent
     return -exponent if isinstance(exponent, int) else 0
 

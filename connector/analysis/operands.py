@@ -25,8 +25,8 @@ LOCAL, ZONED = "local", "zoned"
 TEXT, NULL, ANY = "text", "null", "any"
 """`NULL` is the class of a NULL without a type. `ANY` is the class of a column whose type is unknown."""
 _NUMBERS, _TIMES = (EXACT, REAL, DOUBLE), (LOCAL, ZONED)
-_OF_LITERALS = {"integer": EXACT, "decimal": EXACT, "date": LOCAL}
-_OF_ICEBERG = {
+_CLASSES_BY_LITERAL_KIND = {"integer": EXACT, "decimal": EXACT, "date": LOCAL}
+_CLASSES_BY_ICEBERG_TYPE = {
     "int": EXACT,
     "long": EXACT,
     "decimal": EXACT,
@@ -39,7 +39,7 @@ _OF_ICEBERG = {
     **{kind: kind for kind in ("boolean", "binary", "double", "time", "uuid")},
 }
 _Type = exp.DataType.Type
-_OF_CASTS = {
+_CLASSES_BY_CAST_TYPE = {
     **dict.fromkeys((_Type.TINYINT, _Type.SMALLINT, _Type.INT, _Type.BIGINT, _Type.DECIMAL), EXACT),
     **dict.fromkeys((_Type.VARCHAR, _Type.TEXT), TEXT),
     **dict.fromkeys((_Type.DATE, _Type.TIMESTAMP), LOCAL),
@@ -52,8 +52,8 @@ _OF_CASTS = {
 }
 """The class of each type in a CAST. CHAR is missing, because the engines compare CHAR values with padding."""
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
-_OF_TEXTS = (exp.Substring, exp.Left, exp.Lower, exp.Upper)
-_WHOLE = (exp.Year, exp.Month, exp.Day, exp.Extract, exp.DateDiff, exp.Length)
+_TEXT_FUNCTIONS = (exp.Substring, exp.Left, exp.Lower, exp.Upper)
+_INTEGER_FUNCTIONS = (exp.Year, exp.Month, exp.Day, exp.Extract, exp.DateDiff, exp.Length)
 _DOUBLE_DIGITS_MAX, _DOUBLE_SCALE_MAX = 15, 22
 """The maximum length and scale of decimals that every engine converts to the same double."""
 NULLS_WITHOUT_EFFECT = frozenset({EXACT, LOCAL, TEXT, "boolean", "uuid", "binary"})
@@ -63,16 +63,16 @@ NULLS_WITHOUT_EFFECT = frozenset({EXACT, LOCAL, TEXT, "boolean", "uuid", "binary
 def get_literal_class(literal: Literal) -> str:
     if literal.kind == "timestamp":
         return ZONED if literal.zone == ZONED_LITERAL else LOCAL
-    return _OF_LITERALS.get(literal.kind, literal.kind)
+    return _CLASSES_BY_LITERAL_KIND.get(literal.kind, literal.kind)
 
 
 def get_kind_class(kind: str | None) -> str | None:
     """Return the class of an Iceberg type, or None if it has no class."""
-    return _OF_ICEBERG.get((kind or "").partition("(")[0].strip())
+    return _CLASSES_BY_ICEBERG_TYPE.get((kind or "").partition("(")[0].strip())
 
 
 def get_cast_class(target_type: exp.DataType) -> str | None:
-    return _OF_CASTS.get(target_type.this) if isinstance(target_type.this, _Type) else None
+    return _CLASSES_BY_CAST_TYPE.get(target_type.this) if isinstance(target_type.this, _Type) else None
 
 
 def compute_common_class(classes: Iterable[str | None]) -> str | None:
@@ -179,15 +179,15 @@ class OperandClasses:
                 return ZONED
             case exp.TimeToStr():
                 return TEXT
-        if isinstance(node, _WHOLE):
+        if isinstance(node, _INTEGER_FUNCTIONS):
             return EXACT
         if isinstance(node, _ARITHMETIC):
             sides = [side for side in (node.this, node.expression) if not isinstance(side, exp.Interval)]
             class_ = compute_common_class(map(self.find_class, sides))
             return class_ if class_ in _NUMBERS or len(sides) == 1 else None
-        if isinstance(node, (*_OF_TEXTS, exp.Concat, exp.DPipe)):
+        if isinstance(node, (*_TEXT_FUNCTIONS, exp.Concat, exp.DPipe)):
             parts = node.expressions or [part for part in (node.this, node.args.get("expression")) if part is not None]
-            parts = [node.this] if isinstance(node, _OF_TEXTS) else parts
+            parts = [node.this] if isinstance(node, _TEXT_FUNCTIONS) else parts
             return TEXT if compute_common_class(map(self.find_class, parts)) == TEXT else None
         results = list(_iter_results(node))
         return compute_common_class(map(self.find_class, results)) if results else None

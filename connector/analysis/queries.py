@@ -51,11 +51,11 @@ Names: TypeAlias = tuple[str | None, str | None, str]
 FindColumns: TypeAlias = Callable[[Names], Columns | None]
 _Visible: TypeAlias = Mapping[str, NamedQuery]
 
-_CUTS = ("order", "limit", "offset")
-_BELOW = ("group", "having", "limit", "offset", "distinct", "windows")
-_SELECT = frozenset(("with_", "expressions", "from_", "joins", "where", "order", *_BELOW))
-_SET = frozenset(("with_", "this", "expression", "distinct", *_CUTS))
-_SUBQUERY = frozenset(("with_", "this", "alias", "joins", *_CUTS))
+_ORDER_CLAUSES = ("order", "limit", "offset")
+_LATER_CLAUSES = ("group", "having", "limit", "offset", "distinct", "windows")
+_SELECT = frozenset(("with_", "expressions", "from_", "joins", "where", "order", *_LATER_CLAUSES))
+_SET = frozenset(("with_", "this", "expression", "distinct", *_ORDER_CLAUSES))
+_SUBQUERY = frozenset(("with_", "this", "alias", "joins", *_ORDER_CLAUSES))
 _TABLE = frozenset(("this", "db", "catalog", "alias", "version", "sample", "joins"))
 _JOIN = frozenset(("this", "side", "kind", "on", "using"))
 _WITHOUT_NULLS = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Count)
@@ -141,7 +141,7 @@ class Queries:
 
     def read_subqueries(self, expressions: Iterable[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Relation]]:
         """Return the subqueries in these expressions, with their nodes."""
-        return [(node, self.read(node, visible)) for each in expressions for node in _find_queries(each)]
+        return [(node, self.read(node, visible)) for expression in expressions for node in _find_queries(expression)]
 
     def read_literal_rows(self, node: exp.Expr) -> LiteralRows | None:
         """Return the rows of VALUES, or of UNNEST of one array, or None if one of the values is not a literal."""
@@ -160,15 +160,19 @@ class Queries:
         is_complete = len({len(row) for row in rows}) == 1 and len(literals) == len(columns)
         return LiteralRows(literals) if literals and is_complete else None
 
-    def _add_barrier(self, rows: Relation, cuts: list[exp.Expr], visible: _Visible) -> Relation:
-        return PushdownBarrier(rows, tuple(query for _, query in self.read_subqueries(cuts, visible))) if cuts else rows
+    def _add_barrier(self, rows: Relation, clauses: list[exp.Expr], visible: _Visible) -> Relation:
+        return (
+            PushdownBarrier(rows, tuple(query for _, query in self.read_subqueries(clauses, visible)))
+            if clauses
+            else rows
+        )
 
     def _read_subquery(self, node: exp.Expr, visible: _Visible) -> Relation:
-        return self._add_barrier(self.read(node.this, visible), _list_arguments(node, _CUTS), visible)
+        return self._add_barrier(self.read(node.this, visible), _list_arguments(node, _ORDER_CLAUSES), visible)
 
     def _read_set_operation(self, node: exp.Expr, visible: _Visible) -> Relation:
         set_operation = SetOperation(self.read(node.this, visible), self.read(node.expression, visible))
-        return self._add_barrier(set_operation, _list_arguments(node, _CUTS), visible)
+        return self._add_barrier(set_operation, _list_arguments(node, _ORDER_CLAUSES), visible)
 
     def _read_select(self, node: exp.Expr, visible: _Visible) -> Relation:
         """Read one SELECT: its relations, conditions, subqueries and output columns."""
@@ -185,7 +189,7 @@ class Queries:
             tables.tree = tables.join(tables.parse_relation(clause.this), node.args.get("joins") or [])
         elif node.args.get("joins"):
             raise UnsupportedStatement
-        expressions = [*node.expressions, *_list_arguments(node, ("where", "order", *_BELOW))]
+        expressions = [*node.expressions, *_list_arguments(node, ("where", "order", *_LATER_CLAUSES))]
         conditions = [join.on for join in tables.joins if join.on is not None]
         windows = list(_find_windows([*expressions, *conditions]))
         passes = _passes_conditions(node)
@@ -205,7 +209,7 @@ class Queries:
         keys = frozenset(
             reference for key in _find_grouping_keys(node) if (reference := names.resolve_node(key)) is not None
         )
-        having_clause, filters = node.args.get("having"), _filter_conditions(node)
+        having_clause, filters = node.args.get("having"), _list_filter_conditions(node)
         block = QueryBlock(
             sources=[source.relation for source in tables.sources],
             tree=None if tables.tree is None else build_join_tree(tables.tree, predicates.find_join_predicate),
@@ -215,7 +219,7 @@ class Queries:
             needs_rows=passes
             and not windows
             and not node.args.get("order")
-            and all(_is_of_one_row(projection) for projection in node.expressions),
+            and all(_uses_one_row(projection) for projection in node.expressions),
             keys=None if node.args.get("group") is None else keys,
             having=None if having_clause is None else predicates.build_condition_on(having_clause.this, keys),
             aggregate_filter=any_of(map(predicates.read_condition, filters)) if filters else None,
@@ -402,7 +406,7 @@ def _find_keys(element: exp.Expr, projections: list[exp.Expr]) -> list[exp.Expr]
                 for group in element.expressions
             ]
             columns = [[key for key in group if type(key) is exp.Column] for group in sets]
-            return [key for key in columns[0] if all(key in each for each in columns)] if columns else []
+            return [key for key in columns[0] if all(key in set_columns for set_columns in columns)] if columns else []
     return [element] if type(element) is exp.Column else []
 
 
@@ -411,7 +415,7 @@ def _find_partition_columns(window: exp.Window, names: SelectNames) -> frozenset
     return frozenset(reference for reference in keys if reference is not None)
 
 
-def _filter_conditions(node: exp.Expr) -> list[exp.Expr]:
+def _list_filter_conditions(node: exp.Expr) -> list[exp.Expr]:
     """Return the conditions of FILTER or of CASE in aggregates such that only rows that meet one of them are needed.
 
     The list is empty if other rows may be needed, or if the rows of the block are grouped.
@@ -492,7 +496,7 @@ def _find_windows(expressions: Iterable[exp.Expr]) -> Iterator[exp.Window]:
             pending.extend(node.iter_expressions())
 
 
-def _is_of_one_row(projection: exp.Expr) -> bool:
+def _uses_one_row(projection: exp.Expr) -> bool:
     """Return whether an output is computed from one row: a column, a literal or a star."""
     inner = projection.this if isinstance(projection, exp.Alias) else projection
     return type(inner) in (exp.Column, exp.Literal, exp.Star, exp.Null, exp.Boolean)

@@ -103,7 +103,7 @@ def _check_query(inner: QueryText, tree: exp.Expr, words: Sequence[Any]) -> Pars
     Raises:
         UnsupportedStatement: The tokens differ, or the query is not fully supported.
     """
-    starts, ends = {token.start for token in inner.tokens}, {each.end for each in inner.tokens}
+    starts, ends = {token.start for token in inner.tokens}, {token.end for token in inner.tokens}
     if any(word.start not in starts or word.end + 1 not in ends for word in words):
         raise UnsupportedStatement
     try:
@@ -155,14 +155,14 @@ def collect_scans(
         today: The date in UTC, for conditions with the current time.
     """
     try:
-        queries, result = _read(query, find_columns, today, utc=utc)
+        queries, result = _build_relations(query, find_columns, today, utc=utc)
         result.push_down(None)
         positions = _ReferencePositions(query.text)
         uses = find_table_uses(query.tree)
         scans = [
             (table, scan)
             for table, node in queries.tables.items()
-            if (scan := positions.scan(table, node, utc=utc)) is not None
+            if (scan := positions.build_scan(table, node, utc=utc)) is not None
         ]
     except (UnsupportedStatement, RecursionError):
         return ()
@@ -181,7 +181,7 @@ def collect_scans(
 def find_result_types(query: ParsedQuery, columns: Sequence[str], *, find_columns: FindColumns) -> dict[str, str]:
     """Return the Iceberg types of those `columns` of a query's result that are unchanged stored columns."""
     try:
-        _, result = _read(query, find_columns)
+        _, result = _build_relations(query, find_columns)
         types_by_column = {column: result.find_kind(column) for column in columns}
     except (UnsupportedStatement, RecursionError):
         return {}
@@ -207,7 +207,7 @@ def read_from_view(scan: Scan, name: str) -> Replacement:
     return Replacement(scan.name_start, scan.end, text.replace("'", "''") if scan.quoted else text)
 
 
-def _read(
+def _build_relations(
     query: ParsedQuery, find_columns: FindColumns, today: date | None = None, *, utc: bool = False
 ) -> tuple[Queries, Relation]:
     """Convert a parsed query to relations.
@@ -245,7 +245,7 @@ class _ReferencePositions:
 
     def __init__(self, text: QueryText) -> None:
         self._text = text
-        self._number = {token.start: number for number, token in enumerate(text.tokens)}
+        self._numbers_by_start = {token.start: number for number, token in enumerate(text.tokens)}
         tokens = text.tokens
         self._schemas = {
             token.text.strip('"').replace('""', '"').lower()
@@ -257,14 +257,15 @@ class _ReferencePositions:
         Columns of a table with such a name may be qualified by its schema.
         """
 
-    def scan(self, table: Table, node: exp.Table, *, utc: bool) -> Scan | None:
+    def build_scan(self, table: Table, node: exp.Table, *, utc: bool) -> Scan | None:
         """Return the scan of a table reference, or None if the name of the table cannot be replaced."""
         names = [canonicalize_name(part.name) for part in node.parts]
-        numbers = [self._number.get(part.meta.get("start", -1)) for part in node.parts]
+        numbers = [self._numbers_by_start.get(part.meta.get("start", -1)) for part in node.parts]
         tokens, offsets = self._text.tokens, self._text.offsets
         if any(number is None for number in numbers):
             return None
         first, last = int(numbers[0] or 0), int(numbers[-1] or 0)
+        # Between two parts of the name, there is only a dot.
         if last - first != 2 * (len(names) - 1) or first == 0 or tokens[first - 1].word not in _TOKENS_BEFORE_TABLE:
             return None
         has_alias = node.args.get("alias") is not None

@@ -162,8 +162,8 @@ class SelectNames:
         # Two qualifiers may be a schema and a table, or a table and a struct column. Trino prefers the schema and
         # table.
         schema, table = qualifiers
-        of_schema = [source for source in self._find_sources(table) if source.schema == schema]
-        return self._resolve_name(name, table) if len(of_schema) == 1 else None
+        schema_sources = [source for source in self._find_sources(table) if source.schema == schema]
+        return self._resolve_name(name, table) if len(schema_sources) == 1 else None
 
     def resolve_node(self, node: exp.Expr) -> ColumnReference | None:
         """Return the column to which the node refers, or None if the node is not a column."""
@@ -180,11 +180,11 @@ class SelectNames:
         It is the column of one side if the join does not keep unmatched rows of the opposite side.
         """
         if isinstance(tree, int):
-            has = self.sources[tree].relation.has(name)
-            if has is None:
+            has_name = self.sources[tree].relation.has(name)
+            if has_name is None:
                 answers = (source.relation.has(name) for number, source in enumerate(self.sources) if number != tree)
-                has = all(other is False for other in answers)
-            return (tree, name) if has and is_plain_name(name) else None
+                has_name = all(other is False for other in answers)
+            return (tree, name) if has_name and is_plain_name(name) else None
         left, right = self.resolve_in(tree.left, name), self.resolve_in(tree.right, name)
         if name not in tree.using:
             # The engine refuses an ambiguous name, so only one side has the column.
@@ -198,10 +198,10 @@ class SelectNames:
 
     def is_outer_name(self, column: exp.Column) -> bool:
         """Return whether a column certainly belongs to an outer block. Return False for a field of a struct."""
-        first = column.parts[0]
-        if not isinstance(first, exp.Identifier) or len(column.parts) > 2:
+        first_part = column.parts[0]
+        if not isinstance(first_part, exp.Identifier) or len(column.parts) > 2:
             return False
-        name = canonicalize_name(first.name)
+        name = canonicalize_name(first_part.name)
         if self._find_sources(name) if len(column.parts) == 2 else self._has_alias(name):
             return False
         return all(source.relation.has(name) is False for source in self.sources)
@@ -283,7 +283,7 @@ def find_star_qualifier(projection: exp.Expr) -> str | None:
         return ""
     if type(projection) is exp.Column and isinstance(projection.this, exp.Star):
         qualifiers = projection.parts[:-1]
-        # Several qualifiers are a table with its schema, or a struct.
+        # Several qualifiers are a table with its schema, or a struct. No source has the name "\0".
         return canonicalize_name(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"
     return None
 

@@ -101,7 +101,11 @@ class PredicateReader:
             return None
         names = self._names
         comparisons = [self._reader.read_exact_comparison(part, names.resolve, names.find_kind) for part in parts]
-        exact_parts = [each for each in comparisons if each is not None and is_exact(names.find_kind(each.column))]
+        exact_parts = [
+            comparison
+            for comparison in comparisons
+            if comparison is not None and is_exact(names.find_kind(comparison.column))
+        ]
         return all_of(exact_parts) if len(exact_parts) == len(comparisons) else None
 
     def find_join_predicate(self, join: ParsedJoin) -> Predicate:
@@ -152,11 +156,11 @@ class PredicateReader:
                     equalities.append((left, right))
         return equalities
 
-    def _find_equalities_in_each(self, either: exp.Or) -> list[Equality]:
+    def _find_equalities_in_each(self, disjunction: exp.Or) -> list[Equality]:
         common: dict[Equality, None] | None = None
-        for branch in either.flatten():
+        for branch in disjunction.flatten():
             equalities = {(min(equality), max(equality)): None for equality in self._find_equalities(branch)}
-            common = equalities if common is None else {each: None for each in common if each in equalities}
+            common = equalities if common is None else {equality: None for equality in common if equality in equalities}
             if not common:
                 break
         return list(common or ())
@@ -316,8 +320,8 @@ class PredicateReader:
                 yield from iter_extreme_semi_joins(reference, kind, op, relation, partner[1])
                 if has_ranges(kind, self._find_kind(partner)) and not is_beyond_extreme(op, relation, partner[1]):
                     limits.setdefault((reference, partner[0]), []).append(Limit(op, partner[1]))
-        for (reference, source), each in limits.items():
-            yield from iter_range_semi_joins(reference, each, self._names.sources[source].relation)
+        for (reference, source), source_limits in limits.items():
+            yield from iter_range_semi_joins(reference, source_limits, self._names.sources[source].relation)
 
 
 class Period(NamedTuple):
@@ -357,19 +361,20 @@ class Period(NamedTuple):
 def parse_period(node: exp.Expr) -> Period | None:
     """Return the period that an expression represents, or None if it does not represent a period."""
     node = node.unnest()
-    parts: tuple[exp.Expr, str, bool, bool] | None = None
+    inner: exp.Expr | None = None
+    transform, is_cast, is_number = DAY, False, False
     match node:
         case exp.Cast() if type(node) is exp.Cast and node.to.this is exp.DataType.Type.DATE and is_plain(node):
-            parts = node.this, DAY, True, False
+            inner, is_cast = node.this, True
         case exp.Date() if not node.expressions and is_plain(node):
-            parts = node.this, DAY, True, False
+            inner, is_cast = node.this, True
         case exp.TimestampTrunc() | exp.DateTrunc() if parse_unit(node).lower() in (DAY, MONTH, YEAR, HOUR):
-            parts = node.this, parse_unit(node).lower(), False, False
+            inner, transform = node.this, parse_unit(node).lower()
         case exp.Year() if is_plain(node):
-            parts = node.this, YEAR, False, True
+            inner, transform, is_number = node.this, YEAR, True
         case exp.Extract() if type(node.this) is exp.Var and node.name.upper() == "YEAR" and is_plain(node):
-            parts = node.expression, YEAR, False, True
-    return Period(parts[0], *parts[1:]) if parts is not None and type(parts[0]) is exp.Column else None
+            inner, transform, is_number = node.expression, YEAR, True
+    return Period(inner, transform, is_cast, is_number) if type(inner) is exp.Column else None
 
 
 def find_extremes(names: SelectNames) -> dict[str, Extreme]:

@@ -39,8 +39,10 @@ SHORT_CHARACTERS_MAX = 4_000
 """The maximum length of a short text, which is parsed in tens of milliseconds."""
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_SCAN = 2000
+"""The approximate memory of one scan of a cached result."""
 _TREES_BYTES = 8 << 20
 _TREE_BYTES_PER_TOKEN = 750
+"""The approximate memory of a cached tree for each token of its text."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 
@@ -100,11 +102,8 @@ class StatementReader:
     def __init__(self) -> None:
         self._statements: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
         self._parsed_queries: MemoryCache[_ParsedKey, ParsedQuery] = MemoryCache(_TREES_BYTES)
-        """The locks of short and long texts.
-
-        A text always uses the same lock, so one thread at a time reads its tree.
-        """
         self._flights: SingleFlight[_Key, ReadStatement] = SingleFlight()
+        # A text always uses the same lock, so one thread at a time reads its tree.
         self._short_lock = FairLock()
         self._long_lock = FairLock()
 
@@ -148,29 +147,29 @@ class StatementReader:
 
     async def _run_in_turn(self, characters: int, work: Callable[[], T]) -> T:
         address, user = _CLIENT.get()
-        turns = self._short_lock if characters <= SHORT_CHARACTERS_MAX else self._long_lock
-        return await turns.run(user, work, group=address)
+        lock = self._short_lock if characters <= SHORT_CHARACTERS_MAX else self._long_lock
+        return await lock.run(user, work, group=address)
 
     async def _run_in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
         loop, text = asyncio.get_running_loop(), key[0]
         parsed_query = self._parsed_queries.get((text.text, text.parameters))
 
         def work() -> ReadStatement:
-            query, statement = _read(text, columns, parsed_query)
+            query, statement = _analyze(text, columns, parsed_query)
             with suppress(RuntimeError):  # The event loop may already be closed.
-                loop.call_soon_threadsafe(self._keep, key, query, statement)
+                loop.call_soon_threadsafe(self._cache_result, key, query, statement)
             return statement
 
         return await self._run_in_turn(len(text.text) + sum(map(len, text.parameters)), work)
 
-    def _keep(self, key: _Key, query: ParsedQuery | None, statement: ReadStatement) -> None:
+    def _cache_result(self, key: _Key, query: ParsedQuery | None, statement: ReadStatement) -> None:
         if query is not None:
             parsed_key = key[0].text, key[0].parameters
             self._parsed_queries.put(parsed_key, query, _TREE_BYTES_PER_TOKEN * len(query.text.tokens))
         self._statements.put(key, statement, 2 * len(key[0].text) + _BYTES_PER_SCAN * (1 + len(statement.scans)))
 
 
-def _read(
+def _analyze(
     text: StatementText, tables: Mapping[Names, Columns | None], query: ParsedQuery | None
 ) -> tuple[ParsedQuery | None, ReadStatement]:
     """Analyse a statement. Parse it first if `query` is None.

@@ -48,6 +48,7 @@ def find_table_uses(tree: exp.Expr) -> Mapping[int, TableUse]:
 
 def _list_tables(select: exp.Select) -> Iterator[exp.Table]:
     """Yield the tables of FROM and of the joins of one SELECT, without the tables of its subqueries."""
+    # The name of the argument depends on the version of sqlglot.
     source = select.args.get("from") or select.args.get("from_")
     for part in (source, *(select.args.get("joins") or ())):
         if part is not None and isinstance(part.this, exp.Table):

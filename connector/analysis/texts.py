@@ -47,7 +47,7 @@ _VARIANTS_MAX = 128
 _LOWER_ALSO = {"k": "\u212a", "i": "\u0130"}
 _UPPER_ALSO = {"S": "\u017f", "I": "\u0131"}
 """The non-ASCII characters that `lower` or `upper` converts to an ASCII letter, by the letter."""
-_FOUR_DIGITS = 1000
+_FOUR_DIGIT_YEAR_MIN = 1000
 
 
 class FormattedTime(NamedTuple):
@@ -74,7 +74,7 @@ def compare_formatted(op: str, time: FormattedTime, text: str, reader: Compariso
     """Read a comparison of a formatted time, such as `date_format(ts, '%Y-%m') >= '2026-01'`."""
     try:
         start = datetime.strptime(text, time.format)
-        if start.year < _FOUR_DIGITS:  # Python's strftime writes such a year without leading zeros.
+        if start.year < _FOUR_DIGIT_YEAR_MIN:  # Python's strftime writes such a year without leading zeros.
             return None
         if start.strftime(time.format) != text:
             return NEVER if op == "=" else None
@@ -84,19 +84,24 @@ def compare_formatted(op: str, time: FormattedTime, text: str, reader: Compariso
     column, like = time.column, Literal("date", "")
     if op == "=":
         return compare_range(column, start, end, like, reader)
-    begins, ends = make_moment_literal(start, like), make_moment_literal(end, like)
+    start_literal, end_literal = make_moment_literal(start, like), make_moment_literal(end, like)
     match op:
         case "<>":
-            return any_of([reader.compare_column("<", column, begins), reader.compare_column(">=", column, ends)])
+            return any_of(
+                [reader.compare_column("<", column, start_literal), reader.compare_column(">=", column, end_literal)]
+            )
         case "<" | "<=":
             return any_of(
                 [
-                    reader.compare_column("<", column, begins if op == "<" else ends),
+                    reader.compare_column("<", column, start_literal if op == "<" else end_literal),
                     _compare_later_years(column, reader),
                 ]
             )
     return any_of(
-        [reader.compare_column(">=", column, begins if op == ">=" else ends), _compare_earlier_years(column, reader)]
+        [
+            reader.compare_column(">=", column, start_literal if op == ">=" else end_literal),
+            _compare_earlier_years(column, reader),
+        ]
     )
 
 
@@ -171,11 +176,11 @@ def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Com
     like = read_like_predicate(column.column, pattern, "\\", find_function(node), negated=op == "<>")
     condition = None
     if op == "=":
-        spellings, is_whole = _find_spellings(text, lower=isinstance(node, exp.Lower))
+        variants, is_whole = _list_case_variants(text, lower=isinstance(node, exp.Lower))
         comparison_op = "=" if is_whole else "STARTS WITH"
-        if spellings:
+        if variants:
             condition = any_of(
-                reader.compare_column(comparison_op, node.this, Literal("text", spelling)) for spelling in spellings
+                reader.compare_column(comparison_op, node.this, Literal("text", variant)) for variant in variants
             )
         condition = all_of([condition, _compare_function_value("=", column.column, node, [Literal("text", text)])])
     return all_of([condition, like])
@@ -228,7 +233,7 @@ def find_function(node: exp.Expr) -> str | None:
     return LOWER if isinstance(node, exp.Lower) else UPPER if isinstance(node, exp.Upper) else None
 
 
-def _find_spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:
+def _list_case_variants(text: str, *, lower: bool) -> tuple[list[str], bool]:
     """Return the texts that `lower` or `upper` converts to `text`.
 
     Returns:
@@ -236,12 +241,12 @@ def _find_spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:
         are no texts, or no known prefixes.
     """
     other_letters = _LOWER_ALSO if lower else _UPPER_ALSO
-    spellings = [""]
+    variants = [""]
     for position, letter in enumerate(text):
         if letter != (letter.lower() if lower else letter.upper()):
             return [], True  # No text becomes `text`.
         letters = sorted({letter, letter.swapcase(), *other_letters.get(letter, "")})
-        if not letter.isascii() or len(spellings) * len(letters) > _VARIANTS_MAX:
-            return (spellings if position else []), False
-        spellings = [f"{prefix}{each}" for prefix in spellings for each in letters]
-    return spellings, True
+        if not letter.isascii() or len(variants) * len(letters) > _VARIANTS_MAX:
+            return (variants if position else []), False
+        variants = [f"{prefix}{character}" for prefix in variants for character in letters]
+    return variants, True

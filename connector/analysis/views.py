@@ -110,11 +110,11 @@ class ViewPlanner:
         Raises:
             TimeoutError: The deadline has passed.
         """
-        learned_count = 0
+        loaded_count = 0
         for _ in range(DEPTH_MAX):
             unknown = [name for name in names if self._views_by_name.get(name) is None and not self._is_paused(name)]
             answers = await requests.request_all(
-                {name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - learned_count]}
+                {name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - loaded_count]}
             )
             views = {name: view for name, view in answers.items() if view is not None}
             for name in answers.keys() - views.keys():
@@ -122,13 +122,15 @@ class ViewPlanner:
             for name, view in views.items():
                 size = 2 * len(view.text) + _BYTES_PER_COLUMN * (1 + len(view.columns))
                 self._views_by_name.put(name, view, size)
-            learned_count += len(views)
-            behind = {name for view in views.values() for _, name in (await self._open(view, until_s)).named.values()}
-            tables = await requests.request_all({name: self._seamark.load_table(name) for name in behind})
+            loaded_count += len(views)
+            inner_names = {
+                name for view in views.values() for _, name in (await self._open(view, until_s)).named.values()
+            }
+            tables = await requests.request_all({name: self._seamark.load_table(name) for name in inner_names})
             names = [name for name, table in tables.items() if table is None]
             if not names:
                 break
-        return learned_count > 0
+        return loaded_count > 0
 
     async def open_cached_views(self, names: Iterable[Name], until_s: float) -> dict[Name, ResolvedView]:
         """Return the cached views among `names`, and the cached views nested in them.
@@ -140,10 +142,10 @@ class ViewPlanner:
         """
         views: dict[Name, ResolvedView] = {}
         for name in names:
-            await self._open_behind(name, (), views, until_s)
+            await self._open_nested(name, (), views, until_s)
         return views
 
-    async def _open_behind(
+    async def _open_nested(
         self, name: Name, outer_views: tuple[Name, ...], views: dict[Name, ResolvedView], until_s: float
     ) -> None:
         view = None if self._is_paused(name) else self._views_by_name.get(name)
@@ -157,7 +159,7 @@ class ViewPlanner:
             return
         resolved_view = await self._open(view, until_s)
         for _, inner in resolved_view.named.values():
-            await self._open_behind(inner, (*outer_views, name), views, until_s)
+            await self._open_nested(inner, (*outer_views, name), views, until_s)
         views[name] = resolved_view
 
     async def load_definitions(
@@ -174,11 +176,11 @@ class ViewPlanner:
             *names,
             *(name for resolved_view in views.values() for _, name in resolved_view.named.values()),
         } - views.keys()
-        questions: dict[Name, Coroutine[Any, Any, KnownTable | View | None]] = {
+        requests_by_name: dict[Name, Coroutine[Any, Any, KnownTable | View | None]] = {
             **{name: self._seamark.load_table(name) for name in tables},
             **{name: self._seamark.view(name) for name in views},
         }
-        answers = await requests.request_all(questions)
+        answers = await requests.request_all(requests_by_name)
         tables_by_name = {name: answer for name, answer in answers.items() if isinstance(answer, KnownTable)}
         unchanged_views = {
             name: resolved_view for name, resolved_view in views.items() if answers.get(name) == resolved_view.view
@@ -231,18 +233,18 @@ class ViewPlanner:
                 StatementText(text, utc=utc, today=find_today(text)), tables_by_name, until_s
             )
             planned_scans = {}
-            for behind, scan in enumerate(statement.scans):
+            for scan_number, scan in enumerate(statement.scans):
                 names = scan.catalog, scan.schema, scan.table
                 if scan.version_span is None and names in tables_by_name:
-                    planned_scans[behind] = PlannedScan(scan, *resolved_view.named[names], within=outer_numbers)
+                    planned_scans[scan_number] = PlannedScan(scan, *resolved_view.named[names], within=outer_numbers)
             tables = {
-                behind: table_scan
-                for behind, table_scan in planned_scans.items()
+                scan_number: table_scan
+                for scan_number, table_scan in planned_scans.items()
                 if table_scan.table not in definitions.views
             }
             inner = {
-                behind: view_scan
-                for behind, view_scan in planned_scans.items()
+                scan_number: view_scan
+                for scan_number, view_scan in planned_scans.items()
                 if view_scan.table in definitions.views and view_scan.scan.renamable
             }
             dimensions = joining.find_dimensions(tables, tables_by_name)
@@ -271,32 +273,34 @@ class ViewPlanner:
             The plan views, and the plans that can be used. A statement must read a table at one snapshot, so the plans
             of a table are dropped if another reference reads the table without a plan.
         """
-        names: dict[PlannedScan, PlanView] = {}
+        views_by_scan: dict[PlannedScan, PlanView] = {}
         scans_by_view: dict[PlannedScan, list[PlannedScan]] = {}
         for depth in reversed(range(DEPTH_MAX)):  # Plan views of inner views must exist before those of outer views.
             level = [expanded_view for expanded_view in expanded_views if len(expanded_view.planned.within) == depth]
             scans_by_view |= {
                 expanded_view.planned: [
-                    scan for scan in (*expanded_view.tables, *expanded_view.views) if scan in plans or scan in names
+                    scan
+                    for scan in (*expanded_view.tables, *expanded_view.views)
+                    if scan in plans or scan in views_by_scan
                 ]
                 for expanded_view in level
             }
             created_views = await requests.request_all(
                 {
-                    expanded_view.planned: self._create_plan_view(expanded_view, plans, names, reader)
+                    expanded_view.planned: self._create_plan_view(expanded_view, plans, views_by_scan, reader)
                     for expanded_view in level
                     if scans_by_view[expanded_view.planned]
                 }
             )
-            names |= {scan_of_view: view for scan_of_view, view in created_views.items() if view is not None}
+            views_by_scan |= {scan_of_view: view for scan_of_view, view in created_views.items() if view is not None}
             requests.plan_snapshots.update(
                 (scan_of_view.table, view.plan_id) for scan_of_view, view in created_views.items() if view is not None
             )
-            names, plans = _drop_incomplete(scans_by_view, names, plans, planned_scans, dimensions)
-        return names, plans
+            views_by_scan, plans = _drop_incomplete(scans_by_view, views_by_scan, plans, planned_scans, dimensions)
+        return views_by_scan, plans
 
     async def _create_plan_view(
-        self, expanded_view: ExpandedView, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
+        self, expanded_view: ExpandedView, plans: Plans, views_by_scan: Mapping[PlannedScan, PlanView], reader: str
     ) -> PlanView | None:
         """Create a plan view from the `plans` of the view's tables and from the plan views of its inner views.
 
@@ -318,11 +322,11 @@ class ViewPlanner:
             Reference(
                 planned_scan.scan.start - len(BEFORE),
                 planned_scan.scan.end - len(BEFORE),
-                plan=(*planned_scan.table[:-1], names[planned_scan].name),
+                plan=(*planned_scan.table[:-1], views_by_scan[planned_scan].name),
                 alias=planned_scan.scan.alias_needed is not None,
             )
             for planned_scan in expanded_view.views
-            if planned_scan in names
+            if planned_scan in views_by_scan
         ]
         try:
             return await self._seamark.plan_view(
@@ -345,7 +349,7 @@ class ViewPlanner:
 
 def _drop_incomplete(
     scans_by_view: Mapping[PlannedScan, Sequence[PlannedScan]],
-    names: dict[PlannedScan, PlanView],
+    views_by_scan: dict[PlannedScan, PlanView],
     plans: Plans,
     planned_scans: Sequence[PlannedScan],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
@@ -357,8 +361,8 @@ def _drop_incomplete(
     while True:
         complete_views = {
             view: name
-            for view, name in names.items()
-            if all(scan in plans or scan in names for scan in scans_by_view[view])
+            for view, name in views_by_scan.items()
+            if all(scan in plans or scan in views_by_scan for scan in scans_by_view[view])
         }
         unusable = {
             scan
@@ -367,9 +371,9 @@ def _drop_incomplete(
             for scan in scans
             if scan in plans or scan in complete_views
         }
-        if not unusable and len(complete_views) == len(names):
-            return names, plans
-        names = {view: name for view, name in complete_views.items() if view not in unusable}
+        if not unusable and len(complete_views) == len(views_by_scan):
+            return views_by_scan, plans
+        views_by_scan = {view: name for view, name in complete_views.items() if view not in unusable}
         plans = drop_scans([scan for scan in unusable if scan in plans], plans, planned_scans, dimensions)
 
 

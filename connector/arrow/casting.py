@@ -37,6 +37,10 @@ _FILE_TYPES = {"string": pa.large_string(), "binary": pa.large_binary(), "uuid":
 Large types allow a column to have more than 2 GiB of text. Parquet has a type for UUIDs.
 """
 _OFFSET_MAX = 2**31 - 1
+"""The maximum offset in a list array, whose offsets are signed 32-bit integers."""
+_INTEGER_DIGITS = 20
+"""The number of decimal digits of the largest unsigned 64-bit integer."""
+_UUID_BYTES, _UUID_CHARACTERS = 16, 36
 
 
 class Unwritable(Exception):
@@ -104,8 +108,8 @@ def make_file_name(name: str) -> str:
     """
     if re.fullmatch(r"[^\W\d]\w*", name):
         return name
-    first = f"_{name[0]}" if name[:1].isdigit() else _escape(name[:1])
-    return first + "".join(map(_escape, name[1:]))
+    first_character = f"_{name[0]}" if name[:1].isdigit() else _escape(name[:1])
+    return first_character + "".join(map(_escape, name[1:]))
 
 
 def _escape(character: str) -> str:
@@ -264,7 +268,7 @@ def _cast_struct(array: pa.Array, kind: StructType, parent_mask: Mask | None, pa
     return pa.StructArray.from_arrays(children, fields=list(get_arrow_type(kind, path)), mask=mask)
 
 
-_LISTS: tuple[Callable[[pa.DataType], bool], ...] = (
+_LIST_CHECKS: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_list,
     pa.types.is_large_list,
     pa.types.is_fixed_size_list,
@@ -274,7 +278,7 @@ _LISTS: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def _cast_list(array: pa.Array, kind: ListType, path: str) -> pa.Array:
-    if not any(is_list(array.type) for is_list in _LISTS):
+    if not any(is_list(array.type) for is_list in _LIST_CHECKS):
         raise _make_type_error(array, kind, path)
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     values = _cast_elements(pc.list_flatten(array), kind.element, kind.element_required, f"{path}.element")
@@ -323,12 +327,12 @@ def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
     target, name, source = get_arrow_type(kind, path), get_base_name(kind), array.type
     if source == target:
         return array
-    accepts, cast = _CASTS[name]
-    if not any(is_of(source) for is_of in accepts):
+    type_checks, cast = _CASTS[name]
+    if not any(has_type(source) for has_type in type_checks):
         raise _make_type_error(array, kind, path)
     if pa.types.is_timestamp(source) and (source.tz is None) != (target.tz is None):
-        has, needs = ("no time zone", "instants") if source.tz is None else ("a time zone", "local times")
-        raise Unwritable(f"column {path} is {kind}, of {needs}; the data's {source} has {has}")
+        found, expected = ("no time zone", "instants") if source.tz is None else ("a time zone", "local times")
+        raise Unwritable(f"column {path} is {kind}, of {expected}; the data's {source} has {found}")
     try:
         return cast(array, target)
     except (pa.ArrowInvalid, ValueError) as error:
@@ -367,30 +371,30 @@ def _to_float(array: pa.Array, target: pa.DataType) -> pa.Array:
     if not pa.types.is_float64(array.type) or target != pa.float32():
         return array.cast(target)
     floats = array.cast(target, safe=False)
-    exact = pc.or_(pc.equal(floats.cast(array.type), array), pc.is_nan(array))
-    if pc.all(exact).as_py() is False:
+    is_exact = pc.or_(pc.equal(floats.cast(array.type), array), pc.is_nan(array))
+    if pc.all(is_exact).as_py() is False:
         raise ValueError("a double cannot be stored exactly as a float; round it to 32 bits first")
     return floats
 
 
 def _to_decimal(array: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_integer(array.type):
-        array = array.cast(pa.decimal128(20, 0))
+        array = array.cast(pa.decimal128(_INTEGER_DIGITS, 0))
     return array.cast(target)
 
 
 def _to_uuid(array: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         values = [None if text is None else _to_uuid_bytes(text) for text in array.to_pylist()]
-        storage = pa.array(values, pa.binary(16))
+        storage = pa.array(values, pa.binary(_UUID_BYTES))
     else:
-        storage = _to_fixed(array, pa.binary(16))
+        storage = _to_fixed(array, pa.binary(_UUID_BYTES))
     return pa.ExtensionArray.from_storage(target, storage)
 
 
 def _to_uuid_bytes(text: str) -> bytes:
-    if len(text) != 36:
-        raise ValueError(f"{text[:50]!r} is not a UUID of 36 characters")
+    if len(text) != _UUID_CHARACTERS:
+        raise ValueError(f"{text[:50]!r} is not a UUID of {_UUID_CHARACTERS} characters")
     return UUID(text).bytes
 
 

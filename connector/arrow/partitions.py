@@ -44,12 +44,17 @@ Partition = tuple[Any, ...]
 _SIGN_BIT = np.uint64(1 << 63)
 """XOR with this bit converts an order-preserving unsigned code to a signed integer."""
 _CODES_MAX = 2**62
+"""The maximum number of combined codes, so that codes do not overflow 64 bits."""
+_NAN_CODE = 2**64 - 1
+"""The order-preserving code of NaN, which is larger than the code of each other float."""
+_MURMUR_SEED, _MURMUR_BITS = 0, 32
+"""Iceberg's bucket transform uses the 32-bit variant of Murmur3 with seed 0."""
 _INT16_CODES_MAX = 2**15
 """The maximum number of codes that are sorted as 16-bit integers.
 
 numpy sorts these with a radix sort, in a tenth of the time.
 """
-_EXACTLY = Context(prec=100)
+_EXACT_CONTEXT = Context(prec=100)
 
 
 class Values(NamedTuple):
@@ -180,12 +185,12 @@ class Partitioner:
 
 def _combine_codes(columns: Sequence[Values]) -> Longs:
     """Return a code for each row, as int64[rows]. Rows have the same code if all their values are equal."""
-    codes, count = columns[0].codes, len(columns[0].values)
+    codes, code_count = columns[0].codes, len(columns[0].values)
     for column in columns[1:]:
-        if count * len(column.values) > _CODES_MAX:
+        if code_count * len(column.values) > _CODES_MAX:
             distinct, codes = np.unique(codes, return_inverse=True)
-            count = len(distinct)
-        codes, count = codes * len(column.values) + column.codes, count * len(column.values)
+            code_count = len(distinct)
+        codes, code_count = codes * len(column.values) + column.codes, code_count * len(column.values)
     return codes
 
 
@@ -250,7 +255,7 @@ def _encode_floats(keys: Keys) -> Values:
     """Encode floats by their bits as a dictionary, in which -0.0 and 0.0 are different, and all NaN are equal."""
     assert keys.codes is not None
     codes = (
-        keys.codes if keys.nan is None else np.where(unpack_bits(keys.nan, keys.rows), np.uint64(2**64 - 1), keys.codes)
+        keys.codes if keys.nan is None else np.where(unpack_bits(keys.nan, keys.rows), np.uint64(_NAN_CODE), keys.codes)
     )
     distinct = _encode_numbers((codes ^ _SIGN_BIT).view(np.int64), keys)
     return Values(
@@ -259,8 +264,10 @@ def _encode_floats(keys: Keys) -> Values:
 
 
 def _decode_double(code: int) -> float:
-    if code == 2**64 - 1:
+    """Return the double with an order-preserving code."""
+    if code == _NAN_CODE:
         return float("nan")
+    # The code of a positive number has an inverted sign bit. All bits of a negative number are inverted.
     bits = code ^ (1 << 63) if code >> 63 else code ^ (2**64 - 1)
     return float(struct.unpack("<d", bits.to_bytes(8, "little"))[0])
 
@@ -285,7 +292,7 @@ def _encode_by_dictionary(transform: str, kind: str, column: pa.Array | pa.Chunk
     values = dictionary_array.dictionary.to_pylist()
     if get_base_name(kind) == "decimal":
         scale = get_decimal_scale(kind)
-        values = [int(value.scaleb(scale, _EXACTLY)) for value in values]
+        values = [int(value.scaleb(scale, _EXACT_CONTEXT)) for value in values]
     codes = dictionary_array.indices.fill_null(len(values)).to_numpy(zero_copy_only=False).astype(np.int64)
     distinct = Values(codes, [*values, *([None] if dictionary_array.null_count else [])])
     return distinct if transform == IDENTITY else _map_values(distinct, make_function(transform, kind))
@@ -304,18 +311,21 @@ def _truncate(numbers: Longs, transform: str, kind: str) -> Longs:
 
 
 def _apply_bucket(numbers: Longs, transform: str, kind: str) -> Longs:
+    # Iceberg hashes nanoseconds as microseconds.
     hash_input = numbers // 1000 if kind.endswith("_ns") else numbers
-    return _bucket_hashes(_murmur.hash_fixed(hash_input.view(np.uint8), 8, 0, 32), get_transform_width(transform))
+    hashes = _murmur.hash_fixed(hash_input.view(np.uint8), 8, _MURMUR_SEED, _MURMUR_BITS)
+    return _bucket_hashes(hashes, get_transform_width(transform))
 
 
 def _bucket_bytes(keys: Keys, width: int) -> Values:
     assert keys.starts is not None
     assert keys.heap is not None
-    return _encode_numbers(_bucket_hashes(_murmur.hash_spans(keys.heap, keys.starts, 0, 32), width), keys)
+    hashes = _murmur.hash_spans(keys.heap, keys.starts, _MURMUR_SEED, _MURMUR_BITS)
+    return _encode_numbers(_bucket_hashes(hashes, width), keys)
 
 
 def _bucket_hashes(hashes: npt.NDArray[np.uint64], width: int) -> Longs:
-    """Return the buckets of 32-bit hashes."""
+    """Return the buckets of 32-bit hashes. Iceberg ignores the sign bit of a hash."""
     return (hashes & np.uint64(0x7FFFFFFF)).view(np.int64) % width
 
 

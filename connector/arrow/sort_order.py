@@ -21,6 +21,7 @@ from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.keys import has_codes, unpack_bits
 
 _NAN = np.uint64(2**64 - 1)
+"""The rank of NaN, which is larger than the rank of each other float."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class SeamarkClient:
     ) -> None:
         check_url(url)
         self.url = url.rstrip("/")
-        self._shown = hide_credentials(self.url)
+        self._shown_url = hide_credentials(self.url)
         self.token = token or None  # A shell replaces an unset variable by an empty string.
         self._timeout_s = timeout_s
         self._retries = retries
@@ -133,7 +133,7 @@ class SeamarkClient:
         return client
 
     def __repr__(self) -> str:
-        return f"<SeamarkClient {self._shown}>"
+        return f"<SeamarkClient {self._shown_url}>"
 
     @property
     def has_token(self) -> bool:
@@ -282,7 +282,7 @@ class SeamarkClient:
             result = convert_json(answer, _LoadTableResult)
             location = str(msgspec.json.decode(result.metadata)["location"])
         except (msgspec.MsgspecError, KeyError) as error:
-            raise ServerFailed(f"{self._shown} sent a response that is not a table: {error}") from None
+            raise ServerFailed(f"{self._shown_url} sent a response that is not a table: {error}") from None
         storage = dict(result.config)
         for keys in sorted(result.storage_credentials, key=lambda credential: len(credential["prefix"])):
             storage |= keys["config"] if f"{location}/".startswith(keys["prefix"]) else {}
@@ -357,8 +357,8 @@ class SeamarkClient:
         Raises:
             InvalidRequest: The predicate is invalid.
         """
-        optional = omit_none({"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None})
-        body = {**at.to_query(), "files": files, **optional}
+        optional_fields = omit_none({"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None})
+        body = {**at.to_query(), "files": files, **optional_fields}
         explanation = self._request_json("POST", f"{make_table_path(table)}/explain", {}, body)
         return self._convert({**explanation, "json": explanation}, Explanation)
 
@@ -391,11 +391,11 @@ class SeamarkClient:
             InvalidRequest: The predicate is invalid.
             NoSuchResource: The table does not exist.
         """
-        optional = {"predicate": predicate, "filter": filter, "kept-max": max_kept_fraction, "lease-s": lease_s}
+        optional_fields = {"predicate": predicate, "filter": filter, "kept-max": max_kept_fraction, "lease-s": lease_s}
         body = {
             "case-sensitive": case_sensitive,
             **at.to_query(),
-            **omit_none({**optional, "joins": list(joins) or None}),
+            **omit_none({**optional_fields, "joins": list(joins) or None}),
         }
         return self._convert(self._request_json("POST", f"{make_table_path(table)}/plan-tables", {}, body), PlanTable)
 
@@ -470,7 +470,7 @@ class SeamarkClient:
         try:
             return parse_lookup(self._decode_table(body))
         except (KeyError, ValueError) as error:
-            raise ServerFailed(f"{self._shown} sent a response that is not a lookup: {error}") from None
+            raise ServerFailed(f"{self._shown_url} sent a response that is not a lookup: {error}") from None
 
     def bitmap(
         self,
@@ -494,8 +494,8 @@ class SeamarkClient:
         Raises:
             InvalidRequest: The predicate is invalid.
         """
-        optional = omit_none({"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id})
-        parameters = {"deletes": deletes, **optional, **at.to_query()}
+        optional_fields = omit_none({"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id})
+        parameters = {"deletes": deletes, **optional_fields, **at.to_query()}
         while True:
             body = json.dumps(parameters).encode()
             page = self._decode_table(
@@ -541,13 +541,13 @@ class SeamarkClient:
         try:
             return convert_values(values, kind)
         except msgspec.ValidationError as error:
-            raise ServerFailed(f"{self._shown} sent a response of an unexpected form: {error}") from None
+            raise ServerFailed(f"{self._shown_url} sent a response of an unexpected form: {error}") from None
 
     def _decode_table(self, body: bytes) -> pa.Table:
         try:
             return pa.ipc.open_stream(body).read_all()
         except pa.ArrowInvalid as error:
-            raise ServerFailed(f"{self._shown} sent a response that is not an Arrow stream: {error}") from None
+            raise ServerFailed(f"{self._shown_url} sent a response that is not an Arrow stream: {error}") from None
 
     def _read_pages(
         self,
@@ -601,7 +601,7 @@ class SeamarkClient:
             result: dict[str, Any] = json.loads(raw)
             return result
         except ValueError as error:
-            raise ServerFailed(f"{self._shown} sent a response that is not JSON: {error}") from None
+            raise ServerFailed(f"{self._shown_url} sent a response that is not JSON: {error}") from None
 
     def _request(
         self,
@@ -653,7 +653,7 @@ class SeamarkClient:
                     method, address, body=body, headers=headers, redirect=False, retries=retries, **own_timeout
                 )
             except HTTPError as error:
-                raise Unreachable(f"No answer from {self._shown}: {describe_cause(error, self.url)}") from error
+                raise Unreachable(f"No answer from {self._shown_url}: {describe_cause(error, self.url)}") from error
             if answer.status in (200, 201, 204, HTTPStatus.NOT_MODIFIED):
                 return answer
             failure = parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
@@ -661,7 +661,9 @@ class SeamarkClient:
             if wait_s is None or number == self._retries or isinstance(failure, ServerStorageFull):
                 raise failure
             if wait_s >= _REPORTED_WAIT_S:
-                _log.warning("%s is busy; the request is repeated in %.0f s: %s", self._shown, wait_s, failure.message)
+                _log.warning(
+                    "%s is busy; the request is repeated in %.0f s: %s", self._shown_url, wait_s, failure.message
+                )
             time.sleep(wait_s)
         raise AssertionError("the loop returns or raises")
 

@@ -83,6 +83,7 @@ def compute_wait_s(status: int, retry_after: str | None, number: int, *, repeata
     comes from a proxy, which may already have forwarded the request.
     """
     if status in (429, 503) and retry_after is not None and retry_after.isascii() and retry_after.isdecimal():
+        # The first digits are sufficient, because any number of 9 digits is above the maximum.
         return float(min(int(retry_after[:9]), _RETRY_AFTER_MAX_S))
     if status != 503 or not repeatable:
         return None

@@ -108,6 +108,10 @@ class Unreachable(ClientError):
     pass
 
 
+_CAUSES_MAX = 8
+"""The maximum number of nested causes of an error that are searched for the innermost cause."""
+_BODY_BYTES_MAX, _BODY_CHARACTERS_MAX = 400, 200
+"""The maximum length of the text of a proxy that is searched for a message, and of the message."""
 _TAG = re.compile(r"<[^<>]*>")
 _BY_STATUS: dict[int, type[ClientError]] = {
     400: InvalidRequest,
@@ -132,7 +136,8 @@ def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
             error_class = ServerStorageFull
         return error_class(str(error["message"]), status=status, kind=str(error["type"]), request_id=request_id)
     except (ValueError, KeyError, TypeError):
-        text = " ".join(_TAG.sub(" ", body[:400].decode("utf-8", "replace")).split())[:200]
+        html = body[:_BODY_BYTES_MAX].decode("utf-8", "replace")
+        text = " ".join(_TAG.sub(" ", html).split())[:_BODY_CHARACTERS_MAX]
         message = f"HTTP {status}, in the form of another server or of a proxy: {text or 'no message'}"
         return error_class(message, status=status, request_id=request_id)
 
@@ -144,7 +149,7 @@ def describe_cause(error: Exception, url: str = "") -> str:
         url: The URL of the server.
     """
     cause: BaseException = error
-    for _ in range(8):
+    for _ in range(_CAUSES_MAX):
         inner = getattr(cause, "reason", None) or cause.__cause__
         # The cause of urllib3's ProtocolError is its last argument.
         if cause.args and isinstance(cause.args[-1], OSError):
@@ -161,4 +166,5 @@ def describe_cause(error: Exception, url: str = "") -> str:
         return "the server closed the connection without an answer; a server with TLS has an https:// URL"
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
+    # Before the reason, urllib3 writes the object that failed in parentheses.
     return str(cause).partition("): ")[2] or str(cause)

@@ -209,9 +209,9 @@ class HdfsFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no t
     def get_file_info(self, paths: Sequence[str]) -> list[fs.FileInfo]:
         infos = []
         for path in paths:
-            client, below = self._find(path)
+            client, hdfs_path = self._open_client(path)
             try:
-                status = client.get_file_info(below)
+                status = client.get_file_info(hdfs_path)
             except FileNotFoundError:
                 infos.append(fs.FileInfo(path, fs.FileType.NotFound))
             else:
@@ -219,10 +219,10 @@ class HdfsFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no t
         return infos
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
-        client, below = self._find(selector.base_dir)
+        client, hdfs_path = self._open_client(selector.base_dir)
         authority = selector.base_dir.partition("/")[0]
         try:
-            statuses = list(client.list_status(below, recursive=selector.recursive))
+            statuses = list(client.list_status(hdfs_path, recursive=selector.recursive))
         except FileNotFoundError:
             if selector.allow_not_found:
                 return []
@@ -230,25 +230,25 @@ class HdfsFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no t
         return [_describe_hdfs_file(f"{authority}{status.path}", status) for status in statuses]
 
     def create_dir(self, path: str, recursive: bool) -> None:
-        client, below = self._find(path)
-        client.mkdirs(below, create_parent=recursive)
+        client, hdfs_path = self._open_client(path)
+        client.mkdirs(hdfs_path, create_parent=recursive)
 
     def delete_file(self, path: str) -> None:
-        client, below = self._find(path)
-        if not client.delete(below, False):
+        client, hdfs_path = self._open_client(path)
+        if not client.delete(hdfs_path, False):
             raise FileNotFoundError(path)
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        client, below = self._find(path)
-        return pa.PythonFile(client.read(below), mode="r")
+        client, hdfs_path = self._open_client(path)
+        return pa.PythonFile(client.read(hdfs_path), mode="r")
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
         return self.open_input_file(path)
 
     def open_output_stream(self, path: str, metadata: object) -> pa.NativeFile:
-        client, below = self._find(path)
+        client, hdfs_path = self._open_client(path)
         options = hdfs_native.WriteOptions(overwrite=False, create_parent=True)
-        return pa.PythonFile(_DurableFile(client.create(below, options)), mode="w")
+        return pa.PythonFile(_DurableFile(client.create(hdfs_path, options)), mode="w")
 
     def _refuse(self, *_: object, **__: object) -> Any:
         raise NotImplementedError("Readers and writers of tables neither rename, copy nor append to files")
@@ -256,9 +256,9 @@ class HdfsFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no t
     delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse
     move = copy_file = open_append_stream = _refuse
 
-    def _find(self, path: str) -> tuple[hdfs_native.Client, str]:
-        authority, _, below = path.partition("/")
-        return _open_hdfs_client(authority, self._config_folder), f"/{below}"
+    def _open_client(self, path: str) -> tuple[hdfs_native.Client, str]:
+        authority, _, hdfs_path = path.partition("/")
+        return _open_hdfs_client(authority, self._config_folder), f"/{hdfs_path}"
 
 
 def _describe_hdfs_file(path: str, status: hdfs_native.FileStatus) -> fs.FileInfo:

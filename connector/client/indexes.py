@@ -111,7 +111,7 @@ class IndexClient(SeamarkClient):
         return self._request_json("POST", f"{_make_index_path(table, name)}/builds", {}, {"exclusive": exclusive})
 
     def build(self, table: Name, name: str, build_id: str) -> dict[str, Any]:
-        return self._request_json("GET", _build_path(table, name, build_id))
+        return self._request_json("GET", _make_build_path(table, name, build_id))
 
     def build_files(
         self, table: Name, name: str, build_id: str, *, page_files: int | None = None
@@ -120,7 +120,7 @@ class IndexClient(SeamarkClient):
 
         There are no pages if the index covers all data files.
         """
-        path = f"{_build_path(table, name, build_id)}/files"
+        path = f"{_make_build_path(table, name, build_id)}/files"
         return (
             page for page in self._list_pages(path, omit_none({"limit": page_files}), "page-token") if page["files"]
         )
@@ -147,7 +147,7 @@ class IndexClient(SeamarkClient):
             "index-files": [{"location": location, "size-in-bytes": size} for location, size in files],
             "replaces": list(replaces),
         }
-        return self._request_json("POST", f"{_build_path(table, name, build_id)}/index-files", {}, body)
+        return self._request_json("POST", f"{_make_build_path(table, name, build_id)}/index-files", {}, body)
 
     def finish_build(
         self,
@@ -168,7 +168,7 @@ class IndexClient(SeamarkClient):
         body: dict[str, Any] = {"outcome": outcome, "reason": reason}
         if refused_files:
             body["refused-files"] = [{"file-path": path, "reason": text} for path, text in refused_files.items()]
-        return self._request_json("POST", f"{_build_path(table, name, build_id)}/finish", {}, body)
+        return self._request_json("POST", f"{_make_build_path(table, name, build_id)}/finish", {}, body)
 
     def list_unreferenced_files(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:
         """Return the data files in live index files that no snapshot contains: their ordinals by index file location.
@@ -216,7 +216,7 @@ def _make_index_path(table: Name, name: str) -> str:
     return f"{make_table_path(table)}/indexes/{quote(name, safe='')}"
 
 
-def _build_path(table: Name, name: str, build_id: str) -> str:
+def _make_build_path(table: Name, name: str, build_id: str) -> str:
     return f"{_make_index_path(table, name)}/builds/{quote(build_id, safe='')}"
 
 

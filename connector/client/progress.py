@@ -33,14 +33,14 @@ class _Tracker:
     def __init__(self, report: Callable[[WorkProgress], None]) -> None:
         self._report = report
         self._reported_s = float("-inf")
-        self.now = WorkProgress()
+        self.progress = WorkProgress()
 
-    def move(self, now: WorkProgress) -> None:
-        self.now = now
-        at_s = time.monotonic()
-        if at_s >= self._reported_s + _PAUSE_S:
-            self._reported_s = at_s
-            self._report(now)
+    def move(self, progress: WorkProgress) -> None:
+        self.progress = progress
+        now_s = time.monotonic()
+        if now_s >= self._reported_s + _PAUSE_S:
+            self._reported_s = now_s
+            self._report(progress)
 
 
 _TRACKER: ContextVar[_Tracker | None] = ContextVar("tracker", default=None)
@@ -59,18 +59,28 @@ def report_progress(report: Callable[[WorkProgress], None]) -> Iterator[None]:
 def expect(files: int, size_bytes: int) -> None:
     """Add files to the total number and size of the files that the job will read."""
     if (tracker := _TRACKER.get()) is not None:
-        now = tracker.now
+        progress = tracker.progress
         tracker.move(
-            WorkProgress(now.files_done, now.files_total + files, now.bytes_done, now.bytes_total + size_bytes)
+            WorkProgress(
+                progress.files_done,
+                progress.files_total + files,
+                progress.bytes_done,
+                progress.bytes_total + size_bytes,
+            )
         )
 
 
 def advance(files: int, size_bytes: int) -> None:
     """Add files to the number and size of the files that the job has read."""
     if (tracker := _TRACKER.get()) is not None:
-        now = tracker.now
+        progress = tracker.progress
         tracker.move(
-            WorkProgress(now.files_done + files, now.files_total, now.bytes_done + size_bytes, now.bytes_total)
+            WorkProgress(
+                progress.files_done + files,
+                progress.files_total,
+                progress.bytes_done + size_bytes,
+                progress.bytes_total,
+            )
         )
 
 
@@ -78,10 +88,10 @@ def advance(files: int, size_bytes: int) -> None:
 def count_part(files: int, size_bytes: int) -> Iterator[None]:
     """At the end of the block, count those of these files as read that the block itself has not counted."""
     tracker = _TRACKER.get()
-    progress_before = WorkProgress() if tracker is None else tracker.now
+    progress_before = WorkProgress() if tracker is None else tracker.progress
     yield
     if tracker is not None:
         advance(
-            progress_before.files_done + files - tracker.now.files_done,
-            progress_before.bytes_done + size_bytes - tracker.now.bytes_done,
+            progress_before.files_done + files - tracker.progress.files_done,
+            progress_before.bytes_done + size_bytes - tracker.progress.bytes_done,
         )

@@ -42,11 +42,11 @@ def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float
         RewriteRunning: A different job still has the lease after `wait_s`.
     """
     holder = str(uuid.uuid4())
-    lasts_s = _take(client, table, holder, job, wait_s)
+    duration_s = _take(client, table, holder, job, wait_s)
     end_event = threading.Event()
 
     def renew() -> None:
-        while not end_event.wait(lasts_s / _RENEWALS_PER_LEASE):
+        while not end_event.wait(duration_s / _RENEWALS_PER_LEASE):
             with contextlib.suppress(ClientError):
                 _request(client, table, holder, job)
 

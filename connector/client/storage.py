@@ -51,11 +51,11 @@ def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
     """
     global _confined_to
     normalized_folders = [os.path.normpath(folder) for folder in folders]
-    tops = normalized_folders if roots is None else [os.path.normpath(root) for root in roots]
-    operators = [RootFolder(root) for root in sorted(tops, key=len, reverse=True)]
+    root_paths = normalized_folders if roots is None else [os.path.normpath(root) for root in roots]
+    operator_roots = [RootFolder(root) for root in sorted(root_paths, key=len, reverse=True)]
     confined_folders = []
     for folder in normalized_folders:
-        for root in operators:
+        for root in operator_roots:
             relative_path = root.find_path_below(folder)
             if relative_path is not None:
                 confined_folders.append(_ConfinedFolder(root, relative_path))

@@ -19,9 +19,10 @@ from decimal import Decimal
 
 from sqlglot import exp
 
-_KINDS = {"int": "integer", "long": "integer", "string": "text"}
+_KINDS_BY_TYPE = {"int": "integer", "long": "integer", "string": "text"}
 _UNCHANGED = frozenset({"boolean", "date", "double", "timestamp", "timestamptz", "uuid"})
 _DIGITS_MAX = 18
+"""The maximum number of digits of a number that DuckDB certainly reads as an integer."""
 _NUMERIC = frozenset({"integer", "double"})
 _DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _DATE = re.compile(_DAY, re.ASCII)
@@ -31,6 +32,7 @@ _TIMESTAMP = re.compile(rf"({_DAY})(?:[ T]({_TIME}))?({_ZONE})?", re.ASCII)
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", re.ASCII)
 _SHORT_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _INTEGER_END = 1 << 31
+"""The first number that does not fit into DuckDB's INTEGER of 32 bits."""
 _STAR_LEVELS_MAX = 20
 """The maximum depth of nested queries that each select `*` from the next query."""
 _Type = exp.DType
@@ -42,7 +44,7 @@ def find_kind(iceberg_type: str) -> str | None:
     """Return the kind of an Iceberg type, or None if comparisons of the type cannot prune files."""
     if iceberg_type.startswith("decimal("):
         return iceberg_type.replace(" ", "")
-    return iceberg_type if iceberg_type in _UNCHANGED else _KINDS.get(iceberg_type)
+    return iceberg_type if iceberg_type in _UNCHANGED else _KINDS_BY_TYPE.get(iceberg_type)
 
 
 def replace_node(old: exp.Expr, new: exp.Expr) -> None:
@@ -81,9 +83,7 @@ class NameKinds:
                 self._kinds_by_name[name.lower()].add(find_kind(iceberg_type))
         stored_names = set(self._kinds_by_name)
         nodes = list(tree.find_all(exp.TableAlias, exp.Table, exp.Alias, exp.SetOperation))
-        relations = {
-            column_name.name.lower() for column_name in nodes if isinstance(column_name, exp.TableAlias | exp.Table)
-        }
+        relations = {node.name.lower() for node in nodes if isinstance(node, exp.TableAlias | exp.Table)}
         self._structs = {name.partition(".")[0] for name in stored_names if "." in name} - relations
         names_by_alias: defaultdict[str, set[str]] = defaultdict(set)
         for node in nodes:
@@ -101,7 +101,7 @@ class NameKinds:
                         )
                 case exp.SetOperation():
                     self._mark_conversions(node, names_by_alias)
-        self._follow(names_by_alias)
+        self._propagate_kinds(names_by_alias)
 
     def find_kind(self, column: exp.Expr | None) -> str | None:
         """Return the kind of all columns with the same name as this column, or None if it is unknown."""
@@ -115,22 +115,22 @@ class NameKinds:
         kinds = self._kinds_by_name.get(name, set())
         return next(iter(kinds)) if len(kinds) == 1 else None
 
-    def _follow(self, names_by_alias: Mapping[str, set[str]]) -> None:
+    def _propagate_kinds(self, names_by_alias: Mapping[str, set[str]]) -> None:
         """Add to each alias the kinds of its columns, which may be aliases themselves."""
         for _ in range(1 + len(names_by_alias)):
-            kinds_before = sum(map(len, self._kinds_by_name.values()))
+            kind_count = sum(map(len, self._kinds_by_name.values()))
             for name, columns in names_by_alias.items():
                 for column in columns:
                     self._kinds_by_name[name] |= self._kinds_by_name.get(column, {None})
-            if sum(map(len, self._kinds_by_name.values())) == kinds_before:
+            if sum(map(len, self._kinds_by_name.values())) == kind_count:
                 return
 
-    def _mark_conversions(self, several: exp.SetOperation, names_by_alias: defaultdict[str, set[str]]) -> None:
+    def _mark_conversions(self, set_operation: exp.SetOperation, names_by_alias: defaultdict[str, set[str]]) -> None:
         """Record that each column of a set operation also has the kind of the column with which it is combined.
 
         UNION and similar operations convert combined columns to one type.
         """
-        sides = [find_projections(side) for side in (several.this, several.expression)]
+        sides = [find_projections(side) for side in (set_operation.this, set_operation.expression)]
         for left_output, right_output in zip(*sides, strict=False):
             name, other = _name_output(left_output), _name_output(right_output)
             if name != other:
@@ -193,8 +193,10 @@ def find_projections(query: exp.Expr) -> list[exp.Expr]:
         if not isinstance(query, exp.Select) or not any(expression.is_star for expression in query.expressions):
             return list(query.expressions) if isinstance(query, exp.Select) else []
         source = query.args["from_"].this if query.args.get("from_") is not None else None
-        alone = len(query.expressions) == 1 and type(query.expressions[0]) is exp.Star and _is_alone(query)
-        if not alone or source is None or source.args.get("joins") or source.alias_column_names:
+        is_only_star = (
+            len(query.expressions) == 1 and type(query.expressions[0]) is exp.Star and _reads_plain_star(query)
+        )
+        if not is_only_star or source is None or source.args.get("joins") or source.alias_column_names:
             return []
         if isinstance(source, exp.Table):
             source = _find_with_query(source)
@@ -204,7 +206,8 @@ def find_projections(query: exp.Expr) -> list[exp.Expr]:
     return []
 
 
-def _is_alone(query: exp.Select) -> bool:
+def _reads_plain_star(query: exp.Select) -> bool:
+    """Return whether a query selects from only one source, and its `*` excludes and replaces no columns."""
     return not any(query.args.get(name) for name in ("joins", "laterals")) and not any(
         query.expressions[0].args.values()
     )
@@ -332,8 +335,8 @@ def _to_timestamp(text: str, target: exp.DType | None, kind: str, *, utc: bool) 
     if target is _Type.DATE and (time or zone):
         return None
     if kind == "timestamp":
-        fits = target is None or target in _LOCAL_TYPES or target is _Type.DATE
-        return _cast(f"{day} {time or '00:00'}", "TIMESTAMP(6)") if fits and zone is None else None
+        is_local = target is None or target in _LOCAL_TYPES or target is _Type.DATE
+        return _cast(f"{day} {time or '00:00'}", "TIMESTAMP(6)") if is_local and zone is None else None
     if kind != "timestamptz" or target not in (None, _Type.TIMESTAMPTZ) or (zone is None and not utc):
         return None
     try:

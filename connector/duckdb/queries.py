@@ -29,6 +29,7 @@ import duckdb
 import pyarrow as pa
 
 from seamark.connector.analysis.lexer import UnsupportedStatement
+from seamark.connector.analysis.queries import Names
 from seamark.connector.analysis.relative_times import find_today
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.errors import ClientError, InvalidRequest
@@ -234,11 +235,12 @@ class _Query:
         *qualifiers, table = reference.parts
         database, schema = session.database, session.schema
         match qualifiers:
-            case [only_name, other]:
-                database, schema = only_name, other
-            case [only_name] if not self._is_database(only_name):
-                schema = only_name
-            case [only_name]:
+            case [database_name, schema_name]:
+                database, schema = database_name, schema_name
+            case [schema_name] if not self._is_database(schema_name):
+                schema = schema_name
+            case [_]:
+                # The name has a database and no schema, so it refers to no table of an attached catalog.
                 database = ""
             case []:
                 if "," in session.search_path or self._is_temporary(table):
@@ -300,7 +302,9 @@ class _Query:
 
         The result is None if no table of the query has a cube.
         """
-        cubes = {number: find_cube_table(each, truncates_in_utc=utc) for number, each in known_tables.items()}
+        cubes = {
+            number: find_cube_table(known_table, truncates_in_utc=utc) for number, known_table in known_tables.items()
+        }
         if not any(cubes.values()):
             return None
         try:
@@ -390,10 +394,10 @@ class _Query:
         refusal_reason = ""
         for catalog, server in servers.items():
             own_scans = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
-            of_catalog = joining.find_dimensions(own_scans, _index_by_mark(tables_before))
+            catalog_dimensions = joining.find_dimensions(own_scans, _index_by_mark(tables_before))
             requests = PlanRequests(server, self._max_kept_fraction, until_s, hide_partitions=True)
-            plans |= await requests.request_plans(list(own_scans.values()), of_catalog)
-            dimensions |= of_catalog
+            plans |= await requests.request_plans(list(own_scans.values()), catalog_dimensions)
+            dimensions |= catalog_dimensions
             refusal_reason = refusal_reason or requests.refusal_reason
             for misread, reason in requests.misread.items():
                 raise _Misread(
@@ -458,9 +462,12 @@ class _Query:
         marked_text = statement.to_marked_text(columns, utc=utc)
         marks = {mark_name(number): number for number in columns}
         today = find_today(statement.text)
-        found_scans = find_scans(
-            marked_text, find_columns=lambda names: columns.get(marks.get(names[2], -1)), today=today
-        )
+
+        def find_columns(names: Names) -> Mapping[str, str] | None:
+            _, _, table_name = names
+            return columns.get(marks.get(table_name, -1))
+
+        found_scans = find_scans(marked_text, find_columns=find_columns, today=today)
         return {
             scan_number: PlannedScan(
                 replace(scan, snapshot_id=tables[number].reference.snapshot_id),
@@ -480,16 +487,16 @@ class _Query:
     ) -> PlannedQuery:
         """Return the text in which the names of plan tables replace those of the tables."""
         marks = {mark_name(number): table for number, table in tables.items()}
-        new = []
+        replacements = []
         for scan in scans.values():
             table, plan = marks[scan.scan.table], plans[scan]
             levels = (table.catalog, ".".join(table.name[:-1]), str(plan.name))
             text = ".".join(map(quote_name, levels)) + (table.reference.alias_needed or "")
-            new.append(Replacement(table.reference.start, table.reference.end, text))
+            replacements.append(Replacement(table.reference.start, table.reference.end, text))
             if table.reference.version_span is not None:
-                new.append(Replacement(*table.reference.version_span, ""))
+                replacements.append(Replacement(*table.reference.version_span, ""))
         return PlannedQuery(
-            splice(self._statement.text, new),
+            splice(self._statement.text, replacements),
             write_summary({scan: plans[scan] for scan in scans.values()}, dimensions),
             sum(plan.files for plan in plans.values()),
             sum(plan.considered_files for plan in plans.values()),

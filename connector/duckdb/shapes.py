@@ -35,14 +35,14 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
         """Return a list of the nodes of these types in the tree. The tree may be changed while they are visited.
         The tree is walked only if it may have such nodes, because a walk takes milliseconds.
         """
-        return list(tree.find_all(*types)) if any(issubclass(each, types) for each in node_types) else []
+        return list(tree.find_all(*types)) if any(issubclass(node_type, types) for node_type in node_types) else []
 
     for condition in [node for node in nodes if isinstance(node, exp.In)]:
         elements = read_listed_elements(condition.args.get("query"))
         if elements is not None:
-            fits = _are_constants_of(elements, kinds.find_kind(condition.this))
+            is_same_condition = _are_constants_of(elements, kinds.find_kind(condition.this))
             column = condition.this.copy()
-            new = exp.In(this=column, expressions=elements) if fits else hide([column])
+            new = exp.In(this=column, expressions=elements) if is_same_condition else hide([column])
             replace_node(condition, new)
     for function in find_nodes(exp.ArrayContains, exp.Contains):
         in_condition = _to_in_condition(function, kinds)
@@ -81,14 +81,18 @@ def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
 
 def read_listed_elements(query: exp.Expr | None) -> list[exp.Expr] | None:
     """Return the elements of `(SELECT unnest([1, 2]))`, or None for another query."""
-    while isinstance(query, exp.Subquery) and _set_args(query) == {"this"}:
+    while isinstance(query, exp.Subquery) and _list_set_arguments(query) == {"this"}:
         query = query.this
-    if not isinstance(query, exp.Select) or _set_args(query) != {"expressions"} or len(query.expressions) != 1:
+    if (
+        not isinstance(query, exp.Select)
+        or _list_set_arguments(query) != {"expressions"}
+        or len(query.expressions) != 1
+    ):
         return None
     element = query.expressions[0].unalias()
     if (
         not isinstance(element, exp.Explode)
-        or _set_args(element) != {"this"}
+        or _list_set_arguments(element) != {"this"}
         or not isinstance(element.this, exp.Array)
     ):
         return None
@@ -128,8 +132,10 @@ def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
     array, column = function.this, function.args.get("expression")
     if not isinstance(function, exp.ArrayContains | exp.Contains) or not isinstance(array, exp.Array):
         return None
-    fits = _are_constants_of(array.expressions, kinds.find_kind(column)) and is_counted_if_true(function)
-    return exp.In(this=column.copy(), expressions=array.expressions) if fits and column is not None else None
+    is_same_condition = _are_constants_of(array.expressions, kinds.find_kind(column)) and is_counted_if_true(function)
+    return (
+        exp.In(this=column.copy(), expressions=array.expressions) if is_same_condition and column is not None else None
+    )
 
 
 def _are_constants_of(nodes: Sequence[exp.Expr], kind: str | None) -> bool:
@@ -165,10 +171,12 @@ def _find_windows_and_queries(node: exp.Expr) -> Iterator[exp.Expr]:
 
 def _name_columns(rows: exp.Expr) -> None:
     """Give columns without an alias the names that DuckDB gives them."""
-    first = rows.expressions[0]
+    first_row = rows.expressions[0]
     if isinstance(rows, exp.Values):
-        names = [f"col{number}" for number in range(len(first.expressions) if isinstance(first, exp.Tuple) else 1)]
-    elif len(rows.expressions) == 1 and _set_args(rows) <= {"expressions", "alias"}:
+        names = [
+            f"col{number}" for number in range(len(first_row.expressions) if isinstance(first_row, exp.Tuple) else 1)
+        ]
+    elif len(rows.expressions) == 1 and _list_set_arguments(rows) <= {"expressions", "alias"}:
         names = ["unnest"]
     else:
         return
@@ -181,16 +189,16 @@ def _name_columns(rows: exp.Expr) -> None:
 def _convert_operand(case: exp.Case, kinds: NameKinds) -> None:
     """Hide the operand of `CASE c WHEN 1 THEN …` if DuckDB may convert the compared values."""
     kind, branches = kinds.find_kind(case.this), [branch.this for branch in case.args["ifs"]]
-    fits = kind is not None and all(
+    is_same_condition = kind is not None and all(
         isinstance(branch, exp.Null) or (kind != "double" and to_constant(branch, kind, utc=False) is not None)
         for branch in branches
     )
-    if not fits:
+    if not is_same_condition:
         case.set("this", hide([case.this]))
         return
     for branch in branches:
         replace_node(branch, to_constant(branch, str(kind), utc=False) or branch)
 
 
-def _set_args(node: exp.Expr) -> set[str]:
+def _list_set_arguments(node: exp.Expr) -> set[str]:
     return {name for name, value in node.args.items() if value}

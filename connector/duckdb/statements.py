@@ -44,19 +44,20 @@ from seamark.connector.plans.splices import Replacement, splice
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements
 
 STATEMENT_MAX = 200_000
+"""The maximum length of a statement, in characters."""
 _DUCKDB = Dialect.get_or_raise("duckdb")
 _TRINO = Dialect.get_or_raise("trino")
-_UNREAD = (exp.Pivot, exp.TableSample, exp.Lateral, exp.Columns, exp.Lambda, exp.Into)
-_JOINS = ("", "INNER", "CROSS", "OUTER")
+_UNSUPPORTED_NODES = (exp.Pivot, exp.TableSample, exp.Lateral, exp.Columns, exp.Lambda, exp.Into)
+_JOIN_KINDS = ("", "INNER", "CROSS", "OUTER")
 _JOIN_ARGS = {"this", "side", "kind", "on", "using"}
-_WITH_CONSTANTS = frozenset({"integer", "date", "timestamp", "timestamptz"})
+_KINDS_WITH_CONSTANT_BOUNDS = frozenset({"integer", "date", "timestamp", "timestamptz"})
 """The kinds of columns that BETWEEN compares with a constant on one side and a column or subquery on the other."""
-_ONE_KIND = _WITH_CONSTANTS | {"text", "double"}
+_ORDERED_KINDS = _KINDS_WITH_CONSTANT_BOUNDS | {"text", "double"}
 """The kinds of columns that `<` compares with columns and subqueries, in addition to decimals of the same type."""
-_TIMES = "times"
+_DATES_AND_TIMESTAMPS = "times"
 """The kind of a comparison of dates with timestamps."""
 _ORDERED = (exp.LT, exp.LTE, exp.GT, exp.GTE)
-_COMPARED = (exp.EQ, exp.NEQ, *_ORDERED, exp.NullSafeEQ, exp.NullSafeNEQ)
+_COMPARISONS = (exp.EQ, exp.NEQ, *_ORDERED, exp.NullSafeEQ, exp.NullSafeNEQ)
 _TABLE_ARGS = {"this", "db", "catalog", "alias", "joins", "when"}
 _ALIAS = re.compile(r'\s++(?:AS\s++)?+([a-z_]\w*+|"[^"]++")', re.IGNORECASE)
 _AT = re.compile(r"\s*+(AT\s*+\(\s*+VERSION\s*+=>\s*+([0-9]{1,19})\s*+\))", re.IGNORECASE | re.ASCII)
@@ -170,28 +171,28 @@ class DuckDBStatement:
         arguments = {name for name, value in node.args.items() if value}
         if not all(isinstance(part, exp.Identifier) for part in parts) or not arguments <= _TABLE_ARGS:
             return None
-        first, last = parts[0].meta.get("start"), parts[-1].meta.get("end")
-        if first is None or last is None:
+        start, last_character = parts[0].meta.get("start"), parts[-1].meta.get("end")
+        if start is None or last_character is None:
             return None
         names = tuple(part.name for part in parts)
-        reference_text = self.text[first : last + 1]
+        reference_text = self.text[start : last_character + 1]
         try:
             is_same_name = tuple(part.name for part in exp.to_table(reference_text, dialect="duckdb").parts) == names
         except (SqlglotError, ValueError):
             is_same_name = False
         if not is_same_name:
             return None
-        alias, end = None, last + 1
+        alias, end = None, last_character + 1
         if node.args.get("alias") is None:
             alias = ' AS "' + names[-1].replace('"', '""') + '"'
         version_clause = node.args.get("when")
         if version_clause is None:
-            return NamedRelation(names, first, end, alias)
+            return NamedRelation(names, start, end, alias)
         alias_at = _ALIAS.match(self.text, end) if alias is None else None
         clause = _AT.match(self.text, end if alias_at is None else alias_at.end())
         if (alias_at is None) != (alias is not None) or clause is None or clause[2] != _read_version(version_clause):
             return None
-        return NamedRelation(names, first, end, alias, int(clause[2]), clause.span(1))
+        return NamedRelation(names, start, end, alias, int(clause[2]), clause.span(1))
 
 
 def mark_name(number: int) -> str:
@@ -216,10 +217,10 @@ def _check(tree: exp.Expr) -> None:
         UnsupportedStatement: Trino's SQL does not have a construct, or the construct has a different meaning there.
     """
     nodes = list(tree.walk())
-    names = {each.name for each in nodes if isinstance(each, exp.Identifier) and not each.name.isascii()}
+    names = {node.name for node in nodes if isinstance(node, exp.Identifier) and not node.name.isascii()}
     if len({name.lower() for name in names}) < len({_lower_ascii(name) for name in names}):
         raise UnsupportedStatement("the statement has names that differ in the case of a letter beyond ASCII")
-    relations = {each.name.lower() for each in nodes if isinstance(each, exp.Table | exp.TableAlias)}
+    relations = {node.name.lower() for node in nodes if isinstance(node, exp.Table | exp.TableAlias)}
     for node in nodes:
         match node:
             case exp.Select() if node.args.get("distinct") and node.args["distinct"].args.get("on"):
@@ -248,7 +249,7 @@ def _check(tree: exp.Expr) -> None:
                 query = node.find_ancestor(exp.In)
                 if query is None or read_listed_elements(query.args.get("query")) is None:
                     raise UnsupportedStatement("unnest() is among the columns")
-        if isinstance(node, _UNREAD):
+        if isinstance(node, _UNSUPPORTED_NODES):
             raise UnsupportedStatement(f"{type(node).__name__} is not supported")
 
 
@@ -270,8 +271,8 @@ def _is_field(column: exp.Column, relations: AbstractSet[str]) -> bool:
 
     This is the case if a is a relation, and the names between a and the last name are not.
     """
-    first, *between = [part.name.lower() for part in column.parts[:-1]]
-    return first in relations and relations.isdisjoint(between)
+    relation, *inner_names = [part.name.lower() for part in column.parts[:-1]]
+    return relation in relations and relations.isdisjoint(inner_names)
 
 
 def _read_version(version_clause: exp.Expr) -> str | None:
@@ -289,7 +290,7 @@ def _lower_ascii(name: str) -> str:
 
 def _is_plain_join(node: exp.Join) -> bool:
     arguments = {name for name, value in node.args.items() if value}
-    return arguments <= _JOIN_ARGS and (node.kind or "").upper() in _JOINS
+    return arguments <= _JOIN_ARGS and (node.kind or "").upper() in _JOIN_KINDS
 
 
 def _bind_parameters(text: str, tree: exp.Expr, parameters: Any) -> None:
@@ -301,8 +302,10 @@ def _bind_parameters(text: str, tree: exp.Expr, parameters: Any) -> None:
         return
     # Nodes are not in the order of the text. Therefore the text is parsed again with numbers instead of `?`, to
     # find the number of each parameter.
-    numbered_tree, places = _parse(_number_placeholders(text)), (exp.Placeholder, exp.Parameter)
-    for node, numbered_node in zip(list(tree.find_all(*places)), list(numbered_tree.find_all(*places)), strict=True):
+    numbered_tree, placeholder_types = _parse(_number_placeholders(text)), (exp.Placeholder, exp.Parameter)
+    for node, numbered_node in zip(
+        list(tree.find_all(*placeholder_types)), list(numbered_tree.find_all(*placeholder_types)), strict=True
+    ):
         name = numbered_node.name
         try:
             value = parameters[name] if isinstance(parameters, Mapping) else parameters[int(name) - 1]
@@ -314,8 +317,14 @@ def _bind_parameters(text: str, tree: exp.Expr, parameters: Any) -> None:
 
 
 def _number_placeholders(text: str) -> str:
-    marks = [token for token in _DUCKDB.tokenize(text) if token.token_type is TokenType.PLACEHOLDER]
-    return splice(text, (Replacement(mark.start, mark.end + 1, f"${n}") for n, mark in enumerate(marks, 1)))
+    placeholders = [token for token in _DUCKDB.tokenize(text) if token.token_type is TokenType.PLACEHOLDER]
+    return splice(
+        text,
+        (
+            Replacement(placeholder.start, placeholder.end + 1, f"${number}")
+            for number, placeholder in enumerate(placeholders, 1)
+        ),
+    )
 
 
 def _to_literal(value: Any) -> exp.Expr | None:
@@ -336,12 +345,12 @@ def _to_literal(value: Any) -> exp.Expr | None:
 
 def _convert_condition(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
     """Rewrite a condition in Trino's SQL if it has the same meaning there. Otherwise hide its columns."""
-    parts = _find_replacements(node, kinds, utc)
-    if parts is None:
+    replacements = _find_replacements(node, kinds, utc)
+    if replacements is None:
         for column in list(list_columns(node)):
             _hide(column)
         return
-    for old, new in parts:
+    for old, new in replacements:
         replace_node(old, new)
 
 
@@ -359,8 +368,8 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
         )
 
     def replace_in_comparison(term: exp.Expr, values: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
-        kind, defaults = _find_term_kind(term, kinds)
-        return replace_constants(kind, [*defaults, *values])
+        kind, constants_in_term = _find_term_kind(term, kinds)
+        return replace_constants(kind, [*constants_in_term, *values])
 
     match node:
         case exp.Is() if isinstance(node.expression, exp.Null):
@@ -371,7 +380,7 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             if compared_bounds:
                 kind = _find_ordered_kind([node.this, *compared_bounds], kinds)
                 constants = [bound for bound in bounds if not isinstance(bound, exp.Column | exp.Subquery)]
-                is_converted = bool(constants) and kind not in _WITH_CONSTANTS
+                is_converted = bool(constants) and kind not in _KINDS_WITH_CONSTANT_BOUNDS
                 if kind is None or is_converted:
                     return None
                 return replace_constants(kind, constants) if constants else []
@@ -402,12 +411,12 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             return _replace_pattern(node, kinds)
         case exp.Exists():
             return []
-    if type(node) not in _COMPARED:
+    if type(node) not in _COMPARISONS:
         return None
     left, right = node.this, node.expression
-    side_kinds = kinds.find_kind(left), kinds.find_kind(right)
     if type(left) is exp.Column and type(right) is exp.Column:
-        is_equal = side_kinds[0] not in (None, "double") and side_kinds[0] == side_kinds[1]
+        left_kind, right_kind = kinds.find_kind(left), kinds.find_kind(right)
+        is_equal = left_kind not in (None, "double") and left_kind == right_kind
         is_ordered = type(node) in _ORDERED and _find_ordered_kind([left, right], kinds) is not None
         return [] if is_equal or is_ordered else None
     if _is_period(left, right, kinds) or _is_period(right, left, kinds):
@@ -419,17 +428,17 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
 def _find_ordered_kind(operands: Sequence[exp.Expr], kinds: NameKinds) -> str | None:
     """Return the kind of columns and subqueries that DuckDB orders as Trino does, or None for other operands.
 
-    The kind is one of `_ONE_KIND`. For dates that are compared with timestamps it is `_TIMES`, because both engines
-    convert the dates to timestamps.
+    The kind is one of `_ORDERED_KINDS`. For dates that are compared with timestamps it is `_DATES_AND_TIMESTAMPS`,
+    because both engines convert the dates to timestamps.
     """
     operand_kinds: set[str | None] = set()
     for operand in operands:
         inner = operand.this if isinstance(operand, exp.Any) else operand
         operand_kinds.add(kinds.find_kind(_find_only_column(inner) if isinstance(inner, exp.Subquery) else inner))
     if operand_kinds == {"date", "timestamp"}:
-        return _TIMES
+        return _DATES_AND_TIMESTAMPS
     kind = operand_kinds.pop() if len(operand_kinds) == 1 else None
-    return kind if kind is not None and (kind in _ONE_KIND or kind.startswith("decimal(")) else None
+    return kind if kind is not None and (kind in _ORDERED_KINDS or kind.startswith("decimal(")) else None
 
 
 def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.Expr]] | None:
@@ -458,14 +467,14 @@ def _is_false_for_nan(node: exp.Expr) -> bool:
     """
     match node:
         case exp.EQ() | exp.In() | exp.Between():
-            fits = True
+            is_false_for_nan = True
         case exp.LT() | exp.LTE():
-            fits = isinstance(node.this, exp.Column)
+            is_false_for_nan = isinstance(node.this, exp.Column)
         case exp.GT() | exp.GTE():
-            fits = isinstance(node.expression, exp.Column)
+            is_false_for_nan = isinstance(node.expression, exp.Column)
         case _:
-            fits = False
-    return fits and is_counted_if_true(node)
+            is_false_for_nan = False
+    return is_false_for_nan and is_counted_if_true(node)
 
 
 def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
@@ -475,18 +484,18 @@ def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None
     """
     while isinstance(node, exp.Paren):
         node = node.this
-    of_time = node is not None and kinds.find_kind(node.this) in ("date", "timestamp")
+    is_of_time = node is not None and kinds.find_kind(node.this) in ("date", "timestamp")
     match node:
         case exp.Cast() if type(node) is exp.Cast and node.to.this is exp.DataType.Type.DATE:
-            return "date" if of_time else None, ()
+            return "date" if is_of_time else None, ()
         case exp.Year() | exp.Month():
-            return "integer" if of_time else None, ()
+            return "integer" if is_of_time else None, ()
         case exp.Extract() if node.name.upper() in ("YEAR", "MONTH"):
             return "integer" if kinds.find_kind(node.expression) in ("date", "timestamp") else None, ()
         case exp.TimestampTrunc() | exp.DateTrunc():
-            return kinds.find_kind(node.this) if of_time else None, ()
+            return kinds.find_kind(node.this) if is_of_time else None, ()
         case exp.TimeToStr():
-            return "text" if of_time else None, ()
+            return "text" if is_of_time else None, ()
         case exp.Substring() | exp.Left() | exp.Lower() | exp.Upper():
             return "text" if kinds.find_kind(node.this) == "text" else None, ()
         case exp.Coalesce():
@@ -501,7 +510,7 @@ def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None
             return "integer", ()
         case exp.Add() | exp.Sub() | exp.Mul() if kinds.find_kind(node.this) == "integer" and is_whole(node.expression):
             return "integer", ()
-        case exp.Add() | exp.Sub() if of_time and isinstance(node.expression, exp.Interval):
+        case exp.Add() | exp.Sub() if is_of_time and isinstance(node.expression, exp.Interval):
             return kinds.find_kind(node.this), ()
     return kinds.find_kind(node), ()
 
@@ -552,6 +561,6 @@ def _is_condition(column: exp.Column) -> bool:
 
 
 def _hide(column: exp.Expr) -> None:
-    new = hide([])
-    replace_node(column, new)
-    new.set("expressions", [column])
+    hidden_column = hide([])
+    replace_node(column, hidden_column)
+    hidden_column.set("expressions", [column])

@@ -245,8 +245,8 @@ def _explain_missing_count(index: Index, verdicts: Sequence[VerificationResult])
     unlisted_count = sum(index.json["levels"].values()) - len(verdicts)
     if unlisted_count:
         return f"there are {unlisted_count:,} more index files than the server lists at once"
-    unread = sum(verdict.listed is None for verdict in verdicts)
-    return f"{unread:,} index files could not be read" if unread else None
+    unread_count = sum(verdict.listed is None for verdict in verdicts)
+    return f"{unread_count:,} index files could not be read" if unread_count else None
 
 
 def _count_rows(
@@ -258,10 +258,10 @@ def _count_rows(
     """
     tables = [verdict.listed for verdict in verdicts if verdict.listed is not None]
     no_ids = np.empty(0, dtype=np.uint64)
-    ids, first = np.unique(
+    ids, first_positions = np.unique(
         np.concatenate([no_ids, *(files_table.ids[:, 0] for files_table in tables)]), return_index=True
     )
-    records = np.concatenate([no_ids, *(files_table.records for files_table in tables)])[first]
+    records = np.concatenate([no_ids, *(files_table.records for files_table in tables)])[first_positions]
     if metadata.current_snapshot_id is None:
         return 0
     is_live = np.zeros(len(ids), dtype=np.bool_)
@@ -273,8 +273,10 @@ def _count_rows(
 def _collect_file_ids(page: dict[str, list[Any]]) -> npt.NDArray[np.uint64]:
     """Return the high halves of the identities of data files. They are sufficient to match data files."""
     rows = [
-        row
-        for row in zip(page["file_path"], page["file_size_in_bytes"], page["record_count"], strict=True)
-        if row[2] >= 0
+        (path, size_bytes, records)
+        for path, size_bytes, records in zip(
+            page["file_path"], page["file_size_in_bytes"], page["record_count"], strict=True
+        )
+        if records >= 0
     ]
     return compute_file_ids(*zip(*rows, strict=True))[:, 0] if rows else np.empty(0, dtype=np.uint64)

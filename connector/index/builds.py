@@ -140,7 +140,7 @@ class AdaptiveWorkers:
     def __init__(self, start_cluster: Callable[[], Workers]) -> None:
         self._start_cluster = start_cluster
         self._cluster: Workers | None = None
-        self._adapt_text = InProcessWorkers()
+        self._in_process_workers = InProcessWorkers()
 
     @property
     def parallelism(self) -> int:
@@ -150,7 +150,7 @@ class AdaptiveWorkers:
         files = sum(map(len, groups))
         size_bytes = sum(file.size_bytes for group in groups for file in group)
         if files < SMALL_FILES and size_bytes < SMALL_BYTES:
-            return self._adapt_text.run(task, groups)
+            return self._in_process_workers.run(task, groups)
         if self._cluster is None:
             self._cluster = self._start_cluster()
         return self._cluster.run(task, groups)
@@ -186,7 +186,7 @@ def build(
         ClusterFailed: The workers cannot be started, or their work fails.
     """
     with open_build(client, table, index, exclusive=exclusive) as build_json:
-        run = _Run(client, table, index, build_json, workers, limits, on_progress)
+        run = _BuildRun(client, table, index, build_json, workers, limits, on_progress)
         run.copy_unchanged_entries()
         for _ in range(passes_max):
             if not run.catch_up():
@@ -214,7 +214,7 @@ def open_build(client: IndexClient, table: Name, index: str, *, exclusive: bool)
         raise
 
 
-class _Run:
+class _BuildRun:
     """The state of a running build."""
 
     def __init__(
@@ -241,25 +241,27 @@ class _Run:
         """The reasons why the first skipped files were skipped, by path."""
         self.refused_files: dict[str, str] = {}
         """The reasons of the first files that no build can index, by path."""
-        self._left_files = 0
+        self._not_indexed_count = 0
         """The number of files that the last pass listed as missing although they had been tried."""
-        self._left_reasons: list[tuple[str, str]] = []
+        self._not_indexed_reasons: list[tuple[str, str]] = []
         self._dimensions: Dimensions | None = None
         """The dimension tables, whose snapshots are part of the definition. They are read for the first new entry."""
 
     @property
     def outcome(self) -> dict[str, Any]:
         """The final state of the build. If no file could be indexed, the build is rolled back with a reason."""
-        if not self._left_reasons or self._json["progress"]["index-files"]:
+        if not self._not_indexed_reasons or self._json["progress"]["index-files"]:
             return {}
-        path, reason = self._left_reasons[0]
+        path, reason = self._not_indexed_reasons[0]
         return {
             "outcome": "rolled-back",
-            "reason": f"{self._left_files:,} files cannot be indexed; the first is {path}: {reason}"[:1000],
+            "reason": f"{self._not_indexed_count:,} files cannot be indexed; the first is {path}: {reason}"[:1000],
         }
 
     def report(self, build_json: dict[str, Any]) -> BuildReport:
-        return BuildReport(self._decode_progress(build_json), self._left_files, tuple(self._left_reasons), build_json)
+        return BuildReport(
+            self._decode_progress(build_json), self._not_indexed_count, tuple(self._not_indexed_reasons), build_json
+        )
 
     def copy_unchanged_entries(self) -> None:
         """Register entries of an earlier definition for the files whose keys have the same attributes as before."""
@@ -288,7 +290,7 @@ class _Run:
         """Index the missing files. Return False if the build has tried all of them before."""
         source = self._make_source()
         tried_before = len(self._tried_files)
-        self._left_files, self._left_reasons = 0, []
+        self._not_indexed_count, self._not_indexed_reasons = 0, []
         groups = group_files(self._request_untried_files(source), self._choose_wave_limits())
         while wave := list(islice(groups, self._workers.parallelism * _GROUPS_PER_WORKER)):
             expect(sum(map(len, wave)), sum(file.size_bytes for group in wave for file in group))
@@ -309,17 +311,17 @@ class _Run:
             ids = compute_file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
             for file, file_id, file_json in zip(files, ids[:, 0].tolist(), page["files"], strict=True):
                 if file_id not in self._tried_files and "refused" in file_json:  # An earlier build has read the file.
-                    self._left_files += 1
-                    if len(self._left_reasons) < _SKIPPED_FILES_MAX:
-                        self._left_reasons.append((file.path, file_json["refused"]))
+                    self._not_indexed_count += 1
+                    if len(self._not_indexed_reasons) < _SKIPPED_FILES_MAX:
+                        self._not_indexed_reasons.append((file.path, file_json["refused"]))
                     continue
                 if file_id not in self._tried_files:
                     self._tried_files.add(file_id)
                     yield file
                     continue
-                self._left_files += 1
+                self._not_indexed_count += 1
                 if file.path in self._reasons:
-                    self._left_reasons.append((file.path, self._reasons[file.path]))
+                    self._not_indexed_reasons.append((file.path, self._reasons[file.path]))
 
     def _register(self, written_index: WrittenIndex) -> None:
         self._skipped_count += len(written_index.skipped)
@@ -337,8 +339,8 @@ class _Run:
     def _choose_wave_limits(self) -> GroupLimits:
         """Return limits with which every worker gets some groups of at least `_GROUP_FILES_MIN` files."""
         progress = self._json["progress"]
-        shares = self._workers.parallelism * _GROUPS_PER_WORKER
-        files = max(_GROUP_FILES_MIN, -(-progress["files-total"] // shares))
+        groups_per_wave = self._workers.parallelism * _GROUPS_PER_WORKER
+        files = max(_GROUP_FILES_MIN, -(-progress["files-total"] // groups_per_wave))
         return replace(self._limits, files=min(self._limits.files, files))
 
     def _decode_progress(self, json: dict[str, Any]) -> BuildProgress:

@@ -35,7 +35,7 @@ _CHANGED_KEYS_FRACTION_MAX = 0.5
 """The maximum fraction of changed keys with which entries are copied. With more, almost every file has such a key."""
 _EARLIER_DEFINITIONS_MAX = 3
 """The maximum number of earlier definitions whose dimension tables are read."""
-_SILENCE_MAX_S = 20 * 60
+_REGISTRATION_INTERVAL_MAX_S = 20 * 60
 """The maximum time without a registered index file, in seconds. The server rolls back a build that registers none for
 an hour, if another build starts.
 """
@@ -67,15 +67,15 @@ def copy_unchanged_entries(
     Args:
         client: The client.
         task: The index task of the build.
-        earlier_files: The `earlier-index-files` of the build, the newest first.
+        earlier_files: The `earlier_file-index-files` of the build, the newest first.
         missing: The data files without entry. The function removes the files whose entries it has copied.
         dimensions: The dimension tables of the definition.
     """
     by_definition: defaultdict[str, list[str]] = defaultdict(list)
-    for earlier in earlier_files:
-        by_definition[earlier["definition-id"]].append(earlier["location"])
+    for earlier_file in earlier_files:
+        by_definition[earlier_file["definition-id"]].append(earlier_file["location"])
     read_ids: set[FileId] = set()
-    deadline_s = time.monotonic() + _SILENCE_MAX_S
+    deadline_s = time.monotonic() + _REGISTRATION_INTERVAL_MAX_S
     for definition_id, locations in islice(by_definition.items(), _EARLIER_DEFINITIONS_MAX):
         if not missing:
             return
@@ -95,7 +95,7 @@ def copy_unchanged_entries(
             for file_id in unchanged_ids:
                 del missing[file_id]
             yield written
-            deadline_s = time.monotonic() + _SILENCE_MAX_S
+            deadline_s = time.monotonic() + _REGISTRATION_INTERVAL_MAX_S
 
 
 def _find_changes(
@@ -137,7 +137,7 @@ def _find_changes(
 
 def _read_earlier_terms(terms: Sequence[Term], definition_id: str) -> list[Term]:
     """Return the terms of an earlier definition, which differ only by the snapshots of dimension tables."""
-    transforms = [each["transform"] for each in msgspec.json.decode(definition_id)["terms"]]
+    transforms = [earlier_term["transform"] for earlier_term in msgspec.json.decode(definition_id)["terms"]]
     return [replace(term, transform=transform) for term, transform in zip(terms, transforms, strict=True)]
 
 
@@ -152,9 +152,9 @@ def find_changed_keys(earlier: pa.Table, later: pa.Table) -> pa.Array:
     is_same = pc.is_valid(places)
     for name in later.column_names:
         if name != "key" and name in earlier.column_names:
-            before, after = _decode(earlier[name]).take(places), _decode(later[name])
-            is_equal = pc.fill_null(pc.equal(before, after), False)
-            both_null = pc.and_(pc.is_null(before), pc.is_null(after))
+            earlier_values, later_values = _decode(earlier[name]).take(places), _decode(later[name])
+            is_equal = pc.fill_null(pc.equal(earlier_values, later_values), False)
+            both_null = pc.and_(pc.is_null(earlier_values), pc.is_null(later_values))
             is_same = pc.and_(is_same, pc.or_(is_equal, both_null))
     is_removed = pc.is_null(find_places(earlier["key"], later["key"].combine_chunks()))
     changed = pa.chunked_array(

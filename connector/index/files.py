@@ -243,11 +243,11 @@ def _transform_keys(source: Keys, term: Term) -> Keys:
 
     The function applies the same transform function as the planner's projection, once to each distinct value.
     """
-    apply = make_function(term.transform, term.source)
+    transform_value = make_function(term.transform, term.source)
     has_key = source.present
     rows = np.arange(source.rows) if has_key is None else np.flatnonzero(has_key)
     distinct, key_ordinals = _find_distinct(source, rows)
-    results = [apply(_decode_key(key, term.source)) for key in distinct]
+    results = [transform_value(_decode_key(key, term.source)) for key in distinct]
     has_value = np.array([result is not None for result in results], dtype=np.bool_)
     valid = np.zeros(source.rows, dtype=np.bool_)
     valid[rows] = has_value[key_ordinals] if len(results) else False

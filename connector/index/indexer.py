@@ -62,7 +62,7 @@ PASSES_MAX = 8
 With this limit, a table with continuous writes does not block the other tables.
 """
 MERGES_MAX = 64
-"""The maximum number of merges of one index in a round. Eight levels may be due at the same time."""
+"""The maximum number of merges of one index in a round."""
 BACKOFF_S, BACKOFF_MAX_S = 30.0, 3600.0
 """The first backoff after a failure, and the maximum."""
 BACKOFFS_MAX = 10_000
@@ -130,7 +130,7 @@ class _Backoff:
             it always applies.
     """
 
-    until: float
+    until_s: float
     backoff_s: float
     lag_files: int | None
 
@@ -200,14 +200,14 @@ class Indexer:
             ClientError: The catalog cannot be listed, or the server is unreachable.
         """
         round_ = Round()
-        due: list[_DueAudit] = []
+        due_audits: list[_DueAudit] = []
         with self.open_workers() as workers:
             for table in self._list_tables():
                 round_.tables += 1
                 self._run_unless_backed_off(
-                    (table, "", "look"), partial(self._maintain_table, table, workers, round_, due), round_
+                    (table, "", "look"), partial(self._maintain_table, table, workers, round_, due_audits), round_
                 )
-        self._run_audits(sorted(due), round_)
+        self._run_audits(sorted(due_audits), round_)
         has_activity = round_.builds or round_.merges or round_.damaged or round_.failed
         _log.log(INFO if has_activity else DEBUG, "round done", **vars(round_))
         return round_
@@ -218,12 +218,12 @@ class Indexer:
         Raises:
             ClientError: The server is unreachable.
         """
-        round_, due = Round(tables=1), list[_DueAudit]()
+        round_, due_audits = Round(tables=1), list[_DueAudit]()
         with self.open_workers() as workers:
             self._run_unless_backed_off(
-                (table, "", "look"), partial(self._maintain_table, table, workers, round_, due), round_
+                (table, "", "look"), partial(self._maintain_table, table, workers, round_, due_audits), round_
             )
-        self._run_audits(sorted(due), round_)
+        self._run_audits(sorted(due_audits), round_)
         return round_
 
     def _list_tables(self) -> Iterator[Table]:
@@ -231,8 +231,8 @@ class Indexer:
             with suppress(NoSuchResource):
                 yield from self.client.tables(namespace)
 
-    def _maintain_table(self, table: Table, workers: Workers, round_: Round, due: list[_DueAudit]) -> None:
-        """Build and merge the indexes of a table, and append the indexes whose audit is due to `due`."""
+    def _maintain_table(self, table: Table, workers: Workers, round_: Round, due_audits: list[_DueAudit]) -> None:
+        """Build and merge the indexes of a table, and append the indexes whose audit is due to `due_audits`."""
         definitions, writable_definitions = self._read_definitions(table)
         if not definitions:
             # The state of the indexes is not requested here, because the server would have to read manifests for it.
@@ -261,7 +261,7 @@ class Indexer:
                         (table, index.name, "merge"), partial(self._merge, table, index.name, round_), round_
                     )
                 if self._is_due(index):
-                    due.append(_DueAudit(index.audited_ms or 0, table, index.name))
+                    due_audits.append(_DueAudit(index.audited_ms or 0, table, index.name))
 
     def _read_definitions(self, table: Table) -> tuple[tuple[IndexDefinition, ...], tuple[IndexDefinition, ...]]:
         """Return the enabled indexes, and those of them whose columns the table still has."""
@@ -274,11 +274,13 @@ class Indexer:
 
         The builds report a table that cannot be read.
         """
-        late_names = {index.name for index in indexes if index.state == "enabled" and index.lag_files}
-        late_definitions = [each for each in definitions if each.dimension_tables and each.name in late_names]
-        if len(late_definitions) > 1:
+        lagging_names = {index.name for index in indexes if index.state == "enabled" and index.lag_files}
+        lagging_definitions = [
+            definition for definition in definitions if definition.dimension_tables and definition.name in lagging_names
+        ]
+        if len(lagging_definitions) > 1:
             with suppress(ClientError):
-                read_dimensions(self.client, [term for each in late_definitions for term in each.terms])
+                read_dimensions(self.client, [term for definition in lagging_definitions for term in definition.terms])
 
     def _redefine(self, table: Table, definition: IndexDefinition, round_: Round) -> None:
         """Define an index again if its dimension tables have changed, so that the build copies the unchanged entries.
@@ -303,21 +305,21 @@ class Indexer:
             return False
         return index.audited_ms is None or index.audited_ms < self.now_ms() - 1000 * self.audit.every_s
 
-    def _run_audits(self, due: Sequence[_DueAudit], round_: Round) -> None:
+    def _run_audits(self, due_audits: Sequence[_DueAudit], round_: Round) -> None:
         """Audit as many index files as the limits allow.
 
         Damaged index files are quarantined. The next round builds them again.
         """
         if self.audit is None:
             return
-        for stale_key in self._audit_progress.keys() - {(due_audit.table, due_audit.name) for due_audit in due}:
+        for stale_key in self._audit_progress.keys() - {(due_audit.table, due_audit.name) for due_audit in due_audits}:
             del self._audit_progress[stale_key]
-        limits, until = self.audit, self.now() + self.audit.seconds
+        limits, until_s = self.audit, self.now() + self.audit.seconds
 
         def has_time() -> bool:
-            return self.now() < until and round_.verified_bytes < limits.size_bytes
+            return self.now() < until_s and round_.verified_bytes < limits.size_bytes
 
-        for due_audit in due:
+        for due_audit in due_audits:
             if not has_time():
                 break
             action = partial(self._audit, due_audit.table, due_audit.name, limits.sample, has_time, round_)
@@ -377,16 +379,16 @@ class Indexer:
 
     def _merge(self, table: Table, name: str, round_: Round) -> None:
         for _ in range(MERGES_MAX):
-            merge = select_merge(
+            files_to_merge = select_merge(
                 RegisteredFile(
                     file_json["location"], file_json["level"], file_json["size-in-bytes"], file_json["created-ms"]
                 )
                 for file_json in self.client.index(table, name).json["index-files"]
                 if file_json["state"] == "live" and file_json["location"] not in self._unsupported_locations
             )
-            if not merge:
+            if not files_to_merge:
                 return
-            merged_locations = [file.location for file in merge]
+            merged_locations = [file.location for file in files_to_merge]
             engine_table = self.client.load_table(table)
             unsupported_locations = find_unsupported_files(
                 merged_locations, Storage.of_table(engine_table.storage, engine_table.location)
@@ -446,7 +448,7 @@ class Indexer:
         Failures are logged. An error is raised only if the server is unavailable.
         """
         backoff = self._backoffs.get(key)
-        if backoff is not None and self.now() < backoff.until and backoff.lag_files in (None, lag_files):
+        if backoff is not None and self.now() < backoff.until_s and backoff.lag_files in (None, lag_files):
             return
         table, index, _ = key
         log = _log.bind(table=_format_table(table), index=index)

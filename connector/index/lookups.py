@@ -281,13 +281,16 @@ def _read_dimension(
         for field_id, kind in types.items()
     }
     # The table is sent to the workers of a build, so it has the key a second time only if the key is an attribute.
-    table = pa.table({"key": columns[str(source.key_id)], **{str(each): columns[str(each)] for each in attributes}})
+    table = pa.table(
+        {"key": columns[str(source.key_id)], **{str(field_id): columns[str(field_id)] for field_id in attributes}}
+    )
     table = table.filter(pc.is_valid(table["key"])).combine_chunks()
     if pc.count_distinct(table["key"]).as_py() != table.num_rows:
         raise InvalidRequest(
             f"The column {fields[source.key_id].name} of {name} is not a key: a value has several rows"
         )
-    return pa.table({"key": table["key"], **{str(each): _encode_attribute(table[str(each)]) for each in attributes}})
+    encoded_attributes = {str(field_id): _encode_attribute(table[str(field_id)]) for field_id in attributes}
+    return pa.table({"key": table["key"], **encoded_attributes})
 
 
 def _encode_attribute(values: pa.ChunkedArray) -> pa.DictionaryArray:
@@ -348,16 +351,16 @@ def find_places(keys: pa.ChunkedArray, distinct: pa.Array) -> pa.ChunkedArray:
     if not pa.types.is_integer(distinct.type) or not len(distinct):
         return pc.index_in(keys, value_set=distinct)
     limits = pc.min_max(distinct).as_py()
-    first, last = limits["min"], limits["max"]
-    if last - first >= max(_TABLE_NUMBERS_MAX, _TABLE_NUMBERS_PER_KEY * len(distinct)):
+    smallest, largest = limits["min"], limits["max"]
+    if largest - smallest >= max(_TABLE_NUMBERS_MAX, _TABLE_NUMBERS_PER_KEY * len(distinct)):
         return pc.index_in(keys, value_set=distinct)
-    places = np.full(last - first + 1, -1, np.int32)
-    places[distinct.to_numpy().astype(np.int64) - first] = np.arange(len(distinct), dtype=np.int32)
+    places = np.full(largest - smallest + 1, -1, np.int32)
+    places[distinct.to_numpy().astype(np.int64) - smallest] = np.arange(len(distinct), dtype=np.int32)
     chunks = []
     for chunk in keys.chunks:
-        numbers = chunk.fill_null(first).to_numpy(zero_copy_only=False)
-        is_known = (numbers >= first) & (numbers <= last)
-        key_places = places[np.where(is_known, numbers, first).astype(np.int64) - first]
+        numbers = chunk.fill_null(smallest).to_numpy(zero_copy_only=False)
+        is_known = (numbers >= smallest) & (numbers <= largest)
+        key_places = places[np.where(is_known, numbers, smallest).astype(np.int64) - smallest]
         is_absent = ~is_known | (key_places < 0)
         if chunk.null_count:
             is_absent |= chunk.is_null().to_numpy(zero_copy_only=False)

@@ -28,6 +28,7 @@ from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 from seamark.formats.runtime.errors import Corrupt
 
 MERGED_FILES_MIN = 8
+"""The minimum number of index files of one level that are merged."""
 SIZE_MAX_BYTES = 512 << 20
 """The approximate maximum size of a merged file. A file of at least half this size is not merged again."""
 
@@ -188,7 +189,7 @@ def copy_entries(
     index_file = open_index_file(storage.read(location), location)
     header = index_file.header
     kind = KINDS[header.kind]
-    mask = np.array([tuple(each) in file_ids for each in index_file.files.ids.tolist()], dtype=np.bool_)
+    mask = np.array([tuple(file_id) in file_ids for file_id in index_file.files.ids.tolist()], dtype=np.bool_)
     files = FilesTable.merge([(index_file.files, mask)])
     parts = assemble_index_file(
         definition_id,
@@ -199,8 +200,8 @@ def copy_entries(
         field_ids=header.field_ids,
         level=header.level,
     )
-    copied = f"{folder}/{uuid.uuid4()}.puffin"
-    return WrittenIndex(copied, len(files), files.rows, storage.write(copied, parts), ())
+    new_location = f"{folder}/{uuid.uuid4()}.puffin"
+    return WrittenIndex(new_location, len(files), files.rows, storage.write(new_location, parts), ())
 
 
 def _open_index_files(

@@ -52,12 +52,12 @@ def split_buckets(
     coarse_spec_ids = list_coarser_specs(source_table.metadata)
     began_ms = now_ms()
     tasks = list(plan(client, source_table, sequence_numbers=settled)) if coarse_spec_ids else []
-    due: Sequence[ScanTask] = [task for task in select_rewritable(tasks) if task.spec_id in coarse_spec_ids]
+    coarse_tasks: Sequence[ScanTask] = [task for task in select_rewritable(tasks) if task.spec_id in coarse_spec_ids]
     recheck_after_s = 0.0
     if settled:
-        due, recheck_after_s = settle(source_table, due, lambda tasks: tasks, now_ms() - began_ms)
+        coarse_tasks, recheck_after_s = settle(source_table, coarse_tasks, lambda tasks: tasks, now_ms() - began_ms)
     # The files are split partition by partition, so that each commit writes to few of the new buckets.
-    ordered_tasks = (task for members in group_by_partition(due) for task in members)
+    ordered_tasks = (task for members in group_by_partition(coarse_tasks) for task in members)
     batches = divide_tasks(ordered_tasks, BATCH_BYTES, BATCH_FILES)
     policy = CompactionPolicy.from_metadata(source_table.metadata, read_effective_properties(client, table))
     return replace_batches(

@@ -97,6 +97,7 @@ SPILL_BYTES = 32 << 30
 JOINED_ROWS = 20_000_000
 """The maximum number of rows of a joined table, which is in memory as a whole."""
 SAMPLE_ROWS = 200_000
+"""The approximate number of rows of a layer in the sample from which its order is computed."""
 _FILE_ROWS_MAX_FACTOR = 1.5
 """The maximum number of rows of a file, as a multiple of the target number.
 
@@ -105,7 +106,10 @@ A file may have more rows than the target if the sample has too few of its rows.
 _ROWS_PER_BATCH = 65_536
 _SEALED_BYTES = 1 << 20
 """The maximum size in bytes of a block of an encrypted temporary file, before its encryption."""
+_LENGTH_BYTES, _NONCE_BYTES = 4, 12
+"""The size of the stored length of a block, and of a nonce of AES-GCM."""
 _ORIGIN, _KEY = "_seamark_origin", "_seamark_key"
+"""The last two columns of a temporary file: the origin and the key of each row."""
 
 Keys = npt.NDArray[np.bytes_]
 Layer = list[ScanTask]
@@ -186,17 +190,17 @@ def _build_new_layers(
     """Yield the files of each new layer, partition by partition."""
     shared_deletes = count_deletes(tasks)
     for members in group_by_partition(tasks):
-        loose_tasks, due = list[ScanTask](), full
+        loose_tasks, is_due = list[ScanTask](), full
         layers: defaultdict[str, Layer] = defaultdict(list)
         for task in members:
-            layer_and_place = parse_layer(task.path)
+            digest, layer = parse_layer(task.path) or (None, "")
             is_dirty = has_many_deletes(task, shared_deletes)
-            due |= is_dirty
-            if layer_and_place is None or (full and layer_and_place[0] != layout.digest) or is_dirty:
+            is_due |= is_dirty
+            if digest is None or (full and digest != layout.digest) or is_dirty:
                 loose_tasks.append(task)
             else:
-                layers[layer_and_place[1]].append(task)
-        if due or len(loose_tasks) >= policy.min_files or _sum_sizes(loose_tasks) >= policy.target_bytes:
+                layers[layer].append(task)
+        if is_due or len(loose_tasks) >= policy.min_files or _sum_sizes(loose_tasks) >= policy.target_bytes:
             yield from _form_layers(loose_tasks, sorted(layers.values(), key=_sum_sizes))
 
 
@@ -253,16 +257,16 @@ def _rewrite(
                 protection.refuse(layout_ids, PUBLISHES_LAYOUT)
             protections[scheme] = protection
             layers_by_scheme[scheme].append(members)
-    first, rows, parts = 0, 0, list[WrittenFiles]()
+    first_origin, rows, parts = 0, 0, list[WrittenFiles]()
     with discard_on_error(parts, target.storage):
         for scheme, parts_of_layers in layers_by_scheme.items():
             works = []
             for members in parts_of_layers:
                 check = require_unchanged_scheme(scheme, target, keys)
                 works.append(
-                    _LayerWork(source_table, read_plan, members, layout, attributes, policy, first, keys, check)
+                    _LayerWork(source_table, read_plan, members, layout, attributes, policy, first_origin, keys, check)
                 )
-                first += sum(task.records for task in members)
+                first_origin += sum(task.records for task in members)
             # The first layer determines the length of bounds in all layers, because the strings of all partitions are
             # assumed to be similar.
             properties = derive_layer_properties(target.properties, works[0].sample[1], attributes.columns)
@@ -283,7 +287,7 @@ class _LayerWork:
 
     Attributes:
         tasks: The old files.
-        first: The index of the layer's first row among the rows of the rewrite.
+        first_origin: The index of the layer's first row among the rows of the rewrite.
     """
 
     table: OpenTable
@@ -292,7 +296,7 @@ class _LayerWork:
     layout: ClusteringLayout
     attributes: Attributes
     policy: CompactionPolicy
-    first: int
+    first_origin: int
     keys: ParquetKeys | None
     check: SourceCheck | None
     """A function that checks that a file still has the encryption by which the layer was chosen, or None."""
@@ -326,24 +330,26 @@ class _LayerWork:
     @cached_property
     def sample(self) -> tuple[int, pa.Table]:
         """The number of rows, and a sample of the rows with the clustering columns."""
-        share = SAMPLE_ROWS / max(1, sum(task.records for task in self.tasks))
+        fraction = SAMPLE_ROWS / max(1, sum(task.records for task in self.tasks))
         narrow_plan = plan_read(self.table, self.attributes.columns, TRUE)
-        draw, rows, samples = np.random.default_rng(1), 0, []
+        generator, rows, samples = np.random.default_rng(1), 0, []  # A repeated job draws the same rows.
         reader = TaskReader(narrow_plan, self.table.storage, threads=False, keys=self.keys, check=self.check)
         for batch in reader.read_all(self.tasks):
             rows += batch.num_rows
-            samples.append(batch if share >= 1 else batch.filter(pa.array(draw.random(batch.num_rows) < share)))
+            samples.append(
+                batch if fraction >= 1 else batch.filter(pa.array(generator.random(batch.num_rows) < fraction))
+            )
         return rows, pa.Table.from_batches(samples, narrow_plan.arrow).combine_chunks()
 
     def _read(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
         """Yield the rows of the layer with their origins."""
         reader = TaskReader(self.read_plan, self.table.storage, threads=False, keys=self.keys, check=self.check)
         columns = list(range(len(self.read_plan.names)))
-        first = self.first
+        first_origin = self.first_origin
         for task in self.tasks:
             for batch in reader.read(task):
-                yield batch.select(columns), batch.column(len(columns)).to_numpy() + first
-            first += task.records
+                yield batch.select(columns), batch.column(len(columns)).to_numpy() + first_origin
+            first_origin += task.records
             advance(1, task.size_bytes)
 
 
@@ -385,7 +391,7 @@ class _Spill:
     def __init__(self, folder: Path, ranges: int, *, sealed: bool) -> None:
         self._folder, self._is_single = folder, ranges == 1
         self._keys: dict[int, AESGCM] | None = {} if sealed else None
-        self._kept: list[pa.RecordBatch] = []
+        self._batches_in_memory: list[pa.RecordBatch] = []
         self._streams: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
         self._distinct: defaultdict[int, set[bytes]] = defaultdict(set)
         """At most two distinct keys of each range, to recognise a range with a single key."""
@@ -413,7 +419,7 @@ class _Spill:
         binary = pa.Array.from_buffers(pa.binary(keys.itemsize), len(keys), [None, pa.py_buffer(keys)])
         rows = batch.append_column(_ORIGIN, pa.array(origins)).append_column(_KEY, binary)
         if self._is_single:
-            self._kept.append(rows)
+            self._batches_in_memory.append(rows)
             return
         for number in np.unique(numbers).tolist():
             is_selected = numbers == number
@@ -450,8 +456,8 @@ class _Spill:
 
         If all rows of a range have the same key, they are yielded in several batches.
         """
-        if self._kept:
-            yield _join_batches(self._kept)
+        if self._batches_in_memory:
+            yield _join_batches(self._batches_in_memory)
         for number in sorted(self._streams):
             path = self._folder / str(number)
             with self._open(number, path) as file, pa.ipc.open_stream(file) as batches:
@@ -471,7 +477,7 @@ class _EncryptedFile(io.RawIOBase):
 
     def __init__(self, path: Path, mode: str, cipher: AESGCM) -> None:
         self._file = path.open(mode)
-        self._cipher, self._mode, self._blocks, self._size_bytes, self._left = cipher, mode, 0, 0, b""
+        self._cipher, self._mode, self._blocks, self._size_bytes, self._unread = cipher, mode, 0, 0, b""
 
     def readable(self) -> bool:
         return self._mode == "rb"
@@ -485,20 +491,20 @@ class _EncryptedFile(io.RawIOBase):
     def write(self, data: Any) -> int:
         data = data[:_SEALED_BYTES]  # The writer calls this function again with the remaining bytes.
         block = self._cipher.encrypt(self._make_nonce(), bytes(data), None)
-        self._size_bytes += self._file.write(len(block).to_bytes(4, "little") + block)
+        self._size_bytes += self._file.write(len(block).to_bytes(_LENGTH_BYTES, "little") + block)
         return len(data)
 
     def readinto(self, buffer: Any) -> int:
-        if not self._left:
-            size = int.from_bytes(self._file.read(4), "little")
-            self._left = self._cipher.decrypt(self._make_nonce(), self._file.read(size), None) if size else b""
-        data, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        if not self._unread:
+            size = int.from_bytes(self._file.read(_LENGTH_BYTES), "little")
+            self._unread = self._cipher.decrypt(self._make_nonce(), self._file.read(size), None) if size else b""
+        data, self._unread = self._unread[: len(buffer)], self._unread[len(buffer) :]
         buffer[: len(data)] = data
         return len(data)
 
     def _make_nonce(self) -> bytes:
         self._blocks += 1
-        return self._blocks.to_bytes(12, "little")
+        return self._blocks.to_bytes(_NONCE_BYTES, "little")
 
     def close(self) -> None:
         self._file.close()

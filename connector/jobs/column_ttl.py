@@ -51,21 +51,21 @@ def expire_columns(
         raise InvalidRequest(
             f"No column of the table has a maximum age; set the property {COLUMNS}, for example to 'payload: 90 days'"
         )
-    return _sum(
+    return _sum_reports(
         drop_columns(client, table, rule.columns, where=rule.where, dry_run=dry_run, whole_partitions=True)
         for rule in rules
     )
 
 
-def _sum(reports: Iterable[RewriteReport]) -> RewriteReport:
+def _sum_reports(reports: Iterable[RewriteReport]) -> RewriteReport:
     total = RewriteReport()
     for report in reports:
         for field in fields(RewriteReport):
             value = getattr(report, field.name)
-            counts_before = getattr(total, field.name)
+            total_value = getattr(total, field.name)
             if isinstance(value, dict):
                 for reason, count in value.items():
-                    counts_before[reason] = counts_before.get(reason, 0) + count
+                    total_value[reason] = total_value.get(reason, 0) + count
             else:
-                setattr(total, field.name, counts_before + value)
+                setattr(total, field.name, total_value + value)
     return total

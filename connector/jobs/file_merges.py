@@ -83,9 +83,11 @@ def merge_files(
     selected_tasks = []
     tasks_to_merge = _select_tasks(source_table, select_rewritable(tasks), where, utc=utc)
     for members in group_by_partition(tasks_to_merge):
-        due = [task for task in members if task.deletes or task.size_bytes < GOOD_SIZE_FRACTION * policy.target_bytes]
-        if len(due) > 1 or any(task.deletes for task in due):
-            selected_tasks.append(due)
+        due_tasks = [
+            task for task in members if task.deletes or task.size_bytes < GOOD_SIZE_FRACTION * policy.target_bytes
+        ]
+        if len(due_tasks) > 1 or any(task.deletes for task in due_tasks):
+            selected_tasks.append(due_tasks)
     work = _PartitionRewrite(source_table, source_table, target, policy if target.ordering is None else None)
     return replace_batches(
         client,
@@ -152,8 +154,8 @@ def drop_columns(
     )
     selected_tasks = list(select(tasks))
     _check_rewritable(selected_tasks)
-    won_bytes = {task.path: dropped_columns.measure_columns(source_table, task, keys) for task in selected_tasks}
-    tasks_to_rewrite = [task for task in selected_tasks if won_bytes[task.path]]
+    dropped_bytes = {task.path: dropped_columns.measure_columns(source_table, task, keys) for task in selected_tasks}
+    tasks_to_rewrite = [task for task in selected_tasks if dropped_bytes[task.path]]
     trimmed_table = replace(source_table, schema=dropped_columns.remaining_schema)
     work = _PartitionRewrite(
         source_table,
@@ -175,7 +177,7 @@ def drop_columns(
         summary={DROPPED_COLUMNS: ",".join(columns)},
     )
     if dry_run:
-        report.bytes_after -= sum(won_bytes.values())
+        report.bytes_after -= sum(dropped_bytes.values())
     return report
 
 
@@ -204,12 +206,12 @@ class _PartitionRewrite:
 
     def _rewrite(self, batch: Sequence[ScanTask]) -> RewrittenFiles:
         rewritten_files = rewrite_rows(self.read_table, self.target, batch, self.policy)
-        files = tuple(_with_nulls(file, self.null_leaves) for file in rewritten_files.written.files)
+        files = tuple(_mark_as_null(file, self.null_leaves) for file in rewritten_files.written.files)
         # The commit reads and writes deletes of concurrent commits with the table's current schema.
         return replace(rewritten_files, table=self.table, written=replace(rewritten_files.written, files=files))
 
 
-def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:
+def _mark_as_null(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:
     """Return the ContentFile with counts that mark these columns as null in all rows.
 
     Plans can then prune the file by conditions on these columns, and the next drop does not need to open the file.
@@ -274,7 +276,7 @@ class _DroppedColumns(NamedTuple):
         if self.names and all(nulls.get(leaf) == task.records for leaf in self.leaves):
             return 0
         with SourceFile(task.path, source_table.storage, keys=keys) as source:
-            columns = [n for n, leaf in enumerate(source.leaves) if self.ids.intersection(leaf.ids)]
+            columns = [number for number, leaf in enumerate(source.leaves) if self.ids.intersection(leaf.ids)]
             if any(leaf.ids[0] is None for leaf in source.leaves):
                 columns = columns or [0]
             return int(

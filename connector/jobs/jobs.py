@@ -46,6 +46,8 @@ from seamark.formats.services.services import (
 Table = tuple[str, ...]
 RunJob = Callable[..., dict[str, Any]]
 AUDIT_S_MAX = 600.0
+"""The maximum time in seconds of the audits of one job."""
+_UNLIMITED_BYTES = 1 << 62
 RETRY_BUSY_TABLE_S = 5.0
 """The time in seconds after which a job runs again if a different job has the table or one of its indexes."""
 _BUILDER_POLL_S = 1.0
@@ -104,17 +106,17 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
         JobIncomplete: A part of the work failed. The remaining work was done.
         FilesNotIndexed: Data files were left out.
     """
-    audit = AuditLimits(size_bytes=1 << 62, seconds=AUDIT_S_MAX)
+    audit = AuditLimits(size_bytes=_UNLIMITED_BYTES, seconds=AUDIT_S_MAX)
     indexer = Indexer(client, lambda: nullcontext(InProcessWorkers()), audit=audit)
     round_ = indexer.maintain(table)
     if round_.failed:
         raise JobIncomplete(f"{round_.failed} of the table's index jobs failed; the log of the worker has the reasons")
     if round_.files_not_indexed:
         raise FilesNotIndexed(f"{round_.reason}. Queries read these files unless their column statistics exclude them")
-    waits = {RECHECK_AFTER: RETRY_BUSY_TABLE_S} if round_.left else {}
+    recheck_fields = {RECHECK_AFTER: RETRY_BUSY_TABLE_S} if round_.left else {}
     if not (round_.builds or round_.merges or round_.verified):
-        return dict[str, Any](waits)
-    return {name: count for name, count in dataclasses.asdict(round_).items() if count} | waits
+        return dict[str, Any](recheck_fields)
+    return {name: count for name, count in dataclasses.asdict(round_).items() if count} | recheck_fields
 
 
 def build_all_indexes(client: IndexClient, table: Table, *, wait_s: float) -> None:
@@ -125,9 +127,9 @@ def build_all_indexes(client: IndexClient, table: Table, *, wait_s: float) -> No
         JobIncomplete: A part of the work failed.
         FilesNotIndexed: Data files were left out.
     """
-    ends_s = time.monotonic() + wait_s
+    until_s = time.monotonic() + wait_s
     while RECHECK_AFTER in run_indexing(client, table):
-        if time.monotonic() >= ends_s:
+        if time.monotonic() >= until_s:
             raise RewriteRunning(f"A different builder has an index of {join_name(table)}; try again later")
         time.sleep(_BUILDER_POLL_S)
 

@@ -42,7 +42,7 @@ _COLUMNS: tuple[tuple[int, str, pa.DataType, str | None], ...] = (
 The name in the list is None if the value is unknown without reading the deletes. The fields up to id 5
 (`data_file_size`) are required, and in format version 3 the fields up to id 9.
 """
-_REQUIRED, _REQUIRED_V3 = 5, 9
+_REQUIRED_ID_MAX, _REQUIRED_ID_MAX_V3 = 5, 9
 _DV_COUNT = (13, "dv_count")
 _VECTORS = "puffin"
 _DECIMAL_BYTES = 16
@@ -70,7 +70,7 @@ def write_partition_statistics(
         row["position_delete_files"] -= row["vectors"]
         row["values"] = _map_values_by_id(metadata, row)
     fields_by_id = _unify_fields(metadata)
-    partition_rows.sort(key=lambda row: [_sort_key(row["values"].get(field_id)) for field_id in fields_by_id])
+    partition_rows.sort(key=lambda row: [_make_sort_key(row["values"].get(field_id)) for field_id in fields_by_id])
     fields, arrays = [], []
     parts = [
         pa.field(name, build_arrow_array(kind, ()).type, True, {FIELD_ID: str(field_id)})
@@ -83,7 +83,7 @@ def write_partition_statistics(
     fields.append(pa.field("partition", pa.struct(parts), False, {FIELD_ID: "1"}))
     arrays.append(pa.StructArray.from_arrays(values, fields=parts))
     for field_id, name, kind, source in _COLUMNS:
-        optional = field_id > (_REQUIRED_V3 if has_vectors else _REQUIRED)
+        optional = field_id > (_REQUIRED_ID_MAX_V3 if has_vectors else _REQUIRED_ID_MAX)
         fields.append(pa.field(name, kind, optional, {FIELD_ID: str(field_id)}))
         arrays.append(pa.array([None if source is None else row[source] for row in partition_rows], kind))
     if has_vectors:
@@ -144,6 +144,6 @@ def _count_vectors(client: SeamarkClient, source_table: OpenTable, snapshot_id: 
     return vectors
 
 
-def _sort_key(value: Any) -> tuple[bool, Any]:
+def _make_sort_key(value: Any) -> tuple[bool, Any]:
     """Return a sort key of a value by which null is first."""
     return (value is not None, 0 if value is None else value)

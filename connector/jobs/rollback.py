@@ -54,11 +54,11 @@ def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None,
     answer = CommitClient(client).commit(table, body)
     summary = answer["summary"]
 
-    def count(kind: str, *names: str) -> int:
+    def sum_counts(kind: str, *names: str) -> int:
         return sum(int(summary.get(f"{kind}-{name}", 0)) for name in names)
 
-    restored_files = count("added", "data-files", "delete-files")
-    removed_files = count("deleted", "data-files") + count("removed", "delete-files")
+    restored_files = sum_counts("added", "data-files", "delete-files")
+    removed_files = sum_counts("deleted", "data-files") + sum_counts("removed", "delete-files")
     return RolledBack(snapshot_id, int(answer["snapshot-id"]), restored_files, removed_files)
 
 
@@ -77,7 +77,7 @@ def _find_newest_id(client: SeamarkClient, table: Name, branch: str) -> int:
         undone.update(filter(None, summary.get(REPLACEMENTS_UNDONE, "").split(",")))
         if UNDONE in summary:
             undone.add(summary[UNDONE])
-        elif _is_of_job(summary) and str(snapshot.snapshot_id) not in undone:
+        elif _is_job_summary(summary) and str(snapshot.snapshot_id) not in undone:
             return snapshot.snapshot_id
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else metadata.snapshot(parent)
@@ -87,6 +87,6 @@ def _find_newest_id(client: SeamarkClient, table: Name, branch: str) -> int:
     )
 
 
-def _is_of_job(summary: Mapping[str, str]) -> bool:
+def _is_job_summary(summary: Mapping[str, str]) -> bool:
     name, value = REWRITTEN_BY_MARK
     return not {COMPACTED_BY, CLUSTERED_BY, SPLIT_BY}.isdisjoint(summary) or summary.get(name) == value

@@ -30,7 +30,8 @@ from seamark.connector.write.replacements import BatchRunner, RewriteReport, run
 from seamark.formats.runtime.decoding import convert_json
 
 _NICE = 10
-_MESSAGE_MAX = 2000
+"""The increase of the process's nice value, so that the server's own process has priority for the CPU."""
+_MESSAGE_CHARACTERS_MAX = 2000
 
 
 def run_statement(
@@ -96,7 +97,9 @@ def run_and_catch_errors(job: StatementJob) -> StatementAnswer:
     try:
         return StatementAnswer(run_statement(client, job.statement, utc=job.utc))
     except Exception as error:  # noqa: BLE001  the client of the statement waits for an answer
-        return StatementAnswer(error=format_error_line(error, _MESSAGE_MAX, with_class=not isinstance(error, FAILURES)))
+        return StatementAnswer(
+            error=format_error_line(error, _MESSAGE_CHARACTERS_MAX, with_class=not isinstance(error, FAILURES))
+        )
     finally:
         client.close()
 

@@ -127,19 +127,19 @@ class _Computation:
         """Read the new rows, and commit the statistics unless `dry_run` is set."""
         known_sketches = {} if full else self._load_sketches()
         tasks = list(plan(self._client, self._source_table))
-        new = tasks if not known_sketches else self._select_uncounted(tasks)
+        new_tasks = tasks if not known_sketches else self._select_uncounted(tasks)
         uncounted_columns = self._types.keys() - known_sketches.keys()
         report = StatisticsReport(
             self._snapshot_id,
             len(self._types),
             len(uncounted_columns),
-            len(tasks if uncounted_columns else new),
+            len(tasks if uncounted_columns else new_tasks),
             len(tasks),
         )
-        report.rows = sum(task.records for task in (tasks if uncounted_columns else new))
+        report.rows = sum(task.records for task in (tasks if uncounted_columns else new_tasks))
         if dry_run:
             return report
-        paths = {task.path for task in new}
+        paths = {task.path for task in new_tasks}
         builders = {column: SketchBuilder() for column in self._types}
         self._read([task for task in tasks if task.path in paths], self._types.keys(), builders)
         self._read([task for task in tasks if task.path not in paths], uncounted_columns, builders)
@@ -236,8 +236,8 @@ class _Computation:
                 report.partitions, size = write_partition_statistics(
                     self._client, self._source_table, self._metadata, location, self._snapshot_id
                 )
-                of_partitions = PartitionStatisticsFile(self._snapshot_id, location, size)
-                update = {"partition-statistics": msgspec.to_builtins(of_partitions)}
+                partition_file = PartitionStatisticsFile(self._snapshot_id, location, size)
+                update = {"partition-statistics": msgspec.to_builtins(partition_file)}
                 updates.append({"action": "set-partition-statistics", **update})
                 report.size_bytes += size
             self._update(updates)
@@ -254,8 +254,8 @@ class _Computation:
         # If the snapshot has expired in the meantime, no other job would remove the statistics file.
         with suppress(ClientError):
             engine_table = self._client.load_table(self._source_table.name, history=True)
-            now = decode_table(engine_table.metadata, engine_table.location)
-            if now.snapshot(self._snapshot_id) is None:
+            current_metadata = decode_table(engine_table.metadata, engine_table.location)
+            if current_metadata.snapshot(self._snapshot_id) is None:
                 actions = [str(update["action"]).replace("set-", "remove-") for update in updates]
                 removals = [{"action": action, "snapshot-id": self._snapshot_id} for action in actions]
                 update_table(self._client, self._source_table.name, requirements, removals)

@@ -76,7 +76,7 @@ def _merge_small_files(
         return WrittenFiles.join(parts)
     source_table = open_table(client, table, At())
     # If the schema or the partition spec has changed in the meantime, the commit will detect the conflict.
-    if not _is_same(source_table, target):
+    if not _has_same_layout(source_table, target):
         return WrittenFiles.join(parts)
     total_bytes = sum(task.size_bytes for group in groups for task in group)
     batches = [
@@ -101,15 +101,15 @@ def _merge_small_files(
 def _find_mergeable(tasks: Sequence[ScanTask], target_bytes: int, slots: int) -> Iterator[list[ScanTask]]:
     """Yield groups of small files of a partition. Each group is merged separately into fewer files."""
     small_tasks = [task for task in tasks if task.size_bytes < GOOD_SIZE_FRACTION * target_bytes]
-    share = sum(task.size_bytes for task in small_tasks) // slots
+    bytes_per_slot = sum(task.size_bytes for task in small_tasks) // slots
     for members in group_by_partition(small_tasks):
-        limit = min(BATCH_BYTES, max(target_bytes, share))
+        limit = min(BATCH_BYTES, max(target_bytes, bytes_per_slot))
         for group in divide_tasks(members, limit, BATCH_FILES):
             if len(group) > max(1, -(-sum(task.size_bytes for task in group) // target_bytes)):
                 yield group
 
 
-def _is_same(source_table: OpenTable, target: WriteTarget) -> bool:
+def _has_same_layout(source_table: OpenTable, target: WriteTarget) -> bool:
     metadata = source_table.metadata
     return (metadata.table_uuid or "", metadata.current_schema, metadata.default_spec.spec_id) == (
         target.table_uuid,
@@ -130,7 +130,7 @@ def _divide(part: WrittenFiles, replaced_paths: set[str]) -> tuple[WrittenFiles,
     An index file covers the data files of its task, and is committed if at least one of them is committed.
     """
     files = tuple(file for file in part.files if file["file-path"] not in replaced_paths)
-    skipped_indexes = tuple(skip for skip in part.skipped if skip[0] not in replaced_paths)
+    skipped_indexes = tuple((path, reason) for path, reason in part.skipped if path not in replaced_paths)
     remaining = WrittenFiles(files, part.index_files if files else (), skipped_indexes)
     replaced_files = tuple(file for file in part.files if file["file-path"] in replaced_paths)
     return remaining, replace(part, files=replaced_files, index_files=() if files else part.index_files, skipped=())

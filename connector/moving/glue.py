@@ -26,7 +26,7 @@ from seamark.connector.moving.source import (
 
 _PAGES_MAX = 100_000
 """The maximum number of pages of one listing."""
-_TABLE = "ICEBERG"
+_ICEBERG_TABLE_TYPE = "ICEBERG"
 _MISSING_CODE = "EntityNotFoundException"
 _UNAVAILABLE_CODES = frozenset(
     (
@@ -115,7 +115,7 @@ class GlueSource:
 
 
 def _is_iceberg(table: Mapping[str, Any]) -> bool:
-    return str((table.get("Parameters") or {}).get("table_type", "")).upper() == _TABLE
+    return str((table.get("Parameters") or {}).get("table_type", "")).upper() == _ICEBERG_TABLE_TYPE
 
 
 @contextmanager

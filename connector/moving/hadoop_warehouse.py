@@ -28,11 +28,14 @@ from seamark.connector.moving.source import (
 )
 
 _LEVELS_MAX = 32
-_HINT = "version-hint.text"
+"""The maximum number of levels of a namespace."""
+_HINT_FILE = "version-hint.text"
 _HINT_BYTES_MAX = 64
 _METADATA = "metadata"
-_FILE = re.compile(r"(?:v(?P<version>\d{1,9})|(?P<number>\d{1,9})-.+)(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
-_ENDS = (".metadata.json", ".metadata.json.gz")
+_METADATA_FILE_NAME = re.compile(
+    r"(?:v(?P<version>\d{1,9})|(?P<number>\d{1,9})-.+)(?:\.gz)?\.metadata\.json(?:\.gz)?\Z"
+)
+_METADATA_FILE_ENDS = (".metadata.json", ".metadata.json.gz")
 
 
 class _MetadataFile(NamedTuple):
@@ -96,7 +99,7 @@ class HadoopSource:
         files = [file for info in infos if (file := _parse_file(info)) is not None]
         if not files:
             raise EntryMissing(f"{self._locate(folder)} has no metadata files")
-        hint = self._read_hint(folder) if any(info.base_name == _HINT for info in infos) else None
+        hint = self._read_hint(folder) if any(info.base_name == _HINT_FILE for info in infos) else None
         return f"{self._locate(folder)}/{_choose_newest(files, hint).name}"
 
     def find_view(self, namespace: Levels, name: str) -> str:
@@ -116,11 +119,16 @@ class HadoopSource:
         folders = [info.base_name for info in self._list(levels) if info.type is FileType.Directory]
         if _METADATA not in folders:
             return False
-        return any(info.base_name.endswith((*_ENDS, _HINT)) for info in self._list((*levels, _METADATA)))
+        return any(
+            info.base_name.endswith((*_METADATA_FILE_ENDS, _HINT_FILE)) for info in self._list((*levels, _METADATA))
+        )
 
     def _read_hint(self, folder: Levels) -> int:
-        location = f"{self._locate(folder)}/{_HINT}"
-        with _translate_errors(location), self._files.open_input_stream("/".join((self._path, *folder, _HINT))) as file:
+        location = f"{self._locate(folder)}/{_HINT_FILE}"
+        with (
+            _translate_errors(location),
+            self._files.open_input_stream("/".join((self._path, *folder, _HINT_FILE))) as file,
+        ):
             text = file.read(_HINT_BYTES_MAX).decode(errors="replace").strip()
         if not (text.isascii() and text.isdecimal()):
             raise CatalogRefusal(f"{location} contains {text!r} instead of a version number")
@@ -134,7 +142,7 @@ def _is_visible_folder(info: FileInfo) -> bool:
 
 def _parse_file(info: FileInfo) -> _MetadataFile | None:
     """Return the parts of a file's name, or None if the file is not a metadata file."""
-    match = _FILE.fullmatch(info.base_name) if info.type is FileType.File else None
+    match = _METADATA_FILE_NAME.fullmatch(info.base_name) if info.type is FileType.File else None
     if match is None:
         return None
     return _MetadataFile(int(match["version"] or match["number"]), match["version"] is not None, info.base_name)
@@ -162,7 +170,7 @@ def _choose_newest(files: Sequence[_MetadataFile], hint: int | None) -> _Metadat
     number = max(by_number)
     if hint is not None and files[0].is_hadoop:
         if hint not in by_number:
-            raise CatalogRefusal(f"The version {hint} of {_HINT} has no metadata file")
+            raise CatalogRefusal(f"The version {hint} of {_HINT_FILE} has no metadata file")
         number = hint
         while number + 1 in by_number:
             number += 1

@@ -31,7 +31,9 @@ from thrift.transport.TTransport import TBufferedTransport, TTransportException
 from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing, FoundTables, Levels
 
 _PORT = 9083
+"""The default port of a metastore."""
 _IDLE_MS = 60_000
+"""The maximum time for which a call waits for the next bytes."""
 _CALL_S = 300.0
 """The maximum time of one call."""
 _CALL_BYTES_MAX = 128 << 20
@@ -110,7 +112,7 @@ class HiveSource:
         names = sorted(set(names))
         kinds: dict[str, str] = {}
         for start in range(0, len(names), _TABLES_PER_CALL):
-            tables = self._load(namespace, names[start : start + _TABLES_PER_CALL])
+            tables = self._load_by_name(namespace, names[start : start + _TABLES_PER_CALL])
             # The kind of a table that cannot be read is unknown, so `find_tables` reports why it is not imported.
             kinds |= {
                 name: _TABLE if isinstance(table, CatalogRefusal) else _read_kind(table)
@@ -120,10 +122,10 @@ class HiveSource:
 
     def _find(self, namespace: Levels, names: Sequence[str], kind: str) -> FoundTables:
         """Return the locations of the metadata files of tables or views."""
-        tables = self._load(namespace, names)
+        tables = self._load_by_name(namespace, names)
         return {name: _read_location(tables.get(name), name, kind) for name in names}
 
-    def _load(self, namespace: Levels, names: Sequence[str]) -> dict[str, Table | CatalogRefusal]:
+    def _load_by_name(self, namespace: Levels, names: Sequence[str]) -> dict[str, Table | CatalogRefusal]:
         """Return the tables with these names, or the reason why a table cannot be read.
 
         Missing tables are left out, and so are tables with other names.
@@ -136,7 +138,7 @@ class HiveSource:
                 return {names[0]: error}
             # Tables with thousands of columns need smaller answers, and one invalid table spoils no other.
             middle = len(names) // 2
-            return self._load(namespace, names[:middle]) | self._load(namespace, names[middle:])
+            return self._load_by_name(namespace, names[:middle]) | self._load_by_name(namespace, names[middle:])
         by_name = {table.tableName: table for table in tables or ()}
         return {name: by_name[name] for name in names if name in by_name}
 
@@ -179,11 +181,11 @@ class _LimitedSocket(TSocket):  # type: ignore[misc]
     def __init__(self, host: str, port: int) -> None:
         super().__init__(host, port)
         self.setTimeout(_IDLE_MS)
-        self._ends_s = time.monotonic() + _CALL_S
+        self._deadline_s = time.monotonic() + _CALL_S
         self._remaining_bytes = _CALL_BYTES_MAX
 
     def read(self, sz: int) -> bytes:
-        if time.monotonic() > self._ends_s:
+        if time.monotonic() > self._deadline_s:
             raise TTransportException(TTransportException.TIMED_OUT, f"the answer takes more than {_CALL_S:.0f} s")
         data: bytes = super().read(sz)
         self._remaining_bytes -= len(data)

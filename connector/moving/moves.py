@@ -17,6 +17,7 @@ from seamark.connector.moving.source import CatalogRefusal, EntryMissing, Levels
 Kind = Literal["namespace", "table", "view"]
 Outcome = Literal["moved", "unchanged", "gone", "refused"]
 _PENDING_PER_WORKER = 4
+"""The maximum number of steps that wait for a thread or run, for each thread."""
 _TABLES_PER_BATCH = 64
 """The maximum number of tables of a namespace that are found and registered together."""
 
@@ -113,7 +114,7 @@ class Move:
         destination: The catalog to which they move.
         selection: The namespaces, tables and views to move.
         into: The namespace of the destination in which the namespaces of the source are created. If it is empty, they
-        keep their names.
+            keep their names.
         workers: The maximum number of views, and of batches of tables, that move at the same time.
     """
 
@@ -142,11 +143,11 @@ class Move:
             if result.kind == "namespace" and result.outcome == "moved":
                 unfilled_results[result.name] = result
                 continue
-            namespaces = [result.name[:length] for length in range(1, len(result.name))]
+            parents = [result.name[:length] for length in range(1, len(result.name))]
             if result.outcome == "refused":
-                refusing_names.update(namespaces)
+                refusing_names.update(parents)
             elif result.outcome != "gone":
-                yield from (unfilled_results.pop(name) for name in namespaces if name in unfilled_results)
+                yield from (unfilled_results.pop(name) for name in parents if name in unfilled_results)
             yield result
         # A namespace is created after those that contain it, so this drops the innermost namespaces first.
         for name, result in reversed(unfilled_results.items()):
@@ -196,7 +197,7 @@ class Move:
             try:
                 tables, views = self.source.list_tables(namespace), self.source.list_views(namespace)
             except CatalogRefusal as error:
-                yield Result("namespace", target, *_fail(error))
+                yield Result("namespace", target, *_make_failed_answer(error))
                 continue
             tables, views = self._select(namespace, tables), self._select(namespace, views)
             for start in range(0, len(tables), _TABLES_PER_BATCH):
@@ -214,7 +215,7 @@ class Move:
         try:
             properties = self.source.load_properties(namespace)
         except CatalogRefusal as error:
-            return _fail(error)
+            return _make_failed_answer(error)
         return self.destination.create_namespace(target, properties)
 
     def _move_tables(self, namespace: Levels, names: list[str]) -> list[Result]:
@@ -229,7 +230,7 @@ class Move:
             found_tables = dict.fromkeys(names, error)
         for name, location in found_tables.items():
             if isinstance(location, CatalogRefusal):
-                answers[name] = _fail(location)
+                answers[name] = _make_failed_answer(location)
             else:
                 locations[name] = location
         if locations:
@@ -245,8 +246,8 @@ class Move:
                 Result("view", target, *self.destination.register_view(target, self.source.find_view(namespace, name)))
             ]
         except CatalogRefusal as error:
-            return [Result("view", target, *_fail(error))]
+            return [Result("view", target, *_make_failed_answer(error))]
 
 
-def _fail(error: CatalogRefusal) -> Answer:
+def _make_failed_answer(error: CatalogRefusal) -> Answer:
     return Answer("gone" if isinstance(error, EntryMissing) else "refused", str(error))

@@ -39,15 +39,16 @@ from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.tls import CA_VARIABLE, find_authorities_file
 
 _CONNECT_S, _ANSWER_S = 10.0, 60.0
+"""The maximum times for which a request waits for the connection and for the next bytes of the answer."""
 _BODY_S = 300.0
 """The maximum time in which the body of an answer is read."""
 _BODY_BYTES_MAX = 256 << 20
 _CHUNK_BYTES = 64 << 10
 _TRIES_MAX = 5
 _BACKOFF_S = 0.5
-_BUSY = (429, 502, 503, 504)
-_UNAVAILABLE = (401, 419, *_BUSY)
-_LOGIN_ENDED = (401, 419)
+_BUSY_STATUSES = (429, 502, 503, 504)
+_UNAVAILABLE_STATUSES = (401, 419, *_BUSY_STATUSES)
+_LOGIN_ENDED_STATUSES = (401, 419)
 _SHOWN_CHARACTERS_MAX = 300
 _PAGES_MAX = 100_000
 """The maximum number of pages of one listing."""
@@ -56,7 +57,7 @@ _LEVELS_MAX = 32
 T = TypeVar("T")
 
 
-class _Loaded(msgspec.Struct, rename="kebab"):
+class _LoadedEntry(msgspec.Struct, rename="kebab"):
     metadata_location: str | None = None
 
 
@@ -95,7 +96,7 @@ class _Adapter(HTTPAdapter):
             total=_TRIES_MAX,
             connect=1,
             backoff_factor=_BACKOFF_S,
-            status_forcelist=_BUSY,
+            status_forcelist=_BUSY_STATUSES,
             allowed_methods=("GET", "HEAD"),
             raise_on_status=False,
         )
@@ -218,7 +219,7 @@ class RestConnection(RestCatalog):
         params = dict(query)
         while len(tokens) < _PAGES_MAX:
             answer = self._session.get(url, params=params)
-            if answer.status_code in _LOGIN_ENDED:
+            if answer.status_code in _LOGIN_ENDED_STATUSES:
                 self._refresh_token()
                 answer = self._session.get(url, params=params)
             yield answer
@@ -253,7 +254,7 @@ class RestConnection(RestCatalog):
         if response.status_code == 404:
             return None
         _check_status(response)
-        location = _decode(response, _Loaded).metadata_location
+        location = _decode(response, _LoadedEntry).metadata_location
         if not location:
             raise CatalogRefusal("The other catalog does not state the location of the metadata file")
         return location
@@ -266,7 +267,7 @@ class RestConnection(RestCatalog):
         """
         variables = {"namespace": self._encode_namespace_path(namespace)} if namespace else {}
         response = self._session.post(self.url(endpoint, True, **variables), json=body)
-        if response.status_code in _UNAVAILABLE:
+        if response.status_code in _UNAVAILABLE_STATUSES:
             _check_status(response)
         return response
 
@@ -355,7 +356,7 @@ def _check_status(answer: requests.Response) -> None:
     if answer.status_code == 200:
         return
     message = f"The other catalog answers {answer.status_code}: {read_message(answer)}"
-    raise (CatalogUnavailable if answer.status_code in _UNAVAILABLE else CatalogRefusal)(message)
+    raise (CatalogUnavailable if answer.status_code in _UNAVAILABLE_STATUSES else CatalogRefusal)(message)
 
 
 def _decode(answer: requests.Response, type_: type[T]) -> T:

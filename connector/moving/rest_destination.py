@@ -45,7 +45,7 @@ class RestDestination:
             other_properties = {name: value for name, value in properties.items() if name != "location"}
             answer = self.create_namespace(namespace, other_properties)
             return answer._replace(reason=answer.reason or f"Its location is not exported: {read_message(response)}")
-        return _answer(response)
+        return _to_answer(response)
 
     def drop_namespace(self, namespace: Levels) -> bool:
         # Another catalog may drop the tables of a namespace with it, and a client may have created one meanwhile.
@@ -63,17 +63,17 @@ class RestDestination:
         return self._register(Endpoints.register_view, IdentifierKind.VIEW, name, metadata_location)
 
     def _register(self, endpoint: str, kind: IdentifierKind, name: Levels, metadata_location: str) -> Answer:
-        load = Endpoints.load_table if kind is IdentifierKind.TABLE else Endpoints.load_view
+        load_endpoint = Endpoints.load_table if kind is IdentifierKind.TABLE else Endpoints.load_view
         try:
             with translate_errors():
-                existing_location = self._connection.find_location(load, kind, name)
+                existing_location = self._connection.find_location(load_endpoint, kind, name)
                 if existing_location is None and not self._dry_run:
                     body: dict[str, Any] = {"name": name[-1], "metadata-location": metadata_location}
                     response = self._connection.post(endpoint, body, name[:-1])
                     if response.status_code != _CONFLICT_STATUS:
-                        return _answer(response)
+                        return _to_answer(response)
                     # Another export, or an earlier attempt of this request, may have registered the name.
-                    existing_location = self._connection.find_location(load, kind, name)
+                    existing_location = self._connection.find_location(load_endpoint, kind, name)
         except CatalogRefusal as error:
             return Answer("refused", str(error))
         if existing_location == metadata_location:
@@ -86,7 +86,7 @@ class RestDestination:
         self._connection.close()
 
 
-def _answer(response: requests.Response) -> Answer:
+def _to_answer(response: requests.Response) -> Answer:
     if response.ok:
         return Answer("moved")
     if response.status_code == _CONFLICT_STATUS:

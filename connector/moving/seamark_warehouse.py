@@ -79,7 +79,7 @@ class SeamarkDestination:
             raise
         except Refused as error:
             return [Answer("refused", error.message)] * len(locations)
-        return [_answer(result) for result in results]
+        return [_to_answer(result) for result in results]
 
     def register_view(self, name: Levels, metadata_location: str) -> Answer:
         try:
@@ -93,7 +93,7 @@ class SeamarkDestination:
         return Answer("moved" if is_new else "unchanged")
 
 
-def _answer(result: TableImport) -> Answer:
+def _to_answer(result: TableImport) -> Answer:
     if result.error:
         return Answer("refused", result.error)
     return Answer("moved" if result.is_new else "unchanged")

@@ -41,14 +41,14 @@ def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]
     """
     schema, group = file.schema_arrow, file.metadata.row_group(number)
     # A name with a dot may also be the path of a field in a struct.
-    flat = [name for name in names if "." not in name and schema.get_field_index(name) >= 0]
-    coded_names = {name for name in flat if schema.field(name).type in _TYPES}
+    flat_names = [name for name in names if "." not in name and schema.get_field_index(name) >= 0]
+    coded_names = {name for name in flat_names if schema.field(name).type in _TYPES}
     column_names = []
-    for leaf in range(group.num_columns) if coded_names else ():
-        chunk = group.column(leaf)
+    for leaf_number in range(group.num_columns) if coded_names else ():
+        chunk = group.column(leaf_number)
         if (
             chunk.path_in_schema in coded_names
-            and file.metadata.schema.column(leaf).max_repetition_level == 0
+            and file.metadata.schema.column(leaf_number).max_repetition_level == 0
             and chunk.has_dictionary_page
             and chunk.total_uncompressed_size < _PLAIN_VALUE_MIN_BYTES * chunk.num_values
         ):

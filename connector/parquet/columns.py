@@ -73,12 +73,12 @@ def read_columns(
     try:
         with filesystem.open_input_file(path) as source:
             try:
-                columns = _read(source, path, distinct_ids, projection, rows)
+                columns = _read_plain_columns(source, path, distinct_ids, projection, rows)
             except (Unreadable, pa.ArrowException, OSError):
                 if not _is_encrypted(source):
                     raise
-                with _with_plain_footer(source, path, distinct_ids, keys()) as plain_source:
-                    columns = _read(plain_source, path, distinct_ids, projection, rows)
+                with _open_with_plain_footer(source, path, distinct_ids, keys()) as plain_source:
+                    columns = _read_plain_columns(plain_source, path, distinct_ids, projection, rows)
     except AmbiguousColumn as error:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -91,7 +91,7 @@ def read_columns(
     return {column_id: columns[column_id] for column_id in distinct_ids}
 
 
-def _read(
+def _read_plain_columns(
     source: pa.NativeFile, path: str, column_ids: list[int], projection: Projection, rows: int
 ) -> dict[int, pa.ChunkedArray]:
     """Return those of the requested columns that the file has, by field id."""
@@ -105,6 +105,7 @@ def _is_encrypted(source: pa.NativeFile) -> bool:
     size = source.size()
     if size < END_BYTES:
         return False
+    # A file ends with the length of the footer and a magic number, of 4 bytes each.
     end = source.read_at(END_BYTES, size - END_BYTES)
     if end[-4:] == ENCRYPTED_MAGIC:
         return True
@@ -117,7 +118,7 @@ def _is_encrypted(source: pa.NativeFile) -> bool:
         return False
 
 
-def _with_plain_footer(
+def _open_with_plain_footer(
     source: pa.NativeFile, path: str, column_ids: Iterable[int], keys: FileKeys | None
 ) -> pa.PythonFile:
     """Return the file with a decrypted footer, after a check that these columns are not encrypted.

@@ -42,6 +42,7 @@ FOOTER_BYTES_MAX = 4096
 _TRUNCATE = re.compile(r"truncate\((\d{1,9})\)")
 _TRUNCATABLE = frozenset({"string", "binary", "fixed"})
 _FLOATS_MAX = 500
+"""The maximum number of float columns whose NaN are counted."""
 _LINEAGE = frozenset({ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER})
 """The columns of row lineage, which files contain in addition to the table's columns.
 
@@ -78,8 +79,9 @@ class Mode(NamedTuple):
     length: int | None
 
 
-_NONE, _COUNTS, _FULL, _DEFAULT = Mode(False, False, None), Mode(True, False, None), Mode(True, True, None), 16
-_TRUNCATED = Mode(True, True, _DEFAULT)
+_NONE, _COUNTS, _FULL = Mode(False, False, None), Mode(True, False, None), Mode(True, True, None)
+_BOUND_LENGTH_DEFAULT = 16
+_TRUNCATED = Mode(True, True, _BOUND_LENGTH_DEFAULT)
 
 
 def list_leaves(schema: Schema) -> list[LeafColumn]:
@@ -152,19 +154,19 @@ def _select_first_columns(schema: Schema, limit: int) -> list[int]:
     """
     ids: list[int] = []
 
-    def walk(fields: list[tuple[int, Type]]) -> None:
+    def add_primitive_columns(fields: list[tuple[int, Type]]) -> None:
         ids.extend([column_id for column_id, kind in fields if isinstance(kind, str)][: max(0, limit - len(ids))])
         for _, kind in fields:
             if len(ids) >= limit:
                 return
             if isinstance(kind, StructType):
-                walk([(field.id, field.type) for field in kind.fields])
+                add_primitive_columns([(field.id, field.type) for field in kind.fields])
             elif isinstance(kind, ListType):
-                walk([(kind.element_id, kind.element)])
+                add_primitive_columns([(kind.element_id, kind.element)])
             elif isinstance(kind, MapType):
-                walk([(kind.key_id, kind.key), (kind.value_id, kind.value)])
+                add_primitive_columns([(kind.key_id, kind.key), (kind.value_id, kind.value)])
 
-    walk([(field.id, field.type) for field in schema.fields if field.id not in _LINEAGE])
+    add_primitive_columns([(field.id, field.type) for field in schema.fields if field.id not in _LINEAGE])
     return ids
 
 
@@ -252,8 +254,9 @@ class Metrics:
                     nans[leaf.id] = sum(filter(None, nan_counts))
             has_bounds = mode.bounds and leaf.id in nulls
             if has_bounds and (min_max := self._read_min_max(leaf, chunks)) is not None:
-                lower[leaf.id] = encode_single_value(leaf.kind, compute_lower_bound(leaf.kind, min_max[0], mode.length))
-                upper_value = compute_upper_bound(leaf.kind, min_max[1], mode.length)
+                minimum, maximum = min_max
+                lower[leaf.id] = encode_single_value(leaf.kind, compute_lower_bound(leaf.kind, minimum, mode.length))
+                upper_value = compute_upper_bound(leaf.kind, maximum, mode.length)
                 if upper_value is not None:
                     upper[leaf.id] = encode_single_value(leaf.kind, upper_value)
         return {

@@ -37,8 +37,8 @@ COLUMNS_MAX = 20_000
 If there are more chunks, decoding the footer takes more time than reading by pages saves.
 """
 _MAGIC = b"PAR1"
-# The fields of FileMetaData, RowGroup, ColumnChunk, ColumnMetaData, OffsetIndex, PageLocation and PageHeader in
-# parquet.thrift.
+# The fields of FileMetaData, RowGroup, ColumnChunk, ColumnMetaData, OffsetIndex, PageLocation, PageHeader,
+# DataPageHeader and DataPageHeaderV2 in parquet.thrift. The value of a decoded field is the pair (type, value).
 _ROWS, _ROW_GROUPS = 3, 4
 _CHUNKS, _GROUP_BYTES, _GROUP_ROWS = 1, 2, 3
 _CHUNK_AT, _META, _OFFSETS_AT, _OFFSETS_SIZE = 2, 3, 4, 5
@@ -48,6 +48,8 @@ _COPIED_METADATA_FIELDS = (1, 2, 3, 4, 5, 6, 7, 9)
 _LOCATIONS = 1
 _PAGE_AT, _PAGE_SIZE, _PAGE_ROW = 1, 2, 3
 _PAGE_TYPE, _PAGE_PACKED, _DATA, _DATA_2 = 1, 3, 5, 8
+_PAGE_VALUES, _PAGE_ENCODING = 1, 2
+_PAGE_ROWS_2, _PAGE_ENCODING_2 = 3, 4
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 _BY_DICTIONARY = (2, 8)
 """The encodings PLAIN_DICTIONARY and RLE_DICTIONARY."""
@@ -118,11 +120,11 @@ class Pages:
         if stretches * STRETCH_ROWS > STRETCHES_MAX_FRACTION * group.num_rows:
             return None
         try:
-            return self._read(number, group, names, rows)
+            return self._read_pages(number, group, names, rows)
         except (ValueError, KeyError, TypeError, IndexError, pa.ArrowException):
             return None  # If the file is damaged, reading the whole row group raises the error.
 
-    def _read(
+    def _read_pages(
         self, number: int, group: pq.RowGroupMetaData, names: Sequence[str], rows: Longs
     ) -> pa.RecordBatch | None:
         """Read the pages of a row group that contain some of its rows.
@@ -149,9 +151,12 @@ class Pages:
             )
         columns_by_name: dict[str, pa.Array] = {}
         # Columns with the same page boundaries are decoded from one in-memory file.
-        for same_rows in by_rows.values():
+        for chunks_with_pages in by_rows.values():
             columns = self._read_columns(
-                number, [chunk for chunk, _ in same_rows], [chunk_pages for _, chunk_pages in same_rows], rows
+                number,
+                [chunk for chunk, _ in chunks_with_pages],
+                [chunk_pages for _, chunk_pages in chunks_with_pages],
+                rows,
             )
             if columns is None:
                 return None
@@ -164,8 +169,8 @@ class Pages:
         schema, leaves = self._file.metadata.schema, {}
         for number in range(len(schema)):
             column = schema.column(number)
-            flat = column.max_repetition_level == 0 and column.max_definition_level <= 1
-            leaves[column.path] = number if flat and column.path == column.name and column.path not in leaves else -1
+            is_flat = column.max_repetition_level == 0 and column.max_definition_level <= 1
+            leaves[column.path] = number if is_flat and column.path == column.name and column.path not in leaves else -1
         return {path: number for path, number in leaves.items() if number >= 0}
 
     @cached_property
@@ -174,27 +179,27 @@ class Pages:
         self._file.metadata.write_metadata_file(buffer)  # It writes the original footer, which is in memory.
         return thrift.read_structure(buffer.getvalue(), len(_MAGIC))[0]
 
-    def _group(self, number: int) -> Fields:
+    def _get_group(self, number: int) -> Fields:
         group: Fields = _get_list(self._footer, _ROW_GROUPS)[number]
         return group
 
     def _read_chunks(self, number: int, rows: int, leaves: Iterable[tuple[str, int]]) -> list[_Chunk] | None:
         """Return the pages of the chunks by their page indexes, or None if a chunk has no page index."""
-        chunk_meta = []
+        chunk_infos = []
         for name, leaf in leaves:
-            raw_chunk: Fields = _get_list(self._group(number), _CHUNKS)[leaf]
+            raw_chunk: Fields = _get_list(self._get_group(number), _CHUNKS)[leaf]
             if _OFFSETS_AT not in raw_chunk or _META not in raw_chunk:
                 return None
             offset, size = raw_chunk[_OFFSETS_AT][1], raw_chunk[_OFFSETS_SIZE][1]
-            chunk_meta.append((name, leaf, raw_chunk[_META][1], offset, size))
-        indexes = self._read_ranges([(offset, size) for *_, offset, size in chunk_meta])
+            chunk_infos.append((name, leaf, raw_chunk[_META][1], offset, size))
+        indexes = self._read_ranges([(offset, size) for *_, offset, size in chunk_infos])
         chunks = []
-        for (name, leaf, meta, _, _), index in zip(chunk_meta, indexes, strict=True):
+        for (name, leaf, meta, _, _), index in zip(chunk_infos, indexes, strict=True):
             locations = _get_list(thrift.read_structure(index)[0], _LOCATIONS)
             columns = [[location[field][1] for location in locations] for field in (_PAGE_AT, _PAGE_SIZE, _PAGE_ROW)]
-            starts, sizes, first = (np.array(column, dtype=np.int64) for column in columns)
+            starts, sizes, first_rows = (np.array(column, dtype=np.int64) for column in columns)
             begin = min(meta[_DATA_AT][1], meta[_DICTIONARY_AT][1] if _DICTIONARY_AT in meta else meta[_DATA_AT][1])
-            chunk = _Chunk(name, leaf, begin, starts, sizes, np.append(first, rows))
+            chunk = _Chunk(name, leaf, begin, starts, sizes, np.append(first_rows, rows))
             if not _is_consistent(chunk, begin + meta[_PACKED][1]):
                 return None
             chunks.append(chunk)
@@ -210,11 +215,11 @@ class Pages:
         ]
         ranges_read = iter(self._read_ranges([span for chunk_spans in spans for span in chunk_spans]))
         page_bytes = [[next(ranges_read) for _ in chunk_spans] for chunk_spans in spans]
-        first, last = chunks[0].rows[pages[0]], chunks[0].rows[pages[0] + 1]
+        first_rows, end_rows = chunks[0].rows[pages[0]], chunks[0].rows[pages[0] + 1]
         sources: list[tuple[_Chunk, bytes, list[bytes]]] = []
         for chunk, chunk_parts in zip(chunks, page_bytes, strict=True):
             headers = [_parse_data_page_header(part) for part in chunk_parts]
-            if [header.rows for header in headers] != (last - first).tolist():
+            if [header.rows for header in headers] != (end_rows - first_rows).tolist():
                 return None
             dictionary = b""
             # The encoding may differ between the pages of a chunk.
@@ -223,7 +228,7 @@ class Pages:
                 if _parse_page_header(dictionary)[_PAGE_TYPE][1] != _DICTIONARY_PAGE:
                     return None
             sources.append((chunk, dictionary, chunk_parts))
-        total_rows = int((last - first).sum())
+        total_rows = int((end_rows - first_rows).sum())
         with pq.ParquetFile(
             pa.BufferReader(self._assemble_file(number, sources, total_rows)), coerce_int96_timestamp_unit="us"
         ) as file:
@@ -231,8 +236,10 @@ class Pages:
         if table.num_rows != total_rows:
             return None
         # The positions of the requested rows among the rows of the pages.
-        page = np.searchsorted(first, wanted_rows, "right") - 1
-        positions = (np.cumsum(last - first) - (last - first))[page] + wanted_rows - first[page]
+        page_indexes = np.searchsorted(first_rows, wanted_rows, "right") - 1
+        page_rows = end_rows - first_rows
+        page_positions = np.cumsum(page_rows) - page_rows
+        positions = page_positions[page_indexes] + wanted_rows - first_rows[page_indexes]
         selected_rows = table.take(pa.array(positions)).combine_chunks()
         return {chunk.name: combine_to_array(selected_rows.column(chunk.name)) for chunk in chunks}
 
@@ -270,7 +277,7 @@ class Pages:
         """Return the Thrift type and the encoded chunks of a row group, without statistics, offsets and sizes."""
         cached_chunks = self._stripped_chunks_by_group.get(row_group)
         if cached_chunks is None:
-            kind, chunks = self._group(row_group)[_CHUNKS][1]
+            kind, chunks = self._get_group(row_group)[_CHUNKS][1]
             stripped_chunks = []
             for chunk in chunks:
                 meta = {field: value for field, value in chunk[_META][1].items() if field in _COPIED_METADATA_FIELDS}
@@ -339,6 +346,7 @@ def _parse_data_page_header(data: bytes) -> _PageHeader:
     header = _parse_page_header(data)
     if header[_PAGE_TYPE][1] == _DATA_PAGE:
         page = header[_DATA][1]
-        return _PageHeader(page[1][1], page[2][1])
+        # In a flat column, each row has one value.
+        return _PageHeader(page[_PAGE_VALUES][1], page[_PAGE_ENCODING][1])
     page = header[_DATA_2][1]
-    return _PageHeader(page[3][1], page[4][1])
+    return _PageHeader(page[_PAGE_ROWS_2][1], page[_PAGE_ENCODING_2][1])

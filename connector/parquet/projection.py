@@ -135,10 +135,13 @@ def _make_struct_converter(
     fields = list(to_row_type(target))
 
     def convert(array: pa.Array) -> pa.Array:
-        children = [
-            source[1](pc.struct_field(array, [source[0]])) if isinstance(source, tuple) else _repeat(source, len(array))
-            for source in sources
-        ]
+        children = []
+        for source in sources:
+            if isinstance(source, tuple):
+                position, convert_child = source
+                children.append(convert_child(pc.struct_field(array, [position])))
+            else:
+                children.append(_repeat(source, len(array)))
         # StructArray.from_arrays derives the length from its children, so a struct without children needs a special
         # case.
         if not children:
@@ -162,8 +165,11 @@ def _convert_list(array: pa.Array, element: Convert, arrow_type: pa.DataType) ->
 
 
 def _convert_map(array: pa.Array, key: Convert, value: Convert, arrow_type: pa.DataType) -> pa.Array:
-    offsets, first, last = _read_offsets(array)
-    keys, items = key(array.keys.slice(first, last - first)), value(array.items.slice(first, last - first))
+    offsets, first_offset, last_offset = _read_offsets(array)
+    keys, items = (
+        key(array.keys.slice(first_offset, last_offset - first_offset)),
+        value(array.items.slice(first_offset, last_offset - first_offset)),
+    )
     return pa.MapArray.from_arrays(offsets, keys, items, type=arrow_type, mask=array.is_null())
 
 

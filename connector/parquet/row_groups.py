@@ -21,8 +21,8 @@ from seamark.formats.iceberg.files.parquet import AmbiguousColumn, find_columns
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.values import FLOATS
 
-_WHOLE = frozenset({"int", "long", "date", "timestamp", "timestamptz"})
-_COMPARED = _WHOLE | FLOATS | {"string"}
+_INTEGER_TYPES = frozenset({"int", "long", "date", "timestamp", "timestamptz"})
+_COMPARED = _INTEGER_TYPES | FLOATS | {"string"}
 
 
 class RowGroups:
@@ -128,16 +128,16 @@ def _can_range_match(predicate: Bound, low: Any, high: Any) -> bool:
     if low != low or high != high:  # A bound that is NaN is invalid, so it is not used.
         return True
     values: list[Any] = [value.encode() if isinstance(value, str) else value for value in predicate.values]
-    floats = predicate.kind in FLOATS
+    is_float = predicate.kind in FLOATS
     match predicate.op:
         case Op.LT:
             return bool(low < values[0])
         case Op.LT_EQ:
             return bool(low <= values[0])
         case Op.GT:
-            return floats or bool(high > values[0])
+            return is_float or bool(high > values[0])
         case Op.GT_EQ:
-            return floats or bool(high >= values[0])
+            return is_float or bool(high >= values[0])
         case Op.EQ | Op.IN:
             return any(low <= value <= high for value in values)
         case Op.STARTS_WITH:

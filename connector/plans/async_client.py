@@ -130,6 +130,7 @@ class JoinRequest:
     """`transform`, `any_of`, `exempt_condition`, `ops` and `exact` have the same meanings as in `scan.Join`."""
 
     def build_body(self) -> dict[str, Any]:
+        # A join with a range has one pair, or two pairs with the same column. The second pair has the end of the range.
         pairs = self.on[:1] if self.ops else self.on
         body: dict[str, Any] = {"table": list(self.table), "on": dict(pairs), "snapshot-id": self.snapshot_id}
         if self.filter is not None:
@@ -139,7 +140,8 @@ class JoinRequest:
         if self.ops:
             body["operator"] = self.ops[0]
         if len(self.ops) > 1:
-            body |= {"end": self.on[1][1], "end-operator": self.ops[1]}
+            _, end_column = self.on[1]
+            body |= {"end": end_column, "end-operator": self.ops[1]}
         if self.exact:
             body["exact"] = True
         if self.any_of is not None:
@@ -147,7 +149,7 @@ class JoinRequest:
         if self.exempt_condition is not None:
             body["unless"] = encode_expression(self.exempt_condition)
         if self.likes:
-            body["likes"] = [[_encode_like(like) for like in either] for either in self.likes]
+            body["likes"] = [[_encode_like(like) for like in alternatives] for alternatives in self.likes]
         if self.joins:
             body["joins"] = [join.build_body() for join in self.joins]
         return body
@@ -393,11 +395,11 @@ class Seamark:
         """
         self._http = http
         self.url = url
-        self._shown = hide_credentials(url)
+        self._shown_url = hide_credentials(url)
         self._lease_s = lease_s
         self._engine = engine
-        self._plans = {FRESH_HEADER: "true"} | ({} if audience is None else {"X-Seamark-Plans": audience})
-        self._holder = {} if audience is None else {"holder": secrets.token_hex(8)}
+        self._plan_headers = {FRESH_HEADER: "true"} | ({} if audience is None else {"X-Seamark-Plans": audience})
+        self._holder_fields = {} if audience is None else {"holder": secrets.token_hex(8)}
         self._root: str | None = None
         self._known_tables: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
 
@@ -408,7 +410,7 @@ class Seamark:
             InvalidRequest: The filter cannot be bound.
             ClientError: The server refuses the request or does not respond.
         """
-        body: dict[str, Any] = {"kept-max": request.max_kept_fraction, "lease-s": self._lease_s, **self._holder}
+        body: dict[str, Any] = {"kept-max": request.max_kept_fraction, "lease-s": self._lease_s, **self._holder_fields}
         if request.filter is not None:
             body |= {"filter": encode_expression(request.filter), "case-sensitive": False}
         body |= {} if request.snapshot_id is None else {"snapshot-id": request.snapshot_id}
@@ -419,7 +421,7 @@ class Seamark:
         body |= request.use.build_body()
         body |= {"engine": self._engine} if self._engine else {}
         path = f"{make_table_path(request.table)}/plan-tables"
-        _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
+        _, raw = await self._send("POST", path, msgspec.json.encode(body), headers=self._plan_headers)
         return self._decode(raw, TablePlanResponse, "a plan table")
 
     async def request_cube_plan(self, request: CubePlanRequest) -> bytes:
@@ -438,7 +440,7 @@ class Seamark:
             "columns": list(request.columns),
             "groups-max": request.groups_max,
             "lease-s": self._lease_s,
-            **self._holder,
+            **self._holder_fields,
         }
         if request.filter is not None:
             body |= {"filter": encode_expression(request.filter)}
@@ -450,14 +452,14 @@ class Seamark:
         body |= {"hide-partitions": True} if request.hide_partitions else {}
         path = f"{make_table_path(request.table)}/cube-plans"
         data = msgspec.json.encode(body)
-        _, raw = await self._ask("POST", path, data, headers=self._plans, answer_bytes_max=_GROUPS_BYTES_MAX)
+        _, raw = await self._send("POST", path, data, headers=self._plan_headers, answer_bytes_max=_GROUPS_BYTES_MAX)
         return raw
 
     async def lease(self, name: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
         """Renew the leases of plans of a table or view, or withdraw the plans if `lease_s` is 0."""
         body = {"snapshot-ids": list(plan_ids), "lease-s": self._lease_s if lease_s is None else lease_s}
         path = f"{make_table_path(name)}/plan-snapshots"
-        await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
+        await self._send("POST", path, msgspec.json.encode(body), headers=self._plan_headers)
 
     async def report_scan(self, table: Name, snapshot_id: int, columns: Collection[str]) -> None:
         """Report the columns of a table that a statement has read at a plan snapshot, as engines do.
@@ -476,7 +478,7 @@ class Seamark:
             "metadata": {"engine-name": PROXY_ENGINE},
         }
         path = f"{await self._make_path(table, 'tables')}/metrics"
-        await self._ask("POST", path, msgspec.json.encode(body), headers={"Content-Type": "application/json"})
+        await self._send("POST", path, msgspec.json.encode(body), headers={"Content-Type": "application/json"})
 
     async def report_time(
         self,
@@ -493,21 +495,23 @@ class Seamark:
         `run_tables` are all tables that the statement read, for its OpenLineage events. Pass them with one table.
         """
         body = make_time_report(statement, seconds, files, size_bytes, run_tables)
-        await self._ask("POST", f"{make_table_path(table)}/history/times", msgspec.json.encode(body))
+        await self._send("POST", f"{make_table_path(table)}/history/times", msgspec.json.encode(body))
 
     async def view(self, name: Name) -> View | None:
         """Return the current version of a view, or None if it does not exist or has no text in Trino's dialect."""
         try:
-            _, raw = await self._ask("GET", await self._make_path(name, "views"))
+            _, raw = await self._send("GET", await self._make_path(name, "views"))
         except NoSuchResource:
             return None
         try:
             loaded_view = convert_json(raw, _LoadedView)
             metadata = loaded_view.metadata
-            version = next(each for each in metadata.versions if each.version_id == metadata.current_version_id)
-            schema = next(each for each in metadata.schemas if each.schema_id == version.schema_id)
+            version = next(
+                version for version in metadata.versions if version.version_id == metadata.current_version_id
+            )
+            schema = next(schema for schema in metadata.schemas if schema.schema_id == version.schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
-            raise ServerFailed(f"{self._shown} sent a response that is not a view: {error!r}") from None
+            raise ServerFailed(f"{self._shown_url} sent a response that is not a view: {error!r}") from None
         text = next(
             (
                 representation.sql
@@ -538,10 +542,10 @@ class Seamark:
             "tables": [reference.build_body() for reference in references],
             "reader": reader,
             "lease-s": self._lease_s,
-            **self._holder,
+            **self._holder_fields,
         }
         path = f"{make_table_path(name).replace('/tables/', '/views/', 1)}/plan-views"
-        _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
+        _, raw = await self._send("POST", path, msgspec.json.encode(body), headers=self._plan_headers)
         answer = self._decode(raw, _PlanView, "a plan view")
         if answer.name is None or answer.plan_snapshot_id is None:
             return None
@@ -552,7 +556,7 @@ class Seamark:
         cached_table = self._known_tables.get(table)
         path = f"{await self._make_path(table, 'tables')}?snapshots=refs"
         try:
-            version, raw = await self._ask(
+            version, raw = await self._send(
                 "GET", path, known_version=cached_table.version if cached_table else "", headers={FRESH_HEADER: "true"}
             )
         except NoSuchResource:
@@ -562,11 +566,13 @@ class Seamark:
             return cached_table
         try:
             metadata = convert_json(raw, _Loaded).metadata
-            schema = next(each for each in metadata.schemas if each.schema_id == metadata.current_schema_id)
+            schema = next(schema for schema in metadata.schemas if schema.schema_id == metadata.current_schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
-            raise ServerFailed(f"{self._shown} sent a response that is not a table: {error!r}") from None
+            raise ServerFailed(f"{self._shown_url} sent a response that is not a table: {error!r}") from None
         cube_metadata = self._decode_metadata(raw) if metadata.may_have_cubes else None
-        snapshots = (each for each in metadata.snapshots if each.snapshot_id == metadata.current_snapshot_id)
+        snapshots = (
+            snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id == metadata.current_snapshot_id
+        )
         snapshot = next(snapshots, None)
         current = KnownTable(
             version,
@@ -586,14 +592,14 @@ class Seamark:
 
     def _decode_metadata(self, raw: bytes) -> TableMetadata:
         try:
-            return decode_table(bytes(convert_json(raw, _RawLoaded).metadata), self._shown)
+            return decode_table(bytes(convert_json(raw, _RawLoaded).metadata), self._shown_url)
         except (msgspec.MsgspecError, SeamarkError) as error:
-            raise ServerFailed(f"{self._shown} sent a response that is not a table: {error}") from None
+            raise ServerFailed(f"{self._shown_url} sent a response that is not a table: {error}") from None
 
     async def _make_path(self, name: Name, kind: str) -> str:
         """Return the path of a table or view in Iceberg's REST routes."""
         if self._root is None:
-            _, raw = await self._ask("GET", "/v1/config")
+            _, raw = await self._send("GET", "/v1/config")
             config = self._decode(raw, _Config, "a configuration")
             self._root = find_standard_root(config.defaults, config.overrides)
         return make_standard_path(self._root, kind, name)
@@ -603,9 +609,9 @@ class Seamark:
         try:
             return convert_json(raw, kind)
         except msgspec.MsgspecError as error:
-            raise ServerFailed(f"{self._shown} sent a response that is not {description}: {error}") from None
+            raise ServerFailed(f"{self._shown_url} sent a response that is not {description}: {error}") from None
 
-    async def _ask(
+    async def _send(
         self,
         method: str,
         path: str,
@@ -629,7 +635,7 @@ class Seamark:
                     size += len(parts[-1])
                 raw = b"".join(parts)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise Unreachable(f"No answer from {self._shown}: {error or type(error).__name__}") from error
+            raise Unreachable(f"No answer from {self._shown_url}: {error or type(error).__name__}") from error
         if answer.status == 304 and known_version:
             return known_version, b""
         if answer.status not in (200, 204):

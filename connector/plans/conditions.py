@@ -68,14 +68,14 @@ class ColumnComparison:
     @property
     def rejects_null(self) -> bool:
         """Whether the comparison is never true for null."""
-        null = self.literals[0].kind == "null" if self.literals else False
+        is_null_literal = self.literals[0].kind == "null" if self.literals else False
         match self.op:
             case "IS NULL":
                 return self.negated
             case "IS NOT DISTINCT FROM":
-                return null == self.negated
+                return is_null_literal == self.negated
             case "IS DISTINCT FROM":
-                return null != self.negated
+                return is_null_literal != self.negated
         return True
 
     @property
@@ -234,15 +234,15 @@ def keep_comparisons(condition: Condition | None) -> Condition | None:
 
 def drop_functions(condition: Condition | None) -> Condition | None:
     """Return the condition without comparisons of functions, which can prune files, but cannot filter rows."""
-    return weaken(condition, lambda atom: None if _is_of_function(atom) else atom)
+    return weaken(condition, lambda atom: None if _compares_function(atom) else atom)
 
 
 def keep_functions(condition: Condition | None) -> Condition | None:
     """Return the part of the condition that consists of comparisons of functions."""
-    return weaken(condition, lambda atom: atom if _is_of_function(atom) else None)
+    return weaken(condition, lambda atom: atom if _compares_function(atom) else None)
 
 
-def _is_of_function(atom: Atom) -> bool:
+def _compares_function(atom: Atom) -> bool:
     return isinstance(atom, ColumnComparison) and is_function(atom.transform)
 
 
@@ -270,9 +270,9 @@ def list_likes(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
         likes = [
             next((leaf for leaf in split_parts(branch) if isinstance(leaf, Like)), None) for branch in alternatives
         ]
-        moved_likes = tuple(like for like in likes if like is not None)
-        if moved_likes and len(moved_likes) == len(likes):
-            patterns.append(moved_likes)
+        known_likes = tuple(like for like in likes if like is not None)
+        if known_likes and len(known_likes) == len(likes):
+            patterns.append(known_likes)
     return tuple(patterns)
 
 
@@ -372,38 +372,42 @@ def _convert_comparison(comparison: ColumnComparison) -> Expression:
     is_negated, literals = comparison.negated, comparison.literals
     name = comparison.column[1]
     is_null, not_null = Unbound(Op.IS_NULL, name, IDENTITY, ()), Unbound(Op.NOT_NULL, name, IDENTITY, ())
-    null = any(literal.kind == "null" for literal in literals)
+    has_null = any(literal.kind == "null" for literal in literals)
 
-    def predicate(op: Op, *literals: Literal) -> Expression:
+    def make_predicate(op: Op, *literals: Literal) -> Expression:
         values = tuple(_shift_year(literal, comparison.transform).typed for literal in literals)
         return Unbound(op, name, comparison.transform, values)
 
     def compare(op: Op, literal: Literal) -> Expression:
         if literal.kind == "null":
             return iceberg.FALSE
-        return Not(predicate(op, literal)) if is_negated else predicate(op, literal)
+        return Not(make_predicate(op, literal)) if is_negated else make_predicate(op, literal)
 
     match comparison.op:
         case "IS NULL":
             return not_null if is_negated else is_null
         case "IS NOT DISTINCT FROM" | "IS DISTINCT FROM" as op:
             is_equality = (op == "IS NOT DISTINCT FROM") != is_negated
-            if null:
+            if has_null:
                 return is_null if is_equality else not_null
-            return predicate(Op.EQ if is_equality else Op.NOT_EQ, *literals)
+            return make_predicate(Op.EQ if is_equality else Op.NOT_EQ, *literals)
         case "IS TRUE":
-            return predicate(Op.EQ, Literal("boolean", str(not is_negated)))
+            return make_predicate(Op.EQ, Literal("boolean", str(not is_negated)))
         case "=" | "<>" as op:
-            if null:
+            if has_null:
                 return iceberg.FALSE
             if (op == "=") != is_negated:
-                return predicate(Op.EQ, *literals)
-            return iceberg.join_by_and(not_null, predicate(Op.NOT_EQ, *literals))
+                return make_predicate(Op.EQ, *literals)
+            return iceberg.join_by_and(not_null, make_predicate(Op.NOT_EQ, *literals))
         case "IN":
-            present_literals = [each for each in literals if each.kind != "null"]
+            present_literals = [literal for literal in literals if literal.kind != "null"]
             if is_negated:
-                return iceberg.FALSE if null else iceberg.join_by_and(not_null, predicate(Op.NOT_IN, *present_literals))
-            return predicate(Op.IN, *present_literals) if present_literals else iceberg.FALSE
+                return (
+                    iceberg.FALSE
+                    if has_null
+                    else iceberg.join_by_and(not_null, make_predicate(Op.NOT_IN, *present_literals))
+                )
+            return make_predicate(Op.IN, *present_literals) if present_literals else iceberg.FALSE
         case "BETWEEN":
             bounds = compare(Op.GT_EQ, literals[0]), compare(Op.LT_EQ, literals[1])
             return iceberg.join_by_or(*bounds) if is_negated else iceberg.join_by_and(*bounds)
@@ -411,8 +415,8 @@ def _convert_comparison(comparison: ColumnComparison) -> Expression:
             if not literals[0].value:
                 return iceberg.FALSE if is_negated else not_null
             if is_negated:
-                return iceberg.join_by_and(not_null, predicate(Op.NOT_STARTS_WITH, *literals))
-            return predicate(Op.STARTS_WITH, *literals)
+                return iceberg.join_by_and(not_null, make_predicate(Op.NOT_STARTS_WITH, *literals))
+            return make_predicate(Op.STARTS_WITH, *literals)
     return compare(_ORDERED[comparison.op], literals[0])
 
 

@@ -114,7 +114,10 @@ class Dimension:
 
 def list_depth_first(dimensions: Sequence[Dimension]) -> list[Dimension]:
     """Return the dimensions and all of their dimensions. Each dimension precedes its own dimensions."""
-    return [each for dimension in dimensions for each in (dimension, *list_depth_first(dimension.dimensions))]
+    dimensions_in_order: list[Dimension] = []
+    for dimension in dimensions:
+        dimensions_in_order += (dimension, *list_depth_first(dimension.dimensions))
+    return dimensions_in_order
 
 
 def find_dimensions(
@@ -189,8 +192,8 @@ class _DimensionTree:
     ) -> None:
         self._planned_scans = planned_scans
         self._known_tables = known_tables
-        self._left = JOINS_MAX
-        self._steps = _STEPS_MAX
+        self._joins_left = JOINS_MAX
+        self._steps_left = _STEPS_MAX
 
     def list_dimensions(self, number: int, path: tuple[int, ...]) -> tuple[Dimension, ...]:
         """Return the dimensions of a scan, with their own dimensions.
@@ -204,37 +207,37 @@ class _DimensionTree:
             return ()
         dimensions: list[Dimension] = []
         for join in self._planned_scans[number].scan.joins:
-            if not self._left or not self._steps:
+            if not self._joins_left or not self._steps_left:
                 break
-            self._steps -= 1
+            self._steps_left -= 1
             planned_scan = self._planned_scans.get(join.scan)
             table = None if planned_scan is None else _find_table(planned_scan, self._known_tables)
             if planned_scan is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
             # The server finds extremes in statistics of files, so the table may have any size.
             if join.is_extreme:
-                self._left -= 1
+                self._joins_left -= 1
                 dimensions.append(Dimension(planned_scan, table.snapshot_id, table.files, join, ()))
                 continue
             if not _is_small(table, limited_table) and not (
                 planned_scan.table == self._planned_scans[number].table and _has_literal_equality(planned_scan.scan)
             ):
                 continue
-            self._left -= 1
-            behind = self.list_dimensions(join.scan, (*path, number))
+            self._joins_left -= 1
+            own_dimensions = self.list_dimensions(join.scan, (*path, number))
             # A condition on only the join columns also applies to the filtered table directly.
             is_pushed_down = join.transform == IDENTITY and join.where is None and join.any_of is None
             # If the other table has no condition, a range without an end leaves out few files.
             is_open = len(join.ops) == 1
             if (
-                behind
+                own_dimensions
                 or not (is_pushed_down or is_open)
                 or not planned_scan.scan.columns <= {column for _, column in join.on}
                 or (is_open and planned_scan.scan.columns)
             ):
-                dimensions.append(Dimension(planned_scan, table.snapshot_id, table.files, join, behind))
+                dimensions.append(Dimension(planned_scan, table.snapshot_id, table.files, join, own_dimensions))
             else:
-                self._left += 1
+                self._joins_left += 1
         return tuple(
             dimension
             for dimension in dimensions
@@ -246,7 +249,8 @@ class _DimensionTree:
 
         If an alternative is missing, the others do not restrict the rows.
         """
-        alternatives = [each for each in self._planned_scans[number].scan.joins if each.any_of == join.any_of]
+        scan_joins = self._planned_scans[number].scan.joins
+        alternatives = [alternative for alternative in scan_joins if alternative.any_of == join.any_of]
         return all(any(other.join is alternative for other in dimensions) for alternative in alternatives)
 
 

@@ -85,7 +85,9 @@ class PlanRequests:
         """Request plans. Return those of the scans that will read plan tables."""
         groups = _group_scans(planned_scans)
         pins = {
-            dimension.planned.read: dimension for each in dimensions.values() for dimension in list_depth_first(each)
+            dimension.planned.read: dimension
+            for scan_dimensions in dimensions.values()
+            for dimension in list_depth_first(scan_dimensions)
         }
         requests = {}
         for planned_scan in planned_scans:
@@ -101,9 +103,13 @@ class PlanRequests:
                 )
         plans = await self._request_plans(requests)
         repeated_requests = {}
-        for planned_scan, each in dimensions.items():
+        for planned_scan, scan_dimensions in dimensions.items():
             plan = plans.get(planned_scan)
-            if plan is None or len(plan.joins) != len(list_depth_first(each)) or not _is_consistent(each, plan, plans):
+            if (
+                plan is None
+                or len(plan.joins) != len(list_depth_first(scan_dimensions))
+                or not _is_consistent(scan_dimensions, plan, plans)
+            ):
                 plans.pop(planned_scan, None)
                 if (
                     planned_scan.scan.condition is not None
@@ -115,10 +121,10 @@ class PlanRequests:
         plans |= await self._request_plans(repeated_requests)
         _drop_inconsistent(groups, dimensions, plans)
         await self._drop_moved_refs(groups, dimensions, plans)
-        effective = (
+        effective_joins = (
             _select_effective_joins(dimensions.get(planned_scan, ()), plan) for planned_scan, plan in plans.items()
         )
-        joined_reads = {dimension.planned.read for joins in effective for dimension, _ in joins}
+        joined_reads = {dimension.planned.read for joins in effective_joins for dimension, _ in joins}
         for table_read in pins.keys() - joined_reads:
             # The scan was pinned to this snapshot for a join with another table, but the join is not used.
             group = next(
@@ -194,9 +200,9 @@ class PlanRequests:
 
     async def _plan(self, request: TablePlanRequest) -> TablePlanResponse:
         request = replace(request, hide_partitions=self._hide_partitions)
-        left_s = self._until_s - asyncio.get_running_loop().time()
+        remaining_s = self._until_s - asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(left_s * _JOINS_TIME_FRACTION if request.joins else None):
+            async with asyncio.timeout(remaining_s * _JOINS_TIME_FRACTION if request.joins else None):
                 plan = await self._seamark.plan_table(request)
         except NoSuchResource:
             self.missing.add(request.table)
@@ -207,14 +213,14 @@ class PlanRequests:
             self.plan_snapshots.add((request.table, plan.plan_snapshot_id))
         return plan
 
-    async def request_all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
+    async def request_all(self, requests: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
         """Send all requests, and return the responses that arrive in time, except refusals."""
-        if not questions:
+        if not requests:
             return {}
-        left_s = self._until_s - asyncio.get_running_loop().time()
-        tasks = {key: asyncio.create_task(question) for key, question in questions.items()}
+        remaining_s = self._until_s - asyncio.get_running_loop().time()
+        tasks = {key: asyncio.create_task(request) for key, request in requests.items()}
         try:
-            _, unfinished_tasks = await asyncio.wait(tasks.values(), timeout=max(0.0, left_s))
+            _, unfinished_tasks = await asyncio.wait(tasks.values(), timeout=max(0.0, remaining_s))
         finally:
             for task in tasks.values():
                 task.cancel()
@@ -331,7 +337,7 @@ def _drop_inconsistent(
 ) -> None:
     """Remove plans until, for each table, either all its scans have a plan or none, and all joins are consistent."""
     while True:
-        nameless_groups = [group for group in groups.values() if len(group) > 1 and not _have_names(group, plans)]
+        nameless_groups = [group for group in groups.values() if len(group) > 1 and not _have_plans(group, plans)]
         inconsistent = [
             planned_scan
             for planned_scan, plan in plans.items()
@@ -347,7 +353,7 @@ def _drop_inconsistent(
         _drop(plans, scans_to_drop)
 
 
-def _have_names(group: Sequence[PlannedScan], plans: Plans) -> bool:
+def _have_plans(group: Sequence[PlannedScan], plans: Plans) -> bool:
     return all(planned_scan in plans and plans[planned_scan].is_made for planned_scan in group)
 
 

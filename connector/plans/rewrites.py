@@ -10,6 +10,7 @@ from seamark.connector.plans.joins import Dimension, PlannedScan
 from seamark.connector.plans.plan_requests import find_used_joins
 
 LEASE_S = 86_400
+"""The duration of a lease of plans: a day, in seconds."""
 MAX_KEPT_FRACTION = 0.95
 """The maximum fraction of files that a plan may keep. If it keeps more, the statement reads the table itself."""
 BUDGET_S = 10.0

@@ -177,6 +177,6 @@ class Scan:
     @cached_property
     def columns(self) -> frozenset[str]:
         """The columns of this table in the condition, in `likes`, and in the conditions of joins."""
-        likes = frozenset(like.column[1] for either in self.likes for like in either)
+        likes = frozenset(like.column[1] for alternatives in self.likes for like in alternatives)
         conditions = (self.condition, *(join.exempt_condition for join in self.joins))
         return likes.union(*(list_columns(condition) for condition in conditions))

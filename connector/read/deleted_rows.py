@@ -41,6 +41,7 @@ CACHED_BYTES_MAX = 256 << 20
 DECODED_BYTES_MAX = 4 << 30
 """The maximum memory of one decoded delete file. A delete file that needs more raises Unreadable."""
 _CONTENTS = {"position-deletes": 1, "equality-deletes": EQUALITY}
+"""The codes of the Iceberg spec for the contents of delete files."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,9 @@ def union_positions(*positions: Longs) -> Longs:
     is slower.
     """
     all_positions = np.sort(np.concatenate(positions), kind="stable")
-    first = np.ones(len(all_positions), dtype=np.bool_)
-    first[1:] = all_positions[1:] != all_positions[:-1]
-    return all_positions[first]
+    is_first = np.ones(len(all_positions), dtype=np.bool_)
+    is_first[1:] = all_positions[1:] != all_positions[:-1]
+    return all_positions[is_first]
 
 
 class Deletes:

@@ -65,12 +65,12 @@ class FileRowReader:
         outputs = read_plan.fields if self._inherited_lineage is None else [*read_plan.fields, *read_plan.lineage]
         fields = apply_name_mapping(list(self.file.schema_arrow), self.mapping)
         needed_fields = {field.id: field for field in (*outputs, *tested_fields.values())}
-        self._projected = FileProjection(fields, needed_fields.values(), _read_identity_values(read_plan, task))
+        self._projection = FileProjection(fields, needed_fields.values(), _read_identity_values(read_plan, task))
         self._tested_ids = list(tested_fields)
         self._tested_outputs = [field.id for field in outputs if field.id in tested_fields]
         self._other_outputs = [field.id for field in outputs if field.id not in tested_fields]
         self._groups = RowGroups(self.file.metadata, fields, self.where)
-        self._coded: dict[tuple[str, ...], pq.ParquetFile] = {}
+        self._files_by_coded_names: dict[tuple[str, ...], pq.ParquetFile] = {}
 
     def read_batches(self, row_numbers: Longs | None, counts: ReadCounts) -> Iterator[pa.RecordBatch]:
         first = 0
@@ -92,11 +92,11 @@ class FileRowReader:
         if self.task.span is None:
             return True
         chunk = self.file.metadata.row_group(number).column(0)
-        begins = chunk.data_page_offset
+        begin = chunk.data_page_offset
         if chunk.has_dictionary_page:
-            begins = min(begins, chunk.dictionary_page_offset)
+            begin = min(begin, chunk.dictionary_page_offset)
         start, end = self.task.span
-        return (start is None or start <= begins) and (end is None or begins < end)
+        return (start is None or start <= begin) and (end is None or begin < end)
 
     def _select_candidates(self, row_numbers: Longs | None, first: int, rows: int) -> Mask | None:
         """Return a mask of the rows that are selected by position and are not deleted.
@@ -136,10 +136,10 @@ class FileRowReader:
         if self._tested_ids:
             masks = []
             start = 0
-            for batch, size in self._read(number, rows, self._tested_ids):
+            for batch, size in self._read_columns(number, rows, self._tested_ids):
                 mask_slice = None if mask is None else mask[start : start + size]
-                columns = self._projected.project_columns(batch, self._tested_ids, size)
-                matches = self._matches(columns, first + start, size, mask_slice)
+                columns = self._projection.project_columns(batch, self._tested_ids, size)
+                matches = self._match_rows(columns, first + start, size, mask_slice)
                 masks.append(matches)
                 for column_id in self._tested_outputs:
                     filtered_arrays[column_id].append(columns[column_id].filter(pa.array(matches)))
@@ -149,12 +149,12 @@ class FileRowReader:
                 return
         start = matched_rows = 0
         tested_values = {column_id: pa.chunked_array(parts) for column_id, parts in filtered_arrays.items()}
-        names = self._projected.list_names(self._other_outputs)
-        from_pages = self.pages.read(number, names, np.flatnonzero(mask)) if mask is not None and names else None
-        if from_pages is not None:
+        names = self._projection.list_names(self._other_outputs)
+        page_batch = self.pages.read(number, names, np.flatnonzero(mask)) if mask is not None and names else None
+        if page_batch is not None:
             counts.row_groups_by_pages += 1
-            columns = self._projected.project_columns(from_pages, self._other_outputs, from_pages.num_rows)
-            assembled_batch = self._assemble(
+            columns = self._projection.project_columns(page_batch, self._other_outputs, page_batch.num_rows)
+            assembled_batch = self._assemble_batch(
                 columns | {column_id: combine_to_array(parts) for column_id, parts in tested_values.items()},
                 first,
                 rows,
@@ -162,26 +162,26 @@ class FileRowReader:
             )
             yield from (
                 assembled_batch.slice(matched_rows, BATCH_ROWS)
-                for matched_rows in range(0, from_pages.num_rows, BATCH_ROWS)
+                for matched_rows in range(0, page_batch.num_rows, BATCH_ROWS)
             )
             return
         is_few = mask is not None and is_selective(mask)
-        for batch, size in self._read(number, rows, self._other_outputs, few=is_few):
+        for batch, size in self._read_columns(number, rows, self._other_outputs, few=is_few):
             mask_slice = None if mask is None else mask[start : start + size]
             count = size if mask_slice is None else int(np.count_nonzero(mask_slice))
             if count:
                 if mask_slice is not None and count < size and batch is not None:
                     batch = batch.filter(pa.array(mask_slice))
                 batch = None if batch is None else decode_strings(batch, self.file.schema_arrow)
-                columns = self._projected.project_columns(batch, self._other_outputs, count)
+                columns = self._projection.project_columns(batch, self._other_outputs, count)
                 columns |= {
                     column_id: combine_to_array(parts.slice(matched_rows, count))
                     for column_id, parts in tested_values.items()
                 }
-                yield self._assemble(columns, first + start, size, mask_slice)
+                yield self._assemble_batch(columns, first + start, size, mask_slice)
             start, matched_rows = start + size, matched_rows + count
 
-    def _read(
+    def _read_columns(
         self, number: int, rows: int, column_ids: Sequence[int], *, few: bool = False
     ) -> Iterator[tuple[pa.RecordBatch | None, int]]:
         """Yield batches with the requested columns that the file has, each with its number of rows.
@@ -191,19 +191,19 @@ class FileRowReader:
         Args:
             few: Whether only few of the rows are used. If so, strings may be returned as codes (`decode_strings`).
         """
-        names = self._projected.list_names(column_ids)
+        names = self._projection.list_names(column_ids)
         if not names:
             for start in range(0, rows, BATCH_ROWS):
                 yield None, min(BATCH_ROWS, rows - start)
             return
         coded_names = tuple(select_coded_columns(self.file, number, names)) if few else ()
-        if coded_names and coded_names not in self._coded:
-            self._coded[coded_names] = self.coded(coded_names)
-        file = self._coded[coded_names] if coded_names else self.file
+        if coded_names and coded_names not in self._files_by_coded_names:
+            self._files_by_coded_names[coded_names] = self.coded(coded_names)
+        file = self._files_by_coded_names[coded_names] if coded_names else self.file
         for batch in file.iter_batches(BATCH_ROWS, [number], names, use_threads=self.threads):
             yield batch, batch.num_rows
 
-    def _matches(self, columns: Mapping[int, pa.Array], first: int, rows: int, mask: Mask | None) -> Mask:
+    def _match_rows(self, columns: Mapping[int, pa.Array], first: int, rows: int, mask: Mask | None) -> Mask:
         values = {
             column_id: _extract_nested(columns[root], steps) for column_id, (root, steps) in self._column_paths.items()
         }
@@ -217,7 +217,9 @@ class FileRowReader:
             matches = matches & (removed_mask if by_position is None else removed_mask | by_position)
         return matches
 
-    def _assemble(self, columns: Mapping[int, pa.Array], first: int, size: int, mask: Mask | None) -> pa.RecordBatch:
+    def _assemble_batch(
+        self, columns: Mapping[int, pa.Array], first: int, size: int, mask: Mask | None
+    ) -> pa.RecordBatch:
         """Return a batch with the columns of the read plan, in its order.
 
         Args:

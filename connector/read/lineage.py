@@ -55,12 +55,12 @@ class InheritedLineage:
         Raises:
             AmbiguousColumn: The plan has no sequence number.
         """
-        first = file.get(FIRST_ROW_ID)
-        if first is None:
+        first_row_id = file.get(FIRST_ROW_ID)
+        if first_row_id is None:
             return None
         if file.get(SEQUENCE_NUMBER) is None:
             raise AmbiguousColumn("the plan has no sequence number for it, so the row lineage is unknown")
-        return InheritedLineage(int(first), int(file[SEQUENCE_NUMBER]))
+        return InheritedLineage(int(first_row_id), int(file[SEQUENCE_NUMBER]))
 
     def fill(self, field_id: int, stored_values: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
         """Return a lineage column for the rows at the given positions, as int64[rows].

@@ -57,8 +57,8 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
     queue: deque[ScanTask | Future[list[_Read]]] = deque()
 
     def take_next_reads() -> Iterable[_Read]:
-        first = queue.popleft()
-        return [(first, own_reader.read(first))] if isinstance(first, ScanTask) else first.result()
+        next_item = queue.popleft()
+        return [(next_item, own_reader.read(next_item))] if isinstance(next_item, ScanTask) else next_item.result()
 
     try:
         for task_group in _divide(tasks):
@@ -80,6 +80,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
 
 def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
     """Yield groups of successive small files within the limits. Each other file is in a separate group."""
+    # A task with these weights exceeds the limits on its own, so no other task joins its group.
     excess_weights = (_READ_FILES_MAX + 1, 0, 0)
     return divide(
         tasks,

@@ -26,6 +26,7 @@ The columns of row lineage are also metadata columns. If the table has a column 
 table's column takes precedence.
 """
 BATCH_ROWS = 65_536
+"""The maximum number of rows of a batch."""
 METADATA_COLUMNS = {FILE: pa.string(), POSITION: pa.int64(), **dict.fromkeys(NAMES, pa.int64())}
 
 
@@ -92,8 +93,9 @@ class ReadPlan:
 
     @cached_property
     def arrow(self) -> pa.Schema:
-        kinds = METADATA_COLUMNS | {field.name: to_row_type(field.type) for field in self.fields}
-        fields = [pa.field(name, kinds[name]) for name in self.names]
+        """The Arrow schema of the result."""
+        types = METADATA_COLUMNS | {field.name: to_row_type(field.type) for field in self.fields}
+        fields = [pa.field(name, types[name]) for name in self.names]
         return pa.schema([*fields, *([pa.field(POSITION, pa.int64())] if self.positions else [])])
 
 

@@ -54,6 +54,8 @@ Reading a gap of this size takes about as long as another request.
 """
 
 
+_SMALL_BATCH_ROWS = BATCH_ROWS // 2
+"""Batches with fewer rows are concatenated."""
 _WHOLE_FILE_BYTES_MAX, _WHOLE_FILE_BYTES_MAX_REMOTE = 256 << 10, 1 << 20
 """The maximum size of a file that is read at once, for local and remote files.
 
@@ -296,7 +298,7 @@ def _open_file(
         ExitStack() as stack,
     ):
 
-        def parquet(metadata: pq.FileMetaData | None, coded_names: Sequence[str] = ()) -> pq.ParquetFile:
+        def open_parquet(metadata: pq.FileMetaData | None, coded_names: Sequence[str] = ()) -> pq.ParquetFile:
             return stack.enter_context(
                 pq.ParquetFile(
                     source,
@@ -311,7 +313,7 @@ def _open_file(
         checked_footer = b"" if decryption is None else _read_footer(source)
         check(task, source)
         metadata = _read_plain_metadata(source, task.path) if decryption is None else None
-        file = parquet(metadata)
+        file = open_parquet(metadata)
         if checked_footer and _read_footer(source) != checked_footer:
             raise Unreadable(task.path, "the file was replaced while it was read")
         if file.metadata.num_rows != task.records:
@@ -320,7 +322,7 @@ def _open_file(
             )
         hole_bytes = _HOLE_BYTES_MAX if is_local else _HOLE_BYTES_MAX_REMOTE
         pages = Pages(source, file, hole_bytes=hole_bytes, encrypted=decryption is not None)
-        yield file, pages, partial(parquet, metadata)
+        yield file, pages, partial(open_parquet, metadata)
 
 
 def _read_footer(source: pa.NativeFile) -> bytes:
@@ -330,6 +332,7 @@ def _read_footer(source: pa.NativeFile) -> bytes:
     """
     size = source.size()
     end = bytes(source.read_at(min(END_BYTES, size), max(0, size - END_BYTES)))
+    # The end of the file is the length of the footer, in 4 bytes, and the magic number.
     length = min(int.from_bytes(end[:4], "little"), FOOTER_BYTES_MAX, size - len(end))
     return bytes(source.read_at(length, size - len(end) - length)) + end
 
@@ -373,12 +376,12 @@ def join_small_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
-        if not pending and batch.num_rows >= BATCH_ROWS // 2:
+        if not pending and batch.num_rows >= _SMALL_BATCH_ROWS:
             yield batch
             continue
         pending.append(batch)
         rows += batch.num_rows
-        if rows >= BATCH_ROWS // 2:
+        if rows >= _SMALL_BATCH_ROWS:
             yield pa.concat_batches(pending)
             pending, rows = [], 0
     if pending:

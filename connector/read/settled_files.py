@@ -19,7 +19,11 @@ SETTLED_AGE_FACTOR = 4
 If the probability that a file is replaced is proportional to 1/age, a fifth of the work is wasted.
 """
 SETTLED_AGE_MAX_MS = 600_000
+"""The maximum age that a settled file needs, for large rewrites."""
+_PLANNINGS = 3
+"""The time for planning in a rewrite, as a multiple of the time for the first plan."""
 _REWRITE_BYTES_PER_MS = 32_000
+"""The number of bytes that a rewrite reads and writes in a millisecond."""
 _OPEN_FILE_MS = 10
 """The time that a rewrite needs for each file that it opens, in addition to the time for its bytes."""
 _CHANGES = ("overwrite", "delete")
@@ -40,7 +44,8 @@ def compute_settled_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
     size_bytes = sum(task.size_bytes for task in tasks)
     return min(
         SETTLED_AGE_MAX_MS,
-        SETTLED_AGE_FACTOR * (3 * planned_ms + _OPEN_FILE_MS * len(tasks) + size_bytes // _REWRITE_BYTES_PER_MS),
+        SETTLED_AGE_FACTOR
+        * (_PLANNINGS * planned_ms + _OPEN_FILE_MS * len(tasks) + size_bytes // _REWRITE_BYTES_PER_MS),
     )
 
 
@@ -56,11 +61,11 @@ def select_settled(source_table: OpenTable, tasks: Sequence[ScanTask], age_ms: i
         at_ms: The time, in milliseconds since the epoch.
     """
     snapshots = sorted(source_table.history, key=lambda snapshot: snapshot.sequence_number)
-    young = [snapshot for snapshot in snapshots if snapshot.timestamp_ms > at_ms - age_ms]
-    if not any(snapshot.build_summary_map().get("operation") in _CHANGES for snapshot in young):
+    young_snapshots = [snapshot for snapshot in snapshots if snapshot.timestamp_ms > at_ms - age_ms]
+    if not any(snapshot.build_summary_map().get("operation") in _CHANGES for snapshot in young_snapshots):
         return list(tasks)
-    first = young[0].sequence_number
-    return [task for task in tasks if int(task.file.get(SEQUENCE_NUMBER, first)) < first]
+    first_young_number = young_snapshots[0].sequence_number
+    return [task for task in tasks if int(task.file.get(SEQUENCE_NUMBER, first_young_number)) < first_young_number]
 
 
 def settle(

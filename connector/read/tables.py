@@ -38,6 +38,8 @@ from seamark.formats.index.definitions import read_definitions
 from seamark.formats.index.kinds.kinds import KINDS
 
 Json = Mapping[str, Any]
+_SHOWN_REFS_MAX = 20
+"""The maximum number of branches and tags in an error message."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,8 @@ def load_table(
     """Load a table with the snapshot that `at` selects. See `SeamarkClient.load_table`."""
     if at.ref is not None or at.as_of_ms is not None:
         client = client.with_commits()
-    by_time_or_id = at.snapshot_id is not None or at.as_of_ms is not None
-    return client.load_table(table, history=history or by_time_or_id, loaded_before=loaded_before)
+    needs_history = at.snapshot_id is not None or at.as_of_ms is not None
+    return client.load_table(table, history=history or needs_history, loaded_before=loaded_before)
 
 
 def open_loaded_table(engine_table: EngineTable, table: Name, at: At) -> OpenTable:
@@ -183,7 +185,7 @@ def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Sche
     if at.ref is not None and at.ref != MAIN:
         ref = metadata.refs.get(at.ref)
         if ref is None:
-            refs_text = ", ".join(sorted({MAIN, *metadata.refs})[:20])
+            refs_text = ", ".join(sorted({MAIN, *metadata.refs})[:_SHOWN_REFS_MAX])
             raise InvalidRequest(f"Cannot find the branch or tag {at.ref[:100]!r}; the table has {refs_text}")
         snapshot_id = ref.snapshot_id
         return snapshot_id, metadata.current_schema if ref.is_branch else _find_schema(metadata, snapshot_id)
@@ -236,13 +238,13 @@ def plan(
     body |= {} if least_rows is None else {"min-rows-requested": least_rows}
     body |= {"stats-fields": list(stats)} if stats else {}
     body |= {} if columns is None else {"select": list(columns)}
-    functions = any(is_function(predicate.transform) for predicate in collect_predicates(where))
+    has_functions = any(is_function(predicate.transform) for predicate in collect_predicates(where))
     return _plan_tasks(
         client,
         table,
         body,
         sequence_numbers=sequence_numbers,
-        functions=functions,
+        has_functions=has_functions,
         use=use,
         note_statement=note_statement,
     )
@@ -264,7 +266,7 @@ def _plan_tasks(
     body: Json,
     *,
     sequence_numbers: bool = False,
-    functions: bool = False,
+    has_functions: bool = False,
     use: Mapping[str, Any] | None = None,
     note_statement: Callable[[str], None] = lambda _: None,
 ) -> Iterator[ScanTask]:
@@ -275,7 +277,7 @@ def _plan_tasks(
         "schema-id": table.metadata.current_schema_id,
         "usage": "select" in body,
     }
-    options |= {"functions": True} if functions else {}
+    options |= {"functions": True} if has_functions else {}
     options |= {"use": dict(use)} if use else {}
     for page in client.plan(table.name, {**body, "seamark": options}):
         if statement := page.get("seamark-statement"):
@@ -295,10 +297,10 @@ def restrict_to_rows(
     """
     if not _has_bitmaps(table, where):
         return tasks
-    return _with_rows(client, table, where, tasks)
+    return _yield_tasks_with_rows(client, table, where, tasks)
 
 
-def _with_rows(
+def _yield_tasks_with_rows(
     client: SeamarkClient, table: OpenTable, where: Expression, tasks: Iterator[ScanTask]
 ) -> Iterator[ScanTask]:
     snapshot_choice, filter_json = At(snapshot_id=table.snapshot_id), encode_expression(add_nan(where))

@@ -19,10 +19,10 @@ class ArchiveFinder(zipimporter):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self._stamp = self._stamp_now()
+        self._stamp = self._read_stamp()
 
-    def _stamp_now(self) -> tuple[int, int, int] | None:
-        """Return the modification time, size and inode of the archive, or None if it cannot be read."""
+    def _read_stamp(self) -> tuple[int, int, int] | None:
+        """Return the inode, size and modification time of the archive, or None if it cannot be read."""
         try:
             status = os.stat(self.archive)
         except OSError:
@@ -30,7 +30,7 @@ class ArchiveFinder(zipimporter):
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def invalidate_caches(self) -> None:
-        stamp = self._stamp_now()
+        stamp = self._read_stamp()
         if stamp is None or stamp != self._stamp:
             self._stamp = stamp
             super().invalidate_caches()

@@ -28,7 +28,7 @@ from seamark.connector.read.tables import ScanTask
 from seamark.connector.write.replacements import Batches, BatchRunner, Rewrite, RewrittenFiles
 from seamark.formats.iceberg.files.parquet import Unreadable
 
-_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+_GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _NO_KEYS: Mapping[str, str] = {}
 _Outcome = RewrittenFiles | str | None
 """The result of a batch: the new files, None if they are not worth a commit, or the reason of a failure."""
@@ -60,7 +60,7 @@ def keep_job_group(spark: SparkSession) -> Iterator[None]:
     Without this, later jobs would belong to the group of the rewrite.
     """
     context = spark.sparkContext
-    old_properties = {name: context.getLocalProperty(name) for name in _GROUP}
+    old_properties = {name: context.getLocalProperty(name) for name in _GROUP_PROPERTIES}
     try:
         yield
     finally:

@@ -163,7 +163,7 @@ def _misses_rows(source_table: OpenTable) -> bool:
 
 
 def _resolve_column_names(spark: SparkSession, source_table: OpenTable, columns: Sequence[str]) -> list[str]:
-    """Return the column names in the table's spelling if the session ignores case and the names are unambiguous.
+    """Return the column names as the table writes them if the session ignores case and the names are unambiguous.
 
     Otherwise, return the names unchanged.
     """

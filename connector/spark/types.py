@@ -20,7 +20,7 @@ from seamark.formats.iceberg.types.schema import ListType, MapType, StructType, 
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 
-_PLAIN: dict[str, spark.DataType] = {
+_SPARK_TYPES: dict[str, spark.DataType] = {
     "boolean": spark.BooleanType(),
     "int": spark.IntegerType(),
     "long": spark.LongType(),
@@ -36,7 +36,7 @@ _PLAIN: dict[str, spark.DataType] = {
 }
 _DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 _HYPHENS = (8, 13, 18, 23)
-_UUID_CHARACTERS = 36
+_UUID_BYTES, _UUID_CHARACTERS = 16, 36
 Convert = Callable[[pa.Array], pa.Array]
 
 
@@ -58,9 +58,9 @@ def convert_to_spark_type(kind: Type) -> spark.DataType:
     name = get_base_name(kind)
     if name == "decimal":
         return spark.DecimalType(get_decimal_precision(kind), get_decimal_scale(kind))
-    if name not in _PLAIN:
+    if name not in _SPARK_TYPES:
         raise ValueError(f"Spark has no type for {describe_type(kind)}")
-    return _PLAIN[name]
+    return _SPARK_TYPES[name]
 
 
 def find_spark_conversion(kind: Type) -> Convert | None:
@@ -109,11 +109,13 @@ def _convert_uuids(array: pa.Array) -> pa.Array:
     if not rows:
         return pa.array([], pa.string())
     data = array.buffers()[1]
-    raw = np.frombuffer(data, dtype=np.uint8)[array.offset * 16 : (array.offset + rows) * 16].reshape(rows, 16)
+    first_byte = array.offset * _UUID_BYTES
+    raw_bytes = np.frombuffer(data, np.uint8, rows * _UUID_BYTES, first_byte).reshape(rows, _UUID_BYTES)
     text = np.full((rows, _UUID_CHARACTERS), ord("-"), dtype=np.uint8)
     places = [position for position in range(_UUID_CHARACTERS) if position not in _HYPHENS]
-    text[:, places[::2]] = _DIGITS[raw >> 4]
-    text[:, places[1::2]] = _DIGITS[raw & 15]
+    # Each byte has two hexadecimal digits: its high and its low four bits.
+    text[:, places[::2]] = _DIGITS[raw_bytes >> 4]
+    text[:, places[1::2]] = _DIGITS[raw_bytes & 15]
     offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * _UUID_CHARACTERS)
     texts = pa.StringArray.from_buffers(rows, offsets.buffers()[1], pa.py_buffer(text.tobytes()))
     return pc.if_else(array.is_valid(), texts, None)

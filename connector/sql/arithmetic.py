@@ -48,15 +48,15 @@ def translate_comparison(op: str, sides: Sequence[SqlValue], node: exp.Expr, *, 
     if op == "=" and left.type.is_float and left.literal is None and right.literal is None:
         # DuckDB's hash joins distinguish 0.0 and -0.0. The sum of either zero and 0 is 0.0.
         comparison = f"({left.sql} + 0 = {right.sql} + 0)"
-    unsure = [side.sql for side in sides if side.type.is_float and side.literal is None]
-    if not unsure:
+    float_sides = [side.sql for side in sides if side.type.is_float and side.literal is None]
+    if not float_sides:
         return SqlValue(comparison, BOOLEAN)
     if positive and op != "<>":
-        return SqlValue(f"({comparison}{''.join(f' AND NOT isnan({text})' for text in unsure)})", BOOLEAN)
-    nan = " OR ".join(f"isnan({text})" for text in unsure)
-    answer = "TRUE" if op == "<>" else "FALSE"
+        return SqlValue(f"({comparison}{''.join(f' AND NOT isnan({text})' for text in float_sides)})", BOOLEAN)
+    nan = " OR ".join(f"isnan({text})" for text in float_sides)
+    nan_result = "TRUE" if op == "<>" else "FALSE"
     return SqlValue(
-        f"(CASE WHEN {comparison} IS NULL THEN NULL WHEN {nan} THEN {answer} ELSE {comparison} END)", BOOLEAN
+        f"(CASE WHEN {comparison} IS NULL THEN NULL WHEN {nan} THEN {nan_result} ELSE {comparison} END)", BOOLEAN
     )
 
 
@@ -107,10 +107,12 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
             return SqlValue(
                 f"CAST(CASE WHEN {b} = 0 THEN {DIVISION_BY_ZERO} ELSE {a} % {b} END AS {name_duckdb_type(kind)})", kind
             )
-    digits = max(_QUOTIENT_SCALE_MIN, a_type.scale + b_type.precision + 1)
+    exact_scale = max(_QUOTIENT_SCALE_MIN, a_type.scale + b_type.precision + 1)
     integer_digits = a_type.precision - a_type.scale + b_type.scale
     scale = (
-        digits if integer_digits + digits <= PRECISION_MAX else max(PRECISION_MAX - integer_digits, _QUOTIENT_SCALE_MIN)
+        exact_scale
+        if integer_digits + exact_scale <= PRECISION_MAX
+        else max(PRECISION_MAX - integer_digits, _QUOTIENT_SCALE_MIN)
     )
     kind = make_decimal(min(PRECISION_MAX, integer_digits + scale), scale)
     return divide_decimals(cast(left, a_type), cast(right, b_type), kind)
@@ -146,11 +148,11 @@ def sum_decimals(value: SqlValue, distinct: str = "", over_clause: str = "") -> 
     total = f"CAST(sum({distinct}{value.sql}){over_clause} AS {name_duckdb_type(kind)})"
     if value.type.precision <= _SUMMED_PRECISION_MAX:
         return SqlValue(total, kind)
-    size = f"abs(sum({distinct}CAST({value.sql} AS DOUBLE)){over_clause})"
+    approximate_total = f"abs(sum({distinct}CAST({value.sql} AS DOUBLE)){over_clause})"
     # The limit is slightly larger than the maximum, because rounding makes a sum of doubles depend on the order of
     # rows.
     limit = f"CAST('1.000001e{PRECISION_MAX - kind.scale}' AS DOUBLE)"
-    return SqlValue(f"(CASE WHEN {size} >= {limit} THEN error('Decimal overflow') ELSE {total} END)", kind)
+    return SqlValue(f"(CASE WHEN {approximate_total} >= {limit} THEN error('Decimal overflow') ELSE {total} END)", kind)
 
 
 def _to_unscaled_integer(value: SqlValue) -> str:
@@ -159,11 +161,12 @@ def _to_unscaled_integer(value: SqlValue) -> str:
 
 def round_to_milliseconds(value: SqlValue) -> SqlValue:
     """Return a timestamp rounded to milliseconds, as Trino rounds it: half a millisecond is rounded up."""
+    # DuckDB's % is negative for times before 1970, so the remainder is made positive.
     shifted_micros = f"(epoch_us({value.sql}) + 500)"
     return SqlValue(f"make_timestamp({shifted_micros} - ({shifted_micros} % 1000 + 1000) % 1000)", TIMESTAMP)
 
 
-def refuse_operation(left: SqlValue, right: SqlValue, sign: str, node: exp.Expr) -> Exception:
+def make_operation_error(left: SqlValue, right: SqlValue, sign: str, node: exp.Expr) -> Exception:
     """Return the error of an operation that is not translated: `UnsupportedInDuckDB` if Trino defines it."""
     types = f"the types {left.type} and {right.type}"
     if _is_operation_of_times(left.type, right.type, sign):
@@ -188,7 +191,7 @@ def shift_by_interval(left: SqlValue, right: SqlValue, sign: str, node: exp.Expr
     if left.type == INTERVAL and sign == "+":
         left, right = right, left
     if right.type != INTERVAL or sign not in "+-" or not left.type.is_time:
-        raise refuse_operation(left, right, sign, node)
+        raise make_operation_error(left, right, sign, node)
     text = f"({left.sql} {sign} {right.sql})"
     if left.type == DATE:
         if right.sql.rpartition(" ")[2] not in ("DAY", "WEEK", "MONTH", "YEAR"):

@@ -44,6 +44,7 @@ _ALLOWED: dict[type[exp.Expr], frozenset[str]] = {
     exp.Drop: frozenset(("this", "tables", "kind", "exists")),
 }
 _PLACE = "$place"
+"""The name of the column with the places of the rows, unless the statement contains this name."""
 _OPENING, _CLOSING = ("(", "["), (")", "]")
 
 
@@ -122,8 +123,8 @@ class _Change:
         if len(query_columns) != len(target_columns):
             raise InvalidRequest(f"The statement has {len(query_columns)} values for {len(target_columns)} columns")
         converted_columns = ", ".join(
-            _convert_to_column_type(SqlValue(f"c{n}", kind), columns[name], name)
-            for n, (name, (_, kind)) in enumerate(zip(target_columns, query_columns, strict=True))
+            _convert_to_column_type(SqlValue(f"c{number}", kind), columns[name], name)
+            for number, (name, (_, kind)) in enumerate(zip(target_columns, query_columns, strict=True))
         )
         text = f"SELECT {converted_columns} FROM ({query})"  # noqa: S608
         tables = tuple(translation.tables)
@@ -163,8 +164,8 @@ class _Change:
         for table in translation.tables:
             table.place = place if table.node is target else None
         converted_columns = [
-            _convert_to_column_type(SqlValue(f"c{n}", kind), columns[name], name)
-            for n, (name, (_, kind)) in enumerate(zip(target_columns, query_columns[1:], strict=True), 1)
+            _convert_to_column_type(SqlValue(f"c{number}", kind), columns[name], name)
+            for number, (name, (_, kind)) in enumerate(zip(target_columns, query_columns[1:], strict=True), 1)
         ]
         # The analysis of conditions would not find the column with the places, so the query does not contain it.
         query.expressions[0].replace(exp.Literal.number(1))
@@ -181,9 +182,9 @@ class _Change:
         kind, word = tree.text("kind").upper(), "CREATE" if isinstance(tree, exp.Create) else "DROP"
         if kind not in ("TABLE", "SCHEMA"):
             raise UnsupportedInDuckDB(f"{word} {kind} is not translated")
-        exists = ""
+        exists_clause = ""
         if tree.args.get("exists"):
-            exists = " IF NOT EXISTS" if word == "CREATE" else " IF EXISTS"
+            exists_clause = " IF NOT EXISTS" if word == "CREATE" else " IF EXISTS"
         dropped_tables = tree.args.get("tables") or [tree.this]
         if len(dropped_tables) != 1:
             raise UnsupportedInDuckDB("DROP of several tables is not translated")
@@ -206,7 +207,7 @@ class _Change:
             target = f"{quote_name(self._catalog)}.{quote_name(parts[0])}"
         else:
             target = self._write_duckdb_name(target_node)
-        return DuckDBChange(f"{word} {kind}{exists} {target}{columns}", (), (), None, None)
+        return DuckDBChange(f"{word} {kind}{exists_clause} {target}{columns}", (), (), None, None)
 
     def _find_target_columns(self, table: exp.Expr) -> Mapping[str, SqlType]:
         if not isinstance(table, exp.Table):
@@ -250,7 +251,7 @@ def divide_row_change(text: str) -> RowChangeTexts:
     groups, condition = _parse_assignments(tokens[set_position + 1 :])
     values = []
     for group in groups:
-        equals = next((n for n, token in enumerate(group) if token.word == "="), None)
+        equals = next((position for position, token in enumerate(group) if token.word == "="), None)
         if equals is None or equals + 1 == len(group):
             raise UnsupportedInDuckDB("UPDATE of this form is not translated")
         values.append(text[group[equals + 1].start : group[-1].end])
@@ -300,8 +301,8 @@ def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
         InvalidRequest: The conversion requires a CAST.
     """
     if value.type != kind and find_common_type(value.type, kind) != kind:
-        narrows = value.type.is_number and kind.is_number and not value.type.is_float
-        if not narrows:
+        is_narrowing = value.type.is_number and kind.is_number and not value.type.is_float
+        if not is_narrowing:
             raise InvalidRequest(
                 f"The column {column[:100]!r} has the type {kind}, but its new value has {value.type}; use CAST"
             )
@@ -316,9 +317,9 @@ def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
 def _define_column(node: exp.Expr) -> str:
     if not isinstance(node, exp.ColumnDef) or not isinstance(node.args.get("kind"), exp.DataType):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
-    required = ""
+    not_null = ""
     for constraint in node.args.get("constraints") or ():
         if not isinstance(constraint.kind, exp.NotNullColumnConstraint) or constraint.kind.args.get("allow_null"):
             raise UnsupportedInDuckDB(f"{describe(node)}: NOT NULL is the only supported constraint")
-        required = " NOT NULL"
-    return f"{quote_name(node.name)} {name_duckdb_type(parse_target_type(node.args['kind'], node))}{required}"
+        not_null = " NOT NULL"
+    return f"{quote_name(node.name)} {name_duckdb_type(parse_target_type(node.args['kind'], node))}{not_null}"

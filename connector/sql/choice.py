@@ -41,12 +41,12 @@ class Choice:
 
 
 def choose(
-    demand: StatementProfile, engine: str, available_engines: frozenset[str], *, large_bytes: int = LARGE_BYTES
+    profile: StatementProfile, engine: str, available_engines: frozenset[str], *, large_bytes: int = LARGE_BYTES
 ) -> Choice:
     """Return the engine that runs a statement.
 
     Args:
-        demand: The properties of the statement.
+        profile: The properties of the statement.
         engine: The engine that the user has chosen, or `AUTO`.
         available_engines: The engines that are configured.
         large_bytes: The minimum size of the data files that a large query reads.
@@ -55,38 +55,38 @@ def choose(
         InvalidRequest: No engine can run the statement. The message has the reason.
     """
     if engine != AUTO:
-        return _choose_forced(demand, engine, available_engines)
-    if demand.kind is Kind.QUERY:
-        return _choose_for_query(demand, available_engines, large_bytes)
-    if demand.kind is Kind.MERGE:
+        return _choose_forced(profile, engine, available_engines)
+    if profile.kind is Kind.QUERY:
+        return _choose_for_query(profile, available_engines, large_bytes)
+    if profile.kind is Kind.MERGE:
         if SPARK not in available_engines:
             raise InvalidRequest("MERGE runs on Spark; set --spark to sc://host:port or to a master such as local[2]")
         return Choice(SPARK, "MERGE runs on Spark, because DuckDB has no MERGE for Iceberg tables")
-    if demand.kind is Kind.OTHER:
+    if profile.kind is Kind.OTHER:
         raise InvalidRequest("The statement is not a query, INSERT, UPDATE, DELETE, MERGE, CREATE, ALTER or DROP")
-    return Choice(DUCKDB, f"{demand.kind.value} commits through the catalog from this process")
+    return Choice(DUCKDB, f"{profile.kind.value} commits through the catalog from this process")
 
 
-def _choose_for_query(demand: StatementProfile, available_engines: frozenset[str], large_bytes: int) -> Choice:
-    size = f"the statement reads {demand.bytes:,} bytes of data files"
-    if demand.not_in_duckdb:
+def _choose_for_query(profile: StatementProfile, available_engines: frozenset[str], large_bytes: int) -> Choice:
+    size = f"the statement reads {profile.bytes:,} bytes of data files"
+    if profile.not_in_duckdb:
         if TRINO in available_engines:
-            return Choice(TRINO, f"DuckDB does not run it: {demand.not_in_duckdb}")
-        raise InvalidRequest(f"DuckDB does not run this statement, and no Trino is configured: {demand.not_in_duckdb}")
-    if demand.bytes < large_bytes:
+            return Choice(TRINO, f"DuckDB does not run it: {profile.not_in_duckdb}")
+        raise InvalidRequest(f"DuckDB does not run this statement, and no Trino is configured: {profile.not_in_duckdb}")
+    if profile.bytes < large_bytes:
         return Choice(DUCKDB, f"{size}, less than {large_bytes:,}")
     if TRINO in available_engines:
         return Choice(TRINO, f"{size}, at least {large_bytes:,}")
     return Choice(DUCKDB, f"{size}, and no Trino is configured")
 
 
-def _choose_forced(demand: StatementProfile, engine: str, available_engines: frozenset[str]) -> Choice:
+def _choose_forced(profile: StatementProfile, engine: str, available_engines: frozenset[str]) -> Choice:
     if engine not in ENGINES:
         raise InvalidRequest(f"The engine is {engine!r}; it must be one of {AUTO}, {', '.join(ENGINES)}")
     if engine not in available_engines:
         raise InvalidRequest(f"The engine {engine} is not configured; set --{engine} to its URL")
-    if engine == DUCKDB and demand.not_in_duckdb:
-        raise InvalidRequest(f"DuckDB does not run this statement: {demand.not_in_duckdb}")
-    if engine == SPARK and demand.kind is Kind.QUERY:
+    if engine == DUCKDB and profile.not_in_duckdb:
+        raise InvalidRequest(f"DuckDB does not run this statement: {profile.not_in_duckdb}")
+    if engine == SPARK and profile.kind is Kind.QUERY:
         raise InvalidRequest("Spark runs only statements that write; choose duckdb or trino for a query")
     return Choice(engine, "the user has chosen it")

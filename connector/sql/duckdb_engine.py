@@ -36,6 +36,7 @@ _BODY = re.compile(r"body: (?=\{)")
 _MESSAGE_START = re.compile(r'endpoint returned response code \S+ with message "')
 """The text before the message of a catalog, which ends with a quote at the end of the error."""
 _NO_COLUMNS = pa.schema([("nothing", pa.bool_())])
+"""The schema of a stream of which no column is used. Its column of nulls carries the number of rows."""
 _CONFIG = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -169,8 +170,8 @@ def _name_uuids(arrow: pa.DataType, kind: SqlType) -> pa.DataType:
     if pa.types.is_struct(arrow) and len(kind.fields) == arrow.num_fields:
         return pa.struct(
             [
-                each.with_type(_name_uuids(each.type, field_kind))
-                for each, (_, field_kind) in zip(arrow, kind.fields, strict=True)
+                field.with_type(_name_uuids(field.type, field_kind))
+                for field, (_, field_kind) in zip(arrow, kind.fields, strict=True)
             ]
         )
     if pa.types.is_map(arrow) and kind.key is not None and kind.element is not None:

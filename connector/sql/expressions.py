@@ -17,7 +17,7 @@ from seamark.connector.analysis.conditions import COMPARISONS
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.quotes import quote_text
 from seamark.connector.sql.arithmetic import (
-    refuse_operation,
+    make_operation_error,
     round_to_milliseconds,
     shift_by_interval,
     translate_comparison,
@@ -351,17 +351,20 @@ class Expressions:
                 self.translate_values([node.this, *(branch.this for branch in branches)], scope), node
             )
             check_length(len(value.sql) * len(branch_values), node)
-            tests = [translate_comparison("=", [value, other], node, positive=True).sql for other in branch_values]
+            tests = [
+                translate_comparison("=", [value, branch_value], node, positive=True).sql
+                for branch_value in branch_values
+            ]
         results = [self.translate_value(branch.args["true"], scope) for branch in branches]
         default = node.args.get("default")
         results.append(SqlValue("NULL", UNKNOWN) if default is None else self.translate_value(default, scope))
         return _build_case(tests, to_common_type(results, node))
 
     def _translate_if(self, node: exp.Expr, scope: NameScope) -> SqlValue:
-        other = node.args.get("false")
+        else_node = node.args.get("false")
         results = [
             self.translate_value(node.args["true"], scope),
-            SqlValue("NULL", UNKNOWN) if other is None else self.translate_value(other, scope),
+            SqlValue("NULL", UNKNOWN) if else_node is None else self.translate_value(else_node, scope),
         ]
         return _build_case([self.translate_condition(node.this, scope)], to_common_type(results, node))
 
@@ -405,7 +408,7 @@ class Expressions:
                 "NULL" if operand_type == UNKNOWN else f"CAST(NULL AS {name_duckdb_type(operand_type)})", operand_type
             )
         if not (left.type.is_number and right.type.is_number):
-            raise refuse_operation(left, right, sign, node)
+            raise make_operation_error(left, right, sign, node)
         kind = find_common_type(left.type, right.type)
         assert kind is not None
         if kind.is_float:

@@ -96,8 +96,8 @@ def translate_function(expressions: Expressions, node: exp.Expr, scope: NameScop
     raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
 
 
-def _translate_moment(e: Expressions, argument: exp.Expr, node: exp.Expr, scope: NameScope) -> SqlValue:
-    return e.read_in_utc(e.translate_value(argument, scope), node)
+def _translate_moment(expressions: Expressions, argument: exp.Expr, node: exp.Expr, scope: NameScope) -> SqlValue:
+    return expressions.read_in_utc(expressions.translate_value(argument, scope), node)
 
 
 def extract_part(name: str, kinds: tuple[str, ...], value: SqlValue, node: exp.Expr) -> SqlValue:
@@ -110,17 +110,19 @@ def extract_part(name: str, kinds: tuple[str, ...], value: SqlValue, node: exp.E
     return SqlValue(f"{name}({value.sql})", BIGINT)
 
 
-def _translate_extract(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_extract(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     unit = node.name.upper()
     if unit not in _EXTRACTED_UNITS:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
     kinds = ("timestamp",) if unit in _TIMES_OF_DAY else ("date", "timestamp")
-    return extract_part(_EXTRACTED_UNITS[unit], kinds, _translate_moment(e, node.expression, node, scope), node)
+    return extract_part(
+        _EXTRACTED_UNITS[unit], kinds, _translate_moment(expressions, node.expression, node, scope), node
+    )
 
 
-def _translate_truncation(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_truncation(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("this", "unit", "input_type_preserved")))
-    unit, value = node.args["unit"].name.upper(), e.translate_value(node.this, scope)
+    unit, value = node.args["unit"].name.upper(), expressions.translate_value(node.this, scope)
     if (
         unit not in _TRUNCATED_UNITS
         or value.type not in (DATE, TIMESTAMP)
@@ -130,10 +132,10 @@ def _translate_truncation(e: Expressions, node: exp.Expr, scope: NameScope) -> S
     return SqlValue(f"CAST(date_trunc('{unit.lower()}', {value.sql}) AS {name_duckdb_type(value.type)})", value.type)
 
 
-def _translate_difference(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_difference(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `date_diff`. In sqlglot's node, the end of the period is the first argument."""
     check_args(node, frozenset(("this", "expression", "unit")))
-    end, start = to_common_type(e.translate_values([node.this, node.expression], scope), node)
+    end, start = to_common_type(expressions.translate_values([node.this, node.expression], scope), node)
     unit = node.args["unit"].name.upper()
     if unit not in _COUNTED_UNITS or end.type not in (DATE, TIMESTAMP) or (end.type == DATE and unit != "DAY"):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {end.type}")
@@ -143,17 +145,17 @@ def _translate_difference(e: Expressions, node: exp.Expr, scope: NameScope) -> S
     return SqlValue(f"date_sub('{unit.lower()}', {start.sql}, {end.sql})", BIGINT)
 
 
-def _translate_abs(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_abs(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
-    value = e.translate_value(node.this, scope)
+    value = expressions.translate_value(node.this, scope)
     if not value.type.is_number:
         raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
     return SqlValue(f"abs({value.sql})", value.type)
 
 
-def _translate_floor_or_ceiling(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_floor_or_ceiling(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
-    value = e.translate_value(node.this, scope)
+    value = expressions.translate_value(node.this, scope)
     if value.type.is_integer:
         return value
     name, kind = "floor" if isinstance(node, exp.Floor) else "ceil", value.type
@@ -165,9 +167,9 @@ def _translate_floor_or_ceiling(e: Expressions, node: exp.Expr, scope: NameScope
     return SqlValue(f"{name}({value.sql})", kind)
 
 
-def _translate_round(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_round(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("this", "decimals")))
-    value, digits = e.translate_value(node.this, scope), node.args.get("decimals")
+    value, digits = expressions.translate_value(node.this, scope), node.args.get("decimals")
     places = 0
     if digits is not None:
         if not (isinstance(digits, exp.Literal) and not digits.is_string and str(digits.this).isdigit()):
@@ -188,28 +190,28 @@ def _translate_round(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVal
     return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(kind)})", kind)
 
 
-def _translate_grouping(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_grouping(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("expressions",)))
     if not node.expressions or not all(isinstance(column, exp.Column) for column in node.expressions):
         raise UnsupportedInDuckDB(f"{describe(node)} is translated only for columns")
     if len(node.expressions) > _GROUPING_COLUMNS_MAX:
         raise UnsupportedInDuckDB(f"grouping is translated for at most {_GROUPING_COLUMNS_MAX} columns")
-    values = e.translate_values(node.expressions, scope)
+    values = expressions.translate_values(node.expressions, scope)
     return SqlValue(f"CAST(grouping({', '.join(value.sql for value in values)}) AS INTEGER)", INTEGER)
 
 
-def _translate_square_root(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_square_root(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
-    value = e.translate_value(node.this, scope)
+    value = expressions.translate_value(node.this, scope)
     if not value.type.is_number:
         raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
     text = cast(value, DOUBLE).sql
     return SqlValue(f"(CASE WHEN {text} < 0 THEN CAST('nan' AS DOUBLE) ELSE sqrt({text}) END)", DOUBLE)
 
 
-def _translate_greatest_or_least(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_greatest_or_least(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `greatest` or `least`, whose result is null if an argument is null."""
-    values = to_common_type(e.translate_values([node.this, *node.expressions], scope), node)
+    values = to_common_type(expressions.translate_values([node.this, *node.expressions], scope), node)
     kind = find_type(values)
     if kind.is_float or not kind.is_comparable:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {kind}")
@@ -219,30 +221,30 @@ def _translate_greatest_or_least(e: Expressions, node: exp.Expr, scope: NameScop
 
 
 def _make_text_translator(name: str, kind: SqlType) -> FunctionTranslator:
-    def translate(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+    def translate(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node)
         arguments = [argument for argument in (node.this, node.args.get("expression")) if argument is not None]
-        values = [require_type(e.translate_value(argument, scope), VARCHAR, node) for argument in arguments]
+        values = [require_type(expressions.translate_value(argument, scope), VARCHAR, node) for argument in arguments]
         return SqlValue(f"{name}({', '.join(value.sql for value in values)})", kind)
 
     return translate
 
 
-def _translate_upper(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_upper(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `upper`, character by character, because Trino keeps `ß` and DuckDB converts it.
 
     The text of the argument is written only once, because otherwise n nested calls would write it 3 to the power of n
     times.
     """
     check_args(node)
-    text = require_type(e.translate_value(node.this, scope), VARCHAR, node).sql
+    text = require_type(expressions.translate_value(node.this, scope), VARCHAR, node).sql
     parts = f"list_transform(string_split({text}, 'ß'), lambda part: upper(part))"
     return SqlValue(f"array_to_string({parts}, 'ß')", VARCHAR)
 
 
-def _translate_substring(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_substring(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("this", "start", "length")))
-    value = require_type(e.translate_value(node.this, scope), VARCHAR, node)
+    value = require_type(expressions.translate_value(node.this, scope), VARCHAR, node)
     numbers = [node.args.get("start"), node.args.get("length")]
     texts = [str(argument.this) for argument in numbers if isinstance(argument, exp.Literal) and not argument.is_string]
     if len(texts) != sum(argument is not None for argument in numbers) or not all(
@@ -254,43 +256,45 @@ def _translate_substring(e: Expressions, node: exp.Expr, scope: NameScope) -> Sq
     return SqlValue(f"substring({value.sql}, {', '.join(texts)})", VARCHAR)
 
 
-def _translate_position(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_position(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("this", "substr")))
     value, part = (
-        require_type(text, VARCHAR, node) for text in e.translate_values([node.this, node.args["substr"]], scope)
+        require_type(text, VARCHAR, node)
+        for text in expressions.translate_values([node.this, node.args["substr"]], scope)
     )
     return SqlValue(f"strpos({value.sql}, {part.sql})", BIGINT)
 
 
-def _translate_replace(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_replace(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("this", "expression", "replacement")))
     old = node.expression
     if not (isinstance(old, exp.Literal) and old.is_string and str(old.this)):
         raise UnsupportedInDuckDB(f"{describe(node)}: the text to replace must be a literal")
     new = node.args.get("replacement")
-    values = [require_type(value, VARCHAR, node) for value in e.translate_values([node.this, old], scope)]
-    replacement = "''" if new is None else require_type(e.translate_value(new, scope), VARCHAR, node).sql
+    values = [require_type(value, VARCHAR, node) for value in expressions.translate_values([node.this, old], scope)]
+    replacement = "''" if new is None else require_type(expressions.translate_value(new, scope), VARCHAR, node).sql
     return SqlValue(f"replace({values[0].sql}, {values[1].sql}, {replacement})", VARCHAR)
 
 
 # Aggregates
 
 
-def _translate_count(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_count(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
     if isinstance(node.this, exp.Star):
         return SqlValue("count(*)", BIGINT)
     distinct, inner = _parse_argument(node, "count")
-    value = e.translate_value(inner, scope)
+    value = expressions.translate_value(inner, scope)
     if distinct:
         check_comparable(value, node)
     return SqlValue(f"count({distinct}{value.sql})", BIGINT)
 
 
-def _translate_count_if(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_count_if(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
     return SqlValue(
-        f"count(CASE WHEN {require_type(e.translate_value(node.this, scope), BOOLEAN, node).sql} THEN 1 END)", BIGINT
+        f"count(CASE WHEN {require_type(expressions.translate_value(node.this, scope), BOOLEAN, node).sql} THEN 1 END)",
+        BIGINT,
     )
 
 
@@ -299,10 +303,10 @@ def _refuse_interval(value: SqlValue, node: exp.Expr) -> None:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
 
 
-def _translate_sum(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_sum(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
     distinct, inner = _parse_argument(node, "sum")
-    value = e.translate_value(inner, scope)
+    value = expressions.translate_value(inner, scope)
     if value.type.is_integer:
         return SqlValue(f"CAST(sum({distinct}{value.sql}) AS BIGINT)", BIGINT)
     if value.type.name == "decimal":
@@ -315,10 +319,10 @@ def _translate_sum(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue
     raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
 
 
-def _translate_average(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_average(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
     distinct, inner = _parse_argument(node, "avg")
-    value = e.translate_value(inner, scope)
+    value = expressions.translate_value(inner, scope)
     if value.type.name == "decimal":
         sums = sum_decimals(value, distinct)
         # With NULLIF, the average of no values is null, and there is no division by zero.
@@ -332,11 +336,11 @@ def _translate_average(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
     raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
 
 
-def _translate_min_or_max(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_min_or_max(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `min` or `max`, whose result is NaN only if all values are NaN."""
     check_args(node)
     name = "max" if isinstance(node, exp.Max) else "min"
-    value = e.translate_value(_parse_argument(node, name)[1], scope)
+    value = expressions.translate_value(_parse_argument(node, name)[1], scope)
     if not value.type.is_comparable or value.type == BOOLEAN:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
     if value.type.is_float and name == "max":
@@ -345,10 +349,10 @@ def _translate_min_or_max(e: Expressions, node: exp.Expr, scope: NameScope) -> S
     return SqlValue(f"{name}({value.sql})", value.type)
 
 
-def _translate_approx_distinct(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_approx_distinct(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `approx_distinct` to sketches, which cubes also store. DuckDB's own sketch has a larger error."""
     check_args(node)
-    sketch = sketch_value(e.translate_value(node.this, scope), node)
+    sketch = sketch_value(expressions.translate_value(node.this, scope), node)
     return SqlValue(write_count(sketch), BIGINT)
 
 
@@ -360,23 +364,25 @@ def sketch_value(value: SqlValue, node: exp.Expr) -> str:
     return write_sketch(value.sql, kind)
 
 
-def _translate_all_or_any(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_all_or_any(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
     name = "bool_and" if isinstance(node, exp.LogicalAnd) else "bool_or"
-    return SqlValue(f"{name}({require_type(e.translate_value(node.this, scope), BOOLEAN, node).sql})", BOOLEAN)
+    return SqlValue(
+        f"{name}({require_type(expressions.translate_value(node.this, scope), BOOLEAN, node).sql})", BOOLEAN
+    )
 
 
-def _translate_value_at_extreme(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_value_at_extreme(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `max_by` and `min_by`. The result may be null, but rows whose key is null are left out."""
     check_args(node)
-    value, key = e.translate_values([node.this, node.expression], scope)
+    value, key = expressions.translate_values([node.this, node.expression], scope)
     if key.type.is_float or not key.type.is_comparable or key.type == BOOLEAN:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for keys of the type {key.type}")
     name = "arg_max_null" if isinstance(node, exp.ArgMax) else "arg_min_null"
     return SqlValue(f"{name}({value.sql}, {key.sql})", value.type)
 
 
-def _translate_filter(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_filter(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `sum(x) FILTER (WHERE y)` to an aggregate of CASE.
 
     FILTER itself is not used, because some translations of an aggregate contain several aggregates.
@@ -388,7 +394,7 @@ def _translate_filter(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
     argument = inner.this.expressions[0] if isinstance(inner.this, exp.Distinct) else inner.this
     value = exp.Literal.number(1) if isinstance(argument, exp.Star) else argument.copy()
     argument.replace(exp.If(this=condition.copy(), true=value))
-    return e.translate_value(inner, scope)
+    return expressions.translate_value(inner, scope)
 
 
 def _parse_argument(node: exp.Expr, name: str) -> tuple[str, exp.Expr]:

@@ -38,10 +38,10 @@ from seamark.connector.sql.types import (
 from seamark.connector.sql.values import cast, check_args
 
 Columns = Sequence[tuple[str, SqlType]]
-_BELOW = ("with_", "order", "limit", "offset")
-_SELECT = frozenset(("expressions", "from_", "joins", "where", "group", "having", "distinct", *_BELOW))
-_SET = frozenset(("this", "expression", "distinct", *_BELOW))
-_SUBQUERY = frozenset(("this", "alias", *_BELOW))
+_OUTER_CLAUSES = ("with_", "order", "limit", "offset")
+_SELECT = frozenset(("expressions", "from_", "joins", "where", "group", "having", "distinct", *_OUTER_CLAUSES))
+_SET = frozenset(("this", "expression", "distinct", *_OUTER_CLAUSES))
+_SUBQUERY = frozenset(("this", "alias", *_OUTER_CLAUSES))
 _TABLE = frozenset(("this", "db", "catalog", "alias", "version"))
 _JOIN = frozenset(("this", "side", "kind", "on", "using"))
 _WORDS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
@@ -54,7 +54,7 @@ WITHOUT_PUSHDOWN = f"(SELECT * FROM {{}} LIMIT {_ROWS_MAX})"  # noqa: S608
 The reader has already applied the conditions. Some filters, for example on decimals, cannot be pushed into an Arrow
 scan. If DuckDB 1.5.5 tries to push such a filter down, it confuses the columns above the scan.
 """
-_NOTHING: Mapping[str, WithQuery] = {}
+_NO_QUERIES: Mapping[str, WithQuery] = {}
 TableColumns = Callable[[exp.Table], Mapping[str, SqlType]]
 """A function that returns the types of a stored table's columns by name, for a reference to the table.
 
@@ -82,7 +82,7 @@ def translate(tree: exp.Expr, find_columns: TableColumns, now: datetime) -> Duck
     """
     translation = Translation(find_columns, now)
     try:
-        text, columns = translation.query(tree, NameScope((), _NOTHING))
+        text, columns = translation.query(tree, NameScope((), _NO_QUERIES))
     except RecursionError:
         raise InvalidRequest("The statement is nested too deeply") from None
     return DuckDBQuery(text, columns, tuple(translation.tables))
@@ -142,7 +142,7 @@ class Translation:
 
     def _translate_select(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
         source, fields = self._translate_from(node, outer)
-        scope, e = NameScope(fields, outer.named, outer), self.expressions
+        scope, expressions = NameScope(fields, outer.named, outer), self.expressions
         outputs = self._translate_outputs(node, scope)
         distinct = node.args.get("distinct")
         if distinct is not None and distinct.args.get("on"):
@@ -152,14 +152,14 @@ class Translation:
                 if not value.type.is_comparable:
                     raise UnsupportedInDuckDB(f"DISTINCT of {name[:100]!r} is not translated for the type {value.type}")
         texts = ["SELECT DISTINCT" if distinct is not None else "SELECT"]
-        texts.append(", ".join(f"{value.sql} AS c{n}" for n, (_, value) in enumerate(outputs)))
+        texts.append(", ".join(f"{value.sql} AS c{number}" for number, (_, value) in enumerate(outputs)))
         texts += [f"FROM {source}"] if source else []
         if (where_node := node.args.get("where")) is not None:
-            texts.append(f"WHERE {e.translate_condition(where_node.this, scope)}")
+            texts.append(f"WHERE {expressions.translate_condition(where_node.this, scope)}")
         if (group := node.args.get("group")) is not None:
             texts.append(f"GROUP BY {self._translate_group(group, outputs, scope)}")
         if (having_node := node.args.get("having")) is not None:
-            texts.append(f"HAVING {e.translate_condition(having_node.this, scope)}")
+            texts.append(f"HAVING {expressions.translate_condition(having_node.this, scope)}")
         if (order := node.args.get("order")) is not None:
             keys = self._translate_order_keys(order, outputs, scope, distinct=distinct is not None)
             texts.append(f"ORDER BY {', '.join(keys)}")
@@ -170,8 +170,8 @@ class Translation:
         for item in node.expressions:
             star = _find_star_qualifiers(item)
             if star is not None:
-                for each in scope.expand_star(star):
-                    outputs.append((each.name or f"_col{len(outputs)}", use_column(each)))
+                for column in scope.expand_star(star):
+                    outputs.append((column.name or f"_col{len(outputs)}", use_column(column)))
                 continue
             alias = item if isinstance(item, exp.Alias) else None
             value = self.expressions.translate_value(item.this if alias is not None else item, scope)
@@ -266,7 +266,7 @@ class Translation:
             return translate_sort_key(SqlValue(str(number), value.type), node)
         if isinstance(key, exp.Column) and len(key.parts) == 1:
             output_numbers = numbers.get(key.name.lower(), ())
-            if len(output_numbers) > 1 and len({outputs[n - 1][1].sql for n in output_numbers}) > 1:
+            if len(output_numbers) > 1 and len({outputs[number - 1][1].sql for number in output_numbers}) > 1:
                 raise InvalidRequest(f"ORDER BY {describe(key)} is ambiguous")
             if output_numbers:
                 return translate_sort_key(
@@ -278,7 +278,7 @@ class Translation:
             )
         value = self.expressions.translate_value(key, scope)
         if distinct:
-            equal_outputs = [n for n, (_, output) in enumerate(outputs, 1) if output.sql == value.sql]
+            equal_outputs = [number for number, (_, output) in enumerate(outputs, 1) if output.sql == value.sql]
             if not equal_outputs:
                 raise InvalidRequest(f"ORDER BY {describe(key)} must be in SELECT DISTINCT")
             return translate_sort_key(SqlValue(str(equal_outputs[0]), value.type), node)
@@ -357,8 +357,8 @@ class Translation:
         texts = []
         for row in values:
             cells = (
-                f"{_to_selectable(cast(value, kind)).sql} AS c{n}"
-                for n, (value, (_, kind)) in enumerate(zip(row, columns, strict=True))
+                f"{_to_selectable(cast(value, kind)).sql} AS c{number}"
+                for number, (value, (_, kind)) in enumerate(zip(row, columns, strict=True))
             )
             texts.append(f"SELECT {', '.join(cells)}")
         return " UNION ALL ".join(f"({text})" for text in texts), columns
@@ -397,30 +397,30 @@ class Translation:
         if isinstance(node.this, exp.Unnest):
             if side or kind not in ("", "CROSS") or node.args.get("on") or node.args.get("using"):
                 raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
-            other, right_fields = self._translate_unnest(node.this, NameScope(fields, outer.named, outer))
-            return f"{text} CROSS JOIN {other}", (*fields, *right_fields)
-        other, right_fields = self._translate_relation(node.this, outer)
+            right_text, right_fields = self._translate_unnest(node.this, NameScope(fields, outer.named, outer))
+            return f"{text} CROSS JOIN {right_text}", (*fields, *right_fields)
+        right_text, right_fields = self._translate_relation(node.this, outer)
         word = f"{side} JOIN" if side else "JOIN"
         if using_columns := node.args.get("using"):
             return self._translate_using(
-                text, fields, other, right_fields, word, [identifier.name.lower() for identifier in using_columns]
+                text, fields, right_text, right_fields, word, [identifier.name.lower() for identifier in using_columns]
             )
         on = node.args.get("on")
         all_fields = (*fields, *right_fields)
         if on is None:
             if side or kind == "INNER":
                 raise InvalidRequest(f"{word} requires ON or USING")
-            return f"{text} CROSS JOIN {other}", all_fields
+            return f"{text} CROSS JOIN {right_text}", all_fields
         if side == "FULL" and on.find(exp.Query) is not None:
             raise UnsupportedInDuckDB(f"A query in ON of a {word} is not translated")
         condition = self.expressions.translate_condition(on, NameScope(all_fields, outer.named, outer))
-        return f"({text} {word} {other} ON {condition})", all_fields
+        return f"({text} {word} {right_text} ON {condition})", all_fields
 
     def _translate_using(
         self,
         text: str,
         fields: tuple[VisibleColumn, ...],
-        other: str,
+        right_text: str,
         right_fields: tuple[VisibleColumn, ...],
         word: str,
         names: Sequence[str],
@@ -441,12 +441,12 @@ class Translation:
                 raise UnsupportedInDuckDB(
                     f"USING ({name[:100]}) is not translated for {sides[0].type} and {sides[1].type}"
                 )
-            left, right = (cast(each, kind).sql for each in sides)
+            left, right = (cast(side, kind).sql for side in sides)
             conditions.append(f"{left} = {right}")
             key = {"FULL JOIN": f"coalesce({left}, {right})", "RIGHT JOIN": right}.get(word, left)
             keys.append(VisibleColumn(name, (), SqlValue(key, kind)))
         other_fields = [field for field in (*fields, *right_fields) if field.name not in names]
-        return f"({text} {word} {other} ON {' AND '.join(conditions)})", (*keys, *other_fields)
+        return f"({text} {word} {right_text} ON {' AND '.join(conditions)})", (*keys, *other_fields)
 
     def _translate_relation(self, node: exp.Expr, outer: NameScope) -> tuple[str, tuple[VisibleColumn, ...]]:
         alias = node.args.get("alias")
@@ -533,8 +533,10 @@ def _convert_columns(text: str, query_columns: Columns, target_columns: Columns)
     if [kind for _, kind in query_columns] == [kind for _, kind in target_columns]:
         return text
     columns = (
-        f"c{n}" if kind == old or kind.is_nested else f"CAST(c{n} AS {name_duckdb_type(kind)}) AS c{n}"
-        for n, ((_, kind), (_, old)) in enumerate(zip(target_columns, query_columns, strict=True))
+        f"c{number}"
+        if kind == query_kind or kind.is_nested
+        else f"CAST(c{number} AS {name_duckdb_type(kind)}) AS c{number}"
+        for number, ((_, kind), (_, query_kind)) in enumerate(zip(target_columns, query_columns, strict=True))
     )
     return f"SELECT {', '.join(columns)} FROM ({text})"  # noqa: S608
 

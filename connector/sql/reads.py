@@ -51,6 +51,7 @@ _NO_TABLE = ("NoSuchTableException", "NoSuchNamespaceException")
 JOINS_S = 5.0
 """The time limit of all requests for joins of one statement. Closing the connection may take as long again."""
 LEASE_S = 600
+"""The time for which the server keeps a plan table."""
 _OPENED_TABLES_MAX = 64
 """The maximum number of tables that a session keeps open."""
 _ENGINE = "seamark"
@@ -115,7 +116,7 @@ class SessionTables:
 
     def __init__(self, client: SeamarkClient) -> None:
         self._client = client
-        self._last: OrderedDict[tuple[Name, int | str | None], NamedTable] = OrderedDict()
+        self._open_tables: OrderedDict[tuple[Name, int | str | None], NamedTable] = OrderedDict()
 
     def open(self, name: Name, version: int | str | None) -> NamedTable:
         """Return an open table: the cached object if the table has not changed.
@@ -138,14 +139,14 @@ class SessionTables:
 
     def _open(self, name: Name, version: int | str | None) -> NamedTable:
         key = (name, version)
-        last = self._last.get(key)
+        cached_table = self._open_tables.get(key)
         snapshot_choice = At(snapshot_id=version) if isinstance(version, int) else At(ref=version)
         is_named = snapshot_choice.ref is not None
-        loaded_before = None if last is None else last.loaded
+        loaded_before = None if cached_table is None else cached_table.loaded
         engine_table = load_table(self._client, name, snapshot_choice, history=is_named, loaded_before=loaded_before)
-        if last is not None and engine_table is last.loaded:
-            self._last.move_to_end(key)
-            return last
+        if cached_table is not None and engine_table is cached_table.loaded:
+            self._open_tables.move_to_end(key)
+            return cached_table
         source_table = open_loaded_table(engine_table, name, snapshot_choice)
         if is_named:  # As in Trino, a branch is read with the schema of its snapshot.
             source_table = open_loaded_table(engine_table, name, At(snapshot_id=source_table.snapshot_id))
@@ -154,9 +155,9 @@ class SessionTables:
             snapshot for snapshot in source_table.history if snapshot.snapshot_id == source_table.snapshot_id
         )
         table = _to_named_table(name, replace(source_table, history=snapshots), replace(engine_table, metadata=b""))
-        self._last[key] = table
-        if len(self._last) > _OPENED_TABLES_MAX:
-            self._last.popitem(last=False)
+        self._open_tables[key] = table
+        if len(self._open_tables) > _OPENED_TABLES_MAX:
+            self._open_tables.popitem(last=False)
         return table
 
 
@@ -249,7 +250,7 @@ class ReadPlanner:
         self,
         client: SeamarkClient,
         tables: Sequence[StoredTable],
-        catalog: StatementTables,
+        statement_tables: StatementTables,
         scans: Sequence[AnalyzedReference],
         *,
         is_counted: bool = True,
@@ -259,11 +260,11 @@ class ReadPlanner:
         Args:
             client: The client of the catalog.
             tables: The references to tables.
-            catalog: The open tables of the statement.
+            statement_tables: The open tables of the statement.
             scans: The analysis of each reference (`find_scans`).
             is_counted: Whether the reads are counted in the query history, and as reads of their columns.
         """
-        self._client, self._tables, self._catalog, self._scans = client, tables, catalog, scans
+        self._client, self._tables, self._catalog, self._scans = client, tables, statement_tables, scans
         self._to_count = set(range(len(tables))) if is_counted else set[int]()
         """The numbers of the references that have not been counted yet."""
 
@@ -274,18 +275,18 @@ class ReadPlanner:
             joins: Whether joins with other tables may prune files.
             skipped_numbers: The numbers of references that are not planned. Their reads have no files.
         """
-        client, catalog = self._client, self._catalog
+        client, statement_tables = self._client, self._catalog
         scans = [
             reference.scan
             if reference.scan is None or number in self._to_count
             else replace(reference.scan, query_use=UNCOUNTED_USE)
             for number, reference in enumerate(self._scans)
         ]
-        scans_by_number = {n: scan for n, scan in enumerate(scans) if scan is not None} if joins else {}
-        plans_by_number, counted_numbers = _request_join_plans(client, scans_by_number, self._tables, catalog)
+        scans_by_number = {number: scan for number, scan in enumerate(scans) if scan is not None} if joins else {}
+        plans_by_number, counted_numbers = _request_join_plans(client, scans_by_number, self._tables, statement_tables)
         reads = []
         for number, (table, scan) in enumerate(zip(self._tables, scans, strict=True)):
-            named_table = catalog.of_node[id(table.node)]
+            named_table = statement_tables.of_node[id(table.node)]
             used_joins: tuple[tuple[str, int | None], ...] = ()
             statements: list[str] = []
             source_table = named_table.open_table
@@ -332,7 +333,9 @@ def extract_row_filter(where: Expression) -> Expression:
     Conditions on floats are left out, because Iceberg's expressions compare NaN differently. The engine evaluates them.
     """
     parts = where.children if isinstance(where, And) else (where,)
-    return join_by_and(*(part for part in parts if not any(each.result in FLOATS for each in collect_predicates(part))))
+    return join_by_and(
+        *(part for part in parts if not any(predicate.result in FLOATS for predicate in collect_predicates(part)))
+    )
 
 
 def _to_named_table(name: Name, source_table: OpenTable, engine_table: EngineTable | None = None) -> NamedTable:
@@ -368,31 +371,31 @@ def _bind_filter(scan: Scan, source_table: OpenTable) -> Expression:
 
 
 def find_scans(
-    query: SqlStatement, tables: Sequence[StoredTable], catalog: StatementTables, today: date
+    query: SqlStatement, tables: Sequence[StoredTable], statement_tables: StatementTables, today: date
 ) -> list[AnalyzedReference]:
     """Return the analysis of each reference to a table.
 
     Args:
         query: The query whose tree contains the references.
         tables: The references.
-        catalog: The tables of the statement. They are open.
+        statement_tables: The tables of the statement. They are open.
         today: The date in UTC at which the statement runs.
     """
     scans = []
-    for table, scan in zip(tables, _find_scans(query, tables, catalog, today), strict=True):
-        source_table = catalog.of_node[id(table.node)].open_table
+    for table, scan in zip(tables, _find_scans(query, tables, statement_tables, today), strict=True):
+        source_table = statement_tables.of_node[id(table.node)].open_table
         scans.append(AnalyzedReference(scan, TRUE if scan is None else _bind_filter(scan, source_table)))
     return scans
 
 
 def _find_scans(
-    query: SqlStatement, tables: Sequence[StoredTable], catalog: StatementTables, today: date
+    query: SqlStatement, tables: Sequence[StoredTable], statement_tables: StatementTables, today: date
 ) -> list[Scan | None]:
     """Return the scan of each reference, or None if the analysis does not find it."""
     kinds: dict[tuple[str, ...], dict[str, str] | None] = {}
     for table in tables:
         key = tuple(part.name.lower() for part in table.node.parts)
-        named_table = catalog.of_node[id(table.node)]
+        named_table = statement_tables.of_node[id(table.node)]
         columns = {
             field.name.lower(): field.type if isinstance(field.type, str) else "nested"
             for field in named_table.open_table.schema.fields
@@ -416,7 +419,7 @@ def _find_scans(
 
 
 def _request_join_plans(
-    client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], catalog: StatementTables
+    client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], statement_tables: StatementTables
 ) -> tuple[dict[int, tuple[str, tuple[tuple[str, int | None], ...], str]], set[int]]:
     """Request plan tables if joins can leave out files.
 
@@ -429,7 +432,7 @@ def _request_join_plans(
     numbers = sorted(scans, key=lambda number: scans[number].start)
     planned_scans, known_tables = {}, {}
     for position, number in enumerate(numbers):
-        scan, named_table = scans[number], catalog.of_node[id(tables[number].node)]
+        scan, named_table = scans[number], statement_tables.of_node[id(tables[number].node)]
         if scan.ref is not None:  # The branch may have moved since the table was opened.
             scan = replace(scan, ref=None, snapshot_id=named_table.open_table.snapshot_id)
         planned_scans[position] = PlannedScan(scan, "", named_table.name)

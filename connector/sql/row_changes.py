@@ -119,11 +119,11 @@ class _UpdatedRows(RowDifference):
             return
         names = [field.name for field in self.table.schema.fields if field.name not in self.values.column_names]
         names += [ROW_ID_NAME] if self.tracked else []
-        read_plan, first = plan_read(self.table, names, TRUE), 0
+        read_plan, first_row = plan_read(self.table, names, TRUE), 0
         reader = TaskReader(read_plan, self.table.storage, keys=self.table.keys)
         for file in self.located.files:
-            values = self.values.slice(first, len(file.positions))
-            first += len(file.positions)
+            values = self.values.slice(first_row, len(file.positions))
+            first_row += len(file.positions)
             yield from (
                 _add_stored_columns(values, read_plan, reader.read(file.task, file.positions), file.task)
                 if names
@@ -139,16 +139,16 @@ def _add_stored_columns(
     Raises:
         Unreadable: The file no longer contains all rows.
     """
-    first = 0
+    row_count = 0
     for batch in stored_batches:
         rows = pa.Table.from_batches([batch], read_plan.arrow)
         for name in values.column_names:
-            rows = rows.append_column(name, values[name].slice(first, batch.num_rows))
-        first += batch.num_rows
+            rows = rows.append_column(name, values[name].slice(row_count, batch.num_rows))
+        row_count += batch.num_rows
         yield from rows.to_batches()
-    if first != len(values):
+    if row_count != len(values):
         raise Unreadable(
-            task.path, f"only {first} of {len(values)} rows could be read again, because the file has changed"
+            task.path, f"only {row_count} of {len(values)} rows could be read again, because the file has changed"
         )
 
 

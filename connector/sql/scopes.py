@@ -21,7 +21,7 @@ from seamark.formats.iceberg.types.near_names import find_near_names
 MESSAGE_NAME_MAX = 100
 _HIDDEN_COLUMNS = {"$path", "$partition", "$file_modified_time"}
 """The columns that each table has in Trino, but that `*` does not select."""
-_HINTS_FROM = 1000
+_HINT_COLUMNS_MAX = 1000
 """The maximum number of columns of a relation that are compared with an unknown name to find similar names."""
 
 
@@ -168,7 +168,7 @@ class NameScope:
         scope: NameScope | None = self
         while scope is not None:
             candidates |= dict.fromkeys(
-                visible.name for visible in scope.fields[:_HINTS_FROM] if _is_qualified(visible, qualifiers)
+                visible.name for visible in scope.fields[:_HINT_COLUMNS_MAX] if _is_qualified(visible, qualifiers)
             )
             scope = scope.parent
         similar_names = find_near_names(node.name, candidates)

@@ -196,8 +196,8 @@ class SqlSession:
             ValueError: The URL is invalid.
         """
         self._client = SeamarkClient(url, token=token, certificates=certificates)
-        self._reads = self._client.with_fresh_rows(after)
-        self._tables = SessionTables(self._reads)
+        self._fresh_client = self._client.with_fresh_rows(after)
+        self._tables = SessionTables(self._fresh_client)
         self._prepared_queries = PreparedQueries()
         self._catalog, self._schema = catalog, schema
         self._engines = engines or Engines()
@@ -207,8 +207,8 @@ class SqlSession:
         self._on_s3, self._writes, self._check_tables, self._cubes = on_s3, writes, check_tables, cubes
         self._reports_runs = reports_runs
         self._limits = limits or DuckDBLimits()
-        self._con: duckdb.DuckDBPyConnection | None = None
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._sandbox_connection: duckdb.DuckDBPyConnection | None = None
+        self._catalog_connection: duckdb.DuckDBPyConnection | None = None
         self._spark: SparkStatements | None = None
 
     def __enter__(self) -> SqlSession:
@@ -218,10 +218,10 @@ class SqlSession:
         self.close()
 
     def close(self) -> None:
-        if self._con is not None:
-            self._con.close()
-        if self._connection is not None:
-            self._connection.close()
+        if self._sandbox_connection is not None:
+            self._sandbox_connection.close()
+        if self._catalog_connection is not None:
+            self._catalog_connection.close()
         self._client.close()
 
     def explain(self, text: str) -> ChosenPlan:
@@ -281,9 +281,9 @@ class SqlSession:
     def _plan_prepared(self, prepared_query: PreparedQuery, *, is_counted: bool) -> _PlannedStatement:
         statement, query = prepared_query.statement, prepared_query.query
         planner = ReadPlanner(
-            self._reads, query.tables, prepared_query.tables, prepared_query.scans, is_counted=is_counted
+            self._fresh_client, query.tables, prepared_query.tables, prepared_query.scans, is_counted=is_counted
         )
-        planned_reads, cube = plan_cube(self._reads, query, prepared_query.cube, planner)
+        planned_reads, cube = plan_cube(self._fresh_client, query, prepared_query.cube, planner)
         # All requests end before the check, because it may forbid this process to open files such as certificates.
         self._check_tables([table_read.named.open_table for table_read in planned_reads])
         reads = tuple(planned_reads)
@@ -342,29 +342,29 @@ class SqlSession:
         reads = []
         if query is not None:
             scans = find_scans(query, tables, catalog, now.date())
-            reads = ReadPlanner(self._reads, tables, catalog, scans, is_counted=is_counted).plan()
+            reads = ReadPlanner(self._fresh_client, tables, catalog, scans, is_counted=is_counted).plan()
         self._check_tables([table_read.named.open_table for table_read in reads])
         return tuple(reads)
 
     def _write_for_trino(self, statement: SqlStatement) -> str:
         """Return the text of the statement, with the name of the catalog in Trino."""
         assert self._trino is not None
-        new = []
+        replacements = []
         for node in statement.tree.find_all(exp.Table):
             parts = node.parts
             if len(parts) == 3 and parts[0].name.lower() == self._catalog.lower():
-                place = parts[0].meta
-                new.append(Replacement(place["start"], place["end"] + 1, quote_name(self._trino.catalog)))
-        return splice(statement.text, new)
+                meta = parts[0].meta
+                replacements.append(Replacement(meta["start"], meta["end"] + 1, quote_name(self._trino.catalog)))
+        return splice(statement.text, replacements)
 
     # Engines
 
     @property
     def _sandbox(self) -> duckdb.DuckDBPyConnection:
-        # The connection is opened after the call of `checked`, which may confine threads that are started later.
-        if self._con is None:
-            self._con = open_connection(self._limits)
-        return self._con
+        # The connection is opened after the call of `check_tables`, which may confine threads that are started later.
+        if self._sandbox_connection is None:
+            self._sandbox_connection = open_connection(self._limits)
+        return self._sandbox_connection
 
     def _run_query(self, planned_statement: _PlannedStatement, query: DuckDBQuery) -> SqlResult:
         """Run a translated query in DuckDB."""
@@ -384,7 +384,7 @@ class SqlSession:
                     ]
             rows = execute(con, query.text, [name for name, _ in query.columns], streams)
         except DuckDBFailed:
-            self._con = None
+            self._sandbox_connection = None
             raise
         except BaseException:
             stack.close()
@@ -416,7 +416,7 @@ class SqlSession:
                     )
                     return _report_rows(planned_statement, report.updated + report.deleted)
         except DuckDBFailed:
-            self._con = None
+            self._sandbox_connection = None
             raise
         return self._run_definition(planned_statement)
 
@@ -434,11 +434,11 @@ class SqlSession:
         return ComputedRows(changed_read, rows, TRUE if is_read_again else changed_read.where)
 
     def _run_definition(self, planned_statement: _PlannedStatement) -> SqlResult:
-        if self._connection is None:
+        if self._catalog_connection is None:
             client = self._client
-            self._connection = connect(client.url, name=self._catalog, token=client.token, on_s3=self._on_s3)
-            self._connection.execute("SET TimeZone = 'UTC'")
-        execute(self._connection, planned_statement.text, None, ()).read_all()
+            self._catalog_connection = connect(client.url, name=self._catalog, token=client.token, on_s3=self._on_s3)
+            self._catalog_connection.execute("SET TimeZone = 'UTC'")
+        execute(self._catalog_connection, planned_statement.text, None, ()).read_all()
         return _report_rows(planned_statement, None)
 
     def _run_on_trino(self, planned_statement: _PlannedStatement) -> SqlResult:

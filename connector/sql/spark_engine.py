@@ -29,7 +29,7 @@ else:
     spark_sql, spark_errors = LazyModule("pyspark.sql"), LazyModule("pyspark.errors")
 
 _SPARK = Dialect.get_or_raise("spark")
-_SAME = frozenset(
+_SAME_MEANING = frozenset(
     (
         *(exp.Merge, exp.Whens, exp.When, exp.Insert, exp.Update, exp.Delete, exp.Tuple, exp.Var, exp.Star),
         *(exp.Table, exp.TableAlias, exp.Identifier, exp.Column, exp.Alias, exp.Literal, exp.Null, exp.Boolean),
@@ -37,6 +37,7 @@ _SAME = frozenset(
         *(exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Coalesce, exp.Select, exp.From, exp.Where, exp.Subquery),
     )
 )
+"""The nodes that have the same meaning in Trino's and in Spark's SQL."""
 
 
 def write_spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | None) -> str:
@@ -47,7 +48,7 @@ def write_spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: s
     """
     new_tree = tree.copy()
     for node in new_tree.walk():
-        if type(node) not in _SAME:
+        if type(node) not in _SAME_MEANING:
             raise InvalidRequest(
                 f"The statement runs on Spark, where {describe(node)} may have a different meaning; leave it out"
             )

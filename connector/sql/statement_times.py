@@ -36,9 +36,9 @@ def measure_time(
     """
     iterator, seconds = iter(batches), time.perf_counter() - started_s
     while True:
-        waits_s = time.perf_counter()
+        wait_started_s = time.perf_counter()
         batch = next(iterator, None)
-        seconds += time.perf_counter() - waits_s
+        seconds += time.perf_counter() - wait_started_s
         if batch is None:
             break
         yield batch

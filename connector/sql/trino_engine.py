@@ -36,7 +36,7 @@ _ROW_FIELD = re.compile(r"(?:\"((?:[^\"]|\"\")*)\"|([^\s\"(),]+)) (?!with )(.+)"
 _OS_REASON = re.compile(r"\[Errno -?[0-9]+\] ([^\"')]+)")
 _REQUESTS_AT = re.compile(r"host='([^']+)', port=([0-9]+)")
 """Matches the host and the port in the message of a connection error of `requests`."""
-_PLAIN = {
+_ARROW_TYPES = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
     "smallint": pa.int16(),
@@ -128,8 +128,8 @@ class TrinoRows:
             if not rows:
                 return
             arrays = [
-                pa.array([None if row[n] is None else convert(row[n]) for row in rows], field.type)
-                for n, (field, convert) in enumerate(zip(self.schema, self._converters, strict=True))
+                pa.array([None if row[position] is None else convert(row[position]) for row in rows], field.type)
+                for position, (field, convert) in enumerate(zip(self.schema, self._converters, strict=True))
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -158,7 +158,7 @@ def find_arrow_type(kind: str) -> pa.DataType:
         return pa.time64("us")
     if kind.startswith("timestamp"):
         return pa.timestamp("us", tz="UTC" if kind.endswith("with time zone") else None)
-    return _PLAIN.get(kind, pa.string())
+    return _ARROW_TYPES.get(kind, pa.string())
 
 
 def _split_arguments(text: str) -> list[str]:

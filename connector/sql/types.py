@@ -93,7 +93,7 @@ TIMESTAMP, ZONED = SqlType("timestamp"), SqlType("timestamp with time zone")
 UNKNOWN, NESTED, INTERVAL = SqlType("unknown"), SqlType("nested"), SqlType("interval")
 UNREADABLE = SqlType("unreadable")
 """The type of a column that cannot be read: a time with nanoseconds, or a type of a later format version."""
-_OF_ICEBERG = {
+_TYPES_BY_ICEBERG_NAME = {
     "boolean": BOOLEAN,
     "int": INTEGER,
     "long": BIGINT,
@@ -108,7 +108,7 @@ _OF_ICEBERG = {
     "timestamp": TIMESTAMP,
     "timestamptz": ZONED,
 }
-_DUCKDB = {
+_DUCKDB_NAMES = {
     "boolean": "BOOLEAN",
     "integer": "INTEGER",
     "bigint": "BIGINT",
@@ -133,7 +133,7 @@ def from_iceberg(iceberg_type: object) -> SqlType:
     """Return the type of a column, or of a field, an element, a key or a value in it."""
     match iceberg_type:
         case StructType():
-            fields = tuple((each.name, from_iceberg(each.type)) for each in iceberg_type.fields)
+            fields = tuple((field.name, from_iceberg(field.type)) for field in iceberg_type.fields)
             return replace(NESTED, fields=fields)
         case ListType():
             return replace(NESTED, element=from_iceberg(iceberg_type.element))
@@ -144,12 +144,12 @@ def from_iceberg(iceberg_type: object) -> SqlType:
     name = get_base_name(iceberg_type)
     if name == "decimal":
         return make_decimal(get_decimal_precision(iceberg_type), get_decimal_scale(iceberg_type))
-    return _OF_ICEBERG.get(name, UNREADABLE)
+    return _TYPES_BY_ICEBERG_NAME.get(name, UNREADABLE)
 
 
 def has_duckdb_name(kind: SqlType) -> bool:
     """Return whether the type has a name in DuckDB's SQL, so that values can be cast to it."""
-    return kind.name == "decimal" or kind.name in _DUCKDB
+    return kind.name == "decimal" or kind.name in _DUCKDB_NAMES
 
 
 def name_duckdb_type(kind: SqlType) -> str:
@@ -160,7 +160,7 @@ def name_duckdb_type(kind: SqlType) -> str:
     """
     if not has_duckdb_name(kind):
         raise UnsupportedInDuckDB(f"A conversion to the type {kind} is not translated")
-    return f"DECIMAL({kind.precision}, {kind.scale})" if kind.name == "decimal" else _DUCKDB[kind.name]
+    return f"DECIMAL({kind.precision}, {kind.scale})" if kind.name == "decimal" else _DUCKDB_NAMES[kind.name]
 
 
 def as_decimal(kind: SqlType) -> SqlType:

@@ -17,7 +17,8 @@ from seamark.connector.sql.types import (
     name_duckdb_type,
 )
 
-_NO_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int"))
+_DEFAULT_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int"))
+"""The operands of a node, and the flags of sqlglot that do not change the meaning of a translated node."""
 
 
 def cast(value: SqlValue, target_type: SqlType) -> SqlValue:
@@ -65,7 +66,7 @@ def require_type(value: SqlValue, kind: SqlType, node: exp.Expr) -> SqlValue:
     return value
 
 
-def check_args(node: exp.Expr, allowed_names: frozenset[str] = _NO_ARGS) -> None:
+def check_args(node: exp.Expr, allowed_names: frozenset[str] = _DEFAULT_ARGS) -> None:
     """Check that a node has only the arguments `allowed_names`.
 
     Raises:

@@ -73,6 +73,7 @@ def get_keyed_rows(
         distinct = find_latest_rows([keys], metadata.current_schema, names)
         server = _LimitedFiles(stored_rows, names, files_max)
         storage = ServedStorage({}, "", stored_rows, server.sizes_bytes)
+        # The server's plans and lookups are of one table, so its name is not used.
         source_table = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
         matched_files = locate(server, source_table, distinct.keys, rows_max=rows_max).files
         rows = _read_rows(source_table, columns, matched_files, bytes_max)

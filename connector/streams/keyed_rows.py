@@ -268,15 +268,15 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
     Raises:
         Unwritable: A key column is missing, or its type has changed to a type of a different family.
     """
-    rows = [each for group in groups for each in group]
-    stays = np.zeros(sum(each.rows.num_rows for each in rows), dtype=np.bool_)
+    rows = [unpacked for group in groups for unpacked in group]
+    stays = np.zeros(sum(unpacked.rows.num_rows for unpacked in rows), dtype=np.bool_)
     keys: list[BatchKeys] = []
     fields: tuple[Field, ...] = ()
     hashes = KeyHashes(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
     start = rows_before = 0
     for group in groups:
-        end = start + sum(each.rows.num_rows for each in group)
-        kinds = np.frombuffer(b"".join(each.kinds for each in group), dtype=np.uint8)
+        end = start + sum(unpacked.rows.num_rows for unpacked in group)
+        kinds = np.frombuffer(b"".join(unpacked.kinds for unpacked in group), dtype=np.uint8)
         stays[start:end] = kinds != DELETE
         if group[0].key:
             fields, columns = _read_group_keys(group, rows[: rows_before + len(group)], metadata)
@@ -292,7 +292,7 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
             distinct = BatchKeys(fields, [column.take(latest_rows) for column in keyed_columns])
             hashes = all_hashes.take(latest)
             if start:
-                earlier = _concatenate(_read_earlier_columns(fields, each) for each in rows[:rows_before])
+                earlier = _concatenate(_read_earlier_columns(fields, unpacked) for unpacked in rows[:rows_before])
                 stays[:start] &= ~((distinct.match(earlier) >= 0) & are_complete(earlier))
             keys.append(distinct)
         start, rows_before = end, rows_before + len(group)
@@ -314,10 +314,10 @@ def _read_group_keys(
     """
     try:
         fields = _choose_key_fields(group[0].key, rows, metadata)
-        return fields, _concatenate(read_key_columns(fields, each.rows, each.schema) for each in group)
+        return fields, _concatenate(read_key_columns(fields, unpacked.rows, unpacked.schema) for unpacked in group)
     except Unwritable:
         fields = _choose_key_fields(group[0].key, group, metadata)
-        return fields, _concatenate(read_key_columns(fields, each.rows, each.schema) for each in group)
+        return fields, _concatenate(read_key_columns(fields, unpacked.rows, unpacked.schema) for unpacked in group)
 
 
 def _concatenate(batches: Iterable[Sequence[pa.Array]]) -> list[pa.Array]:
@@ -331,7 +331,7 @@ def _choose_key_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: Tabl
     the same families.
     """
     fields: dict[int, Field] = {}
-    for schema in {each.schema.id: each.schema for each in rows}.values():
+    for schema in {unpacked.schema.id: unpacked.schema for unpacked in rows}.values():
         for column in schema.fields:
             if column.id not in fields or _rank_type(str(column.type)) > _rank_type(str(fields[column.id].type)):
                 fields[column.id] = column
@@ -342,7 +342,8 @@ def _choose_key_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: Tabl
 
 
 def _is_wider_of_family(field: Field, other: Field) -> bool:
-    kinds = [each.type for each in (field, other) if isinstance(each.type, str) and has_keys(each.type)]
+    types = (field.type, other.type)
+    kinds = [kind for kind in types if isinstance(kind, str) and has_keys(kind)]
     return (
         len(kinds) == 2
         and get_family(kinds[0]) == get_family(kinds[1])
@@ -376,16 +377,19 @@ def encode_deletes(
     """
     server = ServerFiles(stored_rows)
     storage = ServedStorage({}, "", stored_rows, server.sizes_bytes)
+    # The server's plans and lookups are of one table, so its name is not used.
     source_table = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
     deleted_rows = [*_delete_stored(parts, source_table, server, is_commit=folder is None), *_delete_fresh(parts)]
     target = replace(create_target(metadata, memory := MemoryStorage()), indexes=())
     if folder is not None and len(deleted_rows) <= _FILES_BY_FILE_MAX:
         target = replace(target, properties={**target.properties, GRANULARITY: BY_FILE})
     delete_files = write_deletes(target, deleted_rows, Deletes(storage, metadata))
-    rename: Callable[[str], str] = (lambda path: path) if folder is None else (lambda path: _move(path, folder))
+    rename_path: Callable[[str], str] = (
+        (lambda path: path) if folder is None else (lambda path: _replace_folder(path, folder))
+    )
     return EncodedRowDeletes(
-        [(rename(location), memory.read_data(location)) for location in memory.written],
-        [msgspec.json.encode({**file, "file-path": rename(file["file-path"])}) for file in delete_files.files],
+        [(rename_path(location), memory.read_data(location)) for location in memory.written],
+        [msgspec.json.encode({**file, "file-path": rename_path(file["file-path"])}) for file in delete_files.files],
         [(file["file-path"], file.get("content-offset")) for file in delete_files.removed],
         _encode_scope(parts[0].keys, source_table) if folder is None else b"",
     )
@@ -393,19 +397,19 @@ def encode_deletes(
 
 def _encode_scope(keys: Iterable[BatchKeys], source_table: OpenTable) -> bytes:
     """Return the filter of the rows that a commit of these keys has read, as JSON, or b"" without keys."""
-    scopes = [_find_scope(each, source_table) for each in keys if each.count]
+    scopes = [_find_scope(batch_keys, source_table) for batch_keys in keys if batch_keys.count]
     return msgspec.json.encode(encode_expression(add_nan(join_by_or(*scopes)))) if scopes else b""
 
 
 def _find_scope(keys: BatchKeys, source_table: OpenTable) -> Expression:
     """Return a filter of the rows with the keys, or TRUE if the current types cannot represent all keys."""
     try:
-        return read_scope(_resolve(keys, source_table.metadata).keys, source_table)
+        return read_scope(_resolve_keys(keys, source_table.metadata).keys, source_table)
     except UnfitKey:
         return TRUE
 
 
-def _move(path: str, folder: str) -> str:
+def _replace_folder(path: str, folder: str) -> str:
     return f"{folder}/{path.rpartition('/')[2]}"
 
 
@@ -418,13 +422,15 @@ def _delete_stored(
     version = source_table.snapshot_id, metadata.current_schema_id, metadata.default_spec_id
     for part in parts:
         # A different thread may replace `part.located` at any time by the rows of a different version.
-        cached_files = part.located
-        if cached_files is None or cached_files[0] != version:
+        located = part.located
+        if located is None or located[0] != version:
             files = [rows for keys in part.keys for rows in _locate(server, source_table, keys)]
-            cached_files = part.located = version, tuple(files)
-        for rows in cached_files[1]:
+            located = part.located = version, tuple(files)
+        _, matched_files = located
+        for rows in matched_files:
             server.add_sizes([rows.task.file, *rows.task.deletes])
-            by_path.setdefault(rows.task.path, (rows, []))[1].append(rows.positions)
+            _, positions_of_file = by_path.setdefault(rows.task.path, (rows, []))
+            positions_of_file.append(rows.positions)
     return [
         DeletedRows(
             path,
@@ -454,7 +460,7 @@ class _DroppedKeys(BatchKeys):
         return TRUE
 
 
-def _resolve(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
+def _resolve_keys(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
     """Return the keys with the names and types of the current schema, which may have renamed or promoted columns.
 
     If a column was dropped while rows waited for a flush, the newest schema with all columns is used.
@@ -467,7 +473,8 @@ def _resolve(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
     if not complete_schemas:
         raise Unwritable(f"the table no longer has a schema with the key columns {sorted(ids)} of the rows")
     schema = max(
-        complete_schemas, key=lambda each: (_can_represent(each, keys), each.id == metadata.current_schema_id, each.id)
+        complete_schemas,
+        key=lambda schema: (_can_represent(schema, keys), schema.id == metadata.current_schema_id, schema.id),
     )
     by_id = {field.id: field for field in schema.fields}
     fields = [by_id[field.id] for field in keys.fields]
@@ -493,7 +500,7 @@ def _can_represent(schema: Schema, keys: BatchKeys) -> bool:
 def _locate(server: ServerFiles, source_table: OpenTable, keys: BatchKeys) -> tuple[MatchedRows, ...]:
     """Return the rows in the table's files that have one of the keys."""
     try:
-        readable_keys, schema = _resolve(keys, source_table.metadata)
+        readable_keys, schema = _resolve_keys(keys, source_table.metadata)
         if schema.id == source_table.schema.id:
             return locate(server, source_table, readable_keys).files
         return locate(server, replace(source_table, schema=schema), readable_keys, SCAN).files

@@ -34,7 +34,7 @@ _PACKED_MS = b"seamark.packed-ms"
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions()
 """The default options. Without this object, each stream reads the environment, which costs as much as ten rows."""
 _PREFIX_BYTES = 8
-"""The size of the marker and the length that precede the first message of an Arrow IPC stream."""
+"""The size of the marker and the length, of 4 bytes each, that precede the first message of an Arrow IPC stream."""
 _HEADERS_MAX = 256
 _KEY_TYPES = {
     get_arrow_type(kind): kind
@@ -99,14 +99,14 @@ class UnpackedRows(NamedTuple):
 
 def pack_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str]) -> bytes:
     """Return rows that have the table's current schema as a payload."""
-    names = {
+    schema_metadata = {
         SCHEMA_ID: str(metadata.current_schema_id).encode(),
         _PACKED_MS: str(metadata.last_updated_ms).encode(),
     }
     if key:
         ids = {field.name: field.id for field in metadata.current_schema.fields}
-        names[_KEY_IDS] = ",".join(str(ids[name]) for name in key).encode()
-    schema = rows.schema.with_metadata(names)
+        schema_metadata[_KEY_IDS] = ",".join(str(ids[name]) for name in key).encode()
+    schema = rows.schema.with_metadata(schema_metadata)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=_IPC_OPTIONS) as stream:
         stream.write_batch(rows.replace_schema_metadata(schema.metadata))
@@ -189,19 +189,19 @@ def group_by_key(rows: Sequence[UnpackedRows], current: RowKey) -> list[list[Unp
             each other are in one shard.
         current: The current key columns of the table, whose group follows other groups with the same time.
     """
-    if len({each.key for each in rows}) <= 1:
+    if len({unpacked.key for unpacked in rows}) <= 1:
         return [list(rows)] if rows else []
     groups: list[list[UnpackedRows]] = []
     by_time: dict[tuple[int, RowKey], list[UnpackedRows]] = {}
     previous: RowKey | None = None
-    times = sorted({(each.packed_ms, each.key == current, each.key) for each in rows})
+    times = sorted({(unpacked.packed_ms, unpacked.key == current, unpacked.key) for unpacked in rows})
     for packed_ms, _, key in times:
         if not groups or key != previous:
             groups.append([])
             previous = key
         by_time[packed_ms, key] = groups[-1]
-    for each in rows:
-        by_time[each.packed_ms, each.key].append(each)
+    for unpacked in rows:
+        by_time[unpacked.packed_ms, unpacked.key].append(unpacked)
     return groups
 
 

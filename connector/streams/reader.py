@@ -32,6 +32,8 @@ EARLIEST, LATEST = "earliest", "latest"
 CHANGE_TYPE = "_change_type"
 WAIT_S = 20.0
 """The maximum time in seconds for which one request waits for rows."""
+_RESPONSE_S = 60.0
+"""The timeout in seconds of a response after the time for which the server waits for rows."""
 _LIMIT_BYTES = 4 << 20
 _PROGRESS = "~"
 """The separator between the server's position and the progress within the files of a snapshot."""
@@ -80,7 +82,7 @@ class StreamReads:
     def __init__(self, client: SeamarkClient, table: Name, *, changes: bool, skip_changes: bool) -> None:
         """Create a reader with arguments of `read_stream`."""
         self.client, self.table, self.changes = client, table, changes
-        self._query = {"changes": _show_flag(changes), "skip-changes": _show_flag(skip_changes)}
+        self._query = {"changes": _format_flag(changes), "skip-changes": _format_flag(skip_changes)}
 
     def locate(self, at: str) -> str:
         """Return the position at `earliest`, `latest`, `snapshot:ID` or `time:MS`."""
@@ -116,7 +118,7 @@ class StreamReads:
         query = {**self._query, "after": after, "wait": f"{wait_s:.3f}", "limit-bytes": str(limit_bytes)}
         query |= {} if until is None else {"until": until}
         path = f"{make_table_path(self.table)}/rows"
-        body = self.client._request("GET", path, query, accept=ARROW_STREAM, timeout_s=wait_s + 60)
+        body = self.client._request("GET", path, query, accept=ARROW_STREAM, timeout_s=wait_s + _RESPONSE_S)
         rows = self.client._decode_table(body)
         metadata = {name.decode(): value.decode() for name, value in (rows.schema.metadata or {}).items()}
         try:
@@ -178,26 +180,29 @@ def iterate(
         wait_s: The maximum time in seconds to wait for rows before each further None.
     """
     position, progress = _begin(reads, from_)
-    shape = _RowProjection(reads, columns)
-    has_present_rows = False
+    projection = _RowProjection(reads, columns)
+    has_read_present_rows = False
     while True:
-        step = reads.step(position, wait_s=wait_s if has_present_rows else 0.0)
+        step = reads.step(position, wait_s=wait_s if has_read_present_rows else 0.0)
         if step.files is not None:
-            last: tuple[pa.RecordBatch, _Progress] | None = None
-            for batch in shape.read_files(step.files, progress):
-                if last is not None:
-                    yield StreamBatch(last[0], f"{position}{_PROGRESS}{last[1]}")
-                last = batch
-            if last is not None:
-                yield StreamBatch(last[0], step.position)
+            # The last batch of the files has the server's position. Therefore a batch is yielded after the next batch
+            # has been read.
+            waiting: tuple[pa.RecordBatch, _Progress] | None = None
+            for batch_with_progress in projection.read_files(step.files, progress):
+                if waiting is not None:
+                    batch, batch_progress = waiting
+                    yield StreamBatch(batch, f"{position}{_PROGRESS}{batch_progress}")
+                waiting = batch_with_progress
+            if waiting is not None:
+                yield StreamBatch(waiting[0], step.position)
         elif progress is not None:
             raise InvalidRequest(
                 "The position is within files that are not the next files to read; begin at earliest, latest or a time"
             )
         elif step.rows.num_rows:
-            yield StreamBatch(shape.project(step.rows), step.position)
+            yield StreamBatch(projection.project(step.rows), step.position)
         elif step.is_end:
-            has_present_rows = True
+            has_read_present_rows = True
             yield None
         position, progress = step.position, None
 
@@ -295,5 +300,5 @@ def skip_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Recor
         remaining_rows = max(0, remaining_rows - batch.num_rows)
 
 
-def _show_flag(flag: bool) -> str:
+def _format_flag(flag: bool) -> str:
     return "true" if flag else "false"

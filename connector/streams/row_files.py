@@ -86,10 +86,10 @@ def conform_rows(rows: pa.RecordBatch, metadata: TableMetadata, kinds: bytes, ke
     for name in key:
         has_column = rows.schema.get_field_index(name) >= 0
         if rows.num_rows and (not has_column or rows.column(name).null_count):
-            row = (
+            row_number = (
                 int(np.flatnonzero(rows.column(name).is_null().to_numpy(zero_copy_only=False))[0]) if has_column else 0
             )
-            raise BadRequest(f"Row {row} has no value in the column {name}, which is a part of the table's key")
+            raise BadRequest(f"Row {row_number} has no value in the column {name}, which is a part of the table's key")
     try:
         check_unencrypted(metadata)
         if DELETE in kinds:
@@ -228,11 +228,11 @@ def encode_keyed_rows(
         raise BadRequest(f"The rows that later rows replace cannot be found: {error}") from None
     by_schema: dict[int, list[pa.RecordBatch]] = {}
     start = 0
-    for each in (each for group in groups for each in group):
-        stays = latest.stays[start : start + each.rows.num_rows]
-        start += each.rows.num_rows
+    for unpacked in (unpacked for group in groups for unpacked in group):
+        stays = latest.stays[start : start + unpacked.rows.num_rows]
+        start += unpacked.rows.num_rows
         if stays.any():
-            by_schema.setdefault(each.schema.id, []).append(each.rows.filter(pa.array(stays)))
+            by_schema.setdefault(unpacked.schema.id, []).append(unpacked.rows.filter(pa.array(stays)))
     files, file_keys = [], []
     for file, table in _encode(by_schema, metadata, folder):
         files.append(file)
@@ -270,10 +270,14 @@ def _encode(
         BadRequest: The rows cannot be written.
     """
     try:
-        for packed_id, batches in by_schema.items():
-            target = _find_target(metadata, find_schema(metadata, packed_id))
+        for packed_schema_id, batches in by_schema.items():
+            target = _find_target(metadata, find_schema(metadata, packed_schema_id))
             schema_id = target.schema.id
-            rows = batches if schema_id == packed_id else [_convert_batch(batch, target.schema) for batch in batches]
+            rows = (
+                batches
+                if schema_id == packed_schema_id
+                else [_convert_batch(batch, target.schema) for batch in batches]
+            )
             table = pa.Table.from_batches(rows, target.arrow).combine_chunks()
             for batch in table.to_batches():
                 for file, file_rows in _encode_batch(batch, target, folder):

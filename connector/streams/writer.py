@@ -169,7 +169,7 @@ class StreamTableWriter:
                 self._change_condition.wait_for(lambda: self._waiting or self._is_done)
                 if self._is_done:
                     return
-                parts = self._take()
+                parts = self._take_parts()
             try:
                 self._send(parts[0].content_type, _join(parts))
             except Exception as error:  # noqa: BLE001  the callers of `write` and `flush` must receive it
@@ -184,15 +184,15 @@ class StreamTableWriter:
                 self._held_bytes -= sum(part.size_bytes for part in parts)
                 self._change_condition.notify_all()
 
-    def _take(self) -> list[_Part]:
+    def _take_parts(self) -> list[_Part]:
         """Return at least one part for the next request. All parts have the same form."""
         parts = [self._waiting.popleft()]
         rows, size_bytes = parts[0].rows, parts[0].size_bytes
         while self._waiting:
             part = self._waiting[0]
             rows, size_bytes = rows + part.rows, size_bytes + part.size_bytes
-            fits = rows <= self._request_rows and size_bytes <= self._request_bytes
-            if not fits or part.content_type != parts[0].content_type or not _is_joinable(parts[0], part):
+            has_room = rows <= self._request_rows and size_bytes <= self._request_bytes
+            if not has_room or part.content_type != parts[0].content_type or not _is_joinable(parts[0], part):
                 break
             parts.append(self._waiting.popleft())
         return parts
@@ -251,7 +251,7 @@ def send_rows(
         except Refused:
             raise
         except (Unavailable, ServerFailed, Unreachable) as error:
-            if time.monotonic() >= until_s or not _may_pass(error):
+            if time.monotonic() >= until_s or not _may_succeed_on_repeat(error):
                 raise
             sleep_before_attempt(number, first_s=0.1, max_s=2.0)
             number += 1
@@ -322,6 +322,6 @@ def _join(parts: Sequence[_Part]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _may_pass(error: ClientError) -> bool:
+def _may_succeed_on_repeat(error: ClientError) -> bool:
     """Return whether a retry may succeed. After a bug of the server, it cannot succeed."""
     return not isinstance(error, ServerFailed) or error.status in (502, 503, 504) or "Unknown" in error.kind

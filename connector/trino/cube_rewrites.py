@@ -73,7 +73,7 @@ def translate_scans(
         NotFromCube: The statement cannot be computed from a cube.
     """
     if len(scans) > 1:
-        star_scans = [_to_star_scan(text, *each) for each in zip(scans, tables, strict=True)]
+        star_scans = [_to_star_scan(text, *scan_and_table) for scan_and_table in zip(scans, tables, strict=True)]
         query = _parse(text)
 
         def find_start(node: exp.Table) -> int:
@@ -103,8 +103,8 @@ def _parse(text: StatementText) -> ParsedQuery:
         query = parse_query(text.text)
     except UnsupportedStatement:
         raise NotFromCube("the statement is not fully supported") from None
-    first = query.text.tokens[0]
-    if query.text.quoted or query.text.offsets[first.start] != len(text.text) - len(text.text.lstrip()):
+    first_token = query.text.tokens[0]
+    if query.text.quoted or query.text.offsets[first_token.start] != len(text.text) - len(text.text.lstrip()):
         raise NotFromCube("the statement is not only a query")
     return query
 
@@ -139,9 +139,9 @@ async def rewrite_over_cube(
     scan, name = planned_scan.scan, text.text[planned_scan.scan.start : planned_scan.scan.end]
     negated_filter = None
     if statement.negated_row_condition:
-        find = partial(build_negated_filter, statement, partial(_find_filter, name, text, table))
+        build_filter = partial(build_negated_filter, statement, partial(_find_filter, name, text, table))
         negated_filter = await reader.run(
-            len(name) + len(statement.negated_row_condition), find, until_s, in_loop_max=0
+            len(name) + len(statement.negated_row_condition), build_filter, until_s, in_loop_max=0
         )
     request = CubePlanRequest(
         planned_scan.table,
@@ -152,13 +152,15 @@ async def rewrite_over_cube(
         scan.snapshot_id,
         scan.ref,
         groups_max=GROUPS_MAX,
-        group_filter=find_group_condition(statement, [_to_star_scan(text, *each) for each in dimensions]),
+        group_filter=find_group_condition(
+            statement, [_to_star_scan(text, *scan_and_table) for scan_and_table in dimensions]
+        ),
     )
     answer = await scan_cube(client, statement, request, table)
     version = "" if scan.version_span is None else text.text[slice(*scan.version_span)]
     if answer.plan_snapshot_id is not None:
         version = f"FOR VERSION AS OF {answer.plan_snapshot_id}"
-    rows, has_rows = f"{name} {version}".rstrip(), answer.plan_snapshot_id is not None
+    table_text, has_rows = f"{name} {version}".rstrip(), answer.plan_snapshot_id is not None
     assert table.cube_metadata is not None
     schema = table.cube_metadata.current_schema
     columns = (schema.column(column_id) for column_id in statement.used_columns)
@@ -171,7 +173,7 @@ async def rewrite_over_cube(
     def write() -> str:
         groups = convert_sketches(answer.groups, statement, encode_for_trino)
         values = write_values(groups, statement, VALUES_CHARACTERS_MAX)
-        return statement.write(values, rows, has_rows=has_rows)
+        return statement.write(values, table_text, has_rows=has_rows)
 
     characters = len(text.text) + count_characters(answer.groups)
     return CubeRewrite(

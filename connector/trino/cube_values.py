@@ -69,7 +69,7 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
             ]
         except (ValueError, OverflowError) as error:  # Python supports years up to 9999.
             raise NotFromCube(f"{statement.cube.name}: a value cannot be written in SQL: {error}") from None
-        size += sum(len(text) + 2 for column in columns for text in column)
+        size += sum(len(text) + len(", ") for column in columns for text in column)
         if size > characters_max:
             raise _make_length_error(statement, characters_max)
         rows += [f"({', '.join(row)})" for row in zip(*columns, strict=True)]
@@ -94,6 +94,7 @@ def _write_json(groups: pa.Table, statement: CubeStatement, characters_max: int)
                 values = [None if value is None else form.write(value) for value in column.to_pylist()]
             except (ValueError, OverflowError) as error:  # Python supports years up to 9999.
                 raise NotFromCube(f"{statement.cube.name}: a value cannot be written in SQL: {error}") from None
+            # The brackets are left out, because the parts are joined to one array.
             parts.append(json.dumps(values, ensure_ascii=False, separators=(",", ":"))[1:-1])
             size += len(parts[-1])
         if size > characters_max:
@@ -103,10 +104,12 @@ def _write_json(groups: pa.Table, statement: CubeStatement, characters_max: int)
         for form, parts in zip(forms, texts, strict=True)
     )
     outputs = ", ".join(
-        f"{form.read.format(name)} AS {name}" for name, form in zip(statement.columns, forms, strict=True)
+        f"{form.sql_format.format(name)} AS {name}" for name, form in zip(statement.columns, forms, strict=True)
     )
-    listed = ", ".join(statement.columns)
-    return f"(SELECT {outputs} FROM UNNEST({arrays}) AS seamark_groups ({listed})) AS seamark_groups ({listed})"  # noqa: S608
+    column_list = ", ".join(statement.columns)
+    return (
+        f"(SELECT {outputs} FROM UNNEST({arrays}) AS seamark_groups ({column_list})) AS seamark_groups ({column_list})"  # noqa: S608
+    )
 
 
 class _JsonForm(NamedTuple):
@@ -115,12 +118,12 @@ class _JsonForm(NamedTuple):
     Attributes:
         write: Returns the JSON value of a value.
         kind: The type to which Trino casts the JSON value.
-        read: The format of the value in SQL, with the name of the column.
+        sql_format: The format of the value in SQL, with the name of the column.
     """
 
     write: Callable[[Any], Any]
     kind: str = "VARCHAR"
-    read: str = "{}"
+    sql_format: str = "{}"
 
 
 def _find_json_form(statement: CubeStatement, name: str, kind: pa.DataType) -> _JsonForm:
@@ -129,7 +132,7 @@ def _find_json_form(statement: CubeStatement, name: str, kind: pa.DataType) -> _
     Raises:
         NotFromCube: Values of the type have no form.
     """
-    if name.startswith("d") and statement.cube.terms[int(name[1:])].source == "uuid":
+    if _is_uuid_column(statement, name):
         return _JsonForm(lambda value: str(UUID(bytes=value)))
     for matches, form in _JSON_FORMS:
         if matches(kind):
@@ -150,8 +153,12 @@ def _find_writer(statement: CubeStatement, name: str, kind: pa.DataType) -> Call
     Raises:
         NotFromCube: Trino's SQL has no literal for the type.
     """
-    is_uuid = name.startswith("d") and statement.cube.terms[int(name[1:])].source == "uuid"
-    return _write_uuid if is_uuid else _choose_writer(kind)
+    return _write_uuid if _is_uuid_column(statement, name) else _choose_writer(kind)
+
+
+def _is_uuid_column(statement: CubeStatement, name: str) -> bool:
+    """Return whether a column of the groups has UUIDs. The column of the term n of the cube is named `dn`."""
+    return name.startswith("d") and statement.cube.terms[int(name[1:])].source == "uuid"
 
 
 def _choose_writer(kind: pa.DataType) -> Callable[[Any], str]:
@@ -162,7 +169,7 @@ def _choose_writer(kind: pa.DataType) -> Callable[[Any], str]:
     raise NotFromCube(f"values of type {kind} cannot be written in SQL")
 
 
-def _write_float(kind: str) -> Callable[[float], str]:
+def _make_float_writer(kind: str) -> Callable[[float], str]:
     def write(value: float) -> str:
         if math.isnan(value):
             return f"CAST(nan() AS {kind})"
@@ -198,7 +205,7 @@ def _write_uuid(value: bytes) -> str:
     return f"UUID '{UUID(bytes=value)}'"
 
 
-_BINARY = _JsonForm(lambda value: base64.b64encode(value).decode(), read="from_base64({})")
+_BINARY = _JsonForm(lambda value: base64.b64encode(value).decode(), sql_format="from_base64({})")
 _JSON_FORMS: tuple[tuple[Callable[[pa.DataType], bool], _JsonForm], ...] = (
     (pa.types.is_boolean, _JsonForm(bool, "BOOLEAN")),
     (pa.types.is_integer, _JsonForm(int, "BIGINT")),
@@ -216,8 +223,8 @@ _JSON_FORMS: tuple[tuple[Callable[[pa.DataType], bool], _JsonForm], ...] = (
 _WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], str]], ...] = (
     (pa.types.is_boolean, lambda value: "TRUE" if value else "FALSE"),
     (pa.types.is_integer, str),
-    (pa.types.is_float32, _write_float("REAL")),
-    (pa.types.is_float64, _write_float("DOUBLE")),
+    (pa.types.is_float32, _make_float_writer("REAL")),
+    (pa.types.is_float64, _make_float_writer("DOUBLE")),
     (pa.types.is_decimal, lambda value: f"DECIMAL '{value:f}'"),
     (pa.types.is_string, quote_text),
     (pa.types.is_large_string, quote_text),

@@ -178,7 +178,7 @@ class Proxy:
         self._tables, self._reports, self._times = tables, reports, times
         self._logins = AcceptedLogins(forwarder.send)
         self._rights = CheckedRights(settings.cube_rights_s)
-        self._waiting = QueuedStatements(settings.lease_s)
+        self._queued_statements = QueuedStatements(settings.lease_s)
         self._cancel_tasks: set[asyncio.Task[None]] = set()
         self.answering = 0
         self.draining = False
@@ -199,8 +199,8 @@ class Proxy:
             # By default, aiohttp sends a header with its version and the version of Python.
             response.headers.setdefault("Server", "seamark")
         if summary or self._logs_requests:  # The request is also logged if the client disconnected during the response.
-            ended_s = time.monotonic() - begun_s
-            asyncio.get_running_loop().call_soon(self._log_access, request, response, summary, ended_s)
+            seconds = time.monotonic() - begun_s
+            asyncio.get_running_loop().call_soon(self._log_access, request, response, summary, seconds)
         return response
 
     def _log_access(self, request: web.BaseRequest, response: web.StreamResponse, summary: str, seconds: float) -> None:
@@ -219,15 +219,17 @@ class Proxy:
     async def _route(self, request: web.BaseRequest) -> _Outcome:
         settings = self._settings
         if (request.content_length or 0) > settings.body_bytes:
-            return _refuse(RefusedBody(413, f"The request body is larger than {settings.body_bytes:,} bytes")), ""
+            return _make_refusal_response(
+                RefusedBody(413, f"The request body is larger than {settings.body_bytes:,} bytes")
+            ), ""
         body = ClientBody(request.content, size_max=settings.body_bytes, timeout_s=settings.body_timeout_s)
         try:
             response, summary = await self._route_to_coordinator(request, body)
         except RefusedBody as refusal:
-            return _refuse(refusal), ""
+            return _make_refusal_response(refusal), ""
         # aiohttp's client reports only that sending the body failed. The reason is in `refusal` of the body.
         if body.refusal is not None and not response.prepared:
-            return _refuse(body.refusal), summary
+            return _make_refusal_response(body.refusal), summary
         return response, summary
 
     async def _route_to_coordinator(self, request: web.BaseRequest, content: ClientBody) -> _Outcome:
@@ -246,7 +248,7 @@ class Proxy:
         if path == STATEMENTS and request.method == "POST":
             candidates = [coordinator] if coordinator else self._coordinators.round_robin()
             return await self._handle_statement(request, content, candidates, target)
-        if plans_to_renew := self._waiting.list_plans_to_renew(path):
+        if plans_to_renew := self._queued_statements.list_plans_to_renew(path):
             # The leases must be renewed before the request, because Trino may then resolve the plans.
             await self._rewriter.renew(plans_to_renew)
         if coordinator is None:
@@ -300,7 +302,7 @@ class Proxy:
                 request, candidates, target, body, summary, header, response_handler=response_handler
             )
         try:
-            result = await self._hold(request, candidates[0], target, body, rewrite, begun_s)
+            result = await self._run_rewritten(request, candidates[0], target, body, rewrite, begun_s)
         except asyncio.CancelledError:
             self._rewriter.release(rewrite)
             raise
@@ -336,10 +338,10 @@ class Proxy:
         self._counts.statements.labels("maintenance").inc()
         return make_json_response(answer), f"maintenance; {answer['stats']['state']}"
 
-    async def _answer_table_result(self, request: web.BaseRequest, number: str) -> web.Response:
-        first = self._coordinators.all[0]
-        base = find_base_url(self._forwarder.request_headers(request, first), first)
-        return await self._tables.answer(request.method, number, base)
+    async def _answer_table_result(self, request: web.BaseRequest, statement_id: str) -> web.Response:
+        first_coordinator = self._coordinators.all[0]
+        base = find_base_url(self._forwarder.request_headers(request, first_coordinator), first_coordinator)
+        return await self._tables.answer(request.method, statement_id, base)
 
     async def _rewrite(self, request: web.BaseRequest, body: bytes, coordinator: Coordinator) -> RewriteResult:
         if request.headers.get("Content-Encoding") or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
@@ -389,7 +391,7 @@ class Proxy:
         ) as held_statement:
             return _make_response(await held_statement.wait_for_queue(first, headers))
 
-    async def _hold(
+    async def _run_rewritten(
         self,
         request: web.BaseRequest,
         coordinator: Coordinator,
@@ -409,8 +411,8 @@ class Proxy:
             prepare(headers, rewrite.prepared, rewrite.statement)
         else:
             body = rewrite.statement.encode()
-        reads = partial(self._decide_pruning, coordinator, follow_headers, rewrite.used, plans=rewrite.plans)
-        judge = reads if self._settings.rules else None
+        decide_pruning = partial(self._decide_pruning, coordinator, follow_headers, rewrite.used, plans=rewrite.plans)
+        judge = decide_pruning if self._settings.rules else None
         async with self._follow_statement(coordinator, follow_headers, self._settings.hold_s, judge) as held_statement:
             sent_s = time.monotonic()
             first = await self._forwarder.send("POST", coordinator, target, headers, body)
@@ -424,7 +426,7 @@ class Proxy:
         is_analysed = answer.is_allowed or answer.decision is not RuleDecision.UNKNOWN
         if answer.next_uri is not None and not is_analysed:
             continues_at = parse_target(answer.next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
-            self._waiting.add(continues_at, rewrite.plans, begun_s)
+            self._queued_statements.add(continues_at, rewrite.plans, begun_s)
         self._rewriter.release(rewrite, is_analysed=is_analysed)
         if answer.is_allowed:
             next_uri = answer.next_uri
@@ -599,7 +601,7 @@ def _make_response(answer: TrinoResponse) -> web.Response:
     return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=answer.body)
 
 
-def _refuse(refusal: RefusedBody) -> web.Response:
+def _make_refusal_response(refusal: RefusedBody) -> web.Response:
     response = make_error_response(refusal.status, refusal.message)
     response.force_close()
     return response
@@ -607,6 +609,14 @@ def _refuse(refusal: RefusedBody) -> web.Response:
 
 def _hide_secrets(path: str) -> str:
     """Return the path for logs, without the secret that gives access to a query's results."""
-    parts = path.split("/")
-    keep = 3 if path.startswith(TABLE_STATEMENTS) else 5 if f"/{STATEMENTS.strip('/')}/" in path else 4
-    return "/".join(parts[: keep + (3 if path.startswith(f"{PROXY_PATH}/c/") else 0)][:9])
+    # A path without a coordinator's prefix is `/seamark/statements/SECRET`, or
+    # `/v1/statement/STATE/QUERY_ID/SECRET/TOKEN`, or another path whose first three levels contain no secret.
+    if path.startswith(TABLE_STATEMENTS):
+        shown_levels = 2
+    elif f"/{STATEMENTS.strip('/')}/" in path:
+        shown_levels = 4
+    else:
+        shown_levels = 3
+    if path.startswith(f"{PROXY_PATH}/c/"):
+        shown_levels += 3  # The prefix is `/seamark/c/HASH`.
+    return "/".join(path.split("/")[: shown_levels + 1])

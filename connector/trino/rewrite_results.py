@@ -110,13 +110,13 @@ def build_result(
     """
     outer_views = {planned_scan: view for planned_scan, view in views.items() if not planned_scan.within}
     own_plans = {planned_scan: plan for planned_scan, plan in plans.items() if not planned_scan.within}
-    new = [
+    replacements = [
         read_at_snapshot(planned_scan.scan, int(plan.plan_snapshot_id or 0)) for planned_scan, plan in own_plans.items()
     ]
-    new += [read_from_view(planned_scan.scan, view.name) for planned_scan, view in outer_views.items()]
+    replacements += [read_from_view(planned_scan.scan, view.name) for planned_scan, view in outer_views.items()]
     if outer_views:
-        new.append(_write_access_checks(text, parsed_statement, outer_views))
-    statement = splice(text.text, new)
+        replacements.append(_write_access_checks(text, parsed_statement, outer_views))
+    statement = splice(text.text, replacements)
     if len(statement) > TEXT_CHARACTERS_MAX:
         return RewriteResult(None, "unchanged; the text of the statement would be too long with plans")
     summary_parts, joins = [], []
@@ -147,7 +147,7 @@ def build_result(
         considered_files,
         text.prepared,
         sorted(plan_ids),
-        _plan_inputs(plans, dimensions, views),
+        _collect_plan_inputs(plans, dimensions, views),
         depends_on_data=True,
         reads=[
             PlannedRead(planned_scan.table, plan.statement, plan.files, plan.bytes)
@@ -170,14 +170,14 @@ def _write_access_checks(
         columns = columns.replace("'", "''") if planned_scan.scan.quoted else columns
         columns_by_name[text.text[planned_scan.scan.start : planned_scan.scan.end]] = columns
     parts = [
-        f'"~{n}" AS (SELECT {columns} FROM {name} WHERE FALSE)'  # noqa: S608
-        for n, (name, columns) in enumerate(columns_by_name.items())
+        f'"~{number}" AS (SELECT {columns} FROM {name} WHERE FALSE)'  # noqa: S608
+        for number, (name, columns) in enumerate(columns_by_name.items())
     ]
     query_list = ", ".join(parts)
     return Replacement(with_offset, with_offset, f"{query_list}, " if has_with else f"WITH {query_list} ")
 
 
-def _plan_inputs(
+def _collect_plan_inputs(
     plans: Mapping[PlannedScan, TablePlanResponse],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],
@@ -186,17 +186,17 @@ def _plan_inputs(
     columns: defaultdict[TableName, set[str]] = defaultdict(set)
     limiting_tables: set[TableName] = set()
 
-    def join(planned_scan: PlannedScan, joined_tables: Sequence[Dimension]) -> None:
+    def add_joins(planned_scan: PlannedScan, joined_tables: Sequence[Dimension]) -> None:
         for dimension in joined_tables:
             columns[_name_table(planned_scan)] |= {own_column for own_column, _ in dimension.on}
             columns[_name_table(dimension.planned)] |= dimension.columns
             limiting_tables.add(_name_table(dimension.planned))
-            join(dimension.planned, dimension.dimensions)
+            add_joins(dimension.planned, dimension.dimensions)
 
     for planned_scan, plan in plans.items():
         columns[_name_table(planned_scan)] |= planned_scan.scan.columns
         if find_used_joins(dimensions.get(planned_scan, ()), plan):
-            join(planned_scan, dimensions.get(planned_scan, ()))
+            add_joins(planned_scan, dimensions.get(planned_scan, ()))
     columns_by_table = {table: frozenset(names) for table, names in columns.items()}
     return PlanInputs(columns_by_table, frozenset(limiting_tables), frozenset(map(_name_table, views)))
 

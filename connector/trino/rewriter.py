@@ -125,7 +125,7 @@ class RewriteLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class _PreParse:
+class _TextProperties:
     """Properties of a statement that are found by searching its text, without parsing."""
 
     lists: bool = False
@@ -172,7 +172,7 @@ class Rewriter:
         self._catalog_pattern = re.compile("|".join(map(re.escape, self._catalogs)), re.IGNORECASE)
         self._limits = limits
         self._seamark_breaker = Breaker()
-        self._failing: MemoryCache[int, Breaker] = MemoryCache(_BREAKERS_BYTES_MAX)
+        self._failing_breakers: MemoryCache[int, Breaker] = MemoryCache(_BREAKERS_BYTES_MAX)
         """The breakers of statements that fail in Trino because of their plans, by `RewriteResult.breaker_key`.
 
         The key contains the sender, so that a sender cannot stop the plans of other senders.
@@ -231,26 +231,27 @@ class Rewriter:
         begun_s = loop.time()
         characters = len(statement) + sum(map(len, session.prepared.values()))
         try:
-            pre_parse = partial(self._pre_parse, statement, session)
-            text, definitions = await self._reader.run(characters, pre_parse, begun_s + self._limits.budget_s)
+            search = partial(self._search_text, statement, session)
+            text, properties = await self._reader.run(characters, search, begun_s + self._limits.budget_s)
         except TimeoutError:
             return RewriteResult(None, _READ_TOO_LATE)
-        if definitions.why and not definitions.lists:
-            return RewriteResult(None, definitions.why)
+        if properties.why and not properties.lists:
+            return RewriteResult(None, properties.why)
         if is_accepted is not None and not await is_accepted():
             return RewriteResult(None, "unchanged; Trino has not accepted the login")
-        if definitions.lists:
+        if properties.lists:
             await self._withdraw_idle()
-        if definitions.why:
-            return RewriteResult(None, definitions.why)
+        if properties.why:
+            return RewriteResult(None, properties.why)
         begun_s = loop.time()
         key = (text, session.catalog, session.schema)
         if (until_s := self._useless_until_s.get(key)) is not None and begun_s < until_s:
             return RewriteResult(None, _KEPT_TOO_MANY_FILES, depends_on_data=True)
-        result = await self._rewrite_by(text, session, definitions, begun_s + self._limits.budget_s)
-        if definitions.explains:  # The text of a prepared statement may also be an EXPLAIN.
+        result = await self._rewrite_and_load_views(text, session, properties, begun_s + self._limits.budget_s)
+        if properties.explains:  # The text of a prepared statement may also be an EXPLAIN.
             result = replace(result, used=replace(result.used, explains=True))
         if result.is_wasted:
+            # Two bytes for each character are a high estimate, because most texts have one byte for each.
             self._useless_until_s.put(key, loop.time() + _UNCHANGED_AFTER_USELESS_PLAN_S, 2 * len(text.text))
         return replace(result, summary=f"{result.summary}; ms={1000 * (loop.time() - begun_s):.1f}")
 
@@ -293,7 +294,7 @@ class Rewriter:
         (self._plan_withdrawal.release if is_analysed else self._plan_withdrawal.forget)(rewrite.plans)
 
     def report_success(self, rewrite: RewriteResult) -> None:
-        if (breaker := self._failing.get(rewrite.breaker_key)) is not None:
+        if (breaker := self._failing_breakers.get(rewrite.breaker_key)) is not None:
             breaker.record_success()
 
     def report_failure(self, rewrite: RewriteResult, name: str, message: str) -> None:
@@ -305,8 +306,8 @@ class Rewriter:
         is_denied = name == FORBIDDEN or (name == DENIED and is_hidden)
         has_plan_id = any(str(plan_id) in message for _, plan_id in rewrite.plans)
         if is_denied or has_plan_id or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
-            breaker = self._failing.get(rewrite.breaker_key) or Breaker()
-            self._failing.put(rewrite.breaker_key, breaker, 0)
+            breaker = self._failing_breakers.get(rewrite.breaker_key) or Breaker()
+            self._failing_breakers.put(rewrite.breaker_key, breaker, 0)
             breaker.record_failure()
 
     @property
@@ -317,13 +318,13 @@ class Rewriter:
         """
         return ["seamark"] if self._seamark_breaker.is_open else []
 
-    async def _rewrite_by(
-        self, text: StatementText, session: Session, pre_parse: _PreParse, until_s: float
+    async def _rewrite_and_load_views(
+        self, text: StatementText, session: Session, properties: _TextProperties, until_s: float
     ) -> RewriteResult:
         if not self._seamark_breaker.allow_request():
             return RewriteResult(None, "unchanged; Seamark has failed recently")
         requests = PlanRequests(self._client, self._limits.max_kept_fraction, until_s)
-        result = await self._rewrite_with_plans(text, session, pre_parse, requests, until_s)
+        result = await self._rewrite_with_plans(text, session, properties, requests, until_s)
         if requests.missing and not requests.has_failed():
             try:
                 has_new_views = await self._views.load(requests.missing, requests, until_s)
@@ -331,15 +332,15 @@ class Rewriter:
                 return result  # The next statement will use the view definitions that were loaded.
             if has_new_views:
                 second_requests = PlanRequests(self._client, self._limits.max_kept_fraction, until_s)
-                return await self._rewrite_with_plans(text, session, pre_parse, second_requests, until_s)
+                return await self._rewrite_with_plans(text, session, properties, second_requests, until_s)
         return result
 
     async def _rewrite_with_plans(
-        self, text: StatementText, session: Session, pre_parse: _PreParse, requests: PlanRequests, until_s: float
+        self, text: StatementText, session: Session, properties: _TextProperties, requests: PlanRequests, until_s: float
     ) -> RewriteResult:
         try:
             statement, known_tables, definitions = await self._parse_with_columns(
-                text, session, pre_parse, requests, until_s
+                text, session, properties, requests, until_s
             )
             all_scans = {number: self._to_planned_scan(scan, session) for number, scan in enumerate(statement.scans)}
             scans_by_number = {
@@ -366,11 +367,11 @@ class Rewriter:
             self._seamark_breaker.record_failure()
             return RewriteResult(None, f"unchanged; {requests.refusal_reason}")
         cube: RewriteResult | CubeSummary | None = None
-        if pre_parse.aggregates and len(all_scans) == len(tables) >= 1:
+        if properties.aggregates and len(all_scans) == len(tables) >= 1:
             cube = await self._rewrite_over_cube(text, session, list(tables.values()), known_tables, until_s)
         if isinstance(cube, RewriteResult):
             return cube
-        if not pre_parse.has_conditions:
+        if not properties.has_conditions:
             return add_cube(RewriteResult(None, _NO_CONDITION), cube)
         sources = _Sources(statement, known_tables, scans_by_number, tables, expanded_views)
         return add_cube(await self._rewrite_over_plans(text, session, sources, requests, until_s), cube)
@@ -386,7 +387,7 @@ class Rewriter:
         """Return a statement that reads groups of a cube, or the reason why it cannot, or None without a cube."""
         if any(planned_scan.scan.quoted for planned_scan in scans):
             return None
-        asked_s = time.monotonic()
+        requested_s = time.monotonic()
         try:
             async with asyncio.timeout_at(until_s):
                 read_tables = [
@@ -399,11 +400,15 @@ class Rewriter:
                     return None
                 floats = self._limits.cubes != EXACT
                 translate = partial(translate_scans, text, scans, tables, floats=floats)
-                facts, statement = await self._reader.run(len(text.text), translate, until_s, in_loop_max=0)
-                planned_scan, table = scans[facts], tables[facts]
-                dimensions = [each for number, each in enumerate(zip(scans, tables, strict=True)) if number != facts]
+                cube_position, statement = await self._reader.run(len(text.text), translate, until_s, in_loop_max=0)
+                planned_scan, table = scans[cube_position], tables[cube_position]
+                dimensions = [
+                    scan_and_table
+                    for number, scan_and_table in enumerate(zip(scans, tables, strict=True))
+                    if number != cube_position
+                ]
                 breaker_key = hash((session.sender_hash, planned_scan.table, statement.columns))
-                breaker = self._failing.get(breaker_key)
+                breaker = self._failing_breakers.get(breaker_key)
                 if breaker is not None and not breaker.allow_request():
                     raise NotFromCube("recently, Trino could not read its plan, or access rules forbade the cube")
                 cube = await rewrite_over_cube(
@@ -411,7 +416,7 @@ class Rewriter:
                 )
                 result = replace(build_cube_result(planned_scan, cube), breaker_key=breaker_key)
                 for plan in result.plans:
-                    self._plan_withdrawal.note(plan, asked_s)
+                    self._plan_withdrawal.note(plan, requested_s)
                 await self._plan_withdrawal.take(result.plans)
         except CUBE_FAILURES as error:
             return explain_cube_failure(error)
@@ -434,7 +439,7 @@ class Rewriter:
             (planned_scan.table, planned_scan.scan.columns) for planned_scan in sources.numbered.values()
         )
         breaker_key = hash((session.sender_hash, columns))
-        breaker = self._failing.get(breaker_key)
+        breaker = self._failing_breakers.get(breaker_key)
         if breaker is not None and not breaker.allow_request():
             return RewriteResult(
                 None, "unchanged; recently, Trino could not read its plans, or its access rules forbade them"
@@ -442,13 +447,13 @@ class Rewriter:
         dimensions = joining.find_dimensions(tables, sources.known_tables)
         for view in expanded_views:
             dimensions |= view.dimensions
-        asked_s = time.monotonic()
+        requested_s = time.monotonic()
         plans = await requests.request_plans(planned_scans, dimensions)
         plan_views, plans = await self._views.plan_views(
             expanded_views, plans, planned_scans, dimensions, requests, session.user
         )
         for plan in requests.plan_snapshots:
-            self._plan_withdrawal.note(plan, asked_s)
+            self._plan_withdrawal.note(plan, requested_s)
         if requests.has_failed():
             self._seamark_breaker.record_failure()
         else:
@@ -471,24 +476,24 @@ class Rewriter:
 
     # Parsing
 
-    def _pre_parse(self, statement: str, session: Session) -> tuple[StatementText, _PreParse]:
+    def _search_text(self, statement: str, session: Session) -> tuple[StatementText, _TextProperties]:
         """Return the text to parse, and the properties of a statement that are found without parsing."""
         if is_hinted_off(statement):
-            return StatementText(statement), _PreParse(why=_SWITCHED_OFF)
+            return StatementText(statement), _TextProperties(why=_SWITCHED_OFF)
         text = self._write_text(statement, session)
         lists = _METADATA_TABLE.search(text.text) is not None
         aggregates = self._limits.cubes != OFF and _AGGREGATE_WORDS.search(text.text) is not None
         has_conditions = _PREDICATE_WORDS.search(text.text) is not None
         if not has_conditions and not aggregates:
-            return text, _PreParse(lists=lists, why=_NO_CONDITION)
+            return text, _TextProperties(lists=lists, why=_NO_CONDITION)
         if session.catalog not in self._catalogs and not self._catalog_pattern.search(text.text):
             # The statement is not parsed.
-            return text, _PreParse(
+            return text, _TextProperties(
                 lists=lists, why="unchanged; the statement reads no table of the configured catalogs"
             )
         needs_types = _NEEDS_COLUMN_TYPES.search(text.text) or (not text.utc and _TIME_WORDS.search(text.text))
         explains = bool(_EXPLAIN.match(text.text))
-        return text, _PreParse(
+        return text, _TextProperties(
             lists,
             needs_types=bool(needs_types),
             explains=explains,
@@ -506,20 +511,20 @@ class Rewriter:
         return StatementText(text, execution.parameters, execution.name, utc, today)
 
     async def _parse_with_columns(
-        self, text: StatementText, session: Session, pre_parse: _PreParse, requests: PlanRequests, until_s: float
+        self, text: StatementText, session: Session, properties: _TextProperties, requests: PlanRequests, until_s: float
     ) -> tuple[ReadStatement, dict[Names, KnownTable], ViewDefinitions]:
         """Return the parsed statement, the columns of its tables, and the definitions of its views.
 
         The columns are loaded only if further conditions may be found with them.
         """
         statement = await self._reader.read(text, {}, until_s)
-        table_names = {
-            names: table[1]
-            for names in statement.table_names
-            if (table := self._resolve_name(names, session)) is not None
-        }
+        table_names: dict[Names, Name] = {}
+        for names in statement.table_names:
+            catalog_and_name = self._resolve_name(names, session)
+            if catalog_and_name is not None:
+                _, table_names[names] = catalog_and_name
         views = await self._views.open_cached_views(table_names.values(), until_s)
-        if len(statement.table_names) < 2 and not views and not pre_parse.needs_types:
+        if len(statement.table_names) < 2 and not views and not properties.needs_types:
             return statement, {}, ViewDefinitions({}, {})
         definitions = await self._views.load_definitions(table_names.values(), views, requests, until_s)
         definitions_by_names = {
@@ -533,7 +538,8 @@ class Rewriter:
 
     def _resolve_name(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
         """Return the catalog, and the name of the table in Seamark, or None if the catalog is not configured."""
-        catalog, schema, table = names[0] or default.catalog, names[1] or default.schema, names[2]
+        stated_catalog, stated_schema, table = names
+        catalog, schema = stated_catalog or default.catalog, stated_schema or default.schema
         if catalog not in self._catalogs or not schema or _SYSTEM_OR_PLAN_NAME.search(table):
             return None
         return catalog, (*schema.split("."), table)

@@ -28,6 +28,10 @@ from seamark.formats.runtime.connections import (
 from seamark.formats.runtime.tls import Certificate
 
 _BACKLOG_CONNECTIONS = 1024
+_DRAIN_POLL_S = 0.02
+"""The time in seconds between two checks whether all requests have ended."""
+_SHUTDOWN_S_MIN = 1.0
+"""The minimum time in seconds for closing the connections, even if the time for requests is over."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 
@@ -104,11 +108,11 @@ async def serve_proxy(
         await site.stop()
         deadline_s = time.monotonic() + settings.drain_s
         while proxy.answering and time.monotonic() < deadline_s:  # noqa: ASYNC110  an event would cost every request
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(_DRAIN_POLL_S)
         if proxy.answering:
             _log.warning("requests in flight are interrupted", count=proxy.answering)
         server.pre_shutdown()
-        await server.shutdown(max(1.0, deadline_s - time.monotonic()))
+        await server.shutdown(max(_SHUTDOWN_S_MIN, deadline_s - time.monotonic()))
     finally:
         await runner.cleanup()
 

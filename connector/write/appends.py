@@ -217,15 +217,15 @@ def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Ca
     - A different write has committed the producer's number. The UUID in the snapshot's summary distinguishes this case
       from a repeat of this change after a lost response.
     """
-    mark = str(uuid.uuid4())
-    body = {**body, "summary": {**body.get("summary", {}), WRITE_ID: mark}}
+    write_id = str(uuid.uuid4())
+    body = {**body, "summary": {**body.get("summary", {}), WRITE_ID: write_id}}
     try:
         answer = CommitClient(client).commit(table, body)
     except Refused as error:
         if not error.left_open and error.kind != _FILE_ALREADY_LIVE:
             discard()
         raise
-    if answer["duplicate"] and (answer["summary"] or {}).get(WRITE_ID, mark) != mark:
+    if answer["duplicate"] and (answer["summary"] or {}).get(WRITE_ID, write_id) != write_id:
         discard()
     return answer
 

@@ -157,7 +157,7 @@ def _compute_sizes(
 ) -> BucketSizes:
     """Return the bucket sizes of a field, summed over the partitions."""
     count = get_transform_width(canonicalize_transform(field.transform))
-    sums: Longs = np.zeros((3, count), dtype=np.int64)
+    sums: Longs = np.zeros((3, count), dtype=np.int64)  # One row each for files, rows and bytes.
     all_buckets = np.arange(count)
     shared_files = shared_bytes = 0
     partition_bytes: dict[str, int] = defaultdict(int)
@@ -352,11 +352,11 @@ def _list_column_names(metadata: TableMetadata) -> set[str]:
 
 
 def _propose_names(column: str, transform: str) -> Iterator[str]:
-    first = f"{column}_{BUCKET}_{get_transform_width(transform)}"
-    yield first
+    base_name = f"{column}_{BUCKET}_{get_transform_width(transform)}"
+    yield base_name
     number = 2
     while True:
-        yield f"{first}_{number}"
+        yield f"{base_name}_{number}"
         number += 1
 
 

@@ -279,8 +279,8 @@ class Ranks:
         middles = np.append(self.rows_below[low] + self.rows_below[high], nulls)
         ranks = (middles << RANK_BITS) // max(1, 2 * int(self.rows_below[-1]))
         codes = pc.fill_null(dictionary_array.indices, len(low)).to_numpy(zero_copy_only=False)
-        places: npt.NDArray[np.uint64] = np.minimum(ranks, (1 << RANK_BITS) - 1)[codes].astype(np.uint64)
-        return places
+        row_ranks: npt.NDArray[np.uint64] = np.minimum(ranks, (1 << RANK_BITS) - 1)[codes].astype(np.uint64)
+        return row_ranks
 
     def _count_smaller(self, distinct: pa.Array) -> tuple[Longs, Longs]:
         """Return the numbers of sample values that are smaller, and smaller or equal, for each distinct value."""
@@ -371,15 +371,16 @@ class Clustering:
         if len(self.groups) in (0, points.shape[1]):
             return compute_curve_keys(points, RANK_BITS, self.curve)
         smallest_group = min(map(len, self.groups))
-        extra = [(len(group) // smallest_group).bit_length() - 1 for group in self.groups]
-        first = np.zeros(len(points), dtype=np.uint64)
-        inner = np.empty((len(points), len(self.groups)), dtype=np.uint64)
-        for number, (group, bits) in enumerate(zip(self.groups, extra, strict=True)):
-            places = points[:, group[0]]
-            first = (first << np.uint64(bits)) | (places >> np.uint64(RANK_BITS - bits))
-            inner[:, number] = (places << np.uint64(bits)) & np.uint64((1 << RANK_BITS) - 1)
+        extra_bits = [(len(group) // smallest_group).bit_length() - 1 for group in self.groups]
+        leading_bits = np.zeros(len(points), dtype=np.uint64)
+        remaining_ranks = np.empty((len(points), len(self.groups)), dtype=np.uint64)
+        for number, (group, bits) in enumerate(zip(self.groups, extra_bits, strict=True)):
+            ranks = points[:, group[0]]
+            leading_bits = (leading_bits << np.uint64(bits)) | (ranks >> np.uint64(RANK_BITS - bits))
+            remaining_ranks[:, number] = (ranks << np.uint64(bits)) & np.uint64((1 << RANK_BITS) - 1)
         other_ranks = points[:, [ordinal for group in self.groups for ordinal in group[1:]]]
-        parts = [first.astype(np.uint8)[:, None], compute_curve_keys(inner, RANK_BITS, self.curve)]
+        # More than 8 leading bits occur only with many groups of attributes. Their lowest 8 bits are then used.
+        parts = [leading_bits.astype(np.uint8)[:, None], compute_curve_keys(remaining_ranks, RANK_BITS, self.curve)]
         return np.concatenate(
             [*parts, other_ranks.astype(">u2", order="C").view(np.uint8).reshape(len(points), -1)], axis=1
         )

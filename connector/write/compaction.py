@@ -262,11 +262,11 @@ def _rewrite(source_table: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFil
         Unreadable: A file cannot be read.
         Unwritable: The rows cannot be written.
     """
-    new = rewrite_batch(source_table, batch)
-    if len(new.written.files) > NEW_FILES_MAX_FRACTION * len(batch) and not any(task.deletes for task in batch):
-        new.written.discard(new.target.storage)
+    rewrite = rewrite_batch(source_table, batch)
+    if len(rewrite.written.files) > NEW_FILES_MAX_FRACTION * len(batch) and not any(task.deletes for task in batch):
+        rewrite.written.discard(rewrite.target.storage)
         return None
-    return new
+    return rewrite
 
 
 def rewrite_batch(source_table: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles:
@@ -305,28 +305,36 @@ def rewrite_rows(
     origins = OriginLog()
     if published and has_lineage(source_table.metadata):
         target = with_lineage(target)
-    firsts = dict(zip([task.path for task in batch], accumulate([0, *(task.records for task in batch)]), strict=False))
+    first_origins = dict(
+        zip([task.path for task in batch], accumulate([0, *(task.records for task in batch)]), strict=False)
+    )
     to_encode, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), read_table_keys(source_table.name)
     if policy is None and keys is not None and target.ordering is not None:
         policy = replace(CopyPolicy.from_properties(target.properties), sorts=True)
     with discard_on_error(parts, target.storage):
         if policy is not None:
-            copied_files, counts, to_encode = _Copies(source_table, target, policy, keys, firsts).write(batch, origins)
+            copied_files, counts, to_encode = _PartitionCopier(source_table, target, policy, keys, first_origins).write(
+                batch, origins
+            )
             parts.append(copied_files)
-        parts.append(_encode(source_table, target, to_encode, firsts, origins))
+        parts.append(_encode(source_table, target, to_encode, first_origins, origins))
     written_files = WrittenFiles.join(parts).limit_indexes(target.storage)
     return RewrittenFiles(source_table, target, batch, written_files, origins, counts)
 
 
 @dataclass(frozen=True)
-class _Copies:
-    """Copies the files of the partitions that have large row groups."""
+class _PartitionCopier:
+    """Copies the files of the partitions that have large row groups.
+
+    Attributes:
+        first_origins: The origins of the first rows of the files, by path.
+    """
 
     table: OpenTable
     target: WriteTarget
     policy: CopyPolicy
     keys: ParquetKeys | None
-    firsts: Mapping[str, int]
+    first_origins: Mapping[str, int]
 
     def write(self, batch: Sequence[ScanTask], origins: OriginLog) -> tuple[WrittenFiles, CopyCounts, list[ScanTask]]:
         """Copy the partitions for which copying row groups saves work.
@@ -357,7 +365,7 @@ class _Copies:
             return writer.close(), writer.counts, not_copied
 
     def _copy(self, writer: CopyWriter, tasks: Sequence[ScanTask], partition: Partition) -> None:
-        writer.write([(task, self.firsts[task.path]) for task in tasks], partition)
+        writer.write([(task, self.first_origins[task.path]) for task in tasks], partition)
         advance(len(tasks), sum(task.size_bytes for task in tasks))
 
     def _copy_concurrently(
@@ -367,10 +375,10 @@ class _Copies:
 
         Index files are built afterwards, so that there are as few index files as with one writer.
         """
-        bare, counts, parts = replace(self.target, indexes=()), CopyCounts(), list[WrittenFiles]()
+        target_without_indexes, counts, parts = replace(self.target, indexes=()), CopyCounts(), list[WrittenFiles]()
         indexes = IndexBuilder(self.target.indexes)
         with ThreadPoolExecutor(threads, thread_name_prefix="copies") as pool:
-            copies = [pool.submit(self._copy_separately, bare, *group) for group in groups]
+            copies = [pool.submit(self._copy_separately, target_without_indexes, *group) for group in groups]
             try:
                 for (tasks, _), copy in zip(groups, copies, strict=True):
                     log, written_files, group_counts = copy.result()
@@ -401,7 +409,7 @@ class _Copies:
         """Copy a partition with its own writer, which deletes its files if an error occurs."""
         log = OriginLog()
         with CopyWriter(self.table, target, self.policy, log) as writer:
-            writer.write([(task, self.firsts[task.path]) for task in tasks], partition)
+            writer.write([(task, self.first_origins[task.path]) for task in tasks], partition)
             return log, writer.close(), writer.counts
 
 
@@ -409,36 +417,36 @@ def _encode(
     source_table: OpenTable,
     target: WriteTarget,
     tasks: Sequence[ScanTask],
-    firsts: Mapping[str, int],
+    first_origins: Mapping[str, int],
     origins: OriginLog,
 ) -> WrittenFiles:
     """Read the live rows of these files, and encode them in new files.
 
     Args:
-        firsts: The origins of the first rows of the files, by path.
+        first_origins: The origins of the first rows of the files, by path.
     """
     names = [field.name for field in source_table.schema.fields]
     names += NAMES if has_lineage_columns(target) else ()
     read_plan = plan_read(source_table, names, TRUE, positions=True)
     # If the files have the target's spec, all rows of a partition stay in this partition. The new file of a partition
     # is then written while the files of the next partition are read.
-    stay = all(task.spec_id == target.spec.spec_id for task in tasks)
-    groups = list(group_by_partition(tasks)) if stay else [list(tasks)]
+    keeps_spec = all(task.spec_id == target.spec.spec_id for task in tasks)
+    groups = list(group_by_partition(tasks)) if keeps_spec else [list(tasks)]
     task_batches = read_tasks(read_plan, source_table.storage, (task for members in groups for task in members))
     rows = 0
     with TableWriter(target, origins=origins) as writer, closing(task_batches):
         for members in groups:
-            for batch, numbers in _replace_positions_by_origins(islice(task_batches, len(members)), firsts):
+            for batch, numbers in _replace_positions_by_origins(islice(task_batches, len(members)), first_origins):
                 rows += batch.num_rows
                 writer.write(batch, numbers)
-            if stay:
+            if keeps_spec:
                 writer.close_files()
         written_files = writer.close()
     return written_files.check_rows(rows, target.storage)
 
 
 def _replace_positions_by_origins(
-    task_batches: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]], firsts: Mapping[str, int]
+    task_batches: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]], first_origins: Mapping[str, int]
 ) -> Iterator[tuple[pa.RecordBatch, Longs]]:
     """Yield batches of rows without the column of positions, each with the origins of its rows.
 
@@ -451,7 +459,7 @@ def _replace_positions_by_origins(
                 yield _concatenate(buffer, starts)
                 buffer, starts, rows, size_bytes = [], [], 0, 0
             buffer.append(batch)
-            starts.append(firsts[task.path])
+            starts.append(first_origins[task.path])
             rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
         advance(1, task.size_bytes)
     if buffer:
@@ -468,6 +476,6 @@ def _concatenate(batches: Sequence[pa.RecordBatch], starts: Sequence[int]) -> tu
         starts: The number to add to the positions of each batch.
     """
     joined_batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    last = joined_batch.num_columns - 1
-    origins = joined_batch.column(last).to_numpy() + np.repeat(starts, [batch.num_rows for batch in batches])
-    return joined_batch.select(list(range(last))), origins
+    column_count = joined_batch.num_columns - 1
+    origins = joined_batch.column(column_count).to_numpy() + np.repeat(starts, [batch.num_rows for batch in batches])
+    return joined_batch.select(list(range(column_count))), origins

@@ -80,7 +80,13 @@ from seamark.formats.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER,
 
 SMALL_ROW_GROUP_DIVISOR = 8
 """A row group is small if its size is less than the target size of row groups divided by this number."""
+_ENCODED_RATIO_MIN = 0.001
+"""The minimum ratio of the encoded size of rows to their size in memory, as it is estimated for the next rows.
+
+With a lower ratio, for example after rows with equal values, the next row group could become much too large.
+"""
 _ORIGIN = ""
+"""The name of the temporary column with the origins of the rows that are sorted."""
 _BUFFERED_BYTES_MAX = 256 << 20
 """The maximum size of buffered rows that wait for their row group."""
 _WRITER = re.compile(rb"(parquet-mr|parquet-cpp) version (\d+)\.(\d+)")
@@ -161,16 +167,16 @@ class CopyWriter:
         self._source_table, self._target, self._policy, self._origins = source_table, target, policy, origins
         self.counts = CopyCounts()
         self._names = [field.name for field in source_table.schema.fields]
-        self._lineage = has_lineage_columns(target)
-        read_names = [*self._names, *NAMES] if self._lineage else self._names
+        self._has_lineage = has_lineage_columns(target)
+        read_names = [*self._names, *NAMES] if self._has_lineage else self._names
         self._read_plan = plan_read(source_table, read_names, TRUE, positions=True)
         self._deletes = Deletes(source_table.storage, source_table.metadata)
-        self._file_properties: dict[str, _Inspected] = {}
+        self._file_properties: dict[str, _FileProperties] = {}
         self._layouts: dict[frozenset[int], _Layout] = {}
         self._layout = self._find_layout(frozenset())
         self._check = None if keys is None else require_same_scheme(self._find_scheme, self._layout.leaves, keys)
         self._reader = TaskReader(self._read_plan, source_table.storage, threads=False, keys=keys, check=self._check)
-        lineage_plan = plan_read(source_table, NAMES if self._lineage else [], TRUE, positions=True)
+        lineage_plan = plan_read(source_table, NAMES if self._has_lineage else [], TRUE, positions=True)
         self._lineage_reader = TaskReader(
             replace(lineage_plan), source_table.storage, threads=False, keys=keys, check=self._check
         )
@@ -179,7 +185,7 @@ class CopyWriter:
         self._file: _OpenFile | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_origins: list[Longs] = []
-        self._ratio = 1.0
+        self._encoded_ratio = 1.0
         self._partition: tuple[Partition, list[Any]] = ((), [])
         self._sort_order = 0
 
@@ -213,7 +219,7 @@ class CopyWriter:
     def _is_encrypted(self, task: ScanTask) -> bool:
         return self._keys is not None and self._inspect(task).scheme is not None
 
-    def _inspect(self, task: ScanTask) -> _Inspected:
+    def _inspect(self, task: ScanTask) -> _FileProperties:
         """Return the cached properties of an old file that determine how the new file is written.
 
         Raises:
@@ -222,7 +228,7 @@ class CopyWriter:
         file_properties = self._file_properties.get(task.path)
         if file_properties is None:
             with SourceFile(task.path, self._source_table.storage, keys=self._keys) as source:
-                file_properties = _Inspected(find_required_columns(source.leaves), self._find_protection(source))
+                file_properties = _FileProperties(find_required_columns(source.leaves), self._find_protection(source))
             self._file_properties[task.path] = file_properties
         return file_properties
 
@@ -245,12 +251,12 @@ class CopyWriter:
             self._sort_order = self._target.sort_order.order_id if self._policy.sorts else 0
             if not self._policy.keep_order:
                 self._layout = self._find_layout(self._find_required([task for task, _ in members]))
-            for task, first in members:
+            for task, origin in members:
                 if self._policy.keep_order:
                     self._layout = self._find_layout(self._find_required([task]))
                 if self._policy.keep_order:
                     self._sort_order = int(task.file.get("sort-order-id") or 0)
-                self._write_file(task, first)
+                self._write_file(task, origin)
                 if self._policy.keep_order:
                     self._finish_file()
             self._finish_file()
@@ -264,8 +270,8 @@ class CopyWriter:
         if self._keys is None:
             return [tasks]
         schemes: dict[EncryptionScheme | None, list[tuple[ScanTask, int]]] = {}
-        for task, first in tasks:
-            schemes.setdefault(self._inspect(task).scheme, []).append((task, first))
+        for task, origin in tasks:
+            schemes.setdefault(self._inspect(task).scheme, []).append((task, origin))
         return schemes.values()
 
     def _find_scheme(self, path: str) -> EncryptionScheme | None:
@@ -307,18 +313,20 @@ class CopyWriter:
                 )
             leaf_match = self._match(source)
             deleted_rows = self._deletes.load(task.path, task.deletes)
-            first, positions_to_encode = 0, list[Longs]()
+            first_row, positions_to_encode = 0, list[Longs]()
             for number, group in enumerate(source.footer.groups):
-                reason = leaf_match.reason or self._explain_encoding(group.size_bytes, deleted_rows, first, group.rows)
+                reason = leaf_match.reason or self._explain_encoding(
+                    group.size_bytes, deleted_rows, first_row, group.rows
+                )
                 if reason:
                     self.counts.encoded[reason] += 1
-                    positions_to_encode.append(np.arange(first, first + group.rows))
+                    positions_to_encode.append(np.arange(first_row, first_row + group.rows))
                 elif group.rows:
                     if self._policy.keep_order and positions_to_encode:
                         self._encode(task, np.concatenate(positions_to_encode), origin)
                         positions_to_encode = []
-                    self._copy(source, number, leaf_match, task, first, origin)
-                first += group.rows
+                    self._copy(source, number, leaf_match, task, first_row, origin)
+                first_row += group.rows
             if positions_to_encode:
                 self._encode(task, np.concatenate(positions_to_encode), origin)
 
@@ -335,7 +343,7 @@ class CopyWriter:
         creator = _WRITER.match(source.footer.created_by or b"")
         if creator and (int(creator[2]), int(creator[3])) < _CORRECT_STATISTICS_SINCE[creator[1]]:
             return LeafMatch((), "an old writer wrote wrong statistics")
-        lineage = {ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER} if self._lineage else set()
+        lineage = {ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER} if self._has_lineage else set()
         leaf_match = match_leaves(self._layout.leaves, source.leaves)
         if leaf_match.reason:
             return leaf_match
@@ -354,18 +362,18 @@ class CopyWriter:
                 return LeafMatch((), f"the file lacks column {top.name}, which is not null for readers")
         return LeafMatch(columns)
 
-    def _explain_encoding(self, size_bytes: int, deleted_rows: DeletedRowSet, first: int, rows: int) -> str:
+    def _explain_encoding(self, size_bytes: int, deleted_rows: DeletedRowSet, first_row: int, rows: int) -> str:
         """Return the reason why a row group cannot be copied, or "" if it can be copied."""
         if size_bytes < self._policy.least_bytes:
             return "the row group is small"
         if deleted_rows.keys:
             return "equality deletes apply to it"
-        if deleted_rows.mark_deleted_positions(first, rows) is not None:
+        if deleted_rows.mark_deleted_positions(first_row, rows) is not None:
             return "some of its rows are deleted"
         return ""
 
     def _copy(
-        self, source: SourceFile, number: int, leaf_match: LeafMatch, task: ScanTask, first: int, origin: int
+        self, source: SourceFile, number: int, leaf_match: LeafMatch, task: ScanTask, first_row: int, origin: int
     ) -> None:
         """Copy a row group to the current file. Columns that the old file does not have are added."""
         group = source.footer.groups[number]
@@ -379,21 +387,21 @@ class CopyWriter:
             )
         ]
         if missing:
-            picks.append(self._fill_missing(task, first, group.rows, missing))
+            picks.append(self._fill_missing(task, first_row, group.rows, missing))
             if not present_columns:
                 picks = picks[1:]
         file = self._open_file(sum(pick.size_bytes for pick in picks))
-        self._origins.add_run(file.location, file.assembler.rows, origin + first, group.rows)
+        self._origins.add_run(file.location, file.assembler.rows, origin + first_row, group.rows)
         file.metrics.add_copied(_count_nans(task, source))
         file.assembler.add(picks)
         self.counts.copied += 1
         self.counts.copied_bytes += group.size_bytes
 
-    def _fill_missing(self, task: ScanTask, first: int, rows: int, missing: Sequence[int]) -> Pick:
+    def _fill_missing(self, task: ScanTask, first_row: int, rows: int, missing: Sequence[int]) -> Pick:
         """Return the columns that are not copied, encoded in memory: lineage columns, and nulls for missing columns."""
         ids = {self._layout.leaves[position].ids[0] for position in missing}
         fields = [field for field in self._target.schema.fields if field.id in ids]
-        lineage = self._read_lineage(task, first, rows) if self._lineage else {}
+        lineage = self._read_lineage(task, first_row, rows) if self._has_lineage else {}
         positions = {field.id: position for position, field in enumerate(_select_written_fields(self._target))}
         arrow = pa.schema([self._layout.arrow.field(positions[field.id]) for field in fields])
         columns = [
@@ -409,8 +417,8 @@ class CopyWriter:
         source = SourceFile(task.path, None, bytes(sink.getvalue()))
         return Pick(source, 0, list(range(len(missing))), list(missing))
 
-    def _read_lineage(self, task: ScanTask, first: int, rows: int) -> dict[str, pa.Array]:
-        batches = list(self._lineage_reader.read(task, np.arange(first, first + rows)))
+    def _read_lineage(self, task: ScanTask, first_row: int, rows: int) -> dict[str, pa.Array]:
+        batches = list(self._lineage_reader.read(task, np.arange(first_row, first_row + rows)))
         table = pa.Table.from_batches(batches)
         if table.num_rows != rows:
             raise Unreadable(task.path, f"{table.num_rows} of the {rows} rows of a row group were read")
@@ -426,7 +434,7 @@ class CopyWriter:
             self._waiting.append(rows)
             self._waiting_origins.append(batch.column(len(columns)).to_numpy() + origin)
             size_bytes = sum(buffered_batch.nbytes for buffered_batch in self._waiting)
-            if size_bytes * self._ratio >= full_bytes or size_bytes >= _BUFFERED_BYTES_MAX:
+            if size_bytes * self._encoded_ratio >= full_bytes or size_bytes >= _BUFFERED_BYTES_MAX:
                 self._flush()
 
     def _flush(self) -> None:
@@ -439,15 +447,15 @@ class CopyWriter:
             self._write_group(rows, origins)
             return
         sorted_rows = self._target.ordering.sort(rows.append_column(_ORIGIN, pa.array(origins)))
-        step = max(1, int(rows.num_rows * self._policy.row_group_bytes / max(1.0, rows.nbytes * self._ratio)))
-        for first in range(0, rows.num_rows, step):
-            group = sorted_rows.slice(first, step)
+        step = max(1, int(rows.num_rows * self._policy.row_group_bytes / max(1.0, rows.nbytes * self._encoded_ratio)))
+        for first_row in range(0, rows.num_rows, step):
+            group = sorted_rows.slice(first_row, step)
             self._write_group(group.select(list(range(rows.num_columns))), group.column(rows.num_columns).to_numpy())
         self._close_file()
 
     def _write_group(self, rows: pa.Table, origins: Longs) -> None:
         data = encode_row_group(rows, self._target.schema, self._target.properties)
-        self._ratio = max(0.001, len(data) / max(1, rows.nbytes))
+        self._encoded_ratio = max(_ENCODED_RATIO_MIN, len(data) / max(1, rows.nbytes))
         source = SourceFile("rows in memory", None, data)
         columns = range(len(self._layout.leaves))
         file = self._open_file(len(data))
@@ -509,7 +517,7 @@ class CopyWriter:
 
 
 @dataclass(frozen=True)
-class _Inspected:
+class _FileProperties:
     """The properties of an old file: the ids of its required columns, and the encryption of a file with its rows."""
 
     required: frozenset[int]

@@ -53,6 +53,7 @@ _BLOOM, _BLOOM_FPP = "write.parquet.bloom-filter-enabled.column.", "write.parque
 _BLOOM_BYTES = "write.parquet.bloom-filter-max-bytes"
 _FALSE_POSITIVE_PROBABILITY_DEFAULT = 0.01
 _SAMPLE_ROWS, _STRETCH_ROWS = 16_384, 1_024
+"""The number of rows of a sample, and of each slice of consecutive rows in the sample."""
 _DICTIONARY_DISTINCT_MAX_FRACTION = 0.9
 """The maximum fraction of distinct values in a sample of a column that is written with a dictionary."""
 
@@ -105,14 +106,15 @@ class FileWriter:
         self._open_writer(rows).write_table(rows, row_group_size=max(1, rows.num_rows))
         self.rows += rows.num_rows
 
-    def _open_writer(self, first: pa.Table | None) -> pq.ParquetWriter:
+    def _open_writer(self, first_rows: pa.Table | None) -> pq.ParquetWriter:
         """Return the Parquet writer. Open it at the first call.
 
         Args:
-            first: The rows of the first row group, from which the encodings are chosen, or None if there are no rows.
+            first_rows: The rows of the first row group, from which the encodings are chosen, or None if there are no
+                rows.
         """
         if self._writer is None:
-            options = _choose_options(first, self._leaves, self._bloom_fpps, self._new.properties)
+            options = _choose_options(first_rows, self._leaves, self._bloom_fpps, self._new.properties)
             self._stream = self._new.storage.open_output_stream(self.location)
             self._writer = pq.ParquetWriter(self._stream, self._new.arrow, **options)
             if self._new.key_values:
@@ -167,9 +169,9 @@ class EncryptedFileWriter(FileWriter):
         """
         super().__init__(new)
         self._protection = protection
-        skeleton = make_empty_file(new.arrow, new.schema)
+        empty_file = make_empty_file(new.arrow, new.schema)
         encryption = protection.create_encryption(new.location)
-        self._assembler = FileAssembler(open_sink(new.location, new.storage), skeleton.footer, encryption)
+        self._assembler = FileAssembler(open_sink(new.location, new.storage), empty_file.footer, encryption)
 
     @property
     def size_bytes(self) -> int:
@@ -199,7 +201,9 @@ class EncryptedFileWriter(FileWriter):
 
 def parse_footer(footer: bytes) -> pq.FileMetaData:
     """Decode a footer with pyarrow."""
-    return pq.read_metadata(pa.BufferReader(MAGIC + footer + len(footer).to_bytes(END_BYTES - 4, "little") + MAGIC))
+    return pq.read_metadata(
+        pa.BufferReader(MAGIC + footer + len(footer).to_bytes(END_BYTES - len(MAGIC), "little") + MAGIC)
+    )
 
 
 def divide_by_protection(
@@ -405,5 +409,7 @@ def _choose_bloom_options(columns: Mapping[str, float], properties: Mapping[str,
 
 
 def _get_start_offset(group: Any) -> int:
-    first = group.column(0)
-    return int(first.dictionary_page_offset if first.has_dictionary_page else first.data_page_offset)
+    first_column = group.column(0)
+    return int(
+        first_column.dictionary_page_offset if first_column.has_dictionary_page else first_column.data_page_offset
+    )

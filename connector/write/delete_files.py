@@ -52,10 +52,11 @@ _POSITION_DELETES = Schema(
     (Field(DELETED_PATH, "file_path", True, "string"), Field(DELETED_POSITION, "pos", True, "long"))
 )
 _EXACT = Mode(True, True, None)
+"""The metrics mode with counts and with bounds that are not truncated."""
 _ROW_GROUP_ROWS = 1 << 20
 GRANULARITY, BY_FILE = "write.delete.granularity", "file"
 _VECTORS_SINCE, _DELETES_SINCE = 3, 2
-_OWN, _ALL = "write.delete.parquet.", "write.parquet."
+_DELETE_FILE_PREFIX, _ALL_FILES_PREFIX = "write.delete.parquet.", "write.parquet."
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class WrittenDeletes:
         results = list(parts)
         return WrittenDeletes(
             tuple(file for result in results for file in result.files),
-            tuple(path for result in results for path in result.removed),
+            tuple(file for result in results for file in result.removed),
         )
 
     def discard(self, storage: Storage) -> None:
@@ -300,12 +301,14 @@ def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> di
     paths = pa.DictionaryArray.from_arrays(
         pa.array(codes), pa.array([rows_of_file.path for rows_of_file in rows], pa.large_string())
     )
-    spots = pa.array(np.concatenate(positions))
+    position_column = pa.array(np.concatenate(positions))
     try:
         for start in range(0, len(codes), _ROW_GROUP_ROWS):
             path_column = paths.slice(start, _ROW_GROUP_ROWS).dictionary_decode()
             schema = build_arrow_schema(_POSITION_DELETES)
-            writer.write(pa.Table.from_arrays([path_column, spots.slice(start, _ROW_GROUP_ROWS)], schema=schema))
+            writer.write(
+                pa.Table.from_arrays([path_column, position_column.slice(start, _ROW_GROUP_ROWS)], schema=schema)
+            )
         file = writer.close()
     except BaseException:
         writer.abort()
@@ -356,8 +359,8 @@ def write_equality_deletes(
     for batch in batches:
         for partition, row_indexes in partitioner.split(batch):
             values = partitioner.convert_to_json(partition)
-            group = groups.setdefault(json.dumps(values), (values, []))
-            group[1].append(batch if row_indexes is None else batch.take(pa.array(row_indexes)))
+            _, group_batches = groups.setdefault(json.dumps(values), (values, []))
+            group_batches.append(batch if row_indexes is None else batch.take(pa.array(row_indexes)))
     parts: list[WrittenDeletes] = []
     modes = list_modes(schema, target.properties, target.sort_order)
     with discard_on_error(parts, target.storage):
@@ -411,7 +414,9 @@ def _check_version(target: WriteTarget, feature: str) -> None:
 
 def _open_delete_writer(target: WriteTarget, schema: Schema, modes: Mapping[int, Mode], kind: str) -> FileWriter:
     overrides = {
-        _ALL + name.removeprefix(_OWN): value for name, value in target.properties.items() if name.startswith(_OWN)
+        _ALL_FILES_PREFIX + name.removeprefix(_DELETE_FILE_PREFIX): value
+        for name, value in target.properties.items()
+        if name.startswith(_DELETE_FILE_PREFIX)
     }
     properties, location = {**target.properties, **overrides}, _generate_location(target, ".parquet")
     key_values = {"delete-type": kind}

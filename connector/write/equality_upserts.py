@@ -76,7 +76,7 @@ def write_equality_upsert(
     parts: list[WrittenDeletes] = []
     with discard_on_error(parts, target.storage):
         for spec in _select_specs(source_table.metadata, columns):
-            _check_wrapped(batch.keys, spec)
+            _check_partitions_as_int(batch.keys, spec)
             written_deletes = write_equality_deletes(target, keys, columns, spec=spec)
             parts.append(written_deletes)
         data = WrittenFiles() if deletes else write_batches(target, batch.rows.to_batches())
@@ -107,7 +107,7 @@ def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[Parti
     return list(metadata.partition_specs)
 
 
-def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
+def _check_partitions_as_int(keys: BatchKeys, spec: PartitionSpec) -> None:
     """Check that each key has the same partition value as a long and as an int (`ranges.find_stored_as_int`).
 
     Raises:

@@ -182,6 +182,6 @@ def select_latest(groups: Sequence[npt.NDArray[Any]], rank: Rank) -> Longs:
     if not len(rank.number):
         return np.zeros(0, dtype=np.int64)
     order = np.lexsort((np.arange(len(rank.number)), rank.number, rank.valid, *groups))
-    last = np.ones(len(order), dtype=np.bool_)
-    last[:-1] = np.logical_or.reduce([group[order[1:]] != group[order[:-1]] for group in groups])
-    return np.sort(order[last])
+    is_last = np.ones(len(order), dtype=np.bool_)
+    is_last[:-1] = np.logical_or.reduce([group[order[1:]] != group[order[:-1]] for group in groups])
+    return np.sort(order[is_last])

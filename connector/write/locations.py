@@ -25,6 +25,7 @@ _OLDER_PATHS = ("write.object-storage.path", "write.folder-storage.path")
 OBJECT_STORAGE = "write.object-storage.enabled"
 PARTITIONED_PATHS = "write.object-storage.partitioned-paths"
 _ENTROPY_BITS, _FOLDER_BITS, _FOLDERS = 20, 4, 3
+"""The number of used bits of the hash. 3 folders are named by 4 bits each, and a fourth folder by the other bits."""
 _EPOCH_YEAR = 1970
 _UNSAFE, _SEPARATOR = re.compile(r"[\x00/\\%]"), re.compile(r"[/\\]")
 _DECODINGS_MAX = 3

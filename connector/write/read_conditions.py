@@ -63,10 +63,10 @@ def check_unchanged(
     ):
         return
     names = [field.name for field in keys.fields]
-    first = {name: column[min(ordinals)].as_py() for name, column in zip(names, keys.columns, strict=True)}
+    first_key = {name: column[min(ordinals)].as_py() for name, column in zip(names, keys.columns, strict=True)}
     raise make_rows_changed_error(
         f"Rows of up to {len(ordinals):,} of the {keys.count:,} keys have changed since snapshot {read_snapshot_id}, "
-        f"for example rows of {str(first)[:200]}; read them again and repeat the change"
+        f"for example rows of {str(first_key)[:200]}; read them again and repeat the change"
     )
 
 

@@ -64,7 +64,7 @@ NOT_BETTER = "not-worth"
 - The new files are not better than the old files (`NOT_BETTER`).
 """
 _WAIT_S, _WAIT_MAX_S = 0.02, 0.5
-_NONE: Longs = np.zeros(0, dtype=np.int64)
+_NO_ORIGINS: Longs = np.zeros(0, dtype=np.int64)
 
 
 class Overtaken(Conflict):
@@ -196,12 +196,12 @@ class RewrittenFiles:
                 current[task.path] for task in map(self.tasks.__getitem__, numbers) if task.path in current
             ]
             dead_rows = sum(len(deleted_rows_by_path[file["file-path"]].positions) for file in files)
-            part = (
+            dead_rows_max_fraction = (
                 DELETED_ROWS_MAX_FRACTION_IF_FEWER_FILES
                 if len(files) < len(current_tasks)
                 else DELETED_ROWS_MAX_FRACTION
             )
-            if current_tasks and dead_rows <= part * sum(file["record-count"] for file in files):
+            if current_tasks and dead_rows <= dead_rows_max_fraction * sum(file["record-count"] for file in files):
                 new_files, old_tasks = [*new_files, *files], [*old_tasks, *current_tasks]
             else:
                 other_tasks += current_tasks
@@ -223,14 +223,17 @@ class RewrittenFiles:
 
         Each group consists of the indexes of the tasks of the old files, and the new files.
         """
-        firsts = np.cumsum([0, *(task.records for task in self.tasks)])
+        first_origins = np.cumsum([0, *(task.records for task in self.tasks)])
         group_numbers = np.arange(len(self.tasks))
         sources = []
         for file in self.written.files:
             origins = self.origins.create_origins(file["file-path"])
-            low = np.searchsorted(firsts, origins.starts, "right") - 1
-            high = np.searchsorted(firsts, origins.starts + origins.lengths, "left")
-            open_counts = np.bincount(low, minlength=len(firsts)) - np.bincount(high, minlength=len(firsts))
+            # Each run of origins opens the tasks from `low` to `high` - 1. The file has rows of all open tasks.
+            low = np.searchsorted(first_origins, origins.starts, "right") - 1
+            high = np.searchsorted(first_origins, origins.starts + origins.lengths, "left")
+            open_counts = np.bincount(low, minlength=len(first_origins)) - np.bincount(
+                high, minlength=len(first_origins)
+            )
             numbers = np.flatnonzero(np.cumsum(open_counts))
             sources.append(numbers)
             if len(numbers):
@@ -254,21 +257,21 @@ class RewrittenFiles:
         """
         positions, keys = plan_read(source_table, [], TRUE, positions=True), read_table_keys(source_table.name)
         reader = TaskReader(positions, source_table.storage, threads=False, keys=keys)
-        dead_origins, live_origins = [_NONE], [_NONE]
+        dead_origins, live_origins = [_NO_ORIGINS], [_NO_ORIGINS]
         lineage = (FIRST_ROW_ID, SEQUENCE_NUMBER) if has_lineage(source_table.metadata) else ()
-        first = 0
+        first_origin = 0
         for task in self.tasks:
-            rows = np.arange(first, first + task.records)
-            first += task.records
-            now = current.get(task.path)
-            if now is None:
+            rows = np.arange(first_origin, first_origin + task.records)
+            first_origin += task.records
+            current_task = current.get(task.path)
+            if current_task is None:
                 dead_origins.append(rows)
                 continue
-            if any(now.file.get(name) != task.file.get(name) for name in lineage):
+            if any(current_task.file.get(name) != task.file.get(name) for name in lineage):
                 raise Overtaken(RETURNED)
-            if _list_delete_names(now.deletes) != _list_delete_names(task.deletes):
+            if _list_delete_names(current_task.deletes) != _list_delete_names(task.deletes):
                 is_dead = np.ones(task.records, dtype=np.bool_)
-                for batch in reader.read(now):
+                for batch in reader.read(current_task):
                     is_dead[batch.column(0).to_numpy()] = False
                 dead_origins.append(rows[is_dead])
                 live_origins.append(rows[~is_dead])

@@ -57,12 +57,12 @@ def rewrite_files(
     tasks_by_protection = divide_by_protection(
         (file.task for file in files_with_remainder.values()), target, source_table.keys
     )
-    new_like = None if protection is None else protection.scheme
+    new_rows_scheme = None if protection is None else protection.scheme
     schemes = [
         None if file_protection is None else file_protection.scheme for file_protection, _ in tasks_by_protection
     ]
-    if new_like not in schemes:
-        tasks_by_protection, schemes = [*tasks_by_protection, (protection, [])], [*schemes, new_like]
+    if new_rows_scheme not in schemes:
+        tasks_by_protection, schemes = [*tasks_by_protection, (protection, [])], [*schemes, new_rows_scheme]
     parts: list[WrittenFiles] = []
     with discard_on_error(parts, target.storage):
         for scheme, (file_protection, tasks) in zip(schemes, tasks_by_protection, strict=True):
@@ -75,7 +75,7 @@ def rewrite_files(
                         remaining = ~np.isin(batch.column(len(names)).to_numpy(), deleted_positions, assume_unique=True)
                         if remaining.any():
                             writer.write(batch.select(columns).filter(pa.array(remaining)))
-                for batch in new if scheme == new_like else ():
+                for batch in new if scheme == new_rows_scheme else ():
                     writer.write(batch)
                 parts.append(writer.close())
     return WrittenFiles.join(parts)

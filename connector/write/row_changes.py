@@ -215,11 +215,11 @@ def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: b
 
 def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the response to the earlier commit of this change by the same producer, or None if there is no commit."""
-    question = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
-    if "producer" not in question:
+    repeat_fields = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
+    if "producer" not in repeat_fields:
         return None
     try:
-        return CommitClient(client).commit(table, {**question, "repeats-only": True})
+        return CommitClient(client).commit(table, {**repeat_fields, "repeats-only": True})
     except (Conflict, InvalidRequest):
         # Older servers, which do not support repeats-only, also refuse the request.
         return None

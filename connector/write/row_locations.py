@@ -64,8 +64,11 @@ rate.
 FEW_VALUES_MAX = 500
 """The maximum number of keys in the filter of a plan with a record index, and in the filter of row groups."""
 _VALUES_BYTES_MAX = 4 << 20
+"""The maximum size of keys for which the filter may have up to `VALUES_MAX` values."""
 RANGES_MAX = 32
+"""The maximum number of ranges of a column in the filter of a plan."""
 _CODE_BYTES = 8
+"""The number of bytes of a string from which its distance to other strings is computed."""
 _LOOKUP_KEYS_MAX = 1_000_000
 
 
@@ -247,7 +250,7 @@ def _join_ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> 
     high_floats = low_floats if highs is lows else _to_floats(highs, start)
     gaps = low_floats[1:] - high_floats[:-1]
     cuts = np.sort(np.argsort(-gaps, kind="stable")[: ranges_max - 1] + 1).tolist()
-    return [(lows[first], highs[end - 1]) for first, end in pairwise([0, *cuts, len(lows)])]
+    return [(lows[start_index], highs[end_index - 1]) for start_index, end_index in pairwise([0, *cuts, len(lows)])]
 
 
 def _measure_common_prefix(low: Any, high: Any) -> int:
@@ -320,8 +323,8 @@ def choose_key_names(schema: Schema, key: Sequence[str] | None, rows: Sequence[s
             "key columns: key=[…]"
         )
     for name in names:
-        if (times := list(rows).count(name)) != 1:
-            columns_text = "no column" if not times else f"{times} columns"
+        if (occurrences := list(rows).count(name)) != 1:
+            columns_text = "no column" if not occurrences else f"{occurrences} columns"
             raise Unwritable(
                 f"the rows have {columns_text} {name}, which is a key column; they have {', '.join(rows)[:500]}"
             )
@@ -558,11 +561,11 @@ def scan_files(
         positions, ordinals = [], []
         for batch in reader.read(task):
             batch_ordinals = keys.match([batch.column(place) for place in range(len(names))])
-            hit = np.flatnonzero(batch_ordinals >= 0)
-            if len(hit):
-                count += len(hit)
+            hits = np.flatnonzero(batch_ordinals >= 0)
+            if len(hits):
+                count += len(hits)
                 _check_count(count, rows_max)
-                ordinals.append(batch_ordinals[hit])
-                positions.append(batch.column(len(names)).to_numpy()[hit])
+                ordinals.append(batch_ordinals[hits])
+                positions.append(batch.column(len(names)).to_numpy()[hits])
         if positions:
             yield task, np.concatenate(positions), np.concatenate(ordinals)

@@ -50,9 +50,13 @@ from seamark.formats.runtime.errors import Corrupt
 _SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
 """The minimum and maximum size in bytes of the slices of a batch that are partitioned and buffered one by one."""
 _SAMPLE_BYTES = 4 << 20
+"""The size of the rows from which the ratio of bytes in a file to bytes of Arrow data is measured."""
 _BATCH_OVERHEAD_BYTES = 4 << 10
 """The approximate memory that a batch needs in addition to its values."""
 _ORIGIN = ""
+"""The name of the temporary column with the origins of rows."""
+_RATIO_MIN = 0.001
+"""The minimum measured ratio of bytes in a file to bytes of Arrow data. It prevents very large row groups."""
 _INDEX_FILE_ROWS_MAX = 8_000_000
 """The maximum number of rows that an index file covers."""
 
@@ -266,15 +270,16 @@ class TableWriter:
         """
         if not batch.num_rows:
             return
+        # A slice is at most a quarter of a file, so that files do not become much larger than their target size.
         bytes_at_once = min(max(self._file_bytes // 4, _SLICE_MIN_BYTES), _SLICE_MAX_BYTES)
-        rows = max(1, batch.num_rows * bytes_at_once // max(1, batch.nbytes))
-        for start in range(0, batch.num_rows, rows):
+        rows_at_once = max(1, batch.num_rows * bytes_at_once // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, rows_at_once):
             with hide_values(self._protection):
-                conformed_rows = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
+                conformed_rows = conform(batch.slice(start, rows_at_once), self._target.schema, self._target.arrow)
             if self._origins is not None:
                 assert origins is not None
                 # The origins become the last column, so that they are partitioned and sorted together with the rows.
-                conformed_rows = conformed_rows.append_column(_ORIGIN, pa.array(origins[start : start + rows]))
+                conformed_rows = conformed_rows.append_column(_ORIGIN, pa.array(origins[start : start + rows_at_once]))
             for partition, row_indexes in self._target.partitioner.split(conformed_rows):
                 self._add(
                     partition, conformed_rows if row_indexes is None else conformed_rows.take(pa.array(row_indexes))
@@ -322,7 +327,7 @@ class TableWriter:
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, self._target.arrow, **build_writer_options(self._target.properties)) as writer:
             writer.write_table(_drop_origins(pa.Table.from_batches(sample), self._target))
-        return max(0.001, float(sink.tell()) / max(1, size))
+        return max(_RATIO_MIN, float(sink.tell()) / max(1, size))
 
     def _flush(self, key: str, buffer: _PartitionBuffer) -> None:
         """Write the buffered rows to the partition's file.

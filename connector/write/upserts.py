@@ -209,6 +209,7 @@ def extract_keys(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequenc
     Raises:
         Unwritable: The key columns cannot be determined, one of them is missing, or a key is null.
     """
+    # Every batch is checked. The names of the last batch apply to all batches.
     for batch in batches:
         names = choose_key_names(schema, key, batch.schema.names)
     return find_latest_rows([batch.select(names) for batch in batches], schema, names)
@@ -353,9 +354,9 @@ def compute_upsert(
     stored_keys = np.zeros(batch.keys.count, dtype=np.bool_)
     for rows in located_keys.files:
         stored_keys[rows.keys] = True
-    given_names = batch.rows.column_names
+    batch_names = batch.rows.column_names
     stored_names = (
-        [field.name for field in source_table.schema.fields if field.name not in given_names] if batch.partial else []
+        [field.name for field in source_table.schema.fields if field.name not in batch_names] if batch.partial else []
     )
     names = [*stored_names, *([batch.precombine.name] if batch.precombine is not None else [])]
     has_row_ids = has_lineage(source_table.metadata) and (mode == COPY_ON_WRITE or bool(names))
@@ -364,7 +365,7 @@ def compute_upsert(
     is_applied, read_paths, new = np.ones(len(stored_keys), dtype=np.bool_), located_keys.read, batch.rows
     other_rows, has_numbers = [], False
     if names and located_keys.files:
-        stored_rows = _Stored.read(source_table, located_keys.files, names, batch.precombine)
+        stored_rows = _StoredRows.read(source_table, located_keys.files, names, batch.precombine)
         read_paths |= {rows.task.path for rows in located_keys.files}
         is_applied = ~stored_rows.find_later_rows(batch)
         if has_numbers := has_row_ids and bool(is_applied[stored_rows.keys].any()):
@@ -390,18 +391,18 @@ def compute_upsert(
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredRows:
     """Some columns of the located rows, and the index of each row's key in the batch, as int64[rows]."""
 
     rows: pa.Table
     keys: Longs
     by: Field | None
-    """The precombine column, which decides which of several rows with the same key is the latest, or None."""
+    """The precombine column, by which the latest of several rows with the same key is selected, or None."""
 
     @staticmethod
     def read(
         source_table: OpenTable, files: Sequence[MatchedRows], names: Sequence[str], precombine_field: Field | None
-    ) -> _Stored:
+    ) -> _StoredRows:
         read_plan = plan_read(source_table, names, TRUE)
         batches, keys = [], []
         batches_by_file = read_chosen(
@@ -412,17 +413,17 @@ class _Stored:
                 raise Unreadable(rows.task.path, "the file does not have all rows that an index has located in it")
             batches.extend(file_batches)
             keys.append(rows.keys)
-        return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), precombine_field)
+        return _StoredRows(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), precombine_field)
 
     def find_later_rows(self, batch: KeyedBatch) -> Mask:
         """Return for each key whether a stored row is later than the new row, as bool[keys]."""
-        later = np.zeros(batch.keys.count, dtype=np.bool_)
+        has_later_row = np.zeros(batch.keys.count, dtype=np.bool_)
         if self.by is not None:
             values = pa.concat_arrays([read_column(batch.rows, self.by), read_column(self.rows, self.by)])
             rank = Rank.from_column(values, self.by, len(values))
-            given_rank, stored_rank = rank.take(self.keys), rank.take(slice(batch.keys.count, None))
-            later[self.keys[given_rank.is_before(stored_rank)]] = True
-        return later
+            batch_rank, stored_rank = rank.take(self.keys), rank.take(slice(batch.keys.count, None))
+            has_later_row[self.keys[batch_rank.is_before(stored_rank)]] = True
+        return has_later_row
 
     def complete(self, batch: KeyedBatch, wins: Mask, names: Sequence[str]) -> pa.Table:
         """Return the batch's rows that replace stored rows.
@@ -475,8 +476,8 @@ def write_change(
     """
     files = difference.located.files
     if mode == COPY_ON_WRITE:
-        rewritten = with_lineage(target) if files and has_lineage(source_table.metadata) else target
-        protection = _choose_protection(client, source_table, difference, rewritten)
+        rewrite_target = with_lineage(target) if files and has_lineage(source_table.metadata) else target
+        protection = _choose_protection(client, source_table, difference, rewrite_target)
         data = rewrite_files(source_table, target, files, difference.iter_rows(), protection)
         paths = [rows.task.path for rows in files]
         read_paths = difference.located.read.union(rows.task.path for rows in files if not rows.is_whole)

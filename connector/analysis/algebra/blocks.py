@@ -262,9 +262,9 @@ class QueryBlock:
         source_rows = source.find_source_rows()
         if source_rows is None or self.where is None:
             return source_rows
-        exact = self.where.exact() if source_rows.exact else None
-        table_condition = _move_to_table(exact, source)
-        if exact is not None and table_condition is not None and table_condition.size == exact.size:
+        exact_condition = self.where.exact() if source_rows.exact else None
+        table_condition = _move_to_table(exact_condition, source)
+        if exact_condition is not None and table_condition is not None and table_condition.size == exact_condition.size:
             return SourceRows(all_of([source_rows.where, table_condition]), exact=True)
         # Grouping sets replace values by null, and such rows are not rows of the table.
         certain_condition = weaken(self.where.condition, lambda atom: atom if atom.rejects_null else None)
@@ -369,14 +369,14 @@ class QueryBlock:
             return
         equalities = tree.on.equalities
         on = all_of([tree.on.condition, *join_equivalences(equalities, self.sources)])
-        for side, own_sources, other, is_kept, is_other_kept in (
+        for side, own_sources, other_sources, is_kept, is_other_kept in (
             (tree.left, left, right, keeps_left, keeps_right),
             (tree.right, right, left, keeps_right, keeps_left),
         ):
             condition = None if is_other_kept else restrict_to_sources(wanted_condition, own_sources)
             if not is_kept:  # A row is used only with a partner that is itself needed and meets ON.
-                beside = all_of([restrict_to_sources(wanted_condition, other), on])
-                implied_condition = copy_to_equal_columns(beside, equalities, self.find_reference_kind)
+                other_condition = all_of([restrict_to_sources(wanted_condition, other_sources), on])
+                implied_condition = copy_to_equal_columns(other_condition, equalities, self.find_reference_kind)
                 condition = all_of([condition, restrict_to_sources(implied_condition, own_sources)])
             self._push_to(side, condition)
 

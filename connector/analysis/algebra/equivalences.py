@@ -47,7 +47,7 @@ class Limit(NamedTuple):
 
 
 GetKind: TypeAlias = Callable[[ColumnReference], str | None]
-_WHOLE = frozenset(("int", "long"))
+_INTEGER_TYPES = frozenset(("int", "long"))
 _FLOATS = frozenset(("float", "double"))
 _SHORT_DIGITS_MAX = 18
 """The maximum number of digits of short decimals. The server does not compare short decimals with longer decimals."""
@@ -76,7 +76,7 @@ ALWAYS = Predicate()
 
 def is_comparable(first: str | None, second: str | None) -> bool:
     """Return whether two values of these types are equal only if they are identical."""
-    return is_exact(first) and (first == second or {first, second} == _WHOLE)
+    return is_exact(first) and (first == second or {first, second} == _INTEGER_TYPES)
 
 
 def has_ranges(first: str | None, second: str | None) -> bool:
@@ -105,7 +105,7 @@ def is_wider(kind: str | None, other_kind: str | None) -> bool:
 
 def is_year_number(kind: str | None) -> bool:
     """Return whether a column of this type may contain the number of a year."""
-    return kind in _WHOLE
+    return kind in _INTEGER_TYPES
 
 
 # Parts of conditions
@@ -183,7 +183,8 @@ def iter_range_semi_joins(reference: ColumnReference, limits: Sequence[Limit], p
             pairs = tuple((reference, name) for name in names)
             yield SemiJoin(pairs, table, transform=RANGE, ops=tuple(limit.op for limit in bounds))
         elif len(bounds) > 1:
-            yield from (each for limit in bounds for each in iter_range_semi_joins(reference, [limit], partner))
+            for limit in bounds:
+                yield from iter_range_semi_joins(reference, [limit], partner)
 
 
 # Equivalences
@@ -193,10 +194,10 @@ def compute_equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnRe
     """Return the set of columns that are directly or indirectly equal to each column, including the column itself."""
     classes: dict[ColumnReference, set[ColumnReference]] = {}
     for left, right in equalities:
-        first, second = (classes.get(reference, {reference}) for reference in (left, right))
-        if first is second:
+        left_class, right_class = (classes.get(reference, {reference}) for reference in (left, right))
+        if left_class is right_class:
             continue
-        smaller_class, larger_class = sorted((first, second), key=len)
+        smaller_class, larger_class = sorted((left_class, right_class), key=len)
         larger_class |= smaller_class
         classes |= dict.fromkeys(smaller_class | {left, right}, larger_class)
     return classes

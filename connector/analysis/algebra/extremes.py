@@ -13,14 +13,18 @@ from seamark.connector.analysis.algebra.relations import Relation
 from seamark.connector.plans.conditions import ColumnReference, SemiJoin
 from seamark.formats.protocol.wire import MAXIMUM
 
-_WHOLE = frozenset(("int", "long"))
+_INTEGER_TYPES = frozenset(("int", "long"))
 _LOCAL_TIMES = frozenset(("date", "timestamp"))
-_ORDERED = _WHOLE | _LOCAL_TIMES | {"timestamptz"}
+_ORDERED = _INTEGER_TYPES | _LOCAL_TIMES | {"timestamptz"}
 
 
 def has_order(first: str | None, second: str | None) -> bool:
     """Return whether engines and the server order values of the two types by their exact values."""
-    return first in _ORDERED and second in _ORDERED and (first == second or {first, second} in (_WHOLE, _LOCAL_TIMES))
+    return (
+        first in _ORDERED
+        and second in _ORDERED
+        and (first == second or {first, second} in (_INTEGER_TYPES, _LOCAL_TIMES))
+    )
 
 
 def has_outer_limit(kind: str, op: str) -> bool:

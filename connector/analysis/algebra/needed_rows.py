@@ -40,7 +40,7 @@ from seamark.connector.plans.scan import Join
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import LIKES_MAX
 
-ScanOf: TypeAlias = Callable[[Table], int | None]
+FindScanNumber: TypeAlias = Callable[[Table], int | None]
 """A function that returns the number of the scan of a table, or None if no scan may be joined with the table."""
 
 
@@ -112,27 +112,27 @@ def list_string_likes(references: Sequence[Table]) -> tuple[tuple[Like, ...], ..
     columns = references[0].columns or {}
     strings = {name for name, kind in columns.items() if kind == "string" and "." not in name}
     needed_likes = list_likes(any_of(table.predicate for table in references))
-    likes = [either for either in needed_likes if all(like.column[1] in strings for like in either)]
+    likes = [disjunction for disjunction in needed_likes if all(like.column[1] in strings for like in disjunction)]
     while sum(map(len, likes)) > LIKES_MAX:
         likes.pop()
     return tuple(likes)
 
 
-def build_joins(table: Table, scan_of: ScanOf, *, utc: bool) -> tuple[Join, ...]:
+def build_joins(table: Table, find_scan_number: FindScanNumber, *, utc: bool) -> tuple[Join, ...]:
     """Return the joins in which every needed row has a partner, and the alternative joins of disjunctions."""
     joins: dict[Join, None] = {}
     for number, part in enumerate(split_parts(table.predicate)):
         if isinstance(part, SemiJoin):
-            join = _build_join(part, table, scan_of, utc=utc)
+            join = _build_join(part, table, find_scan_number, utc=utc)
             joins |= {} if join is None else {join: None}
         elif isinstance(part, AnyOf):
-            joins |= dict.fromkeys(_list_alternatives(part, table, scan_of, number, utc=utc))
+            joins |= dict.fromkeys(_list_alternatives(part, table, find_scan_number, number, utc=utc))
     return tuple(joins)
 
 
-def _build_join(semi_join: SemiJoin, table: Table, scan_of: ScanOf, *, utc: bool) -> Join | None:
+def _build_join(semi_join: SemiJoin, table: Table, find_scan_number: FindScanNumber, *, utc: bool) -> Join | None:
     partner = semi_join.of
-    scan = scan_of(partner) if isinstance(partner, Table) and partner is not table else None
+    scan = find_scan_number(partner) if isinstance(partner, Table) and partner is not table else None
     if scan is None or not isinstance(partner, Table):
         return None
     on = tuple((reference[1], column) for reference, column in semi_join.pairs)
@@ -144,7 +144,9 @@ def _build_join(semi_join: SemiJoin, table: Table, scan_of: ScanOf, *, utc: bool
     return join if join.exact or has_outer_limit(join.transform, join.ops[0]) else None
 
 
-def _list_alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, utc: bool) -> list[Join]:
+def _list_alternatives(
+    disjunction: AnyOf, table: Table, find_scan_number: FindScanNumber, number: int, *, utc: bool
+) -> list[Join]:
     """Return the joins of a disjunction as alternatives.
 
     Each alternative has the conditions of those branches that restrict the table's own columns. The list is empty if a
@@ -152,7 +154,7 @@ def _list_alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int
     """
     joins: dict[Join, None] = {}
     own_conditions: list[Condition | None] = []
-    for branch in either.parts:
+    for branch in disjunction.parts:
         # The server does not filter the rows of a dimension by fields of structs or by functions.
         columns_only = drop_functions(weaken(branch, lambda atom: None if _has_field(atom) else atom))
         condition = _keep_evaluated_part(table, columns_only, utc=utc)
@@ -160,7 +162,9 @@ def _list_alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int
             own_conditions.append(condition)
             continue
         candidates = (
-            _build_join(part, table, scan_of, utc=utc) for part in split_parts(branch) if isinstance(part, SemiJoin)
+            _build_join(part, table, find_scan_number, utc=utc)
+            for part in split_parts(branch)
+            if isinstance(part, SemiJoin)
         )
         join = next((candidate for candidate in candidates if candidate is not None), None)
         if join is None:
@@ -177,13 +181,14 @@ def intersect_joins(join_lists: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
     """
     if not join_lists:
         return ()
-    first, *other_joins = join_lists
-    groups = [{_group(join, joins) for join in joins} for joins in other_joins]
-    return tuple(join for join in first if all(_group(join, first) in each for each in groups))
+    first_joins, *other_joins = join_lists
+    other_groups = [{_group(join, joins) for join in joins} for joins in other_joins]
+    return tuple(join for join in first_joins if all(_group(join, first_joins) in groups for groups in other_groups))
 
 
 def _group(join: Join, joins: Sequence[Join]) -> frozenset[Join]:
     """Return the join and its alternatives. A row of the table needs a partner in only one of them."""
     if join.any_of is None:
         return frozenset({join})
+    # The number of the disjunction may differ between the references, so it is removed before joins are compared.
     return frozenset(replace(other, any_of=-1) for other in joins if other.any_of == join.any_of)

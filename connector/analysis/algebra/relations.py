@@ -41,7 +41,7 @@ Floats are not among them because they have two zeros. Nested types are not comp
 
 _FLOATS = frozenset(("float", "double"))
 
-_DISCRIMINATED = frozenset((TEXT, EXACT))
+_COMPARED_CLASSES = frozenset((TEXT, EXACT))
 """The classes of literals that are compared with a stored column in the other input of a set operation."""
 
 _LITERAL_TYPES = {"boolean": "boolean", "integer": "long", "text": "string", "date": "date"}
@@ -341,7 +341,7 @@ class SetOperation:
     def find_value_class(self, column: str) -> str | None:
         name = find_same_position(column, self.left.list_names(), self.right.list_names())
         class_ = None if name is None else self.left.find_value_class(column)
-        if name is None or class_ not in _DISCRIMINATED:
+        if name is None or class_ not in _COMPARED_CLASSES:
             return None
         return class_ if self.right.find_value_class(name) == class_ else None
 
@@ -353,12 +353,12 @@ class SetOperation:
 
         common_part = weaken(condition, keep)
 
-        def on_right(reference: ColumnReference) -> ColumnReference | None:
+        def find_right_reference(reference: ColumnReference) -> ColumnReference | None:
             name = find_same_position(reference[1], self.left.list_names(), self.right.list_names())
             return None if name is None else (0, name)
 
         self.left.push_down(common_part)
-        self.right.push_down(move(common_part, on_right))
+        self.right.push_down(move(common_part, find_right_reference))
 
 
 def find_same_position(
@@ -420,11 +420,11 @@ class RenamedColumns:
         return None if name is None else self.inner.find_value_class(name)
 
     def push_down(self, condition: Condition | None) -> None:
-        def inside(reference: ColumnReference) -> ColumnReference | None:
+        def find_inner_reference(reference: ColumnReference) -> ColumnReference | None:
             name = self._find_inner_name(reference[1])
             return None if name is None else (0, name)
 
-        self.inner.push_down(move(condition, inside))
+        self.inner.push_down(move(condition, find_inner_reference))
 
     def _find_inner_name(self, column: str) -> str | None:
         """Return the name of the column in the inner relation, or None if the name is ambiguous."""

@@ -58,6 +58,7 @@ _SCHEMAS = frozenset(
 )
 """The keys in key-value metadata whose values are schemas, which describe the columns of the file."""
 _SHIFTED = ("data_page", "index_page", "dictionary_page")
+"""The fields of a chunk with the offsets of its first pages, which change when the chunk is moved."""
 _COLUMN = 1
 """The field id of SortingColumn.column_idx."""
 
@@ -226,7 +227,7 @@ class FileAssembler:
                 column_indexes.append(source.read_column_index(group, column))
                 index = source.read_offset_index(group, column)
                 if index is not None and number in pages_by_column:
-                    index = _footer.move_pages(index, pages_by_column[number].table())
+                    index = _footer.move_pages(index, pages_by_column[number].to_array())
                 elif index is not None:
                     index = shift_offset_index(index, int(group.begins[column]), int(group.ends[column]), shift)
                 offset_indexes.append(index)
@@ -342,8 +343,8 @@ def _divide_into_runs(
     """
     begins, ends, values = group.begins[columns], group.ends[columns], group.read_values("values")[columns]
     order = np.argsort(begins, kind="stable")
-    alone = is_changed[order]
-    breaks = np.flatnonzero((begins[order][1:] != ends[order][:-1]) | alone[1:] | alone[:-1]) + 1
+    is_separate = is_changed[order]
+    breaks = np.flatnonzero((begins[order][1:] != ends[order][:-1]) | is_separate[1:] | is_separate[:-1]) + 1
     runs: list[tuple[Run, Longs]] = []
     for members in reversed(np.split(order, breaks)):
         if len(members):
@@ -357,13 +358,15 @@ def _divide_into_runs(
 def _translate_sorting(picks: Sequence[Pick]) -> Any:
     """Return the sorting columns of the first pick's row group, up to the first column that is not copied."""
     pick = picks[0]
+    # The value of a list is a pair of the type of its items and the items.
     kind, columns = pick.source.footer.groups[pick.group].fields.get(SORTING, (0, None))
     if kind != thrift.LIST or columns is None or columns[0] != thrift.STRUCT:
         return None
     targets = dict(zip(pick.columns, pick.targets, strict=True))
     sorting = []
     for column in columns[1]:
-        target = targets.get(column.get(_COLUMN, (0, -1))[1])
+        _, index = column.get(_COLUMN, (0, -1))
+        target = targets.get(index)
         if target is None:
             break
         sorting.append({**column, _COLUMN: (thrift.I32, target)})

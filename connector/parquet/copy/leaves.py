@@ -38,6 +38,7 @@ _CONVERTED_TYPES: dict[int, Logical] = {
     8: (_TIME, True, _MICROS),
     9: (_TIMESTAMP, True, _MILLIS),
     10: (_TIMESTAMP, True, _MICROS),
+    # UINT_8 to UINT_64, and INT_8 to INT_64.
     **{11 + number: (_INTEGER, 8 << number, False) for number in range(4)},
     **{15 + number: (_INTEGER, 8 << number, True) for number in range(4)},
     19: (_JSON,),
@@ -157,6 +158,8 @@ def _read_logical_type(element: Fields) -> Logical:
 def _read_parameters(number: int, inner: Any) -> tuple[Any, ...]:
     if not isinstance(inner, dict):
         return ()
+    # The first two fields are scale and precision of a decimal, isAdjustedToUTC and unit of a time, and bitWidth and
+    # isSigned of an integer.
     if number == _DECIMAL:
         return _read_value(inner, 1) or 0, _read_value(inner, 2) or 0
     if number in (_TIME, _TIMESTAMP):
@@ -168,7 +171,10 @@ def _read_parameters(number: int, inner: Any) -> tuple[Any, ...]:
 
 
 def find_required_columns(leaves: Sequence[Leaf]) -> frozenset[int]:
-    """Return the field ids of the required columns that are not structs, lists or maps."""
+    """Return the field ids of the required columns that are not structs, lists or maps.
+
+    The shape of a node begins with its repetition (`_read_shape`).
+    """
     return frozenset(
         leaf.ids[0]
         for leaf in leaves
@@ -196,12 +202,12 @@ def match_leaves(target: Sequence[Leaf], leaves: Sequence[Leaf]) -> LeafMatch:
     if any(leaf.ids[0] is None for leaf in leaves):
         return LeafMatch((), "the file has columns without field ids")
     positions = {leaf.ids: number for number, leaf in enumerate(leaves)}
-    tops = {leaf.ids[0] for leaf in leaves}
+    top_ids = {leaf.ids[0] for leaf in leaves}
     columns = []
     for leaf in target:
         position = positions.get(leaf.ids, -1)
         if position < 0:
-            if leaf.ids[0] in tops:
+            if leaf.ids[0] in top_ids:
                 return LeafMatch((), f"the column {leaf.names[0].decode(errors='replace')} has a different structure")
         elif leaves[position].shape != leaf.shape or leaves[position].order != leaf.order:
             reason = "has a different type or nullability, or statistics of a different order"

@@ -127,10 +127,10 @@ def find_protection(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKey
     if source.encryption is None:
         return None
     positions = {leaf.ids: position for position, leaf in enumerate(source.leaves)}
-    tops = {leaf.ids[0] for leaf in source.leaves}
+    top_ids = {leaf.ids[0] for leaf in source.leaves}
     columns = [positions.get(leaf.ids, -1) for leaf in leaves]
     for leaf, column in zip(leaves, columns, strict=True):
-        if column < 0 and (leaf.ids[0] in tops or None in tops):
+        if column < 0 and (leaf.ids[0] in top_ids or None in top_ids):
             raise source.make_unreadable_error(
                 "the file is encrypted, and its columns have no field ids or a different structure, so the key of each "
                 "new column is uncertain"
@@ -147,7 +147,7 @@ SourceCheck = Callable[[str, SourceFile], None]
 
 
 def require_same_scheme(
-    schemes: Callable[[str], EncryptionScheme | None], leaves: Sequence[Leaf], keys: ParquetKeys
+    get_scheme: Callable[[str], EncryptionScheme | None], leaves: Sequence[Leaf], keys: ParquetKeys
 ) -> SourceCheck:
     """Return a check that refuses a file whose encryption has changed since its scheme was read.
 
@@ -155,14 +155,14 @@ def require_same_scheme(
     the file since then.
 
     Args:
-        schemes: A function that returns the scheme that was read from the file at a path.
+        get_scheme: A function that returns the scheme that was read from the file at a path.
         leaves: The leaf columns of the new file.
         keys: The keys of encrypted files.
     """
 
     def check(path: str, source: SourceFile) -> None:
         protection = find_protection(source, leaves, keys)
-        if (None if protection is None else protection.scheme) != schemes(path):
+        if (None if protection is None else protection.scheme) != get_scheme(path):
             raise source.make_unreadable_error("the file was replaced while it was read: its encryption has changed")
 
     return check

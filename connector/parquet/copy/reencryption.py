@@ -28,6 +28,7 @@ View = Callable[[int, int], AbstractContextManager[memoryview]]
 PAGE_BYTES_MAX = 256 << 20
 """The maximum size of an encrypted page, which must be in memory as a whole."""
 _PACKED_MAX = (1 << 31) - 1
+"""The maximum size of a page, which its header stores as a signed 32-bit integer."""
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 _JOINED_BYTES = 64 << 10
 """The maximum size of a page that is joined with its header for one write."""
@@ -64,7 +65,7 @@ class MovedPages:
     pages: list[tuple[int, int, int]] = field(default_factory=list)
     headers_grown: int = 0
 
-    def table(self) -> Longs:
+    def to_array(self) -> Longs:
         return np.array(self.pages, dtype=np.int64).reshape(-1, 3)
 
     def translate_offset(self, offset: int) -> int:
@@ -107,6 +108,7 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
             )
         ordinal = None if kind == _DICTIONARY_PAGE else page
         with view(offset, packed_bytes) as body:
+            # The header stores the CRC as a signed 32-bit integer.
             if crc is not None and zlib.crc32(body) != crc & 0xFFFFFFFF:
                 raise ValueError(f"the CRC of the page at {begin} differs from the CRC in its header")
             data = _reencrypt_page(chunk, body, ordinal, levels if kind == _DATA_PAGE_2 else 0)
@@ -140,7 +142,7 @@ def _read_header(chunk: EncryptedChunk, view: View, offset: int, page: int | Non
     remaining_bytes = chunk.end - offset
     if chunk.old is None:
         with view(offset, min(PAGE_HEADER_MAX_BYTES, remaining_bytes)) as data:
-            size = _footer.page_details(data)[0]
+            size, *_ = _footer.page_details(data)
             return bytes(data[:size]), size
     if remaining_bytes < LENGTH_BYTES:
         raise ValueError(f"the column chunk ends within a page header at {offset}")

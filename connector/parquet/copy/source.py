@@ -46,6 +46,7 @@ BLOCK_BYTES = 8 << 20
 INDEX_BYTES_MAX, BLOOM_BYTES_MAX = 64 << 20, 128 << 20
 """The maximum size of one page index, and of one Bloom filter."""
 _TAIL_BYTES = 64 << 10
+"""The number of bytes at the end of the file that are read first. Most footers fit into them."""
 _BLOOM_HEADER_BYTES_MAX = 1 << 10
 
 
@@ -90,16 +91,16 @@ class SourceFile:
         self._bytes: mmap.mmap | bytes | None = data
         self._fd = -1
         self._remote_file: Any = None
-        self._given: Any = None
+        self._caller_file: Any = None
         try:
             if data is not None or storage is None:
                 self.size_bytes = len(data or b"")
             elif isinstance(storage, pa.NativeFile):
-                self._given, self.size_bytes = storage, storage.size()
+                self._caller_file, self.size_bytes = storage, storage.size()
             else:
                 self._open(location, storage)
             self.footer = self._read_footer()
-            self._check()
+            self._check_footer()
         except (OSError, pa.ArrowException) as error:
             self.close()
             raise self.make_unreadable_error(
@@ -159,7 +160,7 @@ class SourceFile:
             raise ValueError(f"{size:,} bytes at {at:,} are outside of the file, which has {self.size_bytes:,} bytes")
         if self._bytes is not None:
             return self._bytes[at : at + size]
-        data = bytes((self._remote_file or self._given).read_at(size, at)) if size else b""
+        data = bytes((self._remote_file or self._caller_file).read_at(size, at)) if size else b""
         if len(data) != size:
             raise ValueError(f"the file ends before the {size:,} bytes at {at:,}")
         return data
@@ -168,10 +169,12 @@ class SourceFile:
         if self.size_bytes < END_BYTES + len(MAGIC):
             raise ValueError(f"the file has only {self.size_bytes} bytes, too few for a Parquet file")
         tail = self.read(max(0, self.size_bytes - _TAIL_BYTES), min(self.size_bytes, _TAIL_BYTES))
-        is_encrypted = tail[-4:] == ENCRYPTED_MAGIC
-        if not is_encrypted and tail[-4:] != MAGIC:
+        # A file ends with the length of the footer (4 bytes) and the magic number (4 bytes).
+        footer_length, magic = tail[-END_BYTES : -len(MAGIC)], tail[-len(MAGIC) :]
+        is_encrypted = magic == ENCRYPTED_MAGIC
+        if not is_encrypted and magic != MAGIC:
             raise ValueError("the file does not end with PAR1 or PARE")
-        length = int.from_bytes(tail[-END_BYTES:-4], "little")
+        length = int.from_bytes(footer_length, "little")
         if length > min(FOOTER_BYTES_MAX, self.size_bytes - END_BYTES - len(MAGIC)):
             raise ValueError(f"the footer has {length:,} bytes, but the file has {self.size_bytes:,}")
         self.data_end = self.size_bytes - END_BYTES - length
@@ -190,7 +193,7 @@ class SourceFile:
         pq.read_metadata(pa.BufferReader(MAGIC + plain_footer + struct.pack("<I", len(plain_footer)) + MAGIC))
         return read_footer(plain_footer)
 
-    def _check(self) -> None:
+    def _check_footer(self) -> None:
         footer = self.footer
         self.leaves = list_leaves(footer)
         group_rows = sum(group.rows for group in footer.groups)
@@ -360,12 +363,12 @@ class SourceFile:
             walk.check()
 
 
-def _read_bloom_sizes(head: bytes) -> tuple[int, int]:
+def _read_bloom_sizes(header_bytes: bytes) -> tuple[int, int]:
     """Return the number of bytes of the header and of the bits of a Bloom filter.
 
     The header (BloomFilterHeader) has the number of bits in field 1, numBytes.
     """
-    fields, size = thrift.read_structure(head)
+    fields, size = thrift.read_structure(header_bytes)
     kind, value = fields.get(1, (0, 0))
     if kind != thrift.I32:
         raise ValueError("a Bloom filter has no size")

@@ -118,6 +118,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
     """
     if encrypted:
         crypto, end = thrift.read_structure(data)
+        # Fields 1 and 2 of FileCryptoMetaData are the algorithm and the key metadata.
         fields: Mapping[int, tuple[int, object]] = {
             _ALGORITHM: crypto.get(1, (0, None)),
             _KEY_METADATA: crypto.get(2, (0, None)),
@@ -125,7 +126,11 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
     else:
         spans, end = _footer.spans(data, 0)
         encryption_fields = encode_fields(
-            {n: (kind, data[begin:stop]) for n, kind, begin, stop in spans if n in (_ALGORITHM, _KEY_METADATA)}
+            {
+                number: (kind, data[begin:stop])
+                for number, kind, begin, stop in spans
+                if number in (_ALGORITHM, _KEY_METADATA)
+            }
         )
         fields = thrift.read_structure(encryption_fields)[0]
     algorithm, file_aad, has_prefix = _read_algorithm(fields.get(_ALGORITHM, (0, None)), keys)
@@ -148,7 +153,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
             footer_cipher.compute_signature(plain_footer, remaining[:NONCE_BYTES]), remaining
         ):
             raise Undecryptable("the signature does not match the footer: the key is wrong, or the file was changed")
-    decoder = _Opening(keys, footer_cipher, file_aad, ctr_pages=algorithm == _GCM_CTR, signed=not encrypted)
+    decoder = _FooterDecoder(keys, footer_cipher, file_aad, ctr_pages=algorithm == _GCM_CTR, signed=not encrypted)
     plain_footer = decoder.strip_encryption(plain_footer)
     return OpenedFooter(
         plain_footer,
@@ -178,7 +183,7 @@ def _read_algorithm(value: tuple[int, object], keys: FileKeys) -> tuple[int, byt
     return number, prefix + unique, bool(prefix)
 
 
-class _Opening:
+class _FooterDecoder:
     """Decrypts the metadata of the column chunks of one footer."""
 
     def __init__(
@@ -203,12 +208,13 @@ class _Opening:
         if groups_offset is None:
             raise ValueError("the file has no row groups")
         groups = [
-            self._group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, groups_offset)[:-1])
+            self._decode_group(data, begin, ordinal)
+            for ordinal, begin in enumerate(_footer.items(data, groups_offset)[:-1])
         ]
         fields[_GROUPS] = LIST, encode_structures(groups)
         return encode_fields(fields)
 
-    def _group(self, data: bytes, offset: int, ordinal: int) -> bytes:
+    def _decode_group(self, data: bytes, offset: int, ordinal: int) -> bytes:
         spans, _ = _footer.spans(data, offset)
         fields: Raw = {number: (kind, data[begin:end]) for number, kind, begin, end in spans}
         begin = next((begin for number, kind, begin, _ in spans if number == COLUMNS and kind == LIST), None)
@@ -245,7 +251,9 @@ class _Opening:
         if module is not None:
             if module[0] != BINARY:
                 raise ValueError("the encrypted metadata of a column has an unexpected type")
-            encrypted_metadata = thrift.read_structure(encode_fields({1: (BINARY, module[1])}))[0][1][1]
+            # The bytes of a field are decoded as the only field of a structure.
+            structure, _ = thrift.read_structure(encode_fields({1: (BINARY, module[1])}))
+            _, encrypted_metadata = structure[1]
             metadata = cipher.create_chunk_cipher(group, column).decrypt(
                 Module.COLUMN_METADATA, memoryview(encrypted_metadata)
             )
@@ -254,28 +262,30 @@ class _Opening:
             raise ValueError("the metadata of an encrypted column is not encrypted")
         return encode_fields(fields), cipher
 
-    def _make_cipher(self, key_metadata: bytes) -> ModuleCipher:
-        cipher = self._ciphers.get(key_metadata)
+    def _make_cipher(self, crypto_metadata: bytes) -> ModuleCipher:
+        cipher = self._ciphers.get(crypto_metadata)
         if cipher is not None:
             return cipher
-        union = thrift.read_structure(key_metadata)[0]
+        union = thrift.read_structure(crypto_metadata)[0]
         if len(union) != 1:
             raise ValueError("a column has several keys or none")
         number, (kind, value) = next(iter(union.items()))
         if number == _FOOTER_KEY:
             cipher = self._footer_cipher
         elif number == _COLUMN_KEY and kind == STRUCT:
-            kind, names = value.get(1, (0, None))
-            if kind != LIST or names[0] != BINARY:
+            # Fields 1 and 2 of EncryptionWithColumnKey are the path, as a pair (type of the elements, elements), and
+            # the key metadata.
+            kind, path_list = value.get(1, (0, None))
+            if kind != LIST or path_list[0] != BINARY:
                 raise ValueError("the key of a column has no path")
-            path = b".".join(names[1]).decode(errors="replace")
+            path = b".".join(path_list[1]).decode(errors="replace")
             content = value.get(2, (BINARY, None))[1]
             metadata = bytes(content) if isinstance(content, bytes) else b""
             self.keys[path] = metadata
             cipher = ModuleCipher(self._keys.find_key(metadata, path), self._file_aad, ctr_pages=self._ctr_pages)
         else:
             raise ValueError(f"the key of a column has the unknown kind {number}")
-        self._ciphers[key_metadata] = cipher
+        self._ciphers[crypto_metadata] = cipher
         return cipher
 
 

@@ -97,11 +97,11 @@ def unwrap_file_key(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
     if not material.double_wrapping:
         key = wrapper.unwrap(material.wrapped_key, material.master_key_id)
     else:
-        outer = wrapper.unwrap(material.wrapped_key_encryption_key or "", material.master_key_id)
+        key_encryption_key = wrapper.unwrap(material.wrapped_key_encryption_key or "", material.master_key_id)
         try:
             wrapped_key = base64.b64decode(material.wrapped_key, validate=True)
             aad = base64.b64decode(material.key_encryption_key_id or "", validate=True)
-            key = AESGCM(outer).decrypt(wrapped_key[:NONCE_BYTES], wrapped_key[NONCE_BYTES:], aad)
+            key = AESGCM(key_encryption_key).decrypt(wrapped_key[:NONCE_BYTES], wrapped_key[NONCE_BYTES:], aad)
         except (InvalidTag, ValueError, binascii.Error):
             raise KeyUnavailable("the key was not wrapped by its key encryption key") from None
     if len(key) not in KEY_BYTES:
@@ -120,12 +120,15 @@ def wrap_file_key(key: bytes, reference: KeyReference, wrapper: KeyWrapper, *, f
     """
     kek_id = wrapped_kek = None
     if reference.double_wrapping:
-        outer, name = os.urandom(_KEY_ENCRYPTION_KEY_BYTES), os.urandom(_KEY_ENCRYPTION_KEY_BYTES)
+        key_encryption_key, kek_id_bytes = os.urandom(_KEY_ENCRYPTION_KEY_BYTES), os.urandom(_KEY_ENCRYPTION_KEY_BYTES)
         nonce = os.urandom(NONCE_BYTES)
-        text = base64.b64encode(nonce + AESGCM(outer).encrypt(nonce, key, name)).decode()
-        kek_id, wrapped_kek = base64.b64encode(name).decode(), wrapper.wrap(outer, reference.master)
+        wrapped_text = base64.b64encode(nonce + AESGCM(key_encryption_key).encrypt(nonce, key, kek_id_bytes)).decode()
+        kek_id, wrapped_kek = (
+            base64.b64encode(kek_id_bytes).decode(),
+            wrapper.wrap(key_encryption_key, reference.master),
+        )
     else:
-        text = wrapper.wrap(key, reference.master)
+        wrapped_text = wrapper.wrap(key, reference.master)
     return msgspec.json.encode(
         KeyMaterial(
             _TYPE,
@@ -134,7 +137,7 @@ def wrap_file_key(key: bytes, reference: KeyReference, wrapper: KeyWrapper, *, f
             reference.instance_id if footer else None,
             reference.instance_url if footer else None,
             reference.master,
-            text,
+            wrapped_text,
             reference.double_wrapping,
             kek_id,
             wrapped_kek,

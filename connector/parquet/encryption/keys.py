@@ -86,7 +86,7 @@ def find_scheme(source_footer: OpenedFooter, paths: Sequence[str], columns: Sequ
     }
     missing_leaf = Protection.FOOTER_KEY if len(sizes) == len(paths) else Protection.PLAIN
 
-    def protection(column: int) -> KeyReference | Protection:
+    def choose_protection(column: int) -> KeyReference | Protection:
         if column < 0:
             return missing_leaf
         if column not in sizes:
@@ -100,7 +100,7 @@ def find_scheme(source_footer: OpenedFooter, paths: Sequence[str], columns: Sequ
         key_bytes=source_footer.footer_key_bytes
     )
     return EncryptionScheme(
-        footer, tuple(protection(column) for column in columns), source_footer.is_signed, source_footer.ctr_pages
+        footer, tuple(choose_protection(column) for column in columns), source_footer.is_signed, source_footer.ctr_pages
     )
 
 
@@ -249,7 +249,10 @@ def read_environment_keys(environment: Mapping[str, str] | None = None) -> Parqu
         InvalidRequest: The key file or the key service is invalid. The message does not quote the key file.
     """
     configuration = _read_environment(os.environ if environment is None else environment)
-    return None if configuration is None else ParquetKeys(configuration[0], configuration[1].replaced)
+    if configuration is None:
+        return None
+    kms, file = configuration
+    return ParquetKeys(kms, file.replaced)
 
 
 def read_table_keys(table: Name, environment: Mapping[str, str] | None = None) -> ParquetKeys | None:

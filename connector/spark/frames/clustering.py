@@ -64,6 +64,7 @@ from seamark.formats.protocol.wire import INDEX_FILES_MAX
 from seamark.formats.services.curves import to_sortable_keys
 
 SAMPLE_ROWS, SAMPLE_ROWS_PER_FILE, SAMPLE_ROWS_MAX = 100_000, 100, 1_000_000
+"""The minimum number of rows in the sample, the number for each new file, and the maximum number."""
 TASK_ROWS = 1_000_000
 """The approximate number of rows that a task sorts and writes."""
 _READ_BYTES_PER_TASK = 128 << 20
@@ -125,8 +126,8 @@ def cluster(
         return WriteReport(0, 0, 0, 0, (), None)
     task_frame = _make_task_frame(spark, tasks)
     size_bytes = sum(task.size_bytes for task in tasks)
-    count = files or _count_files(target, size_bytes, target_file_bytes)
-    rows, sample = _take_sample(task_frame, read_plan, target, attributes, count, tasks)
+    file_count = files or _count_files(target, size_bytes, target_file_bytes)
+    rows, sample = _take_sample(task_frame, read_plan, target, attributes, file_count, tasks)
     target = replace(target, properties=derive_layer_properties(target.properties, sample, attributes.columns))
     suffix = ClusteringLayout(tuple(by), curve).make_suffix(generate_layer_name())
     work = ClusterTask.from_plan(
@@ -135,7 +136,7 @@ def cluster(
         read_plan,
         target,
         rows,
-        count,
+        file_count,
         _count_cores(spark),
         suffix,
     )
@@ -187,7 +188,7 @@ def _make_task_frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFram
     return spark.createDataFrame(spark.sparkContext.parallelize(pickled_rows, parts), _TASK_SCHEMA)
 
 
-def _read(read_plan: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read_rows(read_plan: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the pickled scan tasks in the batches."""
     for batch in batches:
         yield from TaskReader(read_plan, storage, threads=False).read_all(_decode_tasks(batch))
@@ -239,18 +240,20 @@ def _sample_rows(
     always returns the rows of a task in the same order.
     """
     batch_list = list(batches)
-    draw = np.random.default_rng(
+    generator = np.random.default_rng(
         zlib.crc32(b"".join(pickled_tasks.as_py() for batch in batch_list for pickled_tasks in batch.column(0)))
     )
     tasks = [task for batch in batch_list for task in _decode_tasks(batch)]
     reader = TaskReader(read_plan, storage, threads=False)
-    rows, sample_batches = {False: 0, True: 0}, []
-    for has_deletes in rows:
+    rows_by_deletes, sample_batches = {False: 0, True: 0}, []
+    for has_deletes in rows_by_deletes:
         for batch in reader.read_all([task for task in tasks if bool(task.deletes) == has_deletes]):
-            rows[has_deletes] += batch.num_rows
-            sample_batches.append(batch.filter(pa.array(draw.random(batch.num_rows) < fraction)))
+            rows_by_deletes[has_deletes] += batch.num_rows
+            sample_batches.append(batch.filter(pa.array(generator.random(batch.num_rows) < fraction)))
     sink = pa.BufferOutputStream()
-    schema = read_plan.arrow.with_metadata({"rows": str(sum(rows.values())), "undeleted-rows": str(rows[False])})
+    schema = read_plan.arrow.with_metadata(
+        {"rows": str(sum(rows_by_deletes.values())), "undeleted-rows": str(rows_by_deletes[False])}
+    )
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(
             pa.Table.from_batches(sample_batches, read_plan.arrow).replace_schema_metadata(schema.metadata)
@@ -299,10 +302,10 @@ class ClusterTask:
         if not self.target.spec.fields or not rows.num_rows:
             return keys
         batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
-        places = np.concatenate(
+        partition_numbers = np.concatenate(
             [batch.column(batch.num_columns - 1).to_numpy() for batch in add_partition_number(self.target, batches)]
         )
-        return np.concatenate([places.astype(">u4").view(np.uint8).reshape(-1, 4), keys], axis=1)
+        return np.concatenate([partition_numbers.astype(">u4").view(np.uint8).reshape(-1, 4), keys], axis=1)
 
 
 def _write_clustered(task_frame: DataFrame, work: ClusterTask) -> WrittenFiles:
@@ -332,13 +335,13 @@ def _list_spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
 def _add_keys(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the files with two further columns: the key and the number of the task that writes the row."""
     read_plan = work.read_plan
-    converts = {field.name: find_spark_conversion(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
-    for batch in _read(read_plan, work.target.storage, batches):
+    conversions = {field.name: find_spark_conversion(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
+    for batch in _read_rows(read_plan, work.target.storage, batches):
         keys = work.compute_keys(batch)
         binary = pa.Array.from_buffers(pa.binary(keys.shape[1]), len(keys), [None, pa.py_buffer(keys.tobytes())])
         tasks = np.searchsorted(work.bounds, to_sortable_keys(keys), "right").astype(np.int32)
         columns = [
-            column if (convert := converts[name]) is None else convert(column)
+            column if (convert := conversions[name]) is None else convert(column)
             for name, column in zip(read_plan.names, batch.columns, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(

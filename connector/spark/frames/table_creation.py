@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 
-_PLAIN: dict[type[spark.DataType], str] = {
+_ICEBERG_TYPES: dict[type[spark.DataType], str] = {
     spark.BooleanType: "boolean",
     spark.ByteType: "int",
     spark.ShortType: "int",
@@ -72,7 +72,7 @@ def convert_to_iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
                 "value-required": not kind.valueContainsNull,
                 "value": convert_to_iceberg_type(kind.valueType, ids),
             }
-    name = _PLAIN.get(type(kind))
+    name = _ICEBERG_TYPES.get(type(kind))
     if name is None:
         raise Unwritable(f"Iceberg has no type for values of Spark's type {kind.simpleString()}; cast the column")
     return name
@@ -121,8 +121,8 @@ def _parse_partition_field(text: str, ids: Mapping[str, int], number: int) -> di
         raise Unwritable(
             f"{text!r} is not a partition field; write a column or a transform, for example bucket(16, id) or days(ts)"
         )
-    function, width_before, inner, width_after, alone = match.groups()
-    column, width = (inner or alone).strip("`"), width_before or width_after
+    function, width_before, inner, width_after, column_alone = match.groups()
+    column, width = (inner or column_alone).strip("`"), width_before or width_after
     if column not in ids:
         raise Unwritable(f"the rows have no column {column} to partition by; they have {', '.join(ids)[:500]}")
     transform = "identity" if function is None else _TRANSFORMS.get(function.lower())
@@ -183,7 +183,7 @@ def _find_wider_type(stored_type: str, new: Any) -> str | None:
 def _commit_schema(
     client: SeamarkClient, table: Name, metadata: TableMetadata, schema: Mapping[str, Any], last_id: int
 ) -> None:
-    number = max(each.id for each in metadata.schemas) + 1
+    number = max(old_schema.id for old_schema in metadata.schemas) + 1
     requirements: list[dict[str, Any]] = [
         {"type": "assert-table-uuid", "uuid": metadata.table_uuid},
         {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},

@@ -102,10 +102,11 @@ TASK_ROWS_MIN = 20_000
 _SMALL_BYTES = 64 << 20
 """The maximum size of a DataFrame, by Spark's estimate, for which the driver tries to collect the rows."""
 _LIMIT_MAX = 2**31 - 2
+"""The maximum number of collected rows. A limit of one more row still fits Spark's int."""
 _SCOPES_MAX = 200
 """The maximum number of tasks for which a commit has a separate read scope for each task."""
-_PLACE = "_seamark_task"
-_PLACE_FIELD = spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
+_TASK_COLUMN = "_seamark_task"
+_TASK_FIELD = spark_types.StructField(_TASK_COLUMN, spark_types.IntegerType(), False)
 
 Ints = npt.NDArray[np.int32]
 T = TypeVar("T")
@@ -154,8 +155,8 @@ class UpsertRequest:
             dict.fromkeys(named_columns if self.deletes or self.columns is not None else [*row_columns, *named_columns])
         )
         for name in needed_columns:
-            if (times := row_columns.count(name)) != 1:
-                columns_found = "no column" if not times else f"{times} columns"
+            if (occurrences := row_columns.count(name)) != 1:
+                columns_found = "no column" if not occurrences else f"{occurrences} columns"
                 raise Unwritable(f"the rows have {columns_found} {name}; they have {', '.join(row_columns)[:500]}")
         return needed_columns
 
@@ -184,8 +185,8 @@ def commit_change(
     check_supports_deletes(source_table.metadata)
     request = replace(request, keys=tuple(choose_key_names(source_table.schema, request.keys, df.columns)))
     needed_columns = request.choose_columns(df.columns)
-    nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed_columns], needed_columns)
-    find_latest_rows([nothing], source_table.schema, request.resolved_keys, request.precombine, request.columns)
+    empty_batch = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed_columns], needed_columns)
+    find_latest_rows([empty_batch], source_table.schema, request.resolved_keys, request.precombine, request.columns)
     if request.strategy == EQUALITY:
         check_table(
             source_table,
@@ -199,9 +200,9 @@ def commit_change(
         with _persist(selected_frame) as persisted_frame:
             count = persisted_frame.count()
             if count > driver_rows or _would_copy_much(source_table, request, count):
-                reads = request.read_snapshot_id is not UNSET
+                needs_history = request.read_snapshot_id is not UNSET
                 prepare_change = partial(_prepare, client, persisted_frame, count, request)
-                return commit_row_change(client, table, prepare_change, history=reads, **commit_options)
+                return commit_row_change(client, table, prepare_change, history=needs_history, **commit_options)
             rows = persisted_frame.toArrow()
     change_options = {
         "mode": request.row_mode,
@@ -304,15 +305,15 @@ class RowDistribution:
         Buckets are used only if their column is the whole key, because nearly all rows may have the same value in a
         part of the key.
         """
-        by_rows = -(-rows // TASK_ROWS)
+        tasks_for_rows = -(-rows // TASK_ROWS)
         specs = [source_table.metadata.default_spec, *source_table.metadata.partition_specs]
         widths = [find_bucket_width(spec, fields[0]) for spec in specs] if len(fields) == 1 else []
         if width := next(filter(None, widths), 0):
-            buckets = min(width, max(cores, by_rows))
-            return RowDistribution(tuple(fields), buckets, -(-by_rows // buckets), width)
+            buckets = min(width, max(cores, tasks_for_rows))
+            return RowDistribution(tuple(fields), buckets, -(-tasks_for_rows // buckets), width)
         if strategy == EQUALITY or (strategy != SCAN and find_record_index(source_table.metadata, fields) is not None):
-            return RowDistribution(tuple(fields), 1, max(by_rows, min(cores, -(-rows // TASK_ROWS_MIN))))
-        return RowDistribution(tuple(fields), 1, by_rows)
+            return RowDistribution(tuple(fields), 1, max(tasks_for_rows, min(cores, -(-rows // TASK_ROWS_MIN))))
+        return RowDistribution(tuple(fields), 1, tasks_for_rows)
 
     @property
     def tasks(self) -> int:
@@ -346,8 +347,8 @@ class RowDistribution:
             return False
         width = find_bucket_width(spec, self.fields[0])
         # If `buckets` divides `width`, the task of a key is its hash modulo `buckets`, so only `buckets` matters.
-        counts = self.buckets if self.width % self.buckets == 0 else self.width
-        return width > 0 and width % counts == 0
+        relevant_buckets = self.buckets if self.width % self.buckets == 0 else self.width
+        return width > 0 and width % relevant_buckets == 0
 
 
 def find_bucket_width(spec: PartitionSpec, field: Field) -> int:
@@ -374,17 +375,17 @@ class UpsertTask:
 
 def run_tasks(df: DataFrame, work: UpsertTask) -> DataFrame:
     """Return a frame that runs the tasks. Each task with rows returns its result as one row of bytes."""
-    schema = spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
+    schema = spark_types.StructType([*df.schema.fields, _TASK_FIELD])
     frame_with_tasks = df.mapInArrow(partial(_add_task_numbers, work.distribution), schema)
-    exchanged_frame = frame_with_tasks.repartitionById(work.distribution.tasks, _PLACE)
+    exchanged_frame = frame_with_tasks.repartitionById(work.distribution.tasks, _TASK_COLUMN)
     return exchanged_frame.mapInArrow(partial(change_task, work), RESULT)
 
 
 def _add_task_numbers(distribution: RowDistribution, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         table = pa.Table.from_batches([batch])
-        places = distribution.assign_tasks([read_column(table, field) for field in distribution.fields])
-        yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
+        task_numbers = distribution.assign_tasks([read_column(table, field) for field in distribution.fields])
+        yield batch.append_column(pa.field(_TASK_COLUMN, pa.int32(), False), pa.array(task_numbers))
 
 
 # Tasks and their results
@@ -420,7 +421,7 @@ def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator
 
     If the task fails, it deletes the files that it has written.
     """
-    row_batches = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
+    row_batches = [batch.drop_columns([_TASK_COLUMN]) for batch in batches if batch.num_rows]
     if not row_batches:
         return
     request = work.request
@@ -446,26 +447,28 @@ def _change_located_rows(work: UpsertTask, batch: KeyedBatch) -> _Result:
         # The driver raises this error. Spark's error would contain it only as text.
         return _Result(changed=conflict.message)
     if request.deletes:
-        matches = compute_delete(work.client, source_table, batch, request.strategy)
+        difference = compute_delete(work.client, source_table, batch, request.strategy)
     else:
-        matches = compute_upsert(work.client, source_table, batch, request.strategy, work.mode)
+        difference = compute_upsert(work.client, source_table, batch, request.strategy, work.mode)
     own_files: list[MatchedRows] = []
-    shared_files = list(matches.located.files)
+    shared_files = list(difference.located.files)
     if work.mode == COPY_ON_WRITE:
         specs = {partition_spec.spec_id: partition_spec for partition_spec in source_table.metadata.partition_specs}
         ownership = [work.distribution.owns(specs.get(file.task.spec_id)) for file in shared_files]
         own_files = [file for file, is_owned in zip(shared_files, ownership, strict=True) if is_owned]
         shared_files = [file for file, is_owned in zip(shared_files, ownership, strict=True) if not is_owned]
-    report, scope = matches.report, read_scope(batch.keys, source_table, work.distribution.tasks)
+    report, scope = difference.report, read_scope(batch.keys, source_table, work.distribution.tasks)
     scope_json, rows = encode_expression(scope), [PackedRows.pack(file) for file in shared_files]
     written_files = (
-        rewrite_files(source_table, target, own_files, matches.iter_rows()) if own_files else matches.write(target)
+        rewrite_files(source_table, target, own_files, difference.iter_rows())
+        if own_files
+        else difference.write(target)
     )
     return _Result(
         written_files,
         removed=[file.task.path for file in own_files],
         to_delete=rows,
-        read=sorted(matches.located.read | {file.task.path for file in own_files if not file.is_whole}),
+        read=sorted(difference.located.read | {file.task.path for file in own_files if not file.is_whole}),
         scope=scope_json,
         counts=(report.inserted, report.updated, report.deleted, report.stale),
     )
@@ -491,8 +494,8 @@ def _prepare(
     results = [convert_msgpack(packed_result, _Result) for packed_result in collect_results(run_tasks(df, work))]
     data = WrittenFiles.join(result.written for result in results)
     if request.strategy == EQUALITY:
-        blind = WrittenDeletes.join(result.equality_deletes for result in results)
-        return RowChange(None, Report(), data, blind)
+        equality_deletes = WrittenDeletes.join(result.equality_deletes for result in results)
+        return RowChange(None, Report(), data, equality_deletes)
     with discard_on_error([data], target.storage):
         if changed_rows := next((result.changed for result in results if result.changed), None):
             raise make_rows_changed_error(changed_rows)
@@ -502,7 +505,7 @@ def _prepare(
         partial_files = [file for file in files if not file.is_whole] if copies else []
         read_paths = {path for result in results for path in result.read} | {file.task.path for file in partial_files}
         inserted_rows, updated_rows, deleted_rows, stale_rows = (
-            sum(each) for each in zip(*(result.counts for result in results), strict=True)
+            sum(task_counts) for task_counts in zip(*(result.counts for result in results), strict=True)
         )
         report = Report(
             inserted=inserted_rows,
@@ -511,13 +514,17 @@ def _prepare(
             stale=stale_rows,
             files_read=len(read_paths),
         )
-        several = len(results) <= _SCOPES_MAX
-        scope = join_by_or(*(bind_filter(result.scope, source_table) for result in results)) if several else TRUE
+        has_separate_scopes = len(results) <= _SCOPES_MAX
+        scope = (
+            join_by_or(*(bind_filter(result.scope, source_table) for result in results))
+            if has_separate_scopes
+            else TRUE
+        )
         # The last steps of this block write files that are not deleted after an error. Steps that can fail for other
         # reasons must precede them.
-        work_on_files = FileChanges(df.sparkSession, source_table, target)
-        deletes = work_on_files.mark_deleted(files) if files and not copies else WrittenDeletes()
-        copied_files = work_on_files.copy_by_tasks(partial_files) if partial_files else WrittenFiles()
+        file_changes = FileChanges(df.sparkSession, source_table, target)
+        deletes = file_changes.mark_deleted(files) if files and not copies else WrittenDeletes()
+        copied_files = file_changes.copy_by_tasks(partial_files) if partial_files else WrittenFiles()
     written_files = WrittenFiles.join((data, copied_files))
     return RowChange(scope, report, written_files, deletes, tuple({"file-path": path} for path in removed_paths))
 

@@ -58,8 +58,8 @@ from seamark.formats.runtime.decoding import convert_json
 
 DISTRIBUTION = "write.distribution-mode"
 NONE, HASH, RANGE = "none", "hash", "range"
-_PLACE = "_seamark_partition"
-_PLACE_FIELD = spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
+_PARTITION_COLUMN = "_seamark_partition"
+_PARTITION_FIELD = spark_types.StructField(_PARTITION_COLUMN, spark_types.IntegerType(), False)
 UPSERT, DELETE = "upsert", "delete"
 _KEYED_PARAMETERS = ("keys", "row_mode", "strategy", "read_snapshot_id", "attempts", "driver_rows")
 _PARAMETERS_BY_MODE: Mapping[str, tuple[str, ...]] = {
@@ -248,14 +248,17 @@ def _change_by_key(
 
 def write_parts(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> list[WrittenFiles]:
     """Write a DataFrame's rows to files in tasks, without a commit. Return the files of each task."""
-    spread = distribute(df, target, distribution)
-    results = collect_results(spread.mapInArrow(partial(write_task, target), RESULT))
+    distributed_frame = distribute(df, target, distribution)
+    results = collect_results(distributed_frame.mapInArrow(partial(write_task, target), RESULT))
     return [decode_files(result) for result in results]
 
 
 def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the rows of one task to files, and yield the list of files."""
-    rows = (batch.drop_columns([_PLACE]) if _PLACE in batch.schema.names else batch for batch in batches)
+    rows = (
+        batch.drop_columns([_PARTITION_COLUMN]) if _PARTITION_COLUMN in batch.schema.names else batch
+        for batch in batches
+    )
     written_files = write_batches(target, rows)
     if written_files.files:
         yield encode_result(encode_files(written_files))
@@ -285,34 +288,34 @@ def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = No
         raise ValueError(f"{DISTRIBUTION} is {mode!r}; it must be {NONE}, {HASH} or {RANGE}")
     if mode == NONE:
         return df
-    sorted_by = _sort_columns(target) if mode == RANGE else []
+    sorted_by = _list_sort_columns(target) if mode == RANGE else []
     if not target.spec.fields:
         return df.repartitionByRange(*sorted_by) if sorted_by else df
-    frame_with_places = df.mapInArrow(
-        partial(add_partition_number, target), spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
+    numbered_frame = df.mapInArrow(
+        partial(add_partition_number, target), spark_types.StructType([*df.schema.fields, _PARTITION_FIELD])
     )
     # With a sort order, rows are distributed by ranges of the partition and the sort columns, so several tasks may
     # write the same partition.
     return (
-        frame_with_places.repartitionByRange(sf.col(_PLACE), *sorted_by)
+        numbered_frame.repartitionByRange(sf.col(_PARTITION_COLUMN), *sorted_by)
         if sorted_by
-        else frame_with_places.repartition(_PLACE)
+        else numbered_frame.repartition(_PARTITION_COLUMN)
     )
 
 
 def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Add a column with a hash of the partition to the rows, so all rows of a partition have the same number."""
     for batch in batches:
-        places = np.zeros(batch.num_rows, dtype=np.int32)
+        partition_numbers = np.zeros(batch.num_rows, dtype=np.int32)
         if batch.num_rows:
             for partition, rows in target.partitioner.split(conform(batch, target.schema, target.arrow)):
-                # Unlike Python's `hash` of strings, this hash is equal in every process.
+                # Unlike Python's `hash` of strings, this hash is equal in every process. It must fit an int32.
                 number = zlib.crc32(repr(partition).encode()) & 0x7FFFFFFF
-                places[slice(None) if rows is None else rows] = number
-        yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
+                partition_numbers[slice(None) if rows is None else rows] = number
+        yield batch.append_column(pa.field(_PARTITION_COLUMN, pa.int32(), False), pa.array(partition_numbers))
 
 
-def _sort_columns(target: WriteTarget) -> list[Column]:
+def _list_sort_columns(target: WriteTarget) -> list[Column]:
     """Return the table's sort order for Spark, up to the first transform.
 
     When a file is written, its rows are sorted by the full order.
@@ -328,13 +331,13 @@ def _sort_columns(target: WriteTarget) -> list[Column]:
 
 def _quote_path(column: TableColumn, target: WriteTarget) -> str:
     """Return the column's path for Spark. Each name is quoted, because it may contain a dot."""
-    names, column_path_end = [], column
+    names, current_column = [], column
     while True:
-        parent = None if column_path_end.parent is None else target.schema.column(column_path_end.parent)
-        names.append(column_path_end.name if parent is None else column_path_end.name.removeprefix(f"{parent.name}."))
+        parent = None if current_column.parent is None else target.schema.column(current_column.parent)
+        names.append(current_column.name if parent is None else current_column.name.removeprefix(f"{parent.name}."))
         if parent is None:
             return ".".join(map(backquote, reversed(names)))
-        column_path_end = parent
+        current_column = parent
 
 
 def _choose_order(direction: str, null_order: str) -> Callable[[Column], Column]:

@@ -50,6 +50,7 @@ _UNARY = frozenset(
 """Kinds of nodes with a single child. Calling `child()` on them saves two calls to the JVM."""
 _FOLDING = f"{OPTIMIZER}ConstantFolding"
 _ROUNDS_MAX = 3
+"""The maximum number of rounds in which the rules are applied. A round that changes nothing is the last."""
 _RULES_OF_EACH_ROUND = (
     f"{OPTIMIZER}BooleanSimplification",
     f"{OPTIMIZER}SimplifyCasts",
@@ -167,11 +168,11 @@ class Catalyst:
 
     def list_operands(self, expression: Node, kind: str) -> list[Node]:
         """Return the operands of nested ANDs or ORs, from left to right."""
-        operands, left = [], [expression]
-        while left:
-            node = left.pop()
+        operands, pending = [], [expression]
+        while pending:
+            node = pending.pop()
             if self.find_kind(node) == kind:
-                left += [node.right(), node.left()]
+                pending += [node.right(), node.left()]
             else:
                 operands.append(node)
         return operands

@@ -41,7 +41,7 @@ from seamark.connector.plans.conditions import (
 from seamark.connector.plans.literals import LOCAL, ZONED, Literal
 from seamark.connector.plans.zones import is_utc
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.query.expressions import CURRENT, SparkExpressions, is_sure
+from seamark.connector.spark.query.expressions import CURRENT, SparkExpressions, can_list_uppercase_texts
 from seamark.connector.spark.scala import to_list
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
 from seamark.formats.iceberg.types.transforms import IDENTITY
@@ -175,18 +175,18 @@ class Conditions:
         conditions: list[Condition | None] = []
         for node in nodes:
             try:
-                conditions.append(_Reading(self._catalyst, columns).read(node, negated=False))
+                conditions.append(_SingleConditionReader(self._catalyst, columns).read(node, negated=False))
             except (_TooLarge, RecursionError):
                 continue
         try:
-            conditions += _Reading(self._catalyst, columns).read_months(nodes)
+            conditions += _SingleConditionReader(self._catalyst, columns).read_months(nodes)
         except (_TooLarge, RecursionError):
             pass
         return weaken(all_of(conditions), _keep_certain)
 
     def read_exact_comparison(self, node: Node, columns: Mapping[int, SparkColumn]) -> ColumnComparison | None:
         """Return a comparison of a column that is true for exactly the rows for which `node` is true."""
-        reader = _Reading(self._catalyst, columns)
+        reader = _SingleConditionReader(self._catalyst, columns)
         try:
             return reader.read_exact_comparison(node)
         except (_TooLarge, RecursionError):
@@ -197,22 +197,22 @@ class _TooLarge(Exception):
     """Raised if a condition has more than `CONDITION_PARTS_MAX` parts."""
 
 
-class _Reading:
+class _SingleConditionReader:
     """The state of reading one condition: the columns, and the number of parts that may still be read."""
 
     def __init__(self, catalyst: Catalyst, columns: Mapping[int, SparkColumn]) -> None:
         self._catalyst = catalyst
         self._columns = columns
-        self._left = CONDITION_PARTS_MAX
+        self._parts_left = CONDITION_PARTS_MAX
 
-    def _count(self, parts: int) -> None:
-        self._left -= parts
-        if self._left < 0:
+    def _count_parts(self, parts: int) -> None:
+        self._parts_left -= parts
+        if self._parts_left < 0:
             raise _TooLarge
 
     def read(self, node: Node, *, negated: bool) -> Condition | None:
         """Return a condition that is true for each row for which `node` is true or, with `negated`, false."""
-        self._count(1)
+        self._count_parts(1)
         kind = self._catalyst.find_kind(node)
         if kind == "Not":
             return self.read(node.child(), negated=not negated)
@@ -256,13 +256,13 @@ class _Reading:
                 for nodes in kinds.values()
                 for node in nodes
             ]
-            yield self._read(exp.and_(*conditions))
+            yield self._read_tree(exp.and_(*conditions))
 
     def _read_by_rules(self, node: Node, *, negated: bool) -> Condition | None:
         """Read a condition on functions of columns with the rules that all engines share."""
         expressions = SparkExpressions(self._catalyst, self)
         tree = expressions.write_condition(node)
-        condition = self._read(exp.Not(this=exp.Paren(this=tree)) if negated else tree)
+        condition = self._read_tree(exp.Not(this=exp.Paren(this=tree)) if negated else tree)
         if condition is None or not expressions.shifted_columns:
             return condition
         # If days are added to a date far outside these years, the result may wrap around and meet the condition.
@@ -271,27 +271,27 @@ class _Reading:
         out_of_range = [ColumnComparison((0, name), op, (day,)) for op, day in bounds for name in names]
         return any_of([condition, *out_of_range])
 
-    def _read(self, tree: exp.Expr) -> Condition | None:
+    def _read_tree(self, tree: exp.Expr) -> Condition | None:
         kinds = self._kinds
 
-        def kind(reference: ColumnReference) -> str | None:
+        def find_kind(reference: ColumnReference) -> str | None:
             return _find_rule_kind(kinds[reference[1]])
 
         rules = _RULES
         if tree.find(*CURRENT) is not None:
             rules = ConditionReader(casts_decimal=False, today=datetime.now(UTC).date())
         condition = weaken(
-            rules.read(tree, lambda column: (0, column.name), kind), lambda atom: _convert_literals(atom, kinds)
+            rules.read(tree, lambda column: (0, column.name), find_kind), lambda atom: _convert_literals(atom, kinds)
         )
-        return condition if is_sure(tree) else keep_functions(condition)
+        return condition if can_list_uppercase_texts(tree) else keep_functions(condition)
 
     @cached_property
     def _kinds(self) -> dict[str, str]:
         """The types of columns and fields, by name."""
-        kinds_by_name, left = {}, list(self._columns.values())
-        while left:
-            column = left.pop()
-            left += column.fields
+        kinds_by_name, pending_columns = {}, list(self._columns.values())
+        while pending_columns:
+            column = pending_columns.pop()
+            pending_columns += column.fields
             kinds_by_name[column.name] = column.kind
         return kinds_by_name
 
@@ -319,7 +319,7 @@ class _Reading:
         return None if term is None or literal is None else term.compare(op, literal)
 
     def _read_in(self, term: _Term | None, values: list[Node]) -> ColumnComparison | None:
-        self._count(len(values))
+        self._count_parts(len(values))
         if term is None:
             return None
         literals = [self._read_literal(value, term.kind) for value in values]
@@ -389,7 +389,7 @@ class _Reading:
     # The methods of `expressions.Leaves`
 
     def find_column_name(self, node: Node) -> str | None:
-        self._count(1)
+        self._count_parts(1)
         column = self._find_column(node)
         return column.name if column is not None and _find_rule_kind(column.kind) is not None else None
 
@@ -408,7 +408,7 @@ class _Reading:
                 kinds = [kind.elementType()] * value.numElements()
             case _:
                 return None
-        self._count(len(kinds))
+        self._count_parts(len(kinds))
         return [self._read_element(value, number, element_kind) for number, element_kind in enumerate(kinds)]
 
     def _read_element(self, row: Any, number: int, kind: Node) -> Literal | None:
@@ -478,9 +478,9 @@ def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
         return atom
     moments = [moment for moment in literal_moments if moment is not None]
     if kind != "date":
-        return replace(atom, literals=tuple(_make_time_literal(each, kind) for each in moments))
-    days = tuple(Literal("date", each.date().isoformat(), LOCAL) for each in moments)
-    if all(each.time() == time() for each in moments):
+        return replace(atom, literals=tuple(_make_time_literal(moment, kind) for moment in moments))
+    days = tuple(Literal("date", moment.date().isoformat(), LOCAL) for moment in moments)
+    if all(moment.time() == time() for moment in moments):
         return replace(atom, literals=days)
     if atom.op not in _ON_OTHER_DAYS or atom.negated:
         return None

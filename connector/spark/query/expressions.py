@@ -6,8 +6,8 @@ expression for each row for which Spark does not fail. Any other expression is h
 
 These differences of Spark are handled here:
 - Without ANSI mode, integers wrap around. Days that are added to dates always wrap around. Therefore arithmetic is
-  written only if an overflow is an error or null. `moved` collects the date columns to which days were added. These
-  columns need a further condition for values far outside the usual years.
+  written only if an overflow is an error or null. `shifted_columns` has the date columns to which days were added.
+  These columns need a further condition for values far outside the usual years.
 - Functions of instants depend on the session's zone. They are written only if the zone is UTC. Instants are then
   written as times without a zone.
 - `upper` may convert one character to two letters.
@@ -192,7 +192,7 @@ class SparkExpressions:
                 values = [self._leaves.read_constant(value) for value in to_list(row.valExprs())]
             if values is None or any(value is None or value.kind == "null" for value in values):
                 return hide()
-            tuples.append(exp.Tuple(expressions=[build_expression(each) for each in values if each is not None]))
+            tuples.append(exp.Tuple(expressions=[build_expression(value) for value in values if value is not None]))
         if not tuples or any(type(column) is not exp.Column for column in columns):
             return hide()
         return exp.In(this=exp.Tuple(expressions=columns), expressions=tuples)
@@ -272,7 +272,7 @@ class SparkExpressions:
         if unit is None or unit.kind != "text":
             return None
         name = unit.value.lower()
-        name = _TRUNCATION_UNITS.get(name) or name.upper() if name in _TRUNCATION_UNITS else ""
+        name = (_TRUNCATION_UNITS[name] or name.upper()) if name in _TRUNCATION_UNITS else ""
         if not name or (kind == "TruncDate" and name not in _DATE_UNITS):
             return None
         current = self.write_value(node.date() if kind == "TruncDate" else node.timestamp())
@@ -377,7 +377,7 @@ def is_current(tree: exp.Expr | None) -> bool:
     return isinstance(tree, CURRENT)
 
 
-def is_sure(tree: exp.Expr) -> bool:
+def can_list_uppercase_texts(tree: exp.Expr) -> bool:
     """Return whether the analysis can list all texts that `upper` converts to the texts in the tree."""
     if tree.find(exp.Upper) is None:
         return True

@@ -33,9 +33,9 @@ _QUERY = frozenset(
     | {"UnresolvedSubqueryColumnAliases", "UnresolvedTVFAliases", "UnresolvedTableValuedFunction", "UnresolvedWith"}
     | {"Window", "WithWindowDefinition"}
 )
-_QUERIES_OF = {"InsertIntoStatement": "query", "CreateTableAsSelect": "query", "MergeIntoTable": "sourceTable"}
+_QUERY_METHODS = {"InsertIntoStatement": "query", "CreateTableAsSelect": "query", "MergeIntoTable": "sourceTable"}
 """The method that returns the query of a statement, by the kind of the statement. The statement writes its rows."""
-_TARGETS_OF = {"InsertIntoStatement": "table", "CreateTableAsSelect": "name", "MergeIntoTable": "targetTable"}
+_TARGET_METHODS = {"InsertIntoStatement": "table", "CreateTableAsSelect": "name", "MergeIntoTable": "targetTable"}
 _ALIASES = ("SubqueryAlias", "UnresolvedSubqueryColumnAliases")
 _VERSION = re.compile(
     r"""\s+(?:FOR\s+)?(?:SYSTEM_)?VERSION\s+AS\s+OF\s+
@@ -45,7 +45,7 @@ _VERSION = re.compile(
 """Matches VERSION AS OF with a snapshot id, or with the name of a branch or tag that cannot be a number."""
 _ORIGIN = re.compile(r"Origin\([^,]*,[^,]*,Some\(([0-9]+)\),Some\(([0-9]+)\),")
 """Matches the text form of an Origin in Spark, and captures the positions of the first and the last character."""
-_PLAIN = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*", re.IGNORECASE | re.ASCII)
+_PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*", re.IGNORECASE | re.ASCII)
 _BLANKS_AND_COMMENTS = r"(?:\s|--[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*+"
 _NESTED_COMMENT = re.compile(r"/\*(?:[^*/]|\*(?!/)|/(?!\*))*+/\*")
 _COMMENT_AT_DOT = re.compile(r"\.\s*+(?:--|/\*)|/\s*+\.|(?<!\s)[^\S\n]*+\n\s*+\.")
@@ -55,7 +55,7 @@ A match begins only at the start of a run of blanks, which keeps the search fast
 """
 _HIDDEN_NAME = re.compile(rf"\bIDENTIFIER{_BLANKS_AND_COMMENTS}\(|\$\{{", re.IGNORECASE)
 """Matches a name that is the value of an expression, and a variable that Spark replaces in the text."""
-_STATEMENT = re.compile(r"\bTABLE\s+\Z", re.IGNORECASE)
+_TABLE_STATEMENT = re.compile(r"\bTABLE\s+\Z", re.IGNORECASE)
 """Matches `TABLE t`. Such a table cannot have an alias."""
 
 
@@ -80,13 +80,13 @@ class ReferencePosition(NamedTuple):
 
 def is_write(catalyst: Catalyst, statement: Node) -> bool:
     """Return whether the statement writes the rows of a query."""
-    return catalyst.find_kind(statement) in _QUERIES_OF
+    return catalyst.find_kind(statement) in _QUERY_METHODS
 
 
 def find_query(catalyst: Catalyst, statement: Node) -> Node:
     """Return the query of a parsed statement: the statement itself, or the query whose rows it writes."""
-    part = _QUERIES_OF.get(catalyst.find_kind(statement))
-    return statement if part is None else getattr(statement, part)()
+    method_name = _QUERY_METHODS.get(catalyst.find_kind(statement))
+    return statement if method_name is None else getattr(statement, method_name)()
 
 
 def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[ReferencePosition]:
@@ -160,7 +160,7 @@ def _has_qualified_column(text: str, references: Sequence[ReferencePosition]) ->
 
 def _find_target_name(catalyst: Catalyst, statement: Node) -> str | None:
     """Return the last level of the name of the table that the statement writes, or None."""
-    node = getattr(statement, _TARGETS_OF[catalyst.find_kind(statement)])()
+    node = getattr(statement, _TARGET_METHODS[catalyst.find_kind(statement)])()
     while catalyst.find_kind(node) in _ALIASES:
         node = node.child()
     match catalyst.find_kind(node):
@@ -192,7 +192,7 @@ def _read_reference(
         # The query of the name may consist of a table alone, even with a version: `WITH s AS (FROM t VERSION AS OF 1)`.
         return None
     start, end = int(origin[1]), int(origin[2]) + 1
-    if not _is_name(catalyst, text[start:end], names) or _STATEMENT.search(text, 0, start):
+    if not _is_name(catalyst, text[start:end], names) or _TABLE_STATEMENT.search(text, 0, start):
         return None
     clause_end, snapshot_id, ref, parent_kind = end, None, None, outer_kinds[0]
     if parent_kind == "RelationTimeTravel":
@@ -209,7 +209,7 @@ def _read_reference(
 
 
 def _is_name(catalyst: Catalyst, text: str, names: tuple[str, ...]) -> bool:
-    if _PLAIN.fullmatch(text):  # The text must be split as Spark's parser splits it.
+    if _PLAIN_NAME.fullmatch(text):  # The text must be split as Spark's parser splits it.
         return tuple(text.split(".")) == names
     try:
         return catalyst.parse_names(text) == names
@@ -218,17 +218,17 @@ def _is_name(catalyst: Catalyst, text: str, names: tuple[str, ...]) -> bool:
 
 
 def insert_markers(text: str, references: Sequence[ReferencePosition]) -> str:
-    new = []
+    replacements = []
     for number, reference in enumerate(references):
-        new.append(Replacement(reference.start, reference.start, "("))
-        new.append(
+        replacements.append(Replacement(reference.start, reference.start, "("))
+        replacements.append(
             Replacement(
                 reference.end_with_version,
                 reference.end_with_version,
                 f" AS {backquote(f'{_MARK}{number}')}){_write_alias_clause(reference)}",
             )
         )
-    return splice(text, new)
+    return splice(text, replacements)
 
 
 def parse_marker_number(alias: str) -> int | None:
@@ -238,12 +238,14 @@ def parse_marker_number(alias: str) -> int | None:
 
 def replace_names(text: str, names: Mapping[ReferencePosition, tuple[str, ...]]) -> str:
     """Return the text with new names for these references. Each new name includes its catalog."""
-    new = []
+    replacements = []
     for reference, name in names.items():
         # A plan table has only the snapshot that the reference names with VERSION AS OF.
-        new.append(Replacement(reference.start, reference.end_with_version, ".".join(map(backquote, name))))
-        new.append(Replacement(reference.end_with_version, reference.end_with_version, _write_alias_clause(reference)))
-    return splice(text, new)
+        replacements.append(Replacement(reference.start, reference.end_with_version, ".".join(map(backquote, name))))
+        replacements.append(
+            Replacement(reference.end_with_version, reference.end_with_version, _write_alias_clause(reference))
+        )
+    return splice(text, replacements)
 
 
 def _write_alias_clause(reference: ReferencePosition) -> str:

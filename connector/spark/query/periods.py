@@ -9,7 +9,7 @@ from seamark.connector.plans.zones import is_utc
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 
 _UNITS = {**dict.fromkeys(("month", "mon", "mm"), MONTH), **dict.fromkeys(("year", "yyyy", "yy"), YEAR)}
-_WHOLE = ("int", "bigint")
+_INTEGER_TYPES = ("int", "bigint")
 
 
 class TermPeriod(NamedTuple):
@@ -34,8 +34,8 @@ def find_period(catalyst: Catalyst, node: Node) -> TermPeriod | None:
         case "Year":
             inner = node.child()
             column = inner if catalyst.find_kind(inner) == "AttributeReference" else _find_day_source(catalyst, inner)
-            fits = column is not None and catalyst.read_type(column) in ("date", "timestamp", "timestamp_ntz")
-            return TermPeriod(column, YEAR, _WHOLE) if fits else None
+            is_time_column = column is not None and catalyst.read_type(column) in ("date", "timestamp", "timestamp_ntz")
+            return TermPeriod(column, YEAR, _INTEGER_TYPES) if is_time_column else None
         case "TruncDate":
             column, unit = node.date(), node.format()
             text = str(unit.value()).lower() if catalyst.find_kind(unit) == "Literal" else ""

@@ -204,13 +204,13 @@ class PlanReader:
         """
         self._has_subqueries = self._catalyst.has_subqueries(plan)
         try:
-            self._roots.append(self._read(plan).relation)
+            self._roots.append(self._read_rows(plan).relation)
             for relation in self._roots:
                 relation.push_down(None)
         except RecursionError:
             raise PlanTooLarge from None
 
-    def _read(self, node: Node) -> _Rows:
+    def _read_rows(self, node: Node) -> _Rows:
         """Return the rows of a node. A node that is not deterministic stops the pushdown of conditions."""
         self._nodes_left -= 1
         if self._nodes_left < 0:
@@ -222,14 +222,14 @@ class PlanReader:
         if kind == "Join":
             rows = self._read_join(node)
         else:
-            children = [self._read(child) for child in self._catalyst.list_children(node)]
+            children = [self._read_rows(child) for child in self._catalyst.list_children(node)]
             rows = self._read_leaf(node) if not children else self._read_node(node, kind, children)
         if not rows.ids or node.deterministic():
             return rows
         return _Rows(PushdownBarrier(rows.relation), rows.columns, rows.sources)
 
     def _read_subquery(self, plan: Node) -> None:
-        relation = self._read(plan).relation
+        relation = self._read_rows(plan).relation
         self._roots.append(relation)
         outputs = plan.output()
         if outputs.isEmpty():
@@ -245,7 +245,7 @@ class PlanReader:
             case "Filter":
                 condition = self._read_predicate(node.condition(), child)
                 block = QueryBlock([child.relation], 0, AttributeOutputs(), where=condition, needs_rows=True)
-                return self._with_same_columns(block, child)
+                return self._keep_columns(block, child)
             case "Project":
                 return self._read_project(to_list(node.projectList()), child)
             case "Aggregate":
@@ -253,7 +253,7 @@ class PlanReader:
             case "Window":
                 keys = self._find_references(to_list(node.partitionSpec()), child)
                 window = QueryBlock([child.relation], 0, AttributeOutputs(), partitions=[keys])
-                return self._with_same_columns(window, child)
+                return self._keep_columns(window, child)
             case "Expand":
                 return self._read_expand(node, children)
             case "Generate":
@@ -261,12 +261,12 @@ class PlanReader:
             case _ if kind in _SET_OPERATIONS:
                 return self._read_set_operation(node, children)
             case _ if kind in _DEPENDENT_ROWS:
-                return self._with_same_columns(PushdownBarrier(child.relation), child)
+                return self._keep_columns(PushdownBarrier(child.relation), child)
             case _ if kind in _SAME_ROWS:
                 return child
         return _hide(children)
 
-    def _with_same_columns(self, relation: Relation, child: _Rows) -> _Rows:
+    def _keep_columns(self, relation: Relation, child: _Rows) -> _Rows:
         return _Rows(relation, child.columns, child.sources)
 
     # Leaves
@@ -338,7 +338,7 @@ class PlanReader:
         filters = [] if groups else list_row_conditions(self._catalyst, outputs)
         can_filter = bool(filters) and bool(node.deterministic())
         counted_condition = (
-            any_of(self._read_condition([each], child.columns) for each in filters) if can_filter else None
+            any_of(self._read_condition([condition], child.columns) for condition in filters) if can_filter else None
         )
         block = QueryBlock(
             [child.relation],
@@ -411,11 +411,11 @@ class PlanReader:
         constants = self._read_constants(node)
         if constants.ids:
             return self._join_rows(child, constants, SourceJoin(0, 1))
-        return self._with_same_columns(QueryBlock([child.relation], 0, AttributeOutputs()), child)
+        return self._keep_columns(QueryBlock([child.relation], 0, AttributeOutputs()), child)
 
     def _read_join(self, node: Node) -> _Rows:
         """Return the rows of a join."""
-        left, right = self._read(node.left()), self._read(node.right())
+        left, right = self._read_rows(node.left()), self._read_rows(node.right())
         kind = self._catalyst.find_kind(node.joinType())
         kept_sides = _KEPT_SIDES.get(kind)
         if kept_sides is None:
@@ -493,21 +493,21 @@ class PlanReader:
             if op is None:
                 continue
             nodes = (part.left(), part.right())
-            for (side, other), each_op in ((nodes, op), (nodes[::-1], FLIPPED[op])):
+            for (side, other), oriented_op in ((nodes, op), (nodes[::-1], FLIPPED[op])):
                 key = self._read_key(side, sources_by_id)
                 if key is None:
                     continue
-                yield from self._list_subquery_limits(key, each_op, other)
+                yield from self._list_subquery_limits(key, oriented_op, other)
                 partner = self._read_key(other, sources_by_id)
                 if partner is None or partner.reference[0] == key.reference[0]:
                     continue
                 source, column = partner.reference
                 relation = sources[source].relation
-                yield from iter_extreme_semi_joins(key.reference, key.kind, each_op, relation, column)
-                if has_ranges(key.kind, partner.kind) and not is_beyond_extreme(each_op, relation, column):
-                    limits.setdefault((key.reference, source), []).append(Limit(each_op, column))
-        for (reference, source), each in limits.items():
-            yield from iter_range_semi_joins(reference, each, sources[source].relation)
+                yield from iter_extreme_semi_joins(key.reference, key.kind, oriented_op, relation, column)
+                if has_ranges(key.kind, partner.kind) and not is_beyond_extreme(oriented_op, relation, column):
+                    limits.setdefault((key.reference, source), []).append(Limit(oriented_op, column))
+        for (reference, source), source_limits in limits.items():
+            yield from iter_range_semi_joins(reference, source_limits, sources[source].relation)
 
     def _list_subquery_limits(self, key: _Key, op: str, other: Node) -> Iterator[Condition]:
         query = self._find_scalar_subquery(other)
@@ -614,7 +614,7 @@ def _rename(column: SparkColumn, name: str) -> SparkColumn:
     """Return the column with a new name. The names of its struct fields begin with the new name."""
     if column.name == name:
         return column
-    fields = tuple(_rename(each, f"{name}.{each.name.rpartition('.')[2]}") for each in column.fields)
+    fields = tuple(_rename(field, f"{name}.{field.name.rpartition('.')[2]}") for field in column.fields)
     return SparkColumn(name, column.kind, fields)
 
 

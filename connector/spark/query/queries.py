@@ -119,7 +119,7 @@ class _Table:
     """Whether the table may have rows that wait for a flush. Spark misses them if it plans the table itself."""
 
     @property
-    def read(self) -> tuple[str, Name]:
+    def qualified_name(self) -> tuple[str, Name]:
         return self.catalog, self.name
 
 
@@ -159,7 +159,7 @@ def sql(
     if rewritten.over_cube is not None:
         try:
             frame = rewritten.over_cube.run(spark)
-            if _is_as_understood(Catalyst(spark), _read_analyzed_plan(frame), rewritten):
+            if _has_analyzed_schemas(Catalyst(spark), _read_analyzed_plan(frame), rewritten):
                 return frame
             _log.warning("The original text runs, because its table was altered after the analysis")
         except Exception as error:  # noqa: BLE001  a bug here must not fail a query
@@ -174,7 +174,7 @@ def sql(
     elif rewritten.statement is not None:
         try:
             frame = run_text(spark, rewritten.statement, args)
-            if _is_as_understood(Catalyst(spark), _read_analyzed_plan(frame), rewritten):
+            if _has_analyzed_schemas(Catalyst(spark), _read_analyzed_plan(frame), rewritten):
                 return frame
             _log.warning("The original text runs, because its tables were altered after the analysis")
         except (PySparkException, Py4JError) as error:
@@ -238,7 +238,7 @@ def _may_run(spark: SparkSession, rewritten: RewrittenQuery) -> bool:
     catalyst = Catalyst(spark)
     try:
         plan = catalyst.analyze(find_query(catalyst, catalyst.parse(str(rewritten.statement))))
-        if _is_as_understood(catalyst, plan, rewritten):
+        if _has_analyzed_schemas(catalyst, plan, rewritten):
             return True
         _log.warning("The original text runs, because its tables were altered after the analysis")
     except (PySparkException, Py4JError) as error:
@@ -346,18 +346,18 @@ class _Query:
         table = tables[0]
         uri, token = self._read_setting(table.catalog, "uri"), self._read_setting(table.catalog, "token") or None
 
-        async def ask() -> RewrittenQuery | None:
+        async def request_cube() -> RewrittenQuery | None:
             async with (
                 asyncio.timeout(BUDGET_S),
                 open_seamark(uri, token=token, lease_s=self._lease_s) as seamark,
             ):
                 star_scans = []
-                for each, scan in zip(tables, scans.values(), strict=True):
-                    state = await seamark.load_table(each.name)
+                for star_table, scan in zip(tables, scans.values(), strict=True):
+                    state = await seamark.load_table(star_table.name)
                     if state is None:
                         return None
                     relation = f"{self._text[scan.start : scan.end]} VERSION AS OF {state.snapshot_id}"
-                    star_scans.append(StarScan(scan, each.name, state, relation))
+                    star_scans.append(StarScan(scan, star_table.name, state, relation))
                 if all(star_scan.table.cube_metadata is None for star_scan in star_scans):
                     return None
                 number, statement = translate_text(self._spark, self._text, star_scans, floats=self._cubes != EXACT)
@@ -389,7 +389,7 @@ class _Query:
                 )
 
         try:
-            return run_in_thread(ask())
+            return run_in_thread(request_cube())
         except CUBE_FAILURES as error:
             return explain_failure(error)
 
@@ -463,17 +463,19 @@ class _Query:
 
         Tables that a view in the query also reads are left out, because a table is read at one snapshot.
         """
-        catalyst, unmarked_reads = self._catalyst, set()
+        catalyst, unmarked_names = self._catalyst, set()
         for leaf, mark in catalyst.find_aliased_leaves(plan, parse_marker_number):
             table = self._read_table(leaf)
             if table is None:
                 continue
             numbers = [number for number, _ in catalyst.list_attributes(leaf)]
             if mark is None:
-                unmarked_reads.add(table.read)
+                unmarked_names.add(table.qualified_name)
             elif self._tables.setdefault(mark, table) == table:
                 self._marks |= dict.fromkeys(numbers, mark)
-        self._tables = {mark: table for mark, table in self._tables.items() if table.read not in unmarked_reads}
+        self._tables = {
+            mark: table for mark, table in self._tables.items() if table.qualified_name not in unmarked_names
+        }
 
     def _find_marked_table(self, leaf: Node) -> MarkedTable | None:
         """Return the table of a leaf, or None if the leaf has no marker.
@@ -493,7 +495,7 @@ class _Query:
                 mark, {number: table.columns[name] for number, name in attributes if name in table.columns}
             )
         table = self._read_table(leaf) if mark is None else None
-        if table is not None and table.read in {other.read for other in self._tables.values()}:
+        if table is not None and table.qualified_name in {marked.qualified_name for marked in self._tables.values()}:
             raise UnsupportedQuery("two of its relations read the same table and cannot be distinguished")
         return None
 
@@ -595,7 +597,7 @@ class _Query:
 
         streams = {self._tables[mark].name for mark in planned_scans if self._tables[mark].is_stream}
 
-        async def ask() -> tuple[
+        async def request_plans() -> tuple[
             dict[joining.PlannedScan, tuple[Dimension, ...]], dict[joining.PlannedScan, TablePlanResponse], str
         ]:
             until_s = asyncio.get_running_loop().time() + BUDGET_S
@@ -619,7 +621,7 @@ class _Query:
                     requests.refusal_reason,
                 )
 
-        return run_in_thread(ask())
+        return run_in_thread(request_plans())
 
 
 def _find_mark(marks: Mapping[Table, int], own_mark: int, table: Table) -> int | None:
@@ -635,7 +637,7 @@ def _read_analyzed_plan(frame: DataFrame) -> Node:
     return frame._jdf.queryExecution().analyzed()
 
 
-def _is_as_understood(catalyst: Catalyst, plan: Node, rewritten: RewrittenQuery) -> bool:
+def _has_analyzed_schemas(catalyst: Catalyst, plan: Node, rewritten: RewrittenQuery) -> bool:
     """Return whether each plan table exists and has the schema with which its conditions were read."""
     schema_ids = {}
     for leaf in catalyst.leaves(plan):

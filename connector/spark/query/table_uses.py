@@ -64,7 +64,7 @@ class _UseReader:
     def read(self, plan: Node) -> None:
         self._has_subqueries = self._catalyst.has_subqueries(plan)
         self._add_columns(self._catalyst.list_attributes(plan))
-        self._read(plan)
+        self._read_node(plan)
 
     def build_use(self, mark: int) -> TableUse:
         columns = tuple(sorted(self._columns[mark]))
@@ -74,19 +74,19 @@ class _UseReader:
             columns if len(columns) <= _COLUMNS_MAX else (),
         )
 
-    def _read(self, node: Node) -> set[int]:
+    def _read_node(self, node: Node) -> set[int]:
         """Read a node and the nodes below it, and return the markers of its tables."""
         self._nodes_left -= 1
         if self._nodes_left < 0:
             raise _PlanTooLarge
         kind, children = self._catalyst.find_kind(node), self._catalyst.list_children(node)
-        child_marks = set().union(*map(self._read, children))
+        child_marks = set().union(*map(self._read_node, children))
         if not children:
             return {self._marks[number] for number, _ in self._catalyst.list_attributes(node) if number in self._marks}
         if self._has_subqueries:
             for subquery in to_list(node.subqueries()):
                 self._add_columns(self._catalyst.list_attributes(subquery))
-                self._read(subquery)
+                self._read_node(subquery)
         if kind == "Project":
             self._add_columns(self._find_computed(node))
         elif kind not in _PASSING:

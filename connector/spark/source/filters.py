@@ -32,7 +32,7 @@ _COMPARISON_OPS: dict[type[spark.Filter], Op] = {
     spark.GreaterThan: Op.GT,
     spark.GreaterThanOrEqual: Op.GT_EQ,
 }
-_NAN = {
+_NAN_PREDICATES = {
     Op.EQ: Op.IS_NAN,
     Op.NOT_EQ: Op.NOT_NAN,
     Op.LT: Op.NOT_NAN,
@@ -49,16 +49,16 @@ class _Unfit(Exception):
 def build_expression(spark_filter: spark.Filter, schema: Schema) -> Expression | None:
     """Return the filter as an expression that is bound to the schema, or None if it is left to Spark."""
     try:
-        return bind(_read(spark_filter, schema, negated=False), schema, (), case_sensitive=True)
+        return bind(_convert(spark_filter, schema, negated=False), schema, (), case_sensitive=True)
     except (_Unfit, BadRequest):
         return None
 
 
-def _read(spark_filter: spark.Filter, schema: Schema, *, negated: bool) -> Expression:
+def _convert(spark_filter: spark.Filter, schema: Schema, *, negated: bool) -> Expression:
     """Return an expression that is true for the rows for which the filter is true or, with `negated`, false."""
     match spark_filter:
         case spark.Not(child):
-            return _read(child, schema, negated=not negated)
+            return _convert(child, schema, negated=not negated)
         case spark.IsNull(path) | spark.IsNotNull(path):
             op = Op.IS_NULL if isinstance(spark_filter, spark.IsNull) != negated else Op.NOT_NULL
             return Unbound(op, _find_column(path, schema).name, IDENTITY, ())
@@ -70,7 +70,7 @@ def _read(spark_filter: spark.Filter, schema: Schema, *, negated: bool) -> Expre
             column = _find_column(path, schema)
             if column.type != "string" or not isinstance(value, str):
                 raise _Unfit
-            return _is(column, _choose_op(Op.STARTS_WITH, negated), value)
+            return _make_predicate(column, _choose_op(Op.STARTS_WITH, negated), value)
     if type(spark_filter) in _COMPARISON_OPS:
         column = _find_column(spark_filter.attribute, schema)  # type: ignore[attr-defined]
         return _compare(_choose_op(_COMPARISON_OPS[type(spark_filter)], negated), column, spark_filter.value)  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ def _find_column(path: Sequence[str], schema: Schema) -> Column:
     return column
 
 
-def _is(column: Column, op: Op, *literals: object) -> Expression:
+def _make_predicate(column: Column, op: Op, *literals: object) -> Expression:
     """Return a predicate on a column that is false for null."""
     predicate = Unbound(op, column.name, IDENTITY, literals)
     return join_by_and(Unbound(Op.NOT_NULL, column.name, IDENTITY, ()), predicate) if op in NULL_MATCHES else predicate
@@ -109,8 +109,8 @@ def _is(column: Column, op: Op, *literals: object) -> Expression:
 def _compare(op: Op, column: Column, value: object) -> Expression:
     literal = _to_literal(column, value)
     if not _is_nan(literal):
-        return _is(column, op, literal)
-    return FALSE if op is Op.GT else _is(column, _NAN[op])
+        return _make_predicate(column, op, literal)
+    return FALSE if op is Op.GT else _make_predicate(column, _NAN_PREDICATES[op])
 
 
 def _is_nan(literal: object) -> bool:
@@ -124,8 +124,8 @@ def _compare_list(column: Column, values: Sequence[object], negated: bool) -> Ex
     if negated and len(literals) < len(values):
         return FALSE  # NOT IN is never true if its list contains null.
     numbers = [literal for literal in literals if not _is_nan(literal)]
-    parts = [_is(column, _choose_op(Op.IN, negated), *numbers)] if numbers else []
-    parts += [_is(column, _choose_op(Op.IS_NAN, negated))] if len(numbers) < len(literals) else []
+    parts = [_make_predicate(column, _choose_op(Op.IN, negated), *numbers)] if numbers else []
+    parts += [_make_predicate(column, _choose_op(Op.IS_NAN, negated))] if len(numbers) < len(literals) else []
     return join_by_and(*parts) if negated else join_by_or(*parts)
 
 

@@ -129,7 +129,7 @@ def _insert_into(writer: DataFrameWriter, tableName: str, overwrite: bool | None
     """Write the rows to an existing table. Unlike in Spark's own `insertInto`, columns are matched by name."""
     if overwrite is not None:
         writer.mode("overwrite" if overwrite else "append")
-    elif _save_mode(writer) == ERROR:
+    elif _get_save_mode(writer) == ERROR:
         writer.mode("append")
     _write(writer, tableName, must_exist=True)
 
@@ -141,7 +141,7 @@ def _prepare(writer: DataFrameWriter, mode: str | None, partition_by: Any, optio
         writer.partitionBy(partition_by)
 
 
-def _save_mode(writer: DataFrameWriter) -> str:
+def _get_save_mode(writer: DataFrameWriter) -> str:
     return _SAVE_MODES[str(writer._jwrite.curmode())]
 
 
@@ -154,7 +154,7 @@ def _write(writer: DataFrameWriter, name: str | None, *, must_exist: bool = Fals
     options = {key if key.startswith(PROPERTY) else key.lower(): value for key, value in raw_options.items()}
     columns = jvm_writer.partitioningColumns()
     partitions = [str(column) for column in to_list(columns.get())] if columns.isDefined() else []
-    save(writer._df, name, _save_mode(writer), options, partitions, must_exist=must_exist)
+    save(writer._df, name, _get_save_mode(writer), options, partitions, must_exist=must_exist)
 
 
 # The write
@@ -283,16 +283,16 @@ def _find_target(spark: SparkSession, name: str | None, options: Mapping[str, st
     return _Target(SeamarkClient(uri, token=options.get("token")), levels)
 
 
-def make_catalog_hint(first: str, catalog_names: Sequence[str]) -> str:
+def make_catalog_hint(first_level: str, catalog_names: Sequence[str]) -> str:
     """Return a hint for a table name that does not begin with the name of a catalog.
 
     Args:
-        first: The first level of the table name.
+        first_level: The first level of the table name.
         catalog_names: The catalogs of the session.
     """
     if not catalog_names:
         return "give option('uri', …), the server's address, or add a catalog with seamark.spark.connect"
-    similar_names = find_near_names(first, catalog_names, maximum=1)
+    similar_names = find_near_names(first_level, catalog_names, maximum=1)
     question = f"did you mean {similar_names[0]!r}? " if similar_names else ""
     return f"{question}It has {', '.join(catalog_names)}; or give option('uri', …), the server's address"
 

@@ -127,9 +127,9 @@ class LogWriter(DataSourceStreamArrowWriter):
             answer = send_rows(options.client, options.table, body, ARROW, producer, timeout_s=_TIMEOUT_S)
         except Refused as error:
             raise InvalidRequest(_explain(error, batchId)) from error
-        if (last := answer.get("last_sequence")) is not None:
+        if (later := answer.get("last_sequence")) is not None:
             raise InvalidRequest(
-                f"The table already has batch {batchId} of this query, and later batches up to {last}: the checkpoint "
+                f"The table already has batch {batchId} of this query, and later batches up to {later}: the checkpoint "
                 "is older than the table, and the batch may have different rows now. Nothing was written. Continue "
                 "with the newest checkpoint; if it is lost, start a new checkpoint after the table's last row"
             )

@@ -71,6 +71,7 @@ _OPTIONS = frozenset(
     }
 )
 _BEGINNING = "-1"
+"""The offset of a stream before the first snapshot."""
 
 
 @dataclass(frozen=True)
@@ -231,22 +232,24 @@ class RowReader:
         self._kinds = {name: kinds[name] for name in names if name in kinds}
 
     def read(self, snapshot_changes: Iterable[SnapshotChange]) -> Iterator[pa.RecordBatch]:
-        converts = {
+        conversions = {
             name: convert for name, kind in self._kinds.items() if (convert := find_spark_conversion(kind)) is not None
         }
         reader = TaskReader(self._read_plan, self._storage, threads=False)
         for change in snapshot_changes:
             for batch in reader.read(change.task):
-                yield self._convert_for_spark(batch, change.kind, converts)
+                yield self._convert_for_spark(batch, change.kind, conversions)
 
-    def _convert_for_spark(self, batch: pa.RecordBatch, kind: str, converts: Mapping[str, Convert]) -> pa.RecordBatch:
+    def _convert_for_spark(
+        self, batch: pa.RecordBatch, kind: str, conversions: Mapping[str, Convert]
+    ) -> pa.RecordBatch:
         arrays = []
         for name in self._names:
             if name == CHANGE_TYPE:
                 arrays.append(pa.repeat(pa.scalar(kind), batch.num_rows))
                 continue
             column = batch.column(name)
-            arrays.append(converts[name](column) if name in converts else column)
+            arrays.append(conversions[name](column) if name in conversions else column)
         return pa.RecordBatch.from_arrays(arrays, self._names)
 
 
@@ -277,7 +280,7 @@ class BatchReader(DataSourceReader):
         options = self._options
         rows, snapshot_changes = RowReader(self._table, self._schema, self._row_filter), self._list_changes()
         if options.limit is not None:
-            return [ReadTask(rows, _choose_enough(snapshot_changes, options.limit, self._row_filter), options.limit)]
+            return [ReadTask(rows, _choose_for_limit(snapshot_changes, options.limit, self._row_filter), options.limit)]
         return split_tasks(snapshot_changes, rows, options.split_bytes)
 
     def _list_changes(self) -> Iterator[SnapshotChange]:
@@ -344,26 +347,26 @@ class StreamReader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         """Return the tasks of a batch. Their rows have the schema that the table had at the start of the stream."""
-        options, first, last = self._options, _decode_offset(start), _decode_offset(end)
-        if last is None or first == last:
+        options, first_id, last_id = self._options, _decode_offset(start), _decode_offset(end)
+        if last_id is None or first_id == last_id:
             return []
-        source_table = open_table(options.client, options.table, At(snapshot_id=last), history=True)
+        source_table = open_table(options.client, options.table, At(snapshot_id=last_id), history=True)
         table = replace(source_table, schema=self._table.schema)
-        if first is None:
+        if first_id is None:
             tasks = plan(options.client, table, self._row_filter, columns=self._schema.names)
         else:
-            self._check(table, first, last)
-            tasks = plan_appends(options.client, table, first, last, self._row_filter)
+            self._check_only_appends(table, first_id, last_id)
+            tasks = plan_appends(options.client, table, first_id, last_id, self._row_filter)
         rows = RowReader(table, self._schema, self._row_filter)
         return split_tasks((SnapshotChange(INSERT, task) for task in tasks), rows, options.split_bytes)
 
-    def _check(self, table: OpenTable, first: int, last: int) -> None:
-        """Check that the snapshots after `first` up to `last` only append rows.
+    def _check_only_appends(self, table: OpenTable, first_id: int, last_id: int) -> None:
+        """Check that the snapshots after `first_id` up to `last_id` only append rows.
 
         Raises:
             InvalidRequest: A snapshot deleted or rewrote rows, which a stream of rows cannot represent.
         """
-        for snapshot in list_snapshots_between(table, first, last):
+        for snapshot in list_snapshots_between(table, first_id, last_id):
             operation = snapshot.build_summary_map().get(OPERATION)
             if operation != APPEND and not is_replace(snapshot) and not self._options.skip_changes:
                 raise InvalidRequest(
@@ -383,7 +386,9 @@ def _decode_offset(offset: Mapping[str, str]) -> int | None:
     return None if offset["snapshot-id"] == _BEGINNING else int(offset["snapshot-id"])
 
 
-def _choose_enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression) -> list[SnapshotChange]:
+def _choose_for_limit(
+    snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression
+) -> list[SnapshotChange]:
     """Return the first changes that together certainly have at least `limit` rows, or all changes."""
     chosen_changes: list[SnapshotChange] = []
     rows = 0
@@ -391,10 +396,10 @@ def _choose_enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where
         if rows >= limit:
             break
         chosen_changes.append(change)
-        exact = (
+        has_exact_count = (
             where == TRUE and not change.task.deletes and change.task.removed_by is None and change.task.rows is None
         )
-        rows += change.task.records if exact else 0
+        rows += change.task.records if has_exact_count else 0
     return chosen_changes
 
 

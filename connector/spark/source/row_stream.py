@@ -116,13 +116,13 @@ class RowStreamReader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         """Return the tasks of a batch, with the schema at the start of the stream."""
-        position, until = _read_position(start), _read_position(end)
+        position, end_position = _read_position(start), _read_position(end)
         tasks: list[InputPartition] = []
         columns = {field.name: field for field in self._table.schema.fields}
         names = self._schema.fieldNames()
         fields = [columns[name] for name in names if name in columns]
         while True:
-            step = self._reads.step(position, until=until, limit_bytes=0)
+            step = self._reads.step(position, until=end_position, limit_bytes=0)
             if step.is_end:
                 return tasks
             if step.files is None:

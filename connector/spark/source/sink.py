@@ -74,12 +74,12 @@ class SinkOptions:
         if unknown := sorted(options.keys() - option_names):
             raise InvalidRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(OPTIONS))}")
         client, table = open_client_and_table(options)
-        partitions = parse_flag(options, "replace-partitions", False)
-        if not overwrite and (partitions or "replace-where" in options):
+        replaces_partitions = parse_flag(options, "replace-partitions", False)
+        if not overwrite and (replaces_partitions or "replace-where" in options):
             raise InvalidRequest("replace-where and replace-partitions require mode('overwrite')")
-        if partitions and "replace-where" in options:
+        if replaces_partitions and "replace-where" in options:
             raise InvalidRequest("replace-where and replace-partitions are both set; set only one of them")
-        mode = APPEND if not overwrite else OVERWRITE_PARTITIONS if partitions else OVERWRITE
+        mode = APPEND if not overwrite else OVERWRITE_PARTITIONS if replaces_partitions else OVERWRITE
         destination = open_destination(
             client, table, mode, where=options.get("replace-where", True), branch=options.get("branch", MAIN)
         )
@@ -120,15 +120,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise InvalidRequest(
                 "The table was replaced by another table while rows were written; start the query again"
             )
-        query = next(
+        query_id = next(
             (message.query_id for message in messages if isinstance(message, SinkCommit) and message.query_id), None
         )
-        if query is None and any(isinstance(message, SinkCommit) for message in messages):
+        if query_id is None and any(isinstance(message, SinkCommit) for message in messages):
             raise InvalidRequest(
                 "Spark reports no id of this query, so Seamark cannot commit each batch exactly once; write batches "
                 "with foreachBatch and seamark.spark.write(…, producer=(name of the query, number of the batch))"
             )
-        producer = None if query is None else (_PRODUCER_PREFIX + query, batchId)
+        producer = None if query_id is None else (_PRODUCER_PREFIX + query_id, batchId)
         answer = self._options.into.commit(
             self._options.client, _join_files(messages), producer=producer, summary={"engine-name": "spark"}
         )
@@ -154,11 +154,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
             snapshot.build_summary_map()
             for snapshot in decode_table(engine_table.metadata, engine_table.location).snapshots
         )
-        later = [int(summary[SEQUENCE_KEY]) for summary in summaries if summary.get(PRODUCER_KEY) == name]
-        if snapshot_id is None or max(later, default=number) > number:
-            last = max(later, default="a later one")
+        later_numbers = [int(summary[SEQUENCE_KEY]) for summary in summaries if summary.get(PRODUCER_KEY) == name]
+        if snapshot_id is None or max(later_numbers, default=number) > number:
+            latest = max(later_numbers, default="a later one")
             raise InvalidRequest(
-                f"The table already has batch {number} of this query, and later batches up to {last}: the checkpoint "
+                f"The table already has batch {number} of this query, and later batches up to {latest}: the checkpoint "
                 "is older than the table, and the batch may have different rows now. Nothing was written. Continue "
                 "with the newest checkpoint; if it is lost, start a new checkpoint after the table's last row"
             )
@@ -166,8 +166,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def _write_files(destination: Destination, batches: Iterator[pa.RecordBatch]) -> SinkCommit:
     context = TaskContext.get()
-    query = None if context is None else context.getLocalProperty(_QUERY_ID)
-    return SinkCommit(encode_files(write_batches(destination.target, batches)), destination.target.table_uuid, query)
+    query_id = None if context is None else context.getLocalProperty(_QUERY_ID)
+    return SinkCommit(encode_files(write_batches(destination.target, batches)), destination.target.table_uuid, query_id)
 
 
 def _join_files(messages: Sequence[WriterCommitMessage | None]) -> WrittenFiles:

@@ -38,6 +38,8 @@ class StatementLimits:
 
 
 DEFAULT_LIMITS = StatementLimits()
+_FILTER_VALUES_MAX = 1_000
+"""The maximum number of keys that the filter of a plan lists."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,10 @@ def locate_by_keys(
     """
     if keys.count and find_record_index(source_table.metadata, keys.fields) is None:
         _check_read(
-            plan(client, source_table, keys.filter_expression(1_000, source_table.metadata.partition_specs)), limits
+            plan(
+                client, source_table, keys.filter_expression(_FILTER_VALUES_MAX, source_table.metadata.partition_specs)
+            ),
+            limits,
         )
     located_keys = locate(client, source_table, keys)
     count = sum(len(file.positions) for file in located_keys.files)

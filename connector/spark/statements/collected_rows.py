@@ -39,7 +39,7 @@ class CollectedRows:
         spark_plan: The plan of the rows in Spark, or None if the driver has the rows.
     """
 
-    build: PlanBuilder
+    builder: PlanBuilder
     outputs: Node
     ids: tuple[int, ...]
     """The ids of the attributes."""
@@ -54,10 +54,10 @@ class CollectedRows:
         if self.spark_plan is not None:
             return self.spark_plan
         assert self.table is not None
-        local = self.build.build_local_rows(self.table, self.schema)
+        local = self.builder.build_local_rows(self.table, self.schema)
         outputs = zip(to_list(local.output()), to_list(self.outputs), self.names, strict=True)
-        return self.build.project(
-            [self.build.as_attribute(output, attribute, name) for output, attribute, name in outputs], local
+        return self.builder.project(
+            [self.builder.as_attribute(output, attribute, name) for output, attribute, name in outputs], local
         )
 
     @property
@@ -66,7 +66,7 @@ class CollectedRows:
         return {} if self.table is None else dict(zip(self.ids, self.table.columns, strict=True))
 
 
-def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, rows_max: int) -> CollectedRows:
+def collect_rows(catalyst: Catalyst, builder: PlanBuilder, plan: Node, role: str, rows_max: int) -> CollectedRows:
     """Evaluate a plan. Collect its rows on the driver if their types permit it. Otherwise, store them in Spark.
 
     Args:
@@ -77,22 +77,22 @@ def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, 
     """
     attributes = catalyst.list_attributes(plan)
     ids, names = tuple(number for number, _ in attributes), tuple(name for _, name in attributes)
-    limited_plan = build.limit(rows_max + 1, plan)
-    distinct = limited_plan
+    limited_plan = builder.limit(rows_max + 1, plan)
+    uniquely_named_plan = limited_plan
     if len(set(names)) < len(names):
         named_outputs = [
-            build.name_output(attribute, f"c{number}") for number, attribute in enumerate(to_list(plan.output()))
+            builder.name_output(attribute, f"c{number}") for number, attribute in enumerate(to_list(plan.output()))
         ]
-        distinct = build.project(named_outputs, limited_plan)
-    frame = build.frame(distinct)
+        uniquely_named_plan = builder.project(named_outputs, limited_plan)
+    frame = builder.frame(uniquely_named_plan)
     if any(_COLLECTED_TYPE.fullmatch(field.dataType.simpleString()) is None for field in frame.schema.fields):
-        frame = build.frame(limited_plan).localCheckpoint()
+        frame = builder.frame(limited_plan).localCheckpoint()
         _check_count(frame.count(), role, rows_max)
         checkpointed_plan = frame._jdf.queryExecution().analyzed()
-        return CollectedRows(build, plan.output(), ids, names, None, frame.schema, checkpointed_plan)
+        return CollectedRows(builder, plan.output(), ids, names, None, frame.schema, checkpointed_plan)
     table = frame.toArrow()
     _check_count(len(table), role, rows_max)
-    return CollectedRows(build, plan.output(), ids, names, table, frame.schema)
+    return CollectedRows(builder, plan.output(), ids, names, table, frame.schema)
 
 
 def _check_count(rows: int, role: str, rows_max: int) -> None:
@@ -105,10 +105,10 @@ def find_ordinals(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColu
 
     It is -1 if no key is equal, for example because a value is null.
     """
-    fits = np.ones(len(values), dtype=np.bool_)
+    can_match = np.ones(len(values), dtype=np.bool_)
     for column in columns:
-        fits &= fits_column(values[column.name], column)
-    fitting_rows = values.filter(pa.array(fits))
+        can_match &= fits_column(values[column.name], column)
+    fitting_rows = values.filter(pa.array(can_match))
     ordinals = np.full(len(values), -1, dtype=np.int64)
-    ordinals[fits] = keys.match([read_column(fitting_rows, field) for field in keys.fields])
+    ordinals[can_match] = keys.match([read_column(fitting_rows, field) for field in keys.fields])
     return ordinals

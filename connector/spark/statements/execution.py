@@ -56,7 +56,7 @@ from seamark.connector.spark.statements.row_statements import (
     RowStatement,
     RowStatementReader,
 )
-from seamark.connector.spark.statements.targets import NotLocated, StatementTarget, commit_summary
+from seamark.connector.spark.statements.targets import NotLocated, StatementTarget, make_commit_summary
 from seamark.connector.write.latest_rows import find_latest_rows
 from seamark.connector.write.row_changes import COMMIT_ATTEMPTS_MAX, Report, RowChange, commit_row_change
 from seamark.connector.write.row_locations import BatchKeys, find_record_index, select_indexed_fields
@@ -145,7 +145,7 @@ def is_change(catalyst: Catalyst, statement: Node) -> bool:
 
 
 def _prepare(spark: SparkSession, text: str, args: Any, limits: StatementLimits) -> _Statement:
-    with _unprepared():
+    with _convert_to_unprepared():
         if args:
             raise NotLocated("the statement has parameters")
         catalyst = Catalyst(spark)
@@ -189,12 +189,12 @@ class _Overwrite:
         self._client = self.target.open_client(spark)
 
     def plan(self) -> StatementExplanation:
-        with _unprepared():
+        with _convert_to_unprepared():
             self._read_options()
             return StatementExplanation(INDEXED, self.reason)
 
     def commit(self) -> WriteReport:
-        with _unprepared():
+        with _convert_to_unprepared():
             options = self._read_options()
         try:
             return self._statement.write(self._client, options)
@@ -234,7 +234,7 @@ class _LocatedStatement:
         return self._statement.target
 
     def plan(self) -> StatementExplanation:
-        with _unprepared():
+        with _convert_to_unprepared():
             source_table = open_table(self._client, self.target.levels, At())
             mode = self._check_mode(
                 source_table, create_target(source_table.metadata, source_table.storage, source_table.name)
@@ -249,11 +249,11 @@ class _LocatedStatement:
             return StatementExplanation(LOCATED, self.reason, mode=mode)
 
     def commit(self) -> Report:
-        with _unprepared():
+        with _convert_to_unprepared():
             self._evaluate()
 
         def prepare(source_table: OpenTable, target: WriteTarget) -> RowChange:
-            with _unprepared():
+            with _convert_to_unprepared():
                 return self._prepare(source_table, target)
 
         return commit_row_change(
@@ -262,7 +262,7 @@ class _LocatedStatement:
             prepare,
             branch="main",
             producer=None,
-            summary=commit_summary(self._spark),
+            summary=make_commit_summary(self._spark),
             attempts=COMMIT_ATTEMPTS_MAX,
         )
 
@@ -288,8 +288,8 @@ class _LocatedStatement:
     def _insert_subqueries(self) -> None:
         """Replace the subqueries of the condition by their evaluated rows."""
         if self._subqueries and not self._inserted:
-            new = [(part, self._builder.with_subquery(part, rows.plan)) for part, rows in self._subqueries]
-            self._statement = self._statement.with_parts(self._builder, new)
+            replacements = [(part, self._builder.with_subquery(part, rows.plan)) for part, rows in self._subqueries]
+            self._statement = self._statement.with_parts(self._builder, replacements)
             self._query = ChangeQuery(self._spark, self._statement)
             self._inserted = True
 
@@ -367,9 +367,11 @@ class _LocatedStatement:
                 )
             return self._explain_keys(source_table, key_values)
         candidates = find_condition_keys(self._catalyst, self._builder, condition, columns)
-        by_index = [candidate for candidate in candidates if self._find_index_columns(source_table, candidate)]
-        if by_index:
-            return self._explain_keys(source_table, by_index[0])
+        indexed_candidates = [
+            candidate for candidate in candidates if self._find_index_columns(source_table, candidate)
+        ]
+        if indexed_candidates:
+            return self._explain_keys(source_table, indexed_candidates[0])
         part_conditions = [
             Conditions(self._catalyst).read(part, columns) for part in self._catalyst.list_operands(condition, "And")
         ]
@@ -446,7 +448,7 @@ class _LocatedStatement:
         return find_latest_rows(fitting_rows.to_batches(), source_table.schema, names).keys
 
 
-class _unprepared:  # noqa: N801
+class _convert_to_unprepared:  # noqa: N801
     """A context manager that converts errors before a commit to `_Unprepared`."""
 
     def __enter__(self) -> None:

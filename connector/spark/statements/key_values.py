@@ -58,7 +58,7 @@ class KeyValues:
 
 def find_join_keys(
     catalyst: Catalyst,
-    build: PlanBuilder,
+    builder: PlanBuilder,
     condition: Node,
     columns: Mapping[int, SparkColumn],
     outputs: Iterable[int],
@@ -84,11 +84,11 @@ def find_join_keys(
                 pairs.setdefault(column, other)
     if not pairs:
         return None
-    return _project_values(catalyst, build, pairs, source, is_exact=len(pairs) == len(parts))
+    return _project_values(catalyst, builder, pairs, source, is_exact=len(pairs) == len(parts))
 
 
 def find_condition_keys(
-    catalyst: Catalyst, build: PlanBuilder, condition: Node, columns: Mapping[int, SparkColumn]
+    catalyst: Catalyst, builder: PlanBuilder, condition: Node, columns: Mapping[int, SparkColumn]
 ) -> list[KeyValues]:
     """Return the values that each part of a condition requires in columns of the target."""
     key_values = []
@@ -100,28 +100,24 @@ def find_condition_keys(
             for side, other in ((part.left(), part.right()), (part.right(), part.left())):
                 column = _find_column(catalyst, side, columns)
                 if column is not None and catalyst.is_constant(other):
-                    constants = build.build_seq([other])
-                    key_values.append(_explode_constants(build, column, constants, is_exact=is_only_part))
+                    constants = builder.build_seq([other])
+                    key_values.append(_explode_constants(builder, column, constants, is_exact=is_only_part))
         elif kind == "In":
             column, values = _find_column(catalyst, part.value(), columns), part.list()
-            if column is not None and build.are_constants(values):
-                key_values.append(_explode_constants(build, column, values, is_exact=is_only_part))
+            if column is not None and builder.are_constants(values):
+                key_values.append(_explode_constants(builder, column, values, is_exact=is_only_part))
         elif kind == "InSubquery":
-            columns_of_sides = [_find_column(catalyst, side, columns) for side in to_list(part.values())]
+            value_columns = [_find_column(catalyst, side, columns) for side in to_list(part.values())]
             plan = part.query().plan()
-            key_columns = [column for column in columns_of_sides if column is not None]
-            if (
-                len(key_columns) == len(columns_of_sides)
-                and part.query().outerAttrs().isEmpty()
-                and plan.deterministic()
-            ):
+            key_columns = [column for column in value_columns if column is not None]
+            if len(key_columns) == len(value_columns) and part.query().outerAttrs().isEmpty() and plan.deterministic():
                 outputs = to_list(plan.output())
                 pairs = dict(zip(key_columns, outputs, strict=True))
                 has_each_column_once = len(pairs) == len(key_columns)
                 key_values.append(
                     _project_values(
                         catalyst,
-                        build,
+                        builder,
                         pairs,
                         partial(_return_plan, plan),
                         is_exact=is_only_part and has_each_column_once,
@@ -136,7 +132,7 @@ def _return_plan(plan: Node) -> Node:
 
 def _project_values(
     catalyst: Catalyst,
-    build: PlanBuilder,
+    builder: PlanBuilder,
     pairs: Mapping[SparkColumn, Node],
     child: Callable[[], Node],
     *,
@@ -144,21 +140,21 @@ def _project_values(
 ) -> KeyValues:
     """Return the values of these expressions, by the column of the target that equals the value."""
 
-    def plan() -> Node:
-        return build.project([build.name_output(value, column.name) for column, value in pairs.items()], child())
+    def make_plan() -> Node:
+        return builder.project([builder.name_output(value, column.name) for column, value in pairs.items()], child())
 
     numbers = [
         catalyst.read_id(value) if catalyst.find_kind(value) == "AttributeReference" else None
         for value in pairs.values()
     ]
-    return KeyValues(tuple(pairs), plan, tuple(numbers), is_exact and _are_exact(pairs))
+    return KeyValues(tuple(pairs), make_plan, tuple(numbers), is_exact and _are_exact(pairs))
 
 
-def _explode_constants(build: PlanBuilder, column: SparkColumn, values: Node, *, is_exact: bool) -> KeyValues:
-    def plan() -> Node:
-        return build.explode_values(values, column.name)
+def _explode_constants(builder: PlanBuilder, column: SparkColumn, values: Node, *, is_exact: bool) -> KeyValues:
+    def make_plan() -> Node:
+        return builder.explode_values(values, column.name)
 
-    return KeyValues((column,), plan, (None,), is_exact and _are_exact([column]))
+    return KeyValues((column,), make_plan, (None,), is_exact and _are_exact([column]))
 
 
 def _are_exact(columns: Iterable[SparkColumn]) -> bool:
@@ -177,11 +173,11 @@ def select_fitting_rows(values: pa.Table, columns: Iterable[SparkColumn]) -> pa.
 
 def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.bool_]:
     """Return whether a stored value can equal each of these values, as bool[values]."""
-    fits = pc.is_valid(values)
+    can_match = pc.is_valid(values)
     if column.kind == "int" and pa.types.is_int64(values.type):
         is_within = pc.and_(pc.greater_equal(values, _INT_MIN), pc.less_equal(values, _INT_MAX))
-        fits = pc.and_(fits, pc.fill_null(is_within, False))
-    mask: npt.NDArray[np.bool_] = fits.to_numpy()
+        can_match = pc.and_(can_match, pc.fill_null(is_within, False))
+    mask: npt.NDArray[np.bool_] = can_match.to_numpy()
     return mask
 
 

@@ -24,9 +24,9 @@ from seamark.connector.spark.statements.targets import (
     NotLocated,
     StatementTarget,
     check_session,
-    commit_summary,
     find_relation_target,
     find_target_relation,
+    make_commit_summary,
     reads_table,
 )
 from seamark.connector.write.appends import OVERWRITE, OVERWRITE_PARTITIONS
@@ -111,6 +111,6 @@ class OverwriteStatement:
         ]
         frame = self._builder.frame(self._builder.project(outputs, self.query))
         report: WriteReport = write(
-            frame, self.target.levels, client=client, summary=commit_summary(self._spark), **options
+            frame, self.target.levels, client=client, summary=make_commit_summary(self._spark), **options
         )
         return report

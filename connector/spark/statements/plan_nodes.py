@@ -34,7 +34,7 @@ class PlanBuilder:
             self.find_class(f"{SPARK}classic.Dataset").ofRows(self._spark._jsparkSession, plan), self._spark
         )
 
-    def with_one_time(self, plan: Node) -> Node:
+    def replace_current_time(self, plan: Node) -> Node:
         """Return the plan with the current time as literals, so that parts of it that run later use the same time."""
         return self._load_object(OPTIMIZER, "ComputeCurrentTime").apply(plan)
 
@@ -134,18 +134,18 @@ class PlanBuilder:
 
     # Replacement of nodes
 
-    def replace_nodes(self, plan: Node, new: Sequence[tuple[Node, Node]]) -> Node:
+    def replace_nodes(self, plan: Node, replacements: Sequence[tuple[Node, Node]]) -> Node:
         """Return the plan in which new nodes replace old nodes. Subqueries do not change.
 
         Args:
-            new: Pairs of an old node and its new node.
+            replacements: Pairs of an old node and its new node.
         """
-        for old, new_node in new:
+        for old, new_node in replacements:
             if plan.fastEquals(old):
                 return new_node
         children = to_list(plan.children())
         return (
-            plan.withNewChildren(self.build_seq([self.replace_nodes(child, new) for child in children]))
+            plan.withNewChildren(self.build_seq([self.replace_nodes(child, replacements) for child in children]))
             if children
             else plan
         )

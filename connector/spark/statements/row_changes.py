@@ -94,13 +94,13 @@ class ChangeQuery:
         self._catalyst, self._builder = Catalyst(spark), PlanBuilder(spark)
 
     @cached_property
-    def _needed(self) -> list[str]:
+    def _needed_names(self) -> list[str]:
         return find_needed_columns(self._catalyst, self._statement)
 
     def list_names(self, schema: Schema) -> list[str]:
         """Return the columns of the stored rows that the query needs: columns of the table, and `_row_id`."""
         column_names = {field.name for field in schema.fields} | {ROW_ID_NAME}
-        return [name for name in self._needed if name in column_names]
+        return [name for name in self._needed_names if name in column_names]
 
     def run(
         self, candidates: CandidateRows, source_table: OpenTable, replacements: Sequence[tuple[Node, Node]]
@@ -176,7 +176,7 @@ class ChangeQuery:
         by_id = self._key_by_id(by_name) | dict(zip(source.ids, outputs[len(fields) + 1 :], strict=True))
         for number, kind_of_mark in marks.items():
             by_id[number] = by_name[PLACE] if kind_of_mark == _ROW else outputs[len(fields)]
-        return self._with_attributes(join, local, by_id)
+        return self._project_to_attributes(join, local, by_id)
 
     def _find_marks(self, join: Node, kind: str) -> dict[int, str] | None:
         """Return the kinds of the marks that the stored rows have in the join, by the ids of attributes.
@@ -226,7 +226,7 @@ class ChangeQuery:
             pa.table(columns, names=[field.name for field in fields]), spark_types.StructType(fields)
         )
         by_name = dict(zip((field.name for field in fields), to_list(plan.output()), strict=True))
-        return self._with_attributes(self._statement.stored, plan, self._key_by_id(by_name))
+        return self._project_to_attributes(self._statement.stored, plan, self._key_by_id(by_name))
 
     def _key_by_id(self, by_name: Mapping[str, Node]) -> dict[int, Node]:
         """Return the nodes by the ids of the stored rows' attributes.
@@ -276,7 +276,7 @@ class ChangeQuery:
             columns.append(column)
         return fields, columns
 
-    def _with_attributes(self, node: Node, plan: Node, by_id: Mapping[int, Node]) -> Node:
+    def _project_to_attributes(self, node: Node, plan: Node, by_id: Mapping[int, Node]) -> Node:
         """Return the rows of a plan with the attributes of a node.
 
         An attribute without an output in `by_id` is not used by the query, and gets a default value.
@@ -309,15 +309,15 @@ def match_rows(stored_ordinals: Longs, source: Longs, pairs_max: int) -> tuple[L
     """
     order = np.argsort(stored_ordinals, kind="stable")
     sorted_ordinals = stored_ordinals[order]
-    first = np.searchsorted(sorted_ordinals, source, "left")
-    counts = np.searchsorted(sorted_ordinals, source, "right") - first
+    first_positions = np.searchsorted(sorted_ordinals, source, "left")
+    counts = np.searchsorted(sorted_ordinals, source, "right") - first_positions
     if (total := int(counts.sum())) > pairs_max:
         return None
     index_in_group = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    return order[np.repeat(first, counts) + index_in_group], np.repeat(np.arange(len(source)), counts)
+    return order[np.repeat(first_positions, counts) + index_in_group], np.repeat(np.arange(len(source)), counts)
 
 
-def join_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Longs, Longs]:
+def join_rows(kind: str, pairs: tuple[Longs, Longs], unmatched: Longs) -> tuple[Longs, Longs]:
     """Return the positions of the stored rows and of the source rows in the result of a join.
 
     A position of -1 means that the source row has no stored row.
@@ -325,14 +325,14 @@ def join_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Long
     Args:
         kind: The type of the join.
         pairs: The pairs of rows with equal keys.
-        alone: The positions of the source rows without a stored row.
+        unmatched: The positions of the source rows without a stored row.
     """
     if kind == _INNER:
         return pairs
-    no_rows = np.full(len(alone), -1, dtype=np.int64)
+    no_rows = np.full(len(unmatched), -1, dtype=np.int64)
     if kind == _LEFT_ANTI:
-        return no_rows, alone
-    return np.concatenate([pairs[0], no_rows]), np.concatenate([pairs[1], alone])
+        return no_rows, unmatched
+    return np.concatenate([pairs[0], no_rows]), np.concatenate([pairs[1], unmatched])
 
 
 def write_changes(

@@ -59,12 +59,12 @@ class RowStatement:
     join: Node | None = None
     """The node that joins the stored rows of a MERGE with its source."""
 
-    def with_parts(self, build: PlanBuilder, parts: Sequence[tuple[Node, Node]]) -> RowStatement:
+    def with_parts(self, builder: PlanBuilder, parts: Sequence[tuple[Node, Node]]) -> RowStatement:
         """Return the statement with parts of its condition replaced: pairs of an old part and a new part."""
         assert self.filter is not None
-        condition = build.with_operands(self.condition, parts)
+        condition = builder.with_operands(self.condition, parts)
         new_filter = self.filter.copy(condition, self.filter.child())
-        query = build.replace_nodes(self.query, [(self.filter, new_filter)])
+        query = builder.replace_nodes(self.query, [(self.filter, new_filter)])
         return replace(self, query=query, condition=condition, filter=new_filter)
 
 
@@ -137,7 +137,7 @@ class RowStatementReader:
     def _read_rewritten(self, kind: str, target: StatementTarget, plan: Node, copy: Node) -> RowStatement:
         """Return the query in the plan to which Spark has rewritten the statement."""
         catalyst = self._catalyst
-        plan = self._builder.with_one_time(catalyst.inline_with(plan))
+        plan = self._builder.replace_current_time(catalyst.inline_with(plan))
         command = catalyst.find_kind(plan)
         if command not in ("WriteDelta", "AppendData"):
             raise NotLocated(f"Spark does not rewrite it to changes of rows, but to {command or 'another command'}")

@@ -75,7 +75,7 @@ def check_session(spark: SparkSession) -> None:
         raise NotLocated("the session writes to another branch, or commits without publishing")
 
 
-def commit_summary(spark: SparkSession) -> dict[str, str]:
+def make_commit_summary(spark: SparkSession) -> dict[str, str]:
     """Return the summary of a statement's snapshot."""
     settings = str(spark._jsparkSession.sessionState().conf().getAllConfs().mkString("\0")).split("\0")
     snapshot_properties = dict(

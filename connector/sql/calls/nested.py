@@ -14,23 +14,23 @@ _POSITION_MAX = 1_000_000
 """The maximum position of an element that a statement names."""
 
 
-def _translate_field(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_field(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate a field of an expression, such as `tags[1].name`."""
     if not isinstance(node.expression, exp.Identifier):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
-    return select_field(e.translate_value(node.this, scope), node.expression.name, node)
+    return select_field(expressions.translate_value(node.this, scope), node.expression.name, node)
 
 
-def _translate_element(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_element(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `list[1]`, `map['key']` and `element_at`.
 
     An element that does not exist is null for `element_at`, and an error for the brackets.
     """
     check_args(node, frozenset(("this", "expressions", "offset", "safe")))
-    value = e.translate_value(node.this, scope)
+    value = expressions.translate_value(node.this, scope)
     is_safe = bool(node.args.get("safe"))
     if value.type.key is not None and value.type.element not in (None, UNREADABLE):
-        return _translate_map_value(e, node, value, scope, is_safe=is_safe)
+        return _translate_map_value(expressions, node, value, scope, is_safe=is_safe)
     if value.type.element in (None, UNREADABLE) or len(node.expressions) != 1:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
     position = _read_position(node.expressions[0], node)
@@ -53,7 +53,7 @@ def _read_position(argument: exp.Expr, node: exp.Expr) -> int:
 
 
 def _translate_map_value(
-    e: Expressions, node: exp.Expr, value: SqlValue, scope: NameScope, *, is_safe: bool
+    expressions: Expressions, node: exp.Expr, value: SqlValue, scope: NameScope, *, is_safe: bool
 ) -> SqlValue:
     assert value.type.key is not None
     assert value.type.element is not None
@@ -64,7 +64,7 @@ def _translate_map_value(
     is_unchanged = isinstance(argument, exp.Column) or (isinstance(argument, exp.Literal) and argument.is_string)
     if not is_safe and not is_unchanged:
         raise UnsupportedInDuckDB(f"{describe(node)}: a map with this key is not translated")
-    key = e.translate_value(argument, scope)
+    key = expressions.translate_value(argument, scope)
     if key.type != value.type.key or key.type.is_float or not key.type.is_comparable:
         raise UnsupportedInDuckDB(f"{describe(node)}: a key of the type {key.type} is not translated")
     element = f"({value.sql})[{key.sql}]"
@@ -74,19 +74,19 @@ def _translate_map_value(
     return SqlValue(element, value.type.element)
 
 
-def _translate_cardinality(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_cardinality(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
-    value = e.translate_value(node.this, scope)
+    value = expressions.translate_value(node.this, scope)
     if value.type.element is None:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
     name = "len" if value.type.key is None else "cardinality"
     return SqlValue(f"CAST({name}({value.sql}) AS BIGINT)", BIGINT)
 
 
-def _translate_contains(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_contains(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `contains`. It is null if the array has nulls, and no element is equal to the value."""
     check_args(node, frozenset(("this", "expression", "ensure_variant")))
-    array, value = e.translate_values([node.this, node.expression], scope)
+    array, value = expressions.translate_values([node.this, node.expression], scope)
     element = array.type.element
     if element is None or array.type.key is not None or element.is_float or not element.is_comparable:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {array.type}")
@@ -98,11 +98,13 @@ def _translate_contains(e: Expressions, node: exp.Expr, scope: NameScope) -> Sql
     return SqlValue(f"(CASE WHEN {contains} THEN TRUE WHEN {is_unknown} THEN NULL ELSE {contains} END)", BOOLEAN)
 
 
-def translate_unnest(e: Expressions, node: exp.Unnest, scope: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
+def translate_unnest(
+    expressions: Expressions, node: exp.Unnest, scope: NameScope
+) -> tuple[str, list[tuple[str, SqlType]]]:
     """Translate UNNEST of one array to a query.
 
     Args:
-        e: Translates the array.
+        expressions: Translates the array.
         node: The node of UNNEST.
         scope: The relations before UNNEST, whose columns the array may use.
 
@@ -110,7 +112,7 @@ def translate_unnest(e: Expressions, node: exp.Unnest, scope: NameScope) -> tupl
         The query, and the name and the type of each of its columns.
     """
     check_args(node, frozenset(("expressions", "alias", "offset")))
-    array = e.translate_value(node.expressions[0], scope) if len(node.expressions) == 1 else None
+    array = expressions.translate_value(node.expressions[0], scope) if len(node.expressions) == 1 else None
     element = None if array is None else array.type.element
     # Trino makes a column of each field of a row.
     if array is None or element is None or array.type.key is not None or element.fields or element == UNREADABLE:

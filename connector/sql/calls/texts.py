@@ -19,22 +19,22 @@ _FIELD_MAX = 10_000
 """The maximum number of the field in `split_part`."""
 
 
-def _translate_trim(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_trim(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node, frozenset(("this", "position")))
-    value = require_type(e.translate_value(node.this, scope), VARCHAR, node)
+    value = require_type(expressions.translate_value(node.this, scope), VARCHAR, node)
     return SqlValue(f"{_TRIMS[node.text('position').upper()]}({value.sql}, {quote_text(_WHITESPACE)})", VARCHAR)
 
 
-def _translate_length(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_length(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `length`: the number of characters of a text, or of bytes of a binary value."""
     check_args(node)
-    value = e.translate_value(node.this, scope)
+    value = expressions.translate_value(node.this, scope)
     if value.type == VARBINARY:
         return SqlValue(f"octet_length({value.sql})", BIGINT)
     return SqlValue(f"length({require_type(value, VARCHAR, node).sql})", BIGINT)
 
 
-def _translate_split_part(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_split_part(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `split_part` to a list, because DuckDB's function returns an empty text for a field that is absent."""
     check_args(node, frozenset(("this", "delimiter", "part_index")))
     delimiter, index = node.args["delimiter"], node.args["part_index"]
@@ -44,15 +44,18 @@ def _translate_split_part(e: Expressions, node: exp.Expr, scope: NameScope) -> S
     if not field:
         raise UnsupportedInDuckDB(f"{describe(node)}: the field must be a literal from 1 to {_FIELD_MAX:,}")
     value, separator = (
-        require_type(argument, VARCHAR, node) for argument in e.translate_values([node.this, delimiter], scope)
+        require_type(argument, VARCHAR, node)
+        for argument in expressions.translate_values([node.this, delimiter], scope)
     )
     return SqlValue(f"string_split({value.sql}, {separator.sql})[{field}]", VARCHAR)
 
 
-def _translate_concat_with_separator(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_concat_with_separator(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `concat_ws`. Null arguments are left out, and a null separator gives null."""
     check_args(node, frozenset(("expressions", "safe", "coalesce")))
-    values = [require_type(argument, VARCHAR, node) for argument in e.translate_values(node.expressions, scope)]
+    values = [
+        require_type(argument, VARCHAR, node) for argument in expressions.translate_values(node.expressions, scope)
+    ]
     if len(values) < 2:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
     return SqlValue(f"concat_ws({', '.join(value.sql for value in values)})", VARCHAR)

@@ -39,7 +39,7 @@ _FORMAT_CHARS_MAX = 100
 _YEAR_MAX = 9999
 
 
-def _translate_addition(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_addition(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `date_add`, whose number of units must be a literal."""
     check_args(node, frozenset(("this", "expression", "unit")))
     count, unit = node.expression, node.text("unit").upper()
@@ -51,30 +51,30 @@ def _translate_addition(e: Expressions, node: exp.Expr, scope: NameScope) -> Sql
         )
     factor, word = _ADDED_UNITS[unit]
     interval = SqlValue(f"INTERVAL {units * factor} {word}", INTERVAL, node)
-    value = e.translate_value(node.this, scope)
+    value = expressions.translate_value(node.this, scope)
     if not value.type.is_time:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
-    return shift_by_interval(e.read_in_utc(value, node), interval, sign, node)
+    return shift_by_interval(expressions.read_in_utc(value, node), interval, sign, node)
 
 
-def _translate_last_day(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_last_day(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
-    value = e.translate_value(node.this, scope)
+    value = expressions.translate_value(node.this, scope)
     if value.type not in (DATE, TIMESTAMP):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
     return SqlValue(f"last_day({value.sql})", DATE)
 
 
-def _translate_date(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_date(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `date(x)`, which is `CAST(x AS date)`."""
     check_args(node)
-    value = e.translate_value(node.this, scope)
+    value = expressions.translate_value(node.this, scope)
     if value.type not in (DATE, TIMESTAMP):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
     return cast(value, DATE)
 
 
-def _translate_constant_time(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_constant_time(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate functions that parse a literal: `from_iso8601_date`, `date_parse` and `from_unixtime`."""
     literal = parse_literal(node, casts_decimal=True)
     if literal is None or literal.kind not in ("date", "timestamp"):
@@ -85,7 +85,7 @@ def _translate_constant_time(e: Expressions, node: exp.Expr, scope: NameScope) -
     return parse_typed_text(literal.value, ZONED if is_zoned else TIMESTAMP, node)
 
 
-def _translate_format(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def _translate_format(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `date_format` with fields of a fixed length.
 
     A year before 0 or after 9999 is an error.
@@ -93,7 +93,7 @@ def _translate_format(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
     check_args(node, frozenset(("this", "format")))
     pattern = node.args.get("format")
     text = str(pattern.this) if isinstance(pattern, exp.Literal) and pattern.is_string else ""
-    value = e.translate_value(node.this, scope)
+    value = expressions.translate_value(node.this, scope)
     if not text or len(text) > _FORMAT_CHARS_MAX or value.type not in (DATE, TIMESTAMP):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
     # Trino formats a time with milliseconds.

@@ -28,7 +28,7 @@ _NUMBER_MAX = 1_000_000
 """The maximum number of rows in a frame or in `lag`, and of buckets in `ntile`."""
 
 
-def translate_window(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+def translate_window(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate a function with OVER."""
     check_args(node, frozenset(("this", "partition_by", "order", "spec", "over")))
     function, order, spec = node.this, node.args.get("order"), node.args.get("spec")
@@ -36,30 +36,34 @@ def translate_window(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVal
     if type(function) in _RANKS or isinstance(function, exp.Ntile):
         name, kind = _translate_rank(function), BIGINT
     elif type(function) in _SHIFTS:
-        name, kind = _translate_shift(e, function, scope)
+        name, kind = _translate_shift(expressions, function, scope)
     elif type(function) in _ENDS:
         check_args(function)
-        value = e.translate_value(function.this, scope)
+        value = expressions.translate_value(function.this, scope)
         name, kind = f"{_ENDS[type(function)]}({value.sql})", value.type
     else:
-        name, kind = _translate_window_aggregate(e, function, scope)
+        name, kind = _translate_window_aggregate(expressions, function, scope)
     if (type(function) in _RANKS or type(function) in _SHIFTS) and order is None:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated without ORDER BY")
     if spec is not None and (type(function) in (*_RANKS, *_SHIFTS) or isinstance(function, exp.Ntile)):
         raise UnsupportedInDuckDB(f"{describe(node)}: a frame is not translated for this function")
-    keys = [e.translate_value(key, scope) for key in node.args.get("partition_by") or ()]
+    keys = [expressions.translate_value(key, scope) for key in node.args.get("partition_by") or ()]
     for key in keys:
         check_comparable(key, node)
     window_parts = [f"PARTITION BY {', '.join(key.sql for key in keys)}"] if keys else []
     if order is not None:
         window_parts.append(
             "ORDER BY "
-            + ", ".join(translate_sort_key(e.translate_value(key.this, scope), key) for key in order.expressions)
+            + ", ".join(
+                translate_sort_key(expressions.translate_value(key.this, scope), key) for key in order.expressions
+            )
         )
     if spec is not None:
         window_parts.append(_translate_frame(spec, node))
     if isinstance(function, exp.Sum) and kind.name == "decimal":
-        return sum_decimals(e.translate_value(function.this, scope), over_clause=f" OVER ({' '.join(window_parts)})")
+        return sum_decimals(
+            expressions.translate_value(function.this, scope), over_clause=f" OVER ({' '.join(window_parts)})"
+        )
     text = f"{name} OVER ({' '.join(window_parts)})"
     # A nested type has no name in DuckDB's SQL. The function returns the type of its argument.
     return SqlValue(text if kind.is_nested else f"CAST({text} AS {name_duckdb_type(kind)})", kind)
@@ -75,16 +79,16 @@ def _translate_rank(function: exp.Expr) -> str:
     return f"ntile({buckets})"
 
 
-def _translate_shift(e: Expressions, function: exp.Expr, scope: NameScope) -> tuple[str, SqlType]:
+def _translate_shift(expressions: Expressions, function: exp.Expr, scope: NameScope) -> tuple[str, SqlType]:
     """Translate `lag` and `lead`, whose number of rows must be a literal."""
     check_args(function, frozenset(("this", "offset", "default")))
-    value, offset, default = e.translate_value(function.this, scope), function.args.get("offset"), None
+    value, offset, default = expressions.translate_value(function.this, scope), function.args.get("offset"), None
     rows = 1 if offset is None else read_whole_number(offset, _NUMBER_MAX)
     if rows is None:
         raise UnsupportedInDuckDB(f"{describe(function)}: the number of rows must be a literal")
     arguments = [value.sql, str(rows)]
     if function.args.get("default") is not None:
-        default = e.translate_value(function.args["default"], scope)
+        default = expressions.translate_value(function.args["default"], scope)
         if value.type == UNKNOWN and default.type != UNKNOWN:
             raise UnsupportedInDuckDB(f"{describe(function)} is not translated for a value without a type")
         value, default = to_common_type([value, default], function)
@@ -92,12 +96,12 @@ def _translate_shift(e: Expressions, function: exp.Expr, scope: NameScope) -> tu
     return f"{_SHIFTS[type(function)]}({', '.join(arguments)})", value.type
 
 
-def _translate_window_aggregate(e: Expressions, function: exp.Expr, scope: NameScope) -> tuple[str, SqlType]:
+def _translate_window_aggregate(expressions: Expressions, function: exp.Expr, scope: NameScope) -> tuple[str, SqlType]:
     if isinstance(function, exp.Count) and isinstance(function.this, exp.Star):
         return "count(*)", BIGINT
     if isinstance(function, exp.Count | exp.Sum | exp.Min | exp.Max) and not isinstance(function.this, exp.Distinct):
         check_args(function)
-        value = e.translate_value(function.this, scope)
+        value = expressions.translate_value(function.this, scope)
         name = type(function).__name__.lower()
         if isinstance(function, exp.Count):
             return f"count({value.sql})", BIGINT
@@ -122,15 +126,19 @@ def _translate_frame(spec: exp.Expr, node: exp.Expr) -> str:
     kind = spec.text("kind").upper()
     if start is None or end is None or kind not in ("ROWS", "RANGE"):
         raise UnsupportedInDuckDB(f"{describe(node)}: this frame is not translated")
-    if kind == "RANGE" and (start[0], end[0]) != ("UNBOUNDED PRECEDING", "CURRENT ROW"):
+    (start_text, start_rank), (end_text, end_rank) = start, end
+    if kind == "RANGE" and (start_text, end_text) != ("UNBOUNDED PRECEDING", "CURRENT ROW"):
         raise UnsupportedInDuckDB(f"{describe(node)}: this frame is not translated")
-    if start[1] > end[1]:
+    if start_rank > end_rank:
         raise InvalidRequest(f"{describe(node)}: the frame ends before its start")
-    return f"{kind} BETWEEN {start[0]} AND {end[0]}"
+    return f"{kind} BETWEEN {start_text} AND {end_text}"
 
 
 def _translate_bound(bound: exp.Expr | str | None, side: str | None) -> tuple[str, int] | None:
-    """Return a bound of a frame in DuckDB's SQL, and its class by position, or None if it is not translated."""
+    """Return a bound of a frame in DuckDB's SQL and its rank, or None if the bound is not translated.
+
+    The rank grows from 0 for the first row of the partition to 4 for its last row.
+    """
     side = str(side or "").upper()
     if isinstance(bound, exp.Expr):
         rows = read_whole_number(bound, _NUMBER_MAX)

@@ -195,7 +195,7 @@ def _read_groups(
     tasks = [
         number
         for number, task in enumerate(facts.tasks)
-        if _has_whole_file(task) and (not task.deletes or corrected_query is not None)
+        if _reads_whole_file(task) and (not task.deletes or corrected_query is not None)
     ]
     if not tasks:
         raise NotFromCube("deletes apply to all files of the plan")
@@ -203,7 +203,7 @@ def _read_groups(
     has_deletes = corrected_query is not None and any(file.deletes for file in files)
     columns = corrected_query.columns if corrected_query is not None and has_deletes else cube_query.columns
     ids = compute_file_ids(
-        [each.path for each in files], [each.size_bytes for each in files], [each.records for each in files]
+        [file.path for file in files], [file.size_bytes for file in files], [file.records for file in files]
     )
     groups, bits = client.cube_groups(
         facts.named.name,
@@ -267,13 +267,14 @@ def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, cu
     for number, attributes in cube_query.attributes.items():
         fields = {field.id: field.name for field in reads[number].named.open_table.schema.fields}
 
-        def find_number(
+        def find_dimension_number(
             predicate: Bound, attributes: Mapping[str, str] = attributes, fields: Mapping[int, str] = fields
         ) -> int | None:
+            # The columns of dimensions in the groups are named d0, d1 ….
             column = attributes.get(fields.get(predicate.column_id, ""))
             return None if column is None else int(column[1:])
 
-        parts.append(rename_condition(reads[number].where, find_number))
+        parts.append(rename_condition(reads[number].where, find_dimension_number))
     return join_by_and(*parts)
 
 
@@ -296,8 +297,8 @@ def _count_removed_rows(tasks: Sequence[ScanTask]) -> int:
     return min(sum(task.records for task in tasks), compared_rows + sum(positions.values()))
 
 
-def _has_whole_file(task: ScanTask) -> bool:
-    """Return whether the task has an entry id and reads all rows of its file, except deleted rows."""
+def _reads_whole_file(task: ScanTask) -> bool:
+    """Return whether the task reads all rows of its file except deleted rows, and its file id can be computed."""
     is_whole = task.removed_by is None and task.span is None
     return is_whole and task.records >= 0 and task.size_bytes >= 0
 

@@ -289,12 +289,12 @@ class _CubeTranslation(Translation):
         floats: bool,
     ) -> None:
         super().__init__(lambda node: tables[self._numbers_by_node[id(node)]].columns, now)
-        self._originals, self._open_tables, self._facts, self._cube = tables, open_tables, facts, cube
+        self._tables_without_cube, self._open_tables, self._facts, self._cube = tables, open_tables, facts, cube
         self._numbers_by_node: dict[int, int] = {}
-        self._by_number: dict[int, StoredTable] = {}
+        self._tables_by_number: dict[int, StoredTable] = {}
         self._replaced_tables: Sequence[ReplacedTable] = ()
         schema = open_tables[facts].schema
-        self._of_rows = Expressions(self.query, translate_function, now)
+        self._row_expressions = Expressions(self.query, translate_function, now)
         self.expressions = Expressions(self.query, self._translate_function, now)
         self._floats = floats
         self._fields_by_name = {field.name.lower(): field for field in schema.fields}
@@ -335,14 +335,14 @@ class _CubeTranslation(Translation):
     def run(self, tree: exp.Expr) -> CubeQuery:
         """Translate the query."""
         # If the column itself is a dimension, its truncations can be computed from it, so the column is visible.
-        whole = {dimension.path for dimension in self._dimensions.values() if dimension.unit is None}
+        untruncated_paths = {dimension.path for dimension in self._dimensions.values() if dimension.unit is None}
         times = [
             dimension.time
             for dimension in self._dimensions.values()
-            if dimension.time is not None and dimension.path not in whole
+            if dimension.time is not None and dimension.path not in untruncated_paths
         ]
         new_tree = replace_times(tree, times)
-        numbers = {id(table.node): number for number, table in enumerate(self._originals)}
+        numbers = {id(table.node): number for number, table in enumerate(self._tables_without_cube)}
         sources = {
             numbers[id(old)]: new
             for old, new in zip(list_sources(tree), list_sources(new_tree), strict=True)
@@ -350,7 +350,7 @@ class _CubeTranslation(Translation):
         }
         self._numbers_by_node = {id(node): number for number, node in sources.items()}
         self._replaced_tables = remove_tables(
-            new_tree, sources, self._originals, self._open_tables, self._facts, self._cube
+            new_tree, sources, self._tables_without_cube, self._open_tables, self._facts, self._cube
         )
         text, _ = self.query(new_tree, NameScope((), {}))
         row_values = {column: self._name_row_dimension(column) for column in self._groups.used}
@@ -372,7 +372,7 @@ class _CubeTranslation(Translation):
         attributes = {table.number: table.attributes for table in self._replaced_tables}
         corrected_query = self._correct(begin, text, columns, row_values, rows_text, source)
         return CubeQuery(
-            union_text, groups_text, corrected_query, self._by_number, self._facts, attributes, tuple(columns)
+            union_text, groups_text, corrected_query, self._tables_by_number, self._facts, attributes, tuple(columns)
         )
 
     def _correct(
@@ -408,7 +408,7 @@ class _CubeTranslation(Translation):
             f"-CAST({partials_by_column[column].row} AS {name_duckdb_type(partials_by_column[column].kind)})"
             for column in partials
         ]
-        facts_relation = WITHOUT_PUSHDOWN.format(self._by_number[self._facts].name)
+        facts_relation = WITHOUT_PUSHDOWN.format(self._tables_by_number[self._facts].name)
         deleted_rows_source = source.replace(facts_relation, WITHOUT_PUSHDOWN.format(DELETED_ROWS), 1)
         kinds = {column: name_duckdb_type(partials_by_column[column].kind) for column in partials}
         groups = [*keys, *(f"CAST({column} AS {kinds[column]}) AS {column}" for column in partials)]
@@ -443,7 +443,7 @@ class _CubeTranslation(Translation):
         """Return the union that replaces the facts. Only dimensions are visible as its columns."""
         number = self._numbers_by_node[id(node)]
         source, fields = super()._translate_table(node, alias, outer)
-        self._by_number[number] = self.tables[-1]
+        self._tables_by_number[number] = self.tables[-1]
         self._all_stored = NameScope((*self._all_stored.fields, *fields), {})
         if number != self._facts:
             return source, fields
@@ -514,17 +514,17 @@ class _CubeTranslation(Translation):
 
     # Aggregates
 
-    def _translate_function(self, e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+    def _translate_function(self, expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
         # In ORDER BY, the name of an output takes precedence over a column of the table.
         outputs = {field.name for field in scope.fields if field.stored is None}
         is_aggregate = isinstance(node, exp.Filter | exp.CountIf) or type(node) in _FUNCTIONS
         if is_aggregate and any(column.name.lower() in outputs for column in node.find_all(exp.Column)):
             raise NotFromCube(f"{describe(node)} in ORDER BY is the name of an output")
         if isinstance(node, exp.Filter) and type(node.this) in _FUNCTIONS and self._is_measure(node.this):
-            return self._combine(node.this, e.translate_condition(node.expression.this, scope))
+            return self._combine(node.this, expressions.translate_condition(node.expression.this, scope))
         if isinstance(node, exp.CountIf):
             check_args(node)
-            return self._combine(exp.Count(this=exp.Star()), e.translate_condition(node.this, scope))
+            return self._combine(exp.Count(this=exp.Star()), expressions.translate_condition(node.this, scope))
         if type(node) in _FUNCTIONS and self._is_measure(node):
             return self._combine(node)
         if isinstance(node, exp.Sum) and node.this == exp.Literal.number(1):
@@ -535,7 +535,7 @@ class _CubeTranslation(Translation):
         if isinstance(node, exp.Filter) and not isinstance(node.this, exp.Min | exp.Max):
             raise NotFromCube(f"{describe(node)} is not a measure of the cube")
         # The minimum, the maximum, and the distinct values of dimensions are computed from the groups like from rows.
-        return translate_function(e, node, scope)
+        return translate_function(expressions, node, scope)
 
     def _is_measure(self, node: exp.Expr) -> bool:
         measure = self._to_measure(node)
@@ -559,7 +559,7 @@ class _CubeTranslation(Translation):
                 if (
                     target is None
                     or target[0].stored is None
-                    or target[0].stored[0] is not self._by_number[self._facts]
+                    or target[0].stored[0] is not self._tables_by_number[self._facts]
                 ):
                     return None
                 visible, names = target
@@ -589,20 +589,24 @@ class _CubeTranslation(Translation):
         function, argument = _FUNCTIONS[type(node)], node.this
         measure = self._to_measure(node)
         assert measure is not None
-        value = None if isinstance(argument, exp.Star) else self._of_rows.translate_value(argument, self._stored_names)
+        value = (
+            None
+            if isinstance(argument, exp.Star)
+            else self._row_expressions.translate_value(argument, self._stored_names)
+        )
         if function == APPROX_DISTINCT:
             assert value is not None
             value = replace(value, sql=sketch_value(value, node))
         used_partials = [self._use_partial(partial, value) for partial in measure.partials]
-        texts = [f"{_UNION}.{output.column}" for output in used_partials]
+        partial_columns = [f"{_UNION}.{output.column}" for output in used_partials]
         if condition is not None:
-            texts = [f"CASE WHEN {condition} THEN {text} END" for text in texts]
+            partial_columns = [f"CASE WHEN {condition} THEN {text} END" for text in partial_columns]
         if function == APPROX_DISTINCT:
-            return SqlValue(write_count(texts[0]), BIGINT)
+            return SqlValue(write_count(partial_columns[0]), BIGINT)
         if function in (MIN, MAX):
-            return _combine_extremes(function, SqlValue(texts[0], used_partials[0].kind))
+            return _combine_extremes(function, SqlValue(partial_columns[0], used_partials[0].kind))
         if function == COUNT:
-            return SqlValue(f"CAST(coalesce(sum({texts[0]}), 0) AS BIGINT)", BIGINT)
+            return SqlValue(f"CAST(coalesce(sum({partial_columns[0]}), 0) AS BIGINT)", BIGINT)
         kind = used_partials[0].operand
         if kind.is_float and not self._floats:
             raise NotFromCube(f"{describe(node)} adds floats, which the session excludes")
@@ -610,8 +614,8 @@ class _CubeTranslation(Translation):
             # The engine adds integers of an average as doubles, whose last digits depend on the order of the additions.
             raise NotFromCube(f"{describe(node)} averages integers as floats, which the session excludes")
         if function == AVG:
-            return _combine_average(texts[0], texts[1], kind)
-        return _combine_sum(texts[0], kind)
+            return _combine_average(partial_columns[0], partial_columns[1], kind)
+        return _combine_sum(partial_columns[0], kind)
 
     def _use_partial(self, partial: Partial, value: SqlValue | None) -> _UsedPartial:
         """Record that the query uses a partial aggregate, and return it.

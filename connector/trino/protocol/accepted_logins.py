@@ -22,20 +22,22 @@ from multidict import CIMultiDict
 from seamark.connector.trino.protocol.coordinators import Coordinator
 
 REMEMBERED_S = 60.0
+"""The time in seconds for which an accepted login is stored."""
 LOGINS_MAX = 10_000
+"""The maximum number of accepted logins in memory."""
 CHECK_S = 2.0
 """The maximum time in seconds for which a statement waits for Trino's decision. It then runs without plans."""
 LOGIN_PATH = "/v1/query/20000101_000000_00000_aaaaa"
 """The path of the information of a query that does not exist. Trino requires a query id of this form."""
-_SINGLE_USE = ("negotiate", "ntlm")
+_SINGLE_USE_SCHEMES = ("negotiate", "ntlm")
 """The authentication schemes whose tokens are valid for one request. A check would use the statement's token."""
-_STATED_BY = ("authorization", "cookie", "x-forwarded-proto")
-_STATED_BY_SUFFIXES = ("-user", "-role", "-roles", "-credential", "-authorization")
+_IDENTITY_HEADERS = ("authorization", "cookie", "x-forwarded-proto")
+_IDENTITY_HEADER_SUFFIXES = ("-user", "-role", "-roles", "-credential", "-authorization")
 """The suffixes of the names of Trino's headers for users, roles and credentials.
 
 The prefix of these names is a setting of Trino.
 """
-_ACCEPTED = (200, 404, 410)
+_ACCEPTED_STATUSES = (200, 404, 410)
 """The statuses of Trino's response if a login is accepted. Any other status, such as a redirect, is a refusal."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
@@ -50,7 +52,7 @@ class AcceptedLogins:
         self._send = send
         self._now_s = clock
         self._key = secrets.token_bytes(32)
-        self._until_s: OrderedDict[bytes, float] = OrderedDict()
+        self._accepted_until_s: OrderedDict[bytes, float] = OrderedDict()
         self._login_checks: dict[bytes, asyncio.Task[bool]] = {}
 
     async def accepts(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
@@ -63,14 +65,14 @@ class AcceptedLogins:
             coordinator: The coordinator that decides.
             headers: The headers that the coordinator receives.
         """
-        if headers.get("Authorization", "").partition(" ")[0].lower() in _SINGLE_USE:
+        if headers.get("Authorization", "").partition(" ")[0].lower() in _SINGLE_USE_SCHEMES:
             return False
         login = self._hash_login(coordinator, headers)
-        if self._until_s.get(login, 0.0) > self._now_s():
+        if self._accepted_until_s.get(login, 0.0) > self._now_s():
             return True
         task = self._login_checks.get(login)
         if task is None:
-            task = self._login_checks[login] = asyncio.create_task(self._ask(login, coordinator, headers))
+            task = self._login_checks[login] = asyncio.create_task(self._ask_trino(login, coordinator, headers))
             task.add_done_callback(lambda _: self._login_checks.pop(login, None))
         try:
             async with asyncio.timeout(CHECK_S):
@@ -86,7 +88,7 @@ class AcceptedLogins:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask(self, login: bytes, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
+    async def _ask_trino(self, login: bytes, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
         try:
             async with await self._send("GET", coordinator, LOGIN_PATH, headers) as response:
                 status = response.status
@@ -94,19 +96,19 @@ class AcceptedLogins:
         except (aiohttp.ClientError, TimeoutError) as error:
             _log.warning("Trino did not answer whether it accepts a login", error=repr(error))
             return False
-        if status not in _ACCEPTED:
+        if status not in _ACCEPTED_STATUSES:
             return False
-        self._until_s[login] = self._now_s() + REMEMBERED_S
-        self._until_s.move_to_end(login)
-        while len(self._until_s) > LOGINS_MAX:
-            self._until_s.popitem(last=False)
+        self._accepted_until_s[login] = self._now_s() + REMEMBERED_S
+        self._accepted_until_s.move_to_end(login)
+        while len(self._accepted_until_s) > LOGINS_MAX:
+            self._accepted_until_s.popitem(last=False)
         return True
 
     def _hash_login(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bytes:
         identity_headers = sorted(
             (name.lower(), value)
             for name, value in headers.items()
-            if name.lower() in _STATED_BY or name.lower().endswith(_STATED_BY_SUFFIXES)
+            if name.lower() in _IDENTITY_HEADERS or name.lower().endswith(_IDENTITY_HEADER_SUFFIXES)
         )
         text = repr((coordinator.url, identity_headers)).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(text, key=self._key, digest_size=32).digest()

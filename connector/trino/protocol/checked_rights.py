@@ -21,7 +21,7 @@ from seamark.connector.trino.protocol.coordinators import Coordinator
 
 CHECKS_MAX = 10_000
 """The maximum number of checks in memory."""
-_IGNORED = frozenset(
+_IGNORED_HEADERS = frozenset(
     ("accept", "accept-encoding", "connection", "content-length", "content-type", "traceparent", "tracestate")
 )
 """The headers that do not affect rights."""
@@ -38,7 +38,7 @@ class CheckedRights:
         self._remembered_s = remembered_s
         self._now_s = clock
         self._key = secrets.token_bytes(32)
-        self._until_s: OrderedDict[bytes, float] = OrderedDict()
+        self._valid_until_s: OrderedDict[bytes, float] = OrderedDict()
 
     def has(self, coordinator: Coordinator, headers: CIMultiDict[str], check: str) -> bool:
         """Return whether a check has succeeded a short time ago.
@@ -48,19 +48,21 @@ class CheckedRights:
             headers: The headers that the coordinator receives, with the sender, its roles and the session.
             check: The text of the query that checks the rights.
         """
-        return self._until_s.get(self._hash(coordinator, headers, check), 0.0) > self._now_s()
+        return self._valid_until_s.get(self._hash(coordinator, headers, check), 0.0) > self._now_s()
 
     def add(self, coordinator: Coordinator, headers: CIMultiDict[str], check: str) -> None:
         """Record that a check has succeeded. The arguments are those of `has`."""
         if self._remembered_s <= 0:
             return
         key = self._hash(coordinator, headers, check)
-        self._until_s[key] = self._now_s() + self._remembered_s
-        self._until_s.move_to_end(key)
-        while len(self._until_s) > CHECKS_MAX:
-            self._until_s.popitem(last=False)
+        self._valid_until_s[key] = self._now_s() + self._remembered_s
+        self._valid_until_s.move_to_end(key)
+        while len(self._valid_until_s) > CHECKS_MAX:
+            self._valid_until_s.popitem(last=False)
 
     def _hash(self, coordinator: Coordinator, headers: CIMultiDict[str], check: str) -> bytes:
-        stated = sorted((name.lower(), value) for name, value in headers.items() if name.lower() not in _IGNORED)
-        text = repr((coordinator.url, stated, check)).encode("utf-8", "surrogatepass")
+        relevant_headers = sorted(
+            (name.lower(), value) for name, value in headers.items() if name.lower() not in _IGNORED_HEADERS
+        )
+        text = repr((coordinator.url, relevant_headers, check)).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(text, key=self._key, digest_size=32).digest()

@@ -26,7 +26,7 @@ class Breaker:
         self._failures = 0
         self._backoff_s = BACKOFF_S
         self._open_until_s: float | None = None
-        self._trial = False
+        self._is_trial = False
 
     @property
     def is_open(self) -> bool:
@@ -42,17 +42,17 @@ class Breaker:
         if self._now() < self._open_until_s:
             return False
         # This call is the trial. If its outcome is never recorded, a new trial is allowed after the same time.
-        self._open_until_s, self._trial = self._now() + self._backoff_s, True
+        self._open_until_s, self._is_trial = self._now() + self._backoff_s, True
         return True
 
     def record_success(self) -> None:
-        self._failures, self._backoff_s, self._open_until_s, self._trial = 0, BACKOFF_S, None, False
+        self._failures, self._backoff_s, self._open_until_s, self._is_trial = 0, BACKOFF_S, None, False
 
     def record_failure(self) -> None:
-        if self._open_until_s is not None and not self._trial:
+        if self._open_until_s is not None and not self._is_trial:
             return  # The failed call started before the breaker opened.
         self._failures += 1
-        if self._trial:
+        if self._is_trial:
             self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
-        if self._trial or self._failures >= FAILURES_MAX:
-            self._open_until_s, self._trial = self._now() + self._backoff_s, False
+        if self._is_trial or self._failures >= FAILURES_MAX:
+            self._open_until_s, self._is_trial = self._now() + self._backoff_s, False

@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 PROXY_PATH = "/seamark"
 """The prefix of the paths that the proxy itself answers. Trino has no paths with this prefix."""
 _PREFIX = f"{PROXY_PATH}/c/"
+_HASH_DIGITS = 8
+"""The number of hexadecimal digits in a prefix, which only have to differ between the coordinators of one proxy."""
 
 
 class UnknownCoordinator(Exception):
@@ -50,9 +52,9 @@ class Coordinators:
                 f"The coordinators are {', '.join(origins) or 'none'}; set at least one coordinator, and each of "
                 "them only once"
             )
-        several = len(origins) > 1
-        self.all = tuple(Coordinator(origin, _read_prefix(origin) if several else "") for origin in origins)
-        self._by_prefix = {_read_prefix(coordinator.url): coordinator for coordinator in self.all}
+        has_several = len(origins) > 1
+        self.all = tuple(Coordinator(origin, _make_prefix(origin) if has_several else "") for origin in origins)
+        self._by_prefix = {_make_prefix(coordinator.url): coordinator for coordinator in self.all}
         self._turn = itertools.count()
 
     def round_robin(self) -> tuple[Coordinator, ...]:
@@ -60,8 +62,8 @@ class Coordinators:
 
         The first coordinator receives the request. The others are used if the first cannot be reached.
         """
-        first = next(self._turn) % len(self.all)
-        return self.all[first:] + self.all[:first]
+        start = next(self._turn) % len(self.all)
+        return self.all[start:] + self.all[:start]
 
     def resolve(self, target: str) -> tuple[Coordinator | None, str]:
         """Return the coordinator with the target's path prefix, or None, and the target without the prefix.
@@ -89,8 +91,8 @@ class Coordinators:
             return None
 
 
-def _read_prefix(url: str) -> str:
-    return _PREFIX + hashlib.sha256(url.encode()).hexdigest()[:8]
+def _make_prefix(url: str) -> str:
+    return _PREFIX + hashlib.sha256(url.encode()).hexdigest()[:_HASH_DIGITS]
 
 
 def _read_origin(url: str) -> str:

@@ -42,16 +42,16 @@ Coordinators close idle connections after minutes. The time is shorter, so that 
 connection that the coordinator is closing.
 """
 _VIA = "1.1 seamark"
-_HOP_BY_HOP = (
+_HOP_BY_HOP_HEADERS = (
     *map(istr, ("Connection", "Keep-Alive", "Proxy-Connection", "TE", "Trailer", "Transfer-Encoding", "Upgrade")),
     *map(istr, ("Proxy-Authenticate", "Proxy-Authorization")),
 )
 # The headers that Jetty's ForwardedRequestCustomizer and Trino accept from proxies.
-_OF_PROXIES = (
+_PROXY_HEADERS = (
     *map(istr, ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Prefix")),
     *map(istr, ("X-Forwarded-Proto", "X-Forwarded-Server", "X-Proxied-Https", "Proxy-Auth-Cert", "Proxy-Ssl-Id")),
 )
-_NOT_UP = (*_HOP_BY_HOP, *_OF_PROXIES, *map(istr, ("Host", "Expect", "X-Seamark")))
+_HEADERS_NOT_FORWARDED = (*_HOP_BY_HOP_HEADERS, *_PROXY_HEADERS, *map(istr, ("Host", "Expect", "X-Seamark")))
 _log = structlog.get_logger("seamark.trino-proxy")
 
 Body = bytes | AsyncIterable[bytes] | None
@@ -62,7 +62,7 @@ _BODY_BYTES_PER_SECOND_MIN = 64 << 10
 
 The time limit of the body grows with the received bytes at this rate.
 """
-_UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+_CONNECTION_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 class RefusedBody(Exception):
@@ -103,7 +103,7 @@ class ClientBody:
         if self._content.is_eof() and self.refusal is None:
             chunk = self._content.read_nowait()
         else:
-            chunk = await self._wait()
+            chunk = await self._wait_for_chunk()
         self._size += len(chunk)
         if self._size > self._size_max:
             raise self._refuse(413, f"The request body is larger than {self._size_max:,} bytes (--body-bytes)")
@@ -121,7 +121,7 @@ class ClientBody:
         while chunk := await self.readany():
             yield chunk
 
-    async def _wait(self) -> bytes:
+    async def _wait_for_chunk(self) -> bytes:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         left_s = self._timeout_s + self._size / _BODY_BYTES_PER_SECOND_MIN - self._waited_s
@@ -188,7 +188,7 @@ class Forwarder:
         return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
 
     def request_headers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
-        headers = _drop_headers(request.headers, _NOT_UP)
+        headers = _drop_headers(request.headers, _HEADERS_NOT_FORWARDED)
         trusted_headers = request.headers if self._trust else {}
         proto = trusted_headers.get("X-Forwarded-Proto") or ("https" if request.secure else "http")
         host = trusted_headers.get("X-Forwarded-Host") or request.headers.get("Host") or _make_own_address(request)
@@ -228,7 +228,7 @@ class Forwarder:
                 headers["Accept-Encoding"] = "identity"
             try:
                 answer = await self.send(request.method, coordinator, target, headers, body)
-            except _UNREACHED as error:  # Nothing was sent, so the request can be sent to the next coordinator.
+            except _CONNECTION_ERRORS as error:  # Nothing was sent, so the request can be sent to the next coordinator.
                 _log.warning("the coordinator cannot be reached", coordinator=str(coordinator), error=str(error))
                 last_error = error
                 continue
@@ -239,7 +239,7 @@ class Forwarder:
                 return make_error_response(502, f"{coordinator} did not answer: {error or type(error).__name__}")
             async with answer:
                 if response_handler is None:
-                    return await _pass_back(request, answer, extra_headers or {})
+                    return await _send_to_client(request, answer, extra_headers or {})
                 try:
                     return await response_handler(
                         coordinator, answer, make_response_headers(answer, extra_headers or {})
@@ -251,31 +251,31 @@ class Forwarder:
 
 def make_response_headers(answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]) -> CIMultiDict[str]:
     """Return the headers that the client receives: the coordinator's headers and `extra_headers`."""
-    headers = _drop_headers(answer.headers, _HOP_BY_HOP)
+    headers = _drop_headers(answer.headers, _HOP_BY_HOP_HEADERS)
     headers.update(extra_headers)
     headers.setdefault("Server", "seamark")  # By default, aiohttp adds a header with its version.
     return headers
 
 
-async def _pass_back(
+async def _send_to_client(
     request: web.BaseRequest, answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]
 ) -> web.StreamResponse:
     """Send the coordinator's response to the client."""
     headers = make_response_headers(answer, extra_headers)
     try:
-        first = await answer.content.readany()
+        first_bytes = await answer.content.readany()
     except (aiohttp.ClientError, TimeoutError) as error:
         return make_error_response(
             502, f"The coordinator's response ended before its body: {error or type(error).__name__}"
         )
-    if first and answer.content.at_eof():  # Most responses are small and arrive in one packet.
+    if first_bytes and answer.content.at_eof():  # Most responses are small and arrive in one packet.
         headers.popall("Content-Length", None)
-        return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=first)
+        return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=first_bytes)
     response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
     await response.prepare(request)
     try:
-        if first:
-            await response.write(first)
+        if first_bytes:
+            await response.write(first_bytes)
         async for chunk in answer.content.iter_any():
             await response.write(chunk)
     except (aiohttp.ClientPayloadError, aiohttp.ServerTimeoutError) as error:

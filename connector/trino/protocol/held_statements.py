@@ -31,18 +31,20 @@ from seamark.connector.trino.protocol.access_rules import RuleDecision
 from seamark.connector.trino.protocol.forwarder import read_at_most
 from seamark.formats.runtime.decoding import convert_json
 
+_SHOWN_BYTES_MAX = 200
+"""The maximum number of bytes of a response in an error message."""
 INSPECTED_BYTES = 1 << 16
 """The maximum size in bytes of a response that is decoded. A longer response contains rows."""
 _QUEUED = "/v1/statement/queued/"
-_BEFORE_RUNNING = frozenset(("", "QUEUED", "WAITING_FOR_RESOURCES", "DISPATCHING", "PLANNING", "FAILED"))
+_STATES_BEFORE_RUNNING = frozenset(("", "QUEUED", "WAITING_FOR_RESOURCES", "DISPATCHING", "PLANNING", "FAILED"))
 _ENDED_BY_USERS = frozenset(("USER_CANCELED", "ADMINISTRATIVELY_KILLED", "ADMINISTRATIVELY_PREEMPTED"))
-_TOO_LARGE = frozenset((400, 413, 414, 431))
+_TOO_LARGE_STATUSES = frozenset((400, 413, 414, 431))
 """The HTTP statuses of Trino for a statement or a header that has become too long because of the names of plans."""
 FORBIDDEN = "RULES"
 """The name of the outcome if Trino's access rules forbid pruning."""
 RULES_UNREAD = "RULES_UNREAD"
 """The name of the outcome if the access rules could not be read in time."""
-_RESOURCES = "INSUFFICIENT_RESOURCES"
+_LACKS_RESOURCES = "INSUFFICIENT_RESOURCES"
 """The error type of statements for which the cluster has no resources. Running the original would add load."""
 
 
@@ -114,7 +116,7 @@ class FollowedStatement:
         self._get = get
         self._judge = judge
         self._decision_task: asyncio.Task[RuleDecision] | None = None
-        self._verdict = RuleDecision.UNKNOWN
+        self._decision = RuleDecision.UNKNOWN
         self._query_id = ""
         self._deadline_s = time.monotonic() + hold_s
         self.next_uri: str | None = None
@@ -149,8 +151,8 @@ class FollowedStatement:
         Return the response for the client, or the failure after which the original can be sent.
         """
         answer, results = await _read_first_answer(first, headers)
-        if answer.status in _TOO_LARGE:
-            return Failure(f"HTTP {answer.status}", answer.body[:200].decode("utf-8", "replace"))
+        if answer.status in _TOO_LARGE_STATUSES:
+            return Failure(f"HTTP {answer.status}", answer.body[:_SHOWN_BYTES_MAX].decode("utf-8", "replace"))
         if results is not None and results.error is not None and _may_retry_original(results.error):
             return Failure(results.error.error_name, results.error.message)
         self._query_id = results.id if results is not None else ""
@@ -160,7 +162,7 @@ class FollowedStatement:
                 self._start_judging()
             try:
                 response = await self._get(answer.next_uri)
-                body, results = await _read(response)
+                body, results = await _read_response(response)
             except (aiohttp.ClientError, TimeoutError):
                 break  # The original statement would fail with the same error.
             if results is None:
@@ -169,7 +171,7 @@ class FollowedStatement:
                 return Failure(results.error.error_name, results.error.message)
             if results.error is not None:  # The statement has failed, so it returns no rows.
                 return replace(answer, is_allowed=False)
-            answer = replace(answer, is_allowed=results.stats.state not in _BEFORE_RUNNING)
+            answer = replace(answer, is_allowed=results.stats.state not in _STATES_BEFORE_RUNNING)
             if results.next_uri is None or _has_started(results):
                 break
             answer = replace(answer, body=body, next_uri=results.next_uri)
@@ -177,12 +179,12 @@ class FollowedStatement:
 
     def _start_judging(self) -> None:
         """Start to read the access rules concurrently with the next response, when Trino has analysed the statement."""
-        if self._judge is None or self._verdict is not RuleDecision.UNKNOWN:
+        if self._judge is None or self._decision is not RuleDecision.UNKNOWN:
             return
         if self._decision_task is not None and self._decision_task.done():
-            self._verdict = self._decision_task.result()
+            self._decision = self._decision_task.result()
             self._decision_task = None
-        if self._decision_task is None and self._verdict is RuleDecision.UNKNOWN:
+        if self._decision_task is None and self._decision is RuleDecision.UNKNOWN:
             self._decision_task = asyncio.create_task(self._read_rules())
 
     async def _read_rules(self) -> RuleDecision:
@@ -195,13 +197,13 @@ class FollowedStatement:
         if self._judge is None or answer.status != 200:
             return answer
         if self._decision_task is not None:
-            self._verdict, self._decision_task = await self._decision_task, None
-        if self._verdict is RuleDecision.UNKNOWN:
-            self._verdict = await self._read_rules()
-        if self._verdict in (RuleDecision.UNKNOWN, RuleDecision.FORBIDDEN):
-            name = FORBIDDEN if self._verdict is RuleDecision.FORBIDDEN else RULES_UNREAD
-            return Failure(name, self._verdict.value, is_running=True)
-        return replace(answer, decision=self._verdict)
+            self._decision, self._decision_task = await self._decision_task, None
+        if self._decision is RuleDecision.UNKNOWN:
+            self._decision = await self._read_rules()
+        if self._decision in (RuleDecision.UNKNOWN, RuleDecision.FORBIDDEN):
+            name = FORBIDDEN if self._decision is RuleDecision.FORBIDDEN else RULES_UNREAD
+            return Failure(name, self._decision.value, is_running=True)
+        return replace(answer, decision=self._decision)
 
     async def wait_for_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoResponse:
         """Poll an unchanged query until it leaves Trino's queue or the time is over, and return the last response.
@@ -212,7 +214,7 @@ class FollowedStatement:
         while answer.next_uri is not None and _QUEUED in answer.next_uri and time.monotonic() < self._deadline_s:
             self.next_uri = answer.next_uri
             try:
-                body, results = await _read(await self._get(answer.next_uri))
+                body, results = await _read_response(await self._get(answer.next_uri))
             except (aiohttp.ClientError, TimeoutError):
                 return answer
             if results is None or results.next_uri is None or results.error is not None or _has_started(results):
@@ -236,7 +238,7 @@ async def _read_first_answer(
     return TrinoResponse(response.status, response.reason or "", headers, body, next_uri), results
 
 
-async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | None]:
+async def _read_response(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | None]:
     """Read a response, and return its body and its decoded content.
 
     The content is None if the status is not 200, or if the response is so long that it must contain rows.
@@ -260,12 +262,14 @@ def _read_results(response: aiohttp.ClientResponse, body: bytes) -> _Results | N
 def _has_started(results: _Results) -> bool:
     """Return whether the response has rows or completed splits, so that Trino has found the plan's files."""
     stats = results.stats
-    rows = bytes(results.data).strip() not in (b"null", b"[]")
-    return rows or stats.completed_splits > 0 or stats.processed_rows > 0 or stats.state in ("FINISHING", "FINISHED")
+    has_rows = bytes(results.data).strip() not in (b"null", b"[]")
+    return (
+        has_rows or stats.completed_splits > 0 or stats.processed_rows > 0 or stats.state in ("FINISHING", "FINISHED")
+    )
 
 
 def _may_retry_original(error: _Error) -> bool:
-    return error.error_name not in _ENDED_BY_USERS and error.error_type != _RESOURCES
+    return error.error_name not in _ENDED_BY_USERS and error.error_type != _LACKS_RESOURCES
 
 
 def parse_target(uri: str, prefix: str) -> str:

@@ -28,6 +28,7 @@ IDLE_S = 1.0
 """The idle time in seconds after which a plan is withdrawn. Until then, repeated statements share the plan."""
 _WITHDRAWN_PLANS_PER_REQUEST = 500
 _REMEMBERED_S = 60.0
+"""The time in seconds for which withdrawals are stored. Plans that were requested before a withdrawal are withdrawn."""
 _KNOWN_MAX = 100_000
 """The maximum number of plans that are tracked. Further plans exist until their leases end."""
 _log = structlog.get_logger("seamark.trino-proxy")
@@ -52,8 +53,7 @@ class PlanWithdrawal:
 
     Attributes:
         lease: A function that sends a lease request to the catalog. Its arguments are a table, the ids of plans, and
-            the
-            seconds of the lease: 0 withdraws the plans, and None renews their leases.
+            the seconds of the lease: 0 withdraws the plans, and None renews their leases.
     """
 
     def __init__(self, lease: Lease, idle_s: float = IDLE_S) -> None:
@@ -147,12 +147,12 @@ class PlanWithdrawal:
             if not state.statements and state.idle_since_s <= before_s:
                 idle[name].append(plan_id)
         for name, ids in idle.items():
-            for first in range(0, len(ids), _WITHDRAWN_PLANS_PER_REQUEST):
-                await self._withdraw_plans(name, ids[first : first + _WITHDRAWN_PLANS_PER_REQUEST])
+            for start in range(0, len(ids), _WITHDRAWN_PLANS_PER_REQUEST):
+                await self._withdraw_plans(name, ids[start : start + _WITHDRAWN_PLANS_PER_REQUEST])
 
     async def _withdraw_plans(self, name: Name, ids: list[int]) -> None:
         """Withdraw the plans of a table or view that no statement uses."""
-        states = {plan: state for number in ids if (state := self._plans.get(plan := (name, number))) is not None}
+        states = {plan: state for plan_id in ids if (state := self._plans.get(plan := (name, plan_id))) is not None}
         unused_plans = {plan: state for plan, state in states.items() if not state.statements}
         event = asyncio.Event()
         for state in unused_plans.values():

@@ -17,14 +17,15 @@ from seamark.cache.memory import MemoryCache
 from seamark.connector.trino.protocol.plan_withdrawal import PlanSnapshotRef
 
 _QUEUED = ["", "v1", "statement", "queued"]
-_BYTES = 16 << 20
+"""The parts of a path in Trino's queue before the query id: `/v1/statement/queued/QUERY_ID/SECRET/TOKEN`."""
+_STATEMENTS_BYTES_MAX = 16 << 20
 _BYTES_PER_PLAN = 500
-_EVERY_S_MAX = 300.0
+_RENEWAL_INTERVAL_MAX_S = 300.0
 """The maximum time in seconds between renewals, because the server may grant a shorter lease than requested."""
 
 
 @dataclass(slots=True)
-class _Waits:
+class _QueuedStatement:
     """A queued statement, and the time of the last renewal of its plans."""
 
     plans: Sequence[PlanSnapshotRef]
@@ -39,32 +40,34 @@ class QueuedStatements:
     """
 
     def __init__(self, lease_s: float) -> None:
-        self._every_s = min(lease_s / 4, _EVERY_S_MAX)
-        self._waits: MemoryCache[str, _Waits] = MemoryCache(_BYTES)
+        self._renewal_interval_s = min(lease_s / 4, _RENEWAL_INTERVAL_MAX_S)
+        self._statements: MemoryCache[str, _QueuedStatement] = MemoryCache(_STATEMENTS_BYTES_MAX)
 
-    def add(self, target: str, plans: Sequence[PlanSnapshotRef], made_s: float) -> None:
+    def add(self, target: str, plans: Sequence[PlanSnapshotRef], requested_s: float) -> None:
         """Track a statement that reads `plans`, if `target` is a path of Trino's queue.
 
         Args:
             target: The path of the statement's next URI.
             plans: The plans that the statement reads.
-            made_s: The time at which the plans were requested, on a monotonic clock.
+            requested_s: The time at which the plans were requested, on a monotonic clock.
         """
-        query = _find_query_id(target)
-        if query is not None and plans:
-            self._waits.put(query, _Waits(plans, made_s), _BYTES_PER_PLAN * len(plans))
+        query_id = _find_query_id(target)
+        if query_id is not None and plans:
+            self._statements.put(query_id, _QueuedStatement(plans, requested_s), _BYTES_PER_PLAN * len(plans))
 
     def list_plans_to_renew(self, target: str) -> Sequence[PlanSnapshotRef]:
         """Return the plans to renew before the proxy forwards a client's request for `target`."""
-        query = _find_query_id(target) if len(self._waits) else None
-        waits = self._waits.get(query) if query is not None else None
-        if waits is None or time.monotonic() - waits.renewed_s < self._every_s:
+        query_id = _find_query_id(target) if len(self._statements) else None
+        statement = self._statements.get(query_id) if query_id is not None else None
+        if statement is None or time.monotonic() - statement.renewed_s < self._renewal_interval_s:
             return ()
-        waits.renewed_s = time.monotonic()
-        return waits.plans
+        statement.renewed_s = time.monotonic()
+        return statement.plans
 
 
 def _find_query_id(target: str) -> str | None:
     """Return the query id in a path of the queue, or None for other paths."""
-    parts = target.split("/", 5)
-    return parts[4] if len(parts) == 6 and parts[:4] == _QUEUED else None
+    prefix_length = len(_QUEUED)
+    parts = target.split("/", prefix_length + 1)
+    has_id = len(parts) == prefix_length + 2 and parts[:prefix_length] == _QUEUED
+    return parts[prefix_length] if has_id else None

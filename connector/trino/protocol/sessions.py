@@ -24,12 +24,12 @@ Clients such as Trino's CLI and its JDBC driver can set tags, but no headers.
 PARTITION_FILTER = "query_partition_filter_required"
 """The session property of Trino's Iceberg catalogs that requires a condition on a partition column."""
 _OFF_HINT = re.compile(r"/\*\s*seamark\s*:\s*off\s*\*/", re.IGNORECASE)
-_WHO = ("X-Trino-User", "X-Trino-Original-User", "X-Trino-Role", "Authorization")
-_PREPARED = "X-Trino-Prepared-Statement"
-_COMPRESSED = "$zstd:"
+_SENDER_HEADERS = ("X-Trino-User", "X-Trino-Original-User", "X-Trino-Role", "Authorization")
+_PREPARED_HEADER = "X-Trino-Prepared-Statement"
+_COMPRESSED_PREFIX = "$zstd:"
 """The prefix of compressed prepared statements. The proxy does not change such statements."""
 _ZONE_PROPERTY = re.compile(r"(?:^|,)\s*time_zone_id\s*=", re.IGNORECASE)
-_PARTITION_FILTER = re.compile(rf"\.\s*{PARTITION_FILTER}\s*=\s*(?!false\s*(?:,|$))", re.IGNORECASE)
+_PARTITION_FILTER_PROPERTY = re.compile(rf"\.\s*{PARTITION_FILTER}\s*=\s*(?!false\s*(?:,|$))", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Session:
     in_transaction: bool = False
     off: bool = False
     user: str = ""
-    """The user with whose rights the statement runs, or None if the client does not declare the user."""
+    """The user with whose rights the statement runs, or empty if the client does not declare the user."""
     needs_partition_filter: bool = False
     """Whether Trino must refuse scans without a condition on a partition column.
 
@@ -65,15 +65,17 @@ def read_session(headers: CIMultiDictProxy[str]) -> Session:
         in_transaction=transaction.upper() not in ("", "NONE"),
         off=headers.get(OFF_HEADER, "").strip().lower() == "off" or OFF_TAG in (tag.strip() for tag in tags),
         user=headers.get("X-Trino-User", "").strip(),
-        needs_partition_filter=any(_PARTITION_FILTER.search(value) for value in headers.getall("X-Trino-Session", [])),
-        prepared={name: text for name, text in _parse_prepared(headers) if not text.startswith(_COMPRESSED)},
-        sender_hash=hash(tuple(headers.get(name, "") for name in _WHO)),
+        needs_partition_filter=any(
+            _PARTITION_FILTER_PROPERTY.search(value) for value in headers.getall("X-Trino-Session", [])
+        ),
+        prepared={name: text for name, text in _parse_prepared(headers) if not text.startswith(_COMPRESSED_PREFIX)},
+        sender_hash=hash(tuple(headers.get(name, "") for name in _SENDER_HEADERS)),
     )
 
 
 def count_prepared_characters(headers: CIMultiDictProxy[str]) -> int:
     """Return the number of characters that `read_session` decodes."""
-    return sum(map(len, headers.getall(_PREPARED, [])))
+    return sum(map(len, headers.getall(_PREPARED_HEADER, [])))
 
 
 def is_hinted_off(statement: str) -> bool:
@@ -85,13 +87,13 @@ def prepare(headers: CIMultiDict[str], name: str, text: str) -> None:
     other_statements = [
         f"{quote_plus(other)}={quote_plus(source)}" for other, source in _parse_prepared(headers) if other != name
     ]
-    headers[_PREPARED] = ",".join([*other_statements, f"{quote_plus(name)}={quote_plus(text)}"])
+    headers[_PREPARED_HEADER] = ",".join([*other_statements, f"{quote_plus(name)}={quote_plus(text)}"])
 
 
 def _parse_prepared(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> list[tuple[str, str]]:
     """Parse a header `name=text,…`, in which names and texts are URL-encoded."""
     statements = []
-    for item in (part for value in headers.getall(_PREPARED, []) for part in value.split(",")):
+    for item in (part for value in headers.getall(_PREPARED_HEADER, []) for part in value.split(",")):
         name, equals, text = item.strip().partition("=")
         if equals:
             statements.append((unquote_plus(name), unquote_plus(text)))

@@ -24,7 +24,9 @@ _STATEMENTS_MAX = 1000
 """The maximum number of statements that are measured at once."""
 _REPORT_S = 10.0
 _PAGES = ["", "v1", "statement"]
+"""The first parts of the path of a page: `/v1/statement/STATE/QUERY_ID/SECRET/TOKEN`."""
 _SECONDS_MIN = 1e-6
+"""The minimum time that is reported, because Seamark requires a positive time."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 
@@ -45,7 +47,7 @@ Send = Callable[[PlannedRead, float, Sequence[Name]], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Measured:
+class _Measurement:
     """A statement that is being measured, with the times of its start and of its last page."""
 
     reads: Sequence[PlannedRead]
@@ -67,7 +69,7 @@ class StatementTimes:
                 in seconds, and all tables of the statement. The tables are empty, except in one report of a statement.
         """
         self._send = send
-        self._measurements: dict[str, _Measured] = {}
+        self._measurements: dict[str, _Measurement] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._reports: set[asyncio.Task[None]] = set()
 
@@ -80,27 +82,27 @@ class StatementTimes:
             began_s: The time at which the statement was sent, on a monotonic clock.
         """
         counted_reads = [planned_read for planned_read in reads if planned_read.statement]
-        query = None if target is None else _find_query_id(target)
+        query_id = None if target is None else _find_query_id(target)
         if not counted_reads or len(self._measurements) >= _STATEMENTS_MAX:
             return
         tables = [planned_read.table for planned_read in reads]
-        measurement = _Measured(counted_reads, tables, began_s, time.monotonic())
-        if query is None:
+        measurement = _Measurement(counted_reads, tables, began_s, time.monotonic())
+        if query_id is None:
             self._start_report(measurement)
-        elif query not in self._measurements:
-            self._measurements[query] = measurement
-            self._check_later(query, _IDLE_S)
+        elif query_id not in self._measurements:
+            self._measurements[query_id] = measurement
+            self._check_later(query_id, _IDLE_S)
 
     def note_page(self, method: str, target: str) -> None:
         """Record that a client has received a page. After a DELETE, the statement is no longer measured."""
-        query = _find_query_id(target) if self._measurements else None
-        if query is None or query not in self._measurements:
+        query_id = _find_query_id(target) if self._measurements else None
+        if query_id is None or query_id not in self._measurements:
             return
         if method == "DELETE":
-            del self._measurements[query]
-            self._timers.pop(query).cancel()
+            del self._measurements[query_id]
+            self._timers.pop(query_id).cancel()
         else:
-            self._measurements[query].ended_s = time.monotonic()
+            self._measurements[query_id].ended_s = time.monotonic()
 
     async def close(self) -> None:
         """Report the statements that were measured, and wait for the reports."""
@@ -111,25 +113,25 @@ class StatementTimes:
         self._measurements.clear()
         await asyncio.gather(*self._reports, return_exceptions=True)
 
-    def _check_later(self, query: str, delay_s: float) -> None:
-        self._timers[query] = asyncio.get_running_loop().call_later(delay_s, self._check, query)
+    def _check_later(self, query_id: str, delay_s: float) -> None:
+        self._timers[query_id] = asyncio.get_running_loop().call_later(delay_s, self._check, query_id)
 
-    def _check(self, query: str) -> None:
+    def _check(self, query_id: str) -> None:
         """Report a statement whose client has requested no page for `_IDLE_S`."""
-        measurement = self._measurements[query]
-        left_s = measurement.ended_s + _IDLE_S - time.monotonic()
-        if left_s > 0:
-            self._check_later(query, left_s)
+        measurement = self._measurements[query_id]
+        remaining_s = measurement.ended_s + _IDLE_S - time.monotonic()
+        if remaining_s > 0:
+            self._check_later(query_id, remaining_s)
         else:
-            del self._measurements[query], self._timers[query]
+            del self._measurements[query_id], self._timers[query_id]
             self._start_report(measurement)
 
-    def _start_report(self, measurement: _Measured) -> None:
+    def _start_report(self, measurement: _Measurement) -> None:
         task = asyncio.create_task(self._report(measurement))
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
-    async def _report(self, measurement: _Measured) -> None:
+    async def _report(self, measurement: _Measurement) -> None:
         seconds, tables = max(_SECONDS_MIN, measurement.ended_s - measurement.began_s), measurement.tables
         try:
             async with asyncio.timeout(_REPORT_S):
@@ -142,5 +144,6 @@ class StatementTimes:
 
 def _find_query_id(target: str) -> str | None:
     """Return the query id in the path of a page, or None for other paths."""
-    parts = target.split("/", 5)
-    return parts[4] if len(parts) == 6 and parts[:3] == _PAGES else None
+    id_index = len(_PAGES) + 1
+    parts = target.split("/", id_index + 1)
+    return parts[id_index] if len(parts) == id_index + 2 and parts[: len(_PAGES)] == _PAGES else None

@@ -58,9 +58,13 @@ _POLL_S = 1.0
 """The maximum time in seconds for which a response waits for the end of the job, as in Trino."""
 _CHECK_S = 60.0
 _ANSWER_BYTES = 1 << 20
+"""The maximum size of a response of Trino to a check."""
+_SHOWN_BYTES_MAX = 200
+"""The maximum number of bytes of a response in an error message."""
 _ENDED_MAX = 1000
 """The maximum number of finished statements whose results are stored for their clients."""
 _ENDED_S = 600.0
+"""The time in seconds for which results are stored."""
 _ALTERS = re.compile(rb"\balter\b", re.IGNORECASE)
 _NO_TABLE = re.compile(r"[$@~]")
 _RULES = (
@@ -163,7 +167,7 @@ class TableStatements:
         """
         return self._jobs_max > 0 and _ALTERS.search(body) is not None
 
-    def _find(
+    def _parse_request(
         self, body: bytes, headers: CIMultiDictProxy[str], *, trust_time_zone: bool
     ) -> tuple[Requested, Session] | None:
         """Return the statement and its session, or None if the body has to be sent to Trino.
@@ -180,6 +184,7 @@ class TableStatements:
         session = read_session(headers)
         if session.off:
             return None
+        # The name may lack the catalog, or the catalog and the schema. The session has the missing levels.
         defaults = (session.catalog, session.schema)
         catalog, schema, table = (*defaults[: 3 - len(statement.table)], *(level.lower() for level in statement.table))
         if catalog not in self._catalogs or not schema or _NO_TABLE.search(table):
@@ -209,7 +214,7 @@ class TableStatements:
             trust_time_zone: Whether the time zone in the client's headers is the session's time zone.
         """
         try:
-            table_statement = self._find(body, headers, trust_time_zone=trust_time_zone)
+            table_statement = self._parse_request(body, headers, trust_time_zone=trust_time_zone)
         except InvalidRequest as error:
             return to_failed_answer(_make_error("SYNTAX_ERROR", error.message), base)
         if table_statement is None:
@@ -222,38 +227,38 @@ class TableStatements:
             )
         self._forget_ended()
         try:
-            self._check_room()
+            self._check_waiting()
             async with asyncio.timeout(_CHECK_S):
                 await _check_rights(request, send, judge)
-            self._check_room()  # Further statements may have arrived while the rights were checked.
+            self._check_waiting()  # Further statements may have arrived while the rights were checked.
         except NotAllowed as refusal:
             return to_failed_answer(refusal.error, base)
         except (aiohttp.ClientError, TimeoutError) as error:
             message = f"Trino did not answer whether this is allowed: {error or type(error).__name__}"
             return to_failed_answer(_make_error("GENERIC_INTERNAL_ERROR", message, "INTERNAL_ERROR"), base)
-        number = secrets.token_hex(16)
+        statement_id = secrets.token_hex(16)
         job = StatementJob(self._url, self._token, request.statement, request.utc)
-        self._statements[number] = _Statement(time.monotonic(), asyncio.create_task(self._run_in_turn(job)))
-        return self._answer(number, base)
+        self._statements[statement_id] = _Statement(time.monotonic(), asyncio.create_task(self._run_in_turn(job)))
+        return self._answer(statement_id, base)
 
-    async def answer(self, method: str, number: str, base: str) -> web.Response:
+    async def answer(self, method: str, statement_id: str, base: str) -> web.Response:
         """Answer a client's request for a statement.
 
         A GET waits for a second or until the job ends, and returns the next response. A DELETE kills the job.
         """
-        statement = self._statements.get(number)
+        statement = self._statements.get(statement_id)
         if method not in ("GET", "DELETE"):
             return web.Response(status=405, headers={"Allow": "GET, DELETE"})
         if statement is None:
             return web.Response(status=404, text="The statement is unknown to this proxy\n")
         if method == "DELETE":
-            del self._statements[number]
+            del self._statements[statement_id]
             statement.task.cancel()
             return web.Response(status=204)
         await asyncio.wait((statement.task,), timeout=_POLL_S)
-        if number not in self._statements:  # The statement was cancelled while the response waited.
+        if statement_id not in self._statements:  # The statement was cancelled while the response waited.
             return web.Response(status=404, text="The statement is unknown to this proxy\n")
-        return make_json_response(self._answer(number, base))
+        return make_json_response(self._answer(statement_id, base))
 
     async def close(self) -> None:
         """Kill all jobs."""
@@ -279,27 +284,31 @@ class TableStatements:
         )
         return answer
 
-    def _answer(self, number: str, base: str) -> Json:
-        statement = self._statements[number]
-        answer: Json = {"id": number, "infoUri": f"{base}{PATH}/{number}", "warnings": []}
+    def _answer(self, statement_id: str, base: str) -> Json:
+        statement = self._statements[statement_id]
+        answer: Json = {"id": statement_id, "infoUri": f"{base}{PATH}/{statement_id}", "warnings": []}
         if not statement.task.done():
-            return {**answer, "nextUri": f"{base}{PATH}/{number}", "stats": _make_stats("RUNNING", statement.began_s)}
-        statement.ended_s = statement.ended_s or time.monotonic()
-        result = statement.task.result()
-        if result.result is None:
             return {
                 **answer,
-                "error": _make_error("GENERIC_USER_ERROR", result.error),
+                "nextUri": f"{base}{PATH}/{statement_id}",
+                "stats": _make_stats("RUNNING", statement.began_s),
+            }
+        statement.ended_s = statement.ended_s or time.monotonic()
+        answer_of_job = statement.task.result()
+        if answer_of_job.result is None:
+            return {
+                **answer,
+                "error": _make_error("GENERIC_USER_ERROR", answer_of_job.error),
                 "stats": _make_stats("FAILED", statement.began_s),
             }
         signature = {"rawType": "bigint", "arguments": []}
         columns = [
             {"name": name, "type": "bigint", "typeSignature": signature} for name in get_type_hints(StatementResult)
         ]
-        rows = [list(msgspec.structs.astuple(result.result))]
+        rows = [list(msgspec.structs.astuple(answer_of_job.result))]
         return {**answer, "columns": columns, "data": rows, "stats": _make_stats("FINISHED", statement.began_s)}
 
-    def _check_room(self) -> None:
+    def _check_waiting(self) -> None:
         running_count = sum(not statement.task.done() for statement in self._statements.values())
         if running_count >= self._jobs_max * (1 + WAITING_MAX):
             message = "Too many statements that maintain tables are waiting at this proxy; try again later"
@@ -307,12 +316,12 @@ class TableStatements:
 
     def _forget_ended(self) -> None:
         now_s = time.monotonic()
-        ended_numbers = [number for number, statement in self._statements.items() if statement.task.done()]
-        for place, number in enumerate(ended_numbers):
-            statement = self._statements[number]
+        ended_ids = [statement_id for statement_id, statement in self._statements.items() if statement.task.done()]
+        for position, statement_id in enumerate(ended_ids):
+            statement = self._statements[statement_id]
             statement.ended_s = statement.ended_s or now_s
-            if now_s - statement.ended_s > _ENDED_S or place < len(ended_numbers) - _ENDED_MAX:
-                del self._statements[number]
+            if now_s - statement.ended_s > _ENDED_S or position < len(ended_ids) - _ENDED_MAX:
+                del self._statements[statement_id]
 
 
 async def run_in_process(job: StatementJob, *, authorities: str | None = None) -> StatementAnswer:
@@ -382,7 +391,7 @@ async def run_at_trino(statement: str, send: Send) -> str:
         async with response:
             body, is_complete = await read_at_most(response.content, _ANSWER_BYTES)
         if response.status != 200 or not is_complete:
-            text = " ".join(body[:200].decode("utf-8", "replace").split())
+            text = " ".join(body[:_SHOWN_BYTES_MAX].decode("utf-8", "replace").split())
             raise NotAllowed(_make_error("PERMISSION_DENIED", f"Trino answered HTTP {response.status}: {text}"))
         try:
             answer = convert_json(body, dict[str, Any])
@@ -397,10 +406,10 @@ async def run_at_trino(statement: str, send: Send) -> str:
 
 def to_failed_answer(error: Json, base: str) -> Json:
     """Return the only response to a statement that was refused."""
-    number = secrets.token_hex(16)
+    statement_id = secrets.token_hex(16)
     return {
-        "id": number,
-        "infoUri": f"{base}{PATH}/{number}",
+        "id": statement_id,
+        "infoUri": f"{base}{PATH}/{statement_id}",
         "error": error,
         "stats": _make_stats("FAILED", time.monotonic()),
         "warnings": [],
