@@ -25,7 +25,7 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.jobs.test_manifests import count_lineage
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import build_rows, count_scanned_rows, create
+from tests.connector.write.test_compaction import build_rows, count_scanned_rows, create_test_table
 from tests.seeds import first_seed, mark_fast
 
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(2), "id_bucket"))
@@ -47,7 +47,7 @@ def test_each_split_file_has_the_rows_of_one_new_bucket(
 ) -> None:
     rng = random.Random(first_seed())
     with open_catalog(server.url) as catalog:
-        create(catalog, version, spec)
+        create_test_table(catalog, version, spec)
         for number in range(4):
             append(client, "db.t", build_rows(range(100 * number, 100 * number + 100)))
             upsert(
@@ -79,7 +79,7 @@ def test_split_includes_the_change_of_a_concurrent_writer(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_BUCKET)
+        create_test_table(catalog, 2, BY_BUCKET)
         append(client, "db.t", build_rows(range(300)))
         resize(client, "db.t", buckets=4)
         keys = pa.table({"id": [1, 2, 3]})
@@ -100,7 +100,7 @@ def test_split_includes_the_change_of_a_concurrent_writer(
 @pytest.mark.slow
 def test_split_keeps_files_without_a_bucket_field(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows(range(10)))
         with catalog.load_table("db.t").update_spec() as update:
             update.add_field("id", BucketTransform(4), "id_bucket")
@@ -115,7 +115,7 @@ def test_split_can_be_undone_after_later_commits_and_repeated(
 ) -> None:
     """The undo keeps the rows of later writers, and rows keep their ids."""
     with open_catalog(server.url) as catalog:
-        create(catalog, version, BY_BUCKET)
+        create_test_table(catalog, version, BY_BUCKET)
         append(client, "db.t", build_rows(range(200)))
         resize(client, "db.t", buckets=8)
         files_before = set(read_ids_by_file(client))
@@ -139,7 +139,7 @@ def test_split_can_be_undone_after_later_commits_and_repeated(
 @pytest.mark.slow
 def test_split_whose_files_have_changed_is_not_undone(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_BUCKET)
+        create_test_table(catalog, 2, BY_BUCKET)
         append(client, "db.t", build_rows(range(50)))
         resize(client, "db.t", buckets=4)
         split_buckets(client, "db.t")

@@ -35,7 +35,7 @@ from tests.connector.jobs.test_expiration import read_snapshot, to_path
 from tests.connector.jobs.test_orphan_files import age_file, put_file
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import build_rows, create
+from tests.connector.write.test_compaction import build_rows, create_test_table
 from tests.seeds import examples, mark_fast
 
 HOUR_MS = 3_600_000
@@ -109,7 +109,7 @@ def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: M
     snapshots: dict[int, int] = {}
     removed_count = 0
     with open_catalog(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
         expected.add(0)
         table = catalog.load_table("db.t")
@@ -179,7 +179,7 @@ def test_old_files_stay_until_the_minimum_age_has_passed_on_the_server(
 ) -> None:
     """The clock was wrong before the server started, so only the times of the files show their age."""
     with open_catalog(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
         live_path = write_uncommitted_file(table.location(), 1)
@@ -200,7 +200,7 @@ def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(
     server: ServerThread, client: IndexClient
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
         orphan = put_file(catalog.load_table("db.t"), "data/orphan.parquet")
         parts = server.components.catalog.context
@@ -219,7 +219,7 @@ def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(
 def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexClient) -> None:
     """Both an engine's commit and a change of the API are refused. Files that still exist are committed."""
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
         late_path, kept_path = write_uncommitted_file(table.location(), 1), write_uncommitted_file(table.location(), 2)
@@ -250,7 +250,7 @@ def test_removal_of_a_file_during_its_commit_is_detected(
 ) -> None:
     """The commit checks its files. Then a removal, which began earlier, deletes one of them."""
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
         location = catalog.load_table("db.t").location()
         late_path, *other_paths = (write_uncommitted_file(location, number) for number in range(100))
@@ -304,7 +304,7 @@ def test_files_are_checked_before_the_commit_lock_is_taken(
         await check_stored(*args)
 
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
         put_file(catalog.load_table("db.t"), "data/orphan.parquet")
         assert remove_orphan_files(client, "db.t").files == 1

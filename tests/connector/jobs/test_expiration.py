@@ -33,7 +33,7 @@ from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.port import InstantFilter
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import build_rows, create
+from tests.connector.write.test_compaction import build_rows, create_test_table
 from tests.seeds import examples, list_seeds_by_version
 
 Rows = Counter[tuple[Any, ...]]
@@ -97,7 +97,7 @@ def change_rows(
 
 
 def create_history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Table:
-    create(catalog, 2)
+    create_test_table(catalog, 2)
     for number in range(commits):
         upsert(client, "db.t", build_rows([1, number], f"{number}:"), keys=["id"], mode="copy-on-write")
     return catalog.load_table("db.t")
@@ -151,7 +151,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
     paths: set[Path] = set()
     expired_count = 0
     with open_catalog(server.url) as catalog:
-        create(catalog, version)
+        create_test_table(catalog, version)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
 

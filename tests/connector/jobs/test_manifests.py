@@ -38,7 +38,7 @@ from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
 from tests.connector.jobs.test_orphan_files import list_all_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create_test_table
 from tests.seeds import first_seed, list_seeds_by_version
 
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(8), "id_bucket"))
@@ -98,7 +98,7 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
     rng, rewritten = random.Random(first_seed() * 10 + case), 0
     with open_catalog(server.url) as catalog:
         properties = {"commit_manifest_target-size-bytes": str(rng.choice((9000, 20_000, 8 << 20)))}
-        create(catalog, version, rng.choice((PartitionSpec(), BY_PART, BY_BUCKET)), **NO_MERGE, **properties)
+        create_test_table(catalog, version, rng.choice((PartitionSpec(), BY_PART, BY_BUCKET)), **NO_MERGE, **properties)
         for step in range(20):
             ids, work = sorted(rng.sample(range(300), rng.randint(1, 40))), rng.random()
             if work < 0.4:
@@ -139,7 +139,7 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
 
 def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_PART, **NO_MERGE, **{"commit_manifest_target-size-bytes": "6500"})
+        create_test_table(catalog, 2, BY_PART, **NO_MERGE, **{"commit_manifest_target-size-bytes": "6500"})
         for number in range(30):
             append(client, "db.t", build_rows(range(number * 30, number * 30 + 30)))
         table = catalog.load_table("db.t")
@@ -165,7 +165,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
     rewrite reads the manifests again, at most three times.
     """
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_PART, **NO_MERGE)
+        create_test_table(catalog, 2, BY_PART, **NO_MERGE)
         for number in range(6):
             append(client, "db.t", build_rows([number, number + 100]))
         commit = ManifestRewrite._commit
@@ -232,7 +232,7 @@ def test_policy_sets_the_number_of_manifests_from_which_a_rewrite_is_due(
     client: IndexClient, server: ServerThread
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
+        create_test_table(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
         for number in range(4):
             append(client, "db.t", build_rows([number]))
         assert run_manifests(client, ("db", "t")) != {}, "each partition is in four manifests"
@@ -251,7 +251,7 @@ def test_policy_sets_the_number_of_manifests_from_which_a_rewrite_is_due(
 @pytest.mark.slow
 def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 1)
+        create_test_table(catalog, 1)
         with pytest.raises(InvalidRequest, match="format version 1"):
             rewrite_manifests(client, "db.t")
 
@@ -264,7 +264,7 @@ def test_manifest_and_undo_commands_print_their_changes(client: IndexClient, ser
         return " ".join(result.output.split())
 
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_PART, **NO_MERGE)
+        create_test_table(catalog, 2, BY_PART, **NO_MERGE)
         assert "has no snapshot" in run_command("statistics", "db.t")
         for number in range(4):
             append(client, "db.t", build_rows(range(number * 3, number * 3 + 3)))

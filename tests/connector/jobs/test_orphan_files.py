@@ -39,7 +39,7 @@ from tests.connector.jobs.test_expiration import (
 )
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import build_rows, create
+from tests.connector.write.test_compaction import build_rows, create_test_table
 from tests.seeds import examples, list_seeds_by_version
 
 DAY_S = 24 * 3600
@@ -132,7 +132,7 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
     monkeypatch.setattr(orphan_removal, "_LISTED_OBJECTS_PER_BATCH", rng.choice([5, 1000]))
     removed_count = 0
     with open_catalog(server.url) as catalog:
-        create(catalog, version)
+        create_test_table(catalog, version)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
         contents: dict[int, Any] = {}

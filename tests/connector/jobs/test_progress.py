@@ -18,7 +18,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import build_rows, create
+from tests.connector.write.test_compaction import build_rows, create_test_table
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
     client: IndexClient, server: ServerThread, name: str
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, PartitionSpec())
+        create_test_table(catalog, 2, PartitionSpec())
         for number in range(6):
             append(client, "db.t", build_rows(range(9 * number, 9 * number + 9)))
         client.put_index("db.t", "by_id", kind="bloom", columns=["id"])

@@ -33,7 +33,13 @@ from seamark.formats.protocol.wire import RECHECK_AFTER
 from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create, read_with_pyiceberg
+from tests.connector.write.test_compaction import (
+    BY_PART,
+    build_rows,
+    count_scanned_rows,
+    create_test_table,
+    count_pyiceberg_rows,
+)
 from tests.seeds import first_seed, mark_fast
 
 SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
@@ -41,7 +47,7 @@ SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
 
 def test_second_rewrite_job_of_a_table_is_refused_and_stays_due(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
     with rewrite_lease(client, "db.t", job="a merge"):
         for service in ("compaction", "bucket-splitting"):
             assert JOBS[service](client, ("db", "t")).keys() == {RECHECK_AFTER}
@@ -56,7 +62,7 @@ def test_second_rewrite_job_of_a_table_is_refused_and_stays_due(client: IndexCli
 @pytest.mark.slow
 def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
     for number in range(3):
         append(client, "db.t", build_rows([number]))
     statement = parse_statement("ALTER TABLE db.t MERGE FILES")
@@ -86,7 +92,7 @@ def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexCl
 @pytest.mark.slow
 def test_files_with_recently_changed_rows_are_left_out_of_rewrites(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
     for number in range(3):
         append(client, "db.t", build_rows(range(10 * number, 10 * number + 10)))
     opened_table = open_table(client, "db.t", At(), history=True)
@@ -122,7 +128,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
     partial_commits = 0
     with open_catalog(server.url) as catalog:
         for number in range(6):
-            create(catalog, version, rng.choice([BY_PART, BY_PART, PartitionSpec()]))
+            create_test_table(catalog, version, rng.choice([BY_PART, BY_PART, PartitionSpec()]))
             model = {key: f"{number}{key}" for key in range(60)}
             for first in range(0, 60, 15):
                 append(client, "db.t", build_rows(range(first, first + 15), f"{number}"))
@@ -169,7 +175,7 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
     rng = random.Random(first_seed())
     undone = 0
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         model: dict[int, str] = {}
         for number in range(8):
             for first in range(0, 20, 10):
@@ -196,5 +202,5 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
             assert {row[0]: row[2] for row in count_scanned_rows(client)} == model, (
                 f"seed {first_seed()}, round {number}"
             )
-            assert {row[0]: row[2] for row in read_with_pyiceberg(catalog)} == model
+            assert {row[0]: row[2] for row in count_pyiceberg_rows(catalog)} == model
     assert undone > 1

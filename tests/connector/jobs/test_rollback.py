@@ -28,7 +28,7 @@ from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_manifests import NO_MERGE, count_entries
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create_test_table
 from tests.seeds import examples, first_seed, mark_fast
 from tests.server.rig import OffsetClock
 
@@ -53,7 +53,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
     with open_catalog(server.url) as catalog:
         for _ in range(examples(12, 9)):
             spec = rng.choice([PartitionSpec(), BY_PART])
-            create(catalog, version, spec)
+            create_test_table(catalog, version, spec)
             model: dict[int, str] = {}
 
             def change(text: str, model: dict[int, str] = model, spec: PartitionSpec = spec) -> None:
@@ -113,7 +113,7 @@ def test_undo_reverts_the_newest_job_and_refuses_invalid_requests_with_a_reason(
     client: IndexClient, server: ServerThread
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
     append(client, "db.t", build_rows(range(3)))
     with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
@@ -134,7 +134,7 @@ def test_undo_reverts_the_newest_job_and_refuses_invalid_requests_with_a_reason(
 
 def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
     for number in range(3):
         append(client, "db.t", build_rows([number]))
     compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
@@ -150,7 +150,7 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
     server = ServerThread(tmp_path, warehouse=tmp_path.as_uri(), clock=clock)
     server.start()
     with closing(IndexClient(server.url)) as client, open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         for number in range(3):
             append(client, "db.t", build_rows([number]))
         compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
@@ -182,7 +182,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
     outcomes = Counter[str]()
     with open_catalog(server.url) as catalog:
         for later_change in ("nothing", "append", "delete"):
-            create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **NO_MERGE)
+            create_test_table(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **NO_MERGE)
             for number in range(rng.randint(3, 6)):
                 append(client, "db.t", build_rows(range(9 * number, 9 * number + 9)))
                 if rng.random() < 0.3:

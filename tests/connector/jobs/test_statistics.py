@@ -30,7 +30,7 @@ from seamark.formats.runtime.errors import BadRequest
 from tests.connector.jobs.test_orphan_files import age_all_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, create
+from tests.connector.write.test_compaction import BY_PART, build_rows, create_test_table
 from tests.connector.write.test_upserts import create_upsert_table as create_table
 from tests.seeds import first_seed
 
@@ -61,7 +61,7 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
     """Values of removed rows count until a tenth of the rows is removed, so the upper limit includes them."""
     rng, incremental = random.Random(first_seed()), 0
     with open_catalog(server.url) as catalog:
-        create(catalog, version, rng.choice((PartitionSpec(), BY_PART)))
+        create_test_table(catalog, version, rng.choice((PartitionSpec(), BY_PART)))
         ever: set[int] = set()
         for step in range(14):
             work = rng.random()
@@ -98,7 +98,7 @@ def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
     client: IndexClient, server: ServerThread
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_PART)
+        create_test_table(catalog, 2, BY_PART)
         append(client, "db.t", build_rows(range(30_000)))
         assert compute_statistics(client, "db.t").files == 3
         append(client, "db.t", build_rows(range(30_000, 31_000)))
@@ -154,7 +154,9 @@ def test_policy_decides_when_and_for_which_columns_statistics_are_computed(
     client: IndexClient, server: ServerThread
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **{"seamark_statistics_columns": "id, gone", "seamark_statistics_changed-percent": "20"})
+        create_test_table(
+            catalog, 2, **{"seamark_statistics_columns": "id, gone", "seamark_statistics_changed-percent": "20"}
+        )
         assert compute_statistics(client, "db.t").snapshot_id is None
         append(client, "db.t", build_rows(range(100)))
         assert run_statistics(client, ("db", "t"))["rows"] == 100
@@ -173,7 +175,7 @@ def test_policy_decides_when_and_for_which_columns_statistics_are_computed(
 
 def test_damaged_or_missing_statistics_are_computed_again(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows(range(100)))
         compute_statistics(client, "db.t")
         (path,) = list_statistics_files(catalog)
@@ -194,7 +196,7 @@ def test_expiration_and_orphan_removal_keep_statistics_of_live_snapshots(
     client: IndexClient, server: ServerThread
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_PART)
+        create_test_table(catalog, 2, BY_PART)
         for number in range(3):
             append(client, "db.t", build_rows(range(number * 10, number * 10 + 10)))
             compute_statistics(client, "db.t")
@@ -222,7 +224,7 @@ def test_refused_statistics_commit_leaves_no_file(
         raise Conflict("refused")
 
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_PART)
+        create_test_table(catalog, 2, BY_PART)
         append(client, "db.t", build_rows(range(10)))
         folder = Path(catalog.load_table("db.t").location().removeprefix("file://"))
         files_before = set(folder.rglob("*"))
@@ -238,7 +240,7 @@ def test_partition_statistics_contain_the_totals_of_each_partition(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, version, BY_PART)
+        create_test_table(catalog, version, BY_PART)
         append(client, "db.t", build_rows(range(300)))
         delete(client, "db.t", keys=pa.table({"id": [0, 1, 3]}), mode="merge-on-read")
         assert compute_statistics(client, "db.t").partitions == 3

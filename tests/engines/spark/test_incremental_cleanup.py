@@ -30,8 +30,8 @@ from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_expiration import list_needed_files, list_snapshot_ids, list_stored_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
-from tests.connector.write.test_shared_puffins import Vectors
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create_test_table
+from tests.connector.write.test_shared_puffins import PuffinFiles
 from tests.seeds import first_seed
 from tests.server.rig import OffsetClock
 from tests.services.spark import new_catalog
@@ -96,7 +96,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: CleanupLake,
     for number in range(rounds):
         with open_catalog(lake.server.url) as catalog:
             merges = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
-            create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **merges)
+            create_test_table(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **merges)
             model: dict[int, str] = {}
             for step in range(rng.randint(3, 6)):
                 _change_rows(lake.client, rng, model, f"{step}:")
@@ -141,7 +141,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLa
     name, shared_count = f"{lake.catalog}.db.t", 0
     for _ in range(rounds):
         with open_catalog(lake.server.url) as catalog:
-            create(catalog, 3, **{"write.delete.mode": "merge-on-read"})
+            create_test_table(catalog, 3, **{"write.delete.mode": "merge-on-read"})
             model: dict[int, str] = {}
             for step in range(3):
                 first = 20 * step
@@ -157,7 +157,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLa
                     lake.spark.sql(f"REFRESH TABLE {name}")
                 for id_ in removed_model:
                     del model[id_]
-                vectors = Vectors(catalog.load_table("db.t"))
+                vectors = PuffinFiles(catalog.load_table("db.t"))
                 shared_count += sum(count > 1 for count in vectors.live_paths.values())
                 assert not vectors.marked_paths & vectors.live_paths.keys()
                 assert vectors.all_paths - vectors.live_paths.keys() <= vectors.marked_paths
