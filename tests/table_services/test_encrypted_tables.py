@@ -12,7 +12,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append
 from seamark.metaserver.timeline.instants import MAINTENANCE
 from tests.connector.jobs.encrypted.test_encrypted_merges import (
-    CONFIGURATIONS,
+    ENCRYPTED_VALUES,
     encrypt,
     list_paths,
     read_protections,
@@ -26,7 +26,7 @@ from tests.waits import block_until
 ROOT = Path(__file__).parents[2]
 KMS = {"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:ConfiguredKms", "PYTHONPATH": str(ROOT)}
 SECRET = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
-"""(column, key) pairs that CONFIGURATIONS[2] encrypts."""
+"""(column, key) pairs that ENCRYPTED_VALUES encrypts."""
 
 
 def write_files(server: Seamark) -> IndexClient:
@@ -38,7 +38,7 @@ def write_files(server: Seamark) -> IndexClient:
     for number in range(6):
         append(client, "db.t", build_rows(random.Random(number), range(number * 20, number * 20 + 20)))
     for path in list_paths(client):
-        encrypt(path, CONFIGURATIONS[2])
+        encrypt(path, ENCRYPTED_VALUES)
     return client
 
 

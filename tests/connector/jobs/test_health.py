@@ -1,4 +1,4 @@
-"""`seamark health` on tables with known problems."""
+"""Tests of `seamark health` on tables with known problems."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_health_finds_each_problem_until_its_remedy_has_run(
         with catalog.load_table("db.t").transaction() as transaction:
             transaction.set_properties({"history.expire.max-snapshot-age-ms": "0"})
         health = client.health("db.t")
-        partitions = 3 if spec.fields else 1
+        partition_count = 3 if spec.fields else 1
         data, deletes = client.files("db.t", content="data"), client.files("db.t", content="deletes")
-        assert (health["files"], health["files-if-compacted"]) == (6 * partitions, partitions)
+        assert (health["files"], health["files-if-compacted"]) == (6 * partition_count, partition_count)
         assert (health["small-files"], health["delete-files"]) == (data.num_rows, deletes.num_rows)
         assert (health["records"], health["deleted-records"]) == (54, 6)
         assert health["size-in-bytes"] == sum(data["file_size_in_bytes"].to_pylist())

@@ -36,9 +36,9 @@ from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import (
     BY_PART,
     build_rows,
+    count_pyiceberg_rows,
     count_scanned_rows,
     create_test_table,
-    count_pyiceberg_rows,
 )
 from tests.seeds import first_seed, mark_fast
 

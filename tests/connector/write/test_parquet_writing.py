@@ -202,7 +202,7 @@ def _to_literal(kind: str, value: Any) -> Any:
 
 
 def test_metrics_equal_the_metrics_of_pyicebergs_writer(tmp_path: Path) -> None:
-    """Bounds of zeros differ, because Seamark's bounds have a sign. PyIceberg writes no bounds for fields of structs."""
+    """Bounds of zeros differ, because Seamark's bounds have a sign. PyIceberg writes no bounds of fields in structs."""
     kept_fields = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
     rows = draw_rows(5, 60).select([field.name for field in kept_fields])
     file, metadata = write_file(tmp_path, rows, Schema(tuple(kept_fields)))

@@ -1,4 +1,4 @@
-"""Tests that batches become data files: every row is in one file of its partition, in order, and no file is too large."""
+"""Tests of the data files of batches: each row is in one file of its partition, in order, and no file is too large."""
 
 from __future__ import annotations
 
