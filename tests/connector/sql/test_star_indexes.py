@@ -640,9 +640,6 @@ def test_changed_keys_equal_those_of_dictionaries() -> None:
                 )
                 for attributes in attributes_by_key
             ]
-            expected_keys = {
-                key
-                for key in attributes_by_key[0].keys() | attributes_by_key[1].keys()
-                if attributes_by_key[0].get(key) != attributes_by_key[1].get(key)
-            }
+            old, new = attributes_by_key
+            expected_keys = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
             assert {int(key) for key in find_changed_keys(*tables).to_pylist()} == expected_keys
