@@ -149,7 +149,8 @@ def _build_rows_query(part: int) -> str:
         f"named_struct('a', if(j IN (0, 49), int(j), int(k)), 'b', concat('k', id)), smallint(j), "
         f"timestampadd(HOUR, id, timestamp'2026-01-01'), date_add(date'2020-01-01', int(id)), id / 4, id * 1.5D, "
         f"j % 2 = 0, cast(concat('b', id) AS binary){extra_column} "
-        f"FROM (SELECT *, k + {ID_STEP} * j AS id FROM (SELECT id div 2 AS j, {2 * part} + id % 2 AS k FROM range(100)))"
+        f"FROM (SELECT *, k + {ID_STEP} * j AS id "
+        f"FROM (SELECT id div 2 AS j, {2 * part} + id % 2 AS k FROM range(100)))"
     )
 
 

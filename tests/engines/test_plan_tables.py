@@ -71,7 +71,8 @@ def test_spark_and_pyiceberg_read_only_the_files_of_a_plan_table(engines: PlanTa
     engines.run_sql("CREATE TABLE {db}.ranges (id bigint, s string) USING iceberg")
     for first_id in range(0, 60, 10):
         engines.run_sql(
-            f"INSERT INTO {{db}}.ranges SELECT /*+ COALESCE(1) */ id, concat('n', id) FROM range({first_id}, {first_id + 10})"
+            "INSERT INTO {db}.ranges SELECT /*+ COALESCE(1) */ id, concat('n', id) "
+            f"FROM range({first_id}, {first_id + 10})"
         )
     plan = engines.client.plan_table("db.ranges", "id BETWEEN 18 AND 23")
     assert plan.name is not None

@@ -138,7 +138,8 @@ def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
         tables.run_sql("CREATE TABLE {db}.t (id bigint, payload string) USING iceberg")
         for first_id in range(0, 300, 100):
             tables.run_sql(
-                f"INSERT INTO {{db}}.t SELECT /*+ COALESCE(1) */ id, concat('p', id) FROM range({first_id}, {first_id + 100})"
+                "INSERT INTO {db}.t SELECT /*+ COALESCE(1) */ id, concat('p', id) "
+                f"FROM range({first_id}, {first_id + 100})"
             )
         encryption_configuration = encrypted.build_configuration({"k1": ["payload"]}, plaintext_footer=True)
         for path in tables.client.files("db.t", content="data")["file_path"].to_pylist():

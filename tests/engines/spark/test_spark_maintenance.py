@@ -90,10 +90,8 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
                 id_: tables.run_sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
                 for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")
             }
-            young_ids = {
-                id_ for id_, committed_at in tables.run_sql(f"SELECT snapshot_id, committed_at FROM {{db}}.{name}.snapshots")
-                if committed_at >= oldest_kept_time
-            }  # fmt: skip
+            all_commits = tables.run_sql(f"SELECT snapshot_id, committed_at FROM {{db}}.{name}.snapshots")
+            young_ids = {id_ for id_, committed_at in all_commits if committed_at >= oldest_kept_time}
             older_ms = int(oldest_kept_time.timestamp() * 1000)
             totals = expire(tables.client, f"db.{name}", older_than_ms=older_ms, retain_last=snapshots_min)
             live_snapshot_ids = {id_ for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}

@@ -183,8 +183,8 @@ def test_time_travel_reads_the_plan_of_that_snapshot(rig: StarRig) -> None:
     old_snapshot_id = snapshots[0][0]
     for text in (
         f"SELECT count(*), max(id) FROM {{db}}.sales VERSION AS OF {old_snapshot_id} WHERE id > 45",
-        f"SELECT b.id FROM {{db}}.sales FOR SYSTEM_VERSION AS OF '{old_snapshot_id}' a JOIN {{db}}.sales b ON a.id = b.id "
-        "WHERE a.id = 44 AND b.note = 'red'",
+        f"SELECT b.id FROM {{db}}.sales FOR SYSTEM_VERSION AS OF '{old_snapshot_id}' a "
+        "JOIN {db}.sales b ON a.id = b.id WHERE a.id = 44 AND b.note = 'red'",
         f"WITH s AS (FROM {{db}}.sales VERSION AS OF {old_snapshot_id}), sales AS (FROM s) "
         "SELECT note FROM sales WHERE id = 44",
     ):

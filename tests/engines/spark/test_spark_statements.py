@@ -81,8 +81,8 @@ class SparkStatementTables(SparkTables):
         rows = self.run_sql(f"SELECT *{lineage} FROM {{db}}.{table}")
         if version < 3:
             return Counter(map(repr, rows))
-        # The first 40 rows have the row ids 0 to 39. An inserted row may have any new id. For all other rows, the test compares the id and whether the last
-        # statement changed the row.
+        # The first 40 rows have the row ids 0 to 39. An inserted row may have any new id. For all other rows, the
+        # test compares the id and whether the last statement changed the row.
         newest_sequence = max((row[-1] for row in rows), default=0)
         return Counter(
             repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest_sequence)) for row in rows
@@ -401,7 +401,9 @@ def test_statement_that_seamark_cannot_run_is_run_by_iceberg_with_a_reason(rig: 
         f"DELETE FROM {table} WHERE id IN (SELECT max(id) FROM {table})": "also reads the table",
         f"MERGE INTO {table} t USING (SELECT 1L AS id) s ON t.id > s.id WHEN MATCHED THEN DELETE": "equality",
         f"MERGE INTO {table} t USING (SELECT 1L AS id) {merge_clause} NOT MATCHED BY SOURCE THEN DELETE": "SOURCE",
-        f"MERGE WITH SCHEMA EVOLUTION INTO {table} t USING (SELECT 1L AS id) {merge_clause} MATCHED THEN DELETE": "schema",
+        f"MERGE WITH SCHEMA EVOLUTION INTO {table} t USING (SELECT 1L AS id) {merge_clause} MATCHED THEN DELETE": (
+            "schema"
+        ),
         f"INSERT INTO {table} SELECT * FROM {table}": "not a MERGE",
     }
     for text, reason in reasons.items():
