@@ -96,7 +96,7 @@ class Queries:
 
     def _create_alias(self) -> str:
         self._alias_count += 1
-        return f"t{self._aliases}"
+        return f"t{self._alias_count}"
 
     def _draw_lateral(self) -> str:
         """Return a query with a lateral subquery, and in some cases with a join in the subquery.

@@ -67,7 +67,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def create_name(self, prefix: str) -> str:
         self.name_count += 1
-        return f"{prefix}{self.count:05}"
+        return f"{prefix}{self.name_count:05}"
 
     def transact(self, *operations: Any) -> None:
         expected = self.model.apply(operations)

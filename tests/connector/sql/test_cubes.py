@@ -175,7 +175,7 @@ class RandomAggregates:
         if rng.random() < 0.5:
             text += f" WHERE {' AND '.join(self._draw_condition(dimensions) for _ in range(rng.randint(1, 2)))}"
         if keys:
-            text += f" GROUP BY {self._group(keys, random.Random(text))}"
+            text += f" GROUP BY {self._draw_grouping(keys, random.Random(text))}"
         if rng.random() < 0.3:
             text += f" HAVING {rng.choice(measures)} IS NOT NULL AND count(*) > {rng.randint(0, 3)}"
         if rng.random() < 0.1:

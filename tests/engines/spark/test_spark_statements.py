@@ -110,13 +110,13 @@ class RandomSparkStatements:
             [self._draw_equality(), *rng.choices(("t.n < s.n + 5", "t.ok", "s.k <> 3"), k=rng.choice((0, 0, 1)))]
         )
         clauses = [
-            f"WHEN MATCHED{self._draw_and_condition()} THEN {self._change()}"
+            f"WHEN MATCHED{self._draw_and_condition()} THEN {self._draw_matched_action()}"
             for _ in range(rng.choice((0, 1, 1, 1, 2)))
         ]
         if len(clauses) == 2 and " AND " not in clauses[0]:
             clauses[0] = clauses[0].replace("MATCHED", "MATCHED AND t.k > 2", 1)
         if not clauses or rng.random() < 0.6:
-            clauses.append(f"WHEN NOT MATCHED{rng.choice(('', ' AND s.n % 3 = 0'))} THEN {self._insert()}")
+            clauses.append(f"WHEN NOT MATCHED{rng.choice(('', ' AND s.n % 3 = 0'))} THEN {self._draw_insert_action()}")
         if rng.random() < 0.1:
             clauses.append("WHEN NOT MATCHED BY SOURCE AND t.n > 35 THEN DELETE")
         return f"MERGE INTO {{t}} t USING ({self._draw_source()}) s ON {join_condition} {' '.join(clauses)}"
