@@ -19,7 +19,7 @@ from seamark.connector.write.upserts import upsert
 from seamark.metaserver.commit.changes import commit_priority
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import build_rows, create
+from tests.connector.write.test_compaction import build_rows, create_test_table
 from tests.seeds import examples
 from tests.waits import block_until
 
@@ -49,7 +49,7 @@ def test_row_changes_of_pyiceberg_commit_during_upserts_of_other_rows(server: Se
                 upsert_counts[writer] += 1
 
     with open_catalog(server.url) as catalog, closing(IndexClient(server.url)) as client:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows(range(changes)))
         writers = [threading.Thread(target=upsert_until_over, args=(writer,)) for writer in range(2)]
         for writer in writers:

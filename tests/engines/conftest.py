@@ -15,7 +15,8 @@ import pytest
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 
-STORAGES = ("local files", "S3, signed by the server", "S3, keys from the server")
+LOCAL_FILES, SIGNED_S3, S3_WITH_VENDED_KEYS = "local files", "S3, signed by the server", "S3, keys from the server"
+STORAGES = (LOCAL_FILES, SIGNED_S3, S3_WITH_VENDED_KEYS)
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ def lake(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     home = tmp_path_factory.mktemp("lake")
     warehouse, env = "", {}
     properties: dict[str, str] = {}
-    if request.param.startswith("S3"):
+    if request.param != LOCAL_FILES:
         s3: S3 = request.getfixturevalue("s3")
         warehouse = f"s3://{s3.create_bucket()}/warehouse"
-        access = "signing" if "signed" in request.param else "static"
+        access = "signing" if request.param == SIGNED_S3 else "static"
         delegation = "remote-signing" if access == "signing" else "vended-credentials"
         env = {**s3.build_seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": access}
         properties = {"header.X-Iceberg-Access-Delegation": delegation}
@@ -47,6 +48,7 @@ TESTS_WITH_VENDED_KEYS = {
     "test_spark_creates_inserts_and_creates_tables_as_select",
     "test_pyiceberg_creates_appends_scans_deletes_and_overwrites",
 }
+"""The fast tests over S3 with vended keys."""
 TESTS_ON_LOCAL_FILES_ONLY = {
     "test_spark_creates_inserts_and_creates_tables_as_select",
     "test_sparks_maintenance_procedures_rewrite_and_expire",
@@ -63,6 +65,7 @@ TESTS_ON_LOCAL_FILES_ONLY = {
     "test_pyiceberg_replaces_and_inserts_rows_by_upsert",
     "test_pyiceberg_lists_renames_and_drops_in_nested_namespaces",
 }
+"""Tests that are fast only over local files."""
 SIGNED_MERGE = {"version": 3, "mode": "merge-on-read"}
 """The MERGE case over signed S3, where the test also creates and fills the table.
 
@@ -91,15 +94,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_twin(item: pytest.Function) -> bool:
+    """Return whether another test has the same access to storage, so that this test can be slow."""
     parameters, name = item.callspec.params, item.originalname
-    if parameters.get("lake") == STORAGES[2]:
+    if parameters.get("lake") == S3_WITH_VENDED_KEYS:
         return name not in TESTS_WITH_VENDED_KEYS and not name.startswith("test_plan_table")
-    if parameters.get("lake") == STORAGES[1]:
+    if parameters.get("lake") == SIGNED_S3:
         return name in TESTS_ON_LOCAL_FILES_ONLY or (
             name == "test_spark_merges_updates_and_deletes" and not SIGNED_MERGE.items() <= parameters.items()
         )
     # Other tests in Spark change rows of tables on local files.
-    return parameters.get("lake") == STORAGES[0] and name == "test_spark_merges_updates_and_deletes"
+    return parameters.get("lake") == LOCAL_FILES and name == "test_spark_merges_updates_and_deletes"
 
 
 @pytest.fixture

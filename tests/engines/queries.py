@@ -31,10 +31,12 @@ JOINS = {
     ("stores", "sales"): ("opened", "day"),
 }
 _DAYS = ("2026-01-05", "2026-01-20", "2026-02-01", "2026-03-10", "1969-12-31")
-_KINDS = ("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN")
+_JOIN_KINDS = ("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN")
+_LEFT_ONLY_JOIN_KINDS = _JOIN_KINDS[4:]
+"""Joins that return only columns of the left side."""
 
 
-_WIDER = (("item", "store", "bigint"), ("price", "id", "decimal(9,2)"), ("day", "nt", "timestamp_ntz"))
+_CONVERTED_COLUMNS = (("item", "store", "bigint"), ("price", "id", "decimal(9,2)"), ("day", "nt", "timestamp_ntz"))
 """Pairs of fact columns that a set operation converts, with their common type."""
 
 
@@ -49,11 +51,12 @@ class Queries:
         self._rng = rng
         self._db = db
         self._past = past
-        self._aliases = 0
+        self._alias_count = 0
 
     def query(self) -> str:
+        """Return a random query of a random form."""
         rng = self._rng
-        shapes = [
+        drawers = [
             self._draw_lateral,
             self._draw_set_operation,
             self._draw_window_query,
@@ -61,25 +64,26 @@ class Queries:
             self._draw_mixed_type_query,
             self._draw_comparison_query,
         ]
-        kind = rng.randrange(9 + len(shapes) + bool(self._past))
-        if kind >= 9:
-            return [*shapes, self._draw_time_travel][kind - 9]()
-        if kind < 4:
+        # The forms below 9 are drawn here, and each further form by a function.
+        form_number = rng.randrange(9 + len(drawers) + bool(self._past))
+        if form_number >= 9:
+            return [*drawers, self._draw_time_travel][form_number - 9]()
+        if form_number < 4:
             return self._draw_select()[0]
-        if kind == 4:
-            first, columns = self._draw_select(1)
+        if form_number == 4:
+            select, columns = self._draw_select(1)
             word = rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "EXCEPT ALL"])
-            return f"SELECT * FROM ({first} {word} {first}) u WHERE {self._draw_condition(columns, 'u')}"
-        if kind == 5:
+            return f"SELECT * FROM ({select} {word} {select}) u WHERE {self._draw_condition(columns, 'u')}"
+        if form_number == 5:
             table = rng.choice(["sales", "items"])
-            parts = [
+            selects = [
                 f"SELECT * FROM {self._db}.{table} WHERE {self._draw_table_condition(table, table)}" for _ in range(2)
             ]
             word = rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT"])
             columns = {name: name for name in TABLES[table]}
             where = self._draw_condition({name: TABLES[table][name] for name in columns}, "u")
-            return f"SELECT * FROM ({parts[0]} {word} {parts[1]}) u WHERE {where}"
-        if kind == 6:
+            return f"SELECT * FROM ({selects[0]} {word} {selects[1]}) u WHERE {where}"
+        if form_number == 6:
             inner, columns = self._draw_select(1)
             a, b = rng.sample(list(columns), 1)[0], rng.sample(list(columns), 1)[0]
             condition = f"a.{a} = b.{a}" if rng.random() < 0.7 or columns[a] != columns[b] else f"a.{a} = b.{b}"
@@ -88,11 +92,11 @@ class Queries:
                 f"WITH w AS ({inner}) SELECT a.* FROM w a {word} w b ON {condition} AND "
                 f"{self._draw_condition(columns, 'b')} WHERE {self._draw_condition(columns, 'a')}"
             )
-        return self._draw_grouped_query() if kind == 7 else self._draw_filtered_aggregate_query()
+        return self._draw_grouped_query() if form_number == 7 else self._draw_filtered_aggregate_query()
 
     def _create_alias(self) -> str:
-        self._aliases += 1
-        return f"t{self._aliases}"
+        self._alias_count += 1
+        return f"t{self._alias_count}"
 
     def _draw_lateral(self) -> str:
         """Return a query with a lateral subquery, and in some cases with a join in the subquery.
@@ -142,7 +146,7 @@ class Queries:
     def _draw_comparison_query(self) -> str:
         """Return a query that compares a column with an extreme of some rows, or with a column of another table."""
         rng = self._rng
-        column, table, other = rng.choice(
+        column, table, other_column = rng.choice(
             [
                 *(("day", "sales", "day"), ("id", "sales", "id"), ("nt", "sales", "nt"), ("item", "sales", "item")),
                 *(("day", "stores", "opened"), ("id", "items", "i_id"), ("item", "items", "size")),
@@ -154,26 +158,29 @@ class Queries:
         rows = f"{self._db}.{table} q" + (
             f" WHERE {self._draw_table_condition(table, 'q')}" if rng.random() < 0.7 else ""
         )
-        values = [f"(SELECT {extreme}(q.{other}) FROM {rows})" for extreme in rng.sample(["max", "min"], 2)]
+        values = [f"(SELECT {extreme}(q.{other_column}) FROM {rows})" for extreme in rng.sample(["max", "min"], 2)]
         sales = f"SELECT f.id, f.{column} FROM {self._db}.sales f"
         where = f" AND {self._draw_table_condition('sales', 'f')}" if rng.random() < 0.3 else ""
         if rng.random() < 0.3:
             extreme = rng.choice(["max", "min"])
-            names = f"WITH m AS (SELECT {extreme}(q.{other}) AS e FROM {rows}), n AS (SELECT e AS l FROM m)"
+            named_queries = (
+                f"WITH m AS (SELECT {extreme}(q.{other_column}) AS e FROM {rows}), n AS (SELECT e AS l FROM m)"
+            )
             name, compared_column = rng.choice([("m", "m.e"), ("n", "n.l")])
             return rng.choice(
                 [
-                    f"{names} {sales}, {name} WHERE f.{column} {op} {compared_column}{where}",
-                    f"{names} {sales} {rng.choice(_KINDS)} {name} ON f.{column} {op} {compared_column}{where}",
-                    f"{names} {sales} WHERE f.{column} {op} (SELECT {compared_column} FROM {name}){where}",
+                    f"{named_queries} {sales}, {name} WHERE f.{column} {op} {compared_column}{where}",
+                    f"{named_queries} {sales} {rng.choice(_JOIN_KINDS)} {name} "
+                    f"ON f.{column} {op} {compared_column}{where}",
+                    f"{named_queries} {sales} WHERE f.{column} {op} (SELECT {compared_column} FROM {name}){where}",
                 ]
             )
         if rng.random() < 0.6:
             between_condition = f"f.{column} BETWEEN {values[0]} AND {values[1]}"
             return f"{sales} WHERE {rng.choice([f'f.{column} {op} {values[0]}', between_condition])}{where}"
-        kind = rng.choice(_KINDS)
-        end = f" AND f.{column} {rng.choice(['<', '<='])} q.{other}" if rng.random() < 0.5 else ""
-        join_condition = f"f.{column} {op} q.{other}{end} AND {self._draw_table_condition(table, 'q')}"
+        kind = rng.choice(_JOIN_KINDS)
+        end = f" AND f.{column} {rng.choice(['<', '<='])} q.{other_column}" if rng.random() < 0.5 else ""
+        join_condition = f"f.{column} {op} q.{other_column}{end} AND {self._draw_table_condition(table, 'q')}"
         return (
             f"{sales} {kind} {self._db}.{table} q ON {join_condition} WHERE {self._draw_table_condition('sales', 'f')}"
         )
@@ -211,7 +218,7 @@ class Queries:
         pairs = [(left, two, right) for (_, two), (left, right) in JOINS.items() if left in columns]
         if pairs and rng.random() < 0.5:
             column, other, other_column = rng.choice(pairs)
-            kind = rng.choice(_KINDS)
+            kind = rng.choice(_JOIN_KINDS)
             text += (
                 f" {kind} {self._db}.{other} d ON w.{column} = d.{other_column} AND"
                 f" {self._draw_table_condition(other, 'd')}"
@@ -225,7 +232,7 @@ class Queries:
         inner = f"(WITH sales AS (SELECT * FROM sales WHERE {where[1]}) SELECT * FROM sales WHERE {where[2]})"
         other_table = rng.choice([inner, f"{self._db}.sales", "items"])
         first = f"WITH sales AS (SELECT * FROM {self._db}.sales WHERE {where[0]}), items AS (SELECT * FROM sales)"
-        kind = rng.choice(_KINDS)
+        kind = rng.choice(_JOIN_KINDS)
         return (
             f"{first} SELECT sales.id, sales.note FROM sales {kind} {other_table} b ON sales.id = b.id "
             f"AND {self._draw_table_condition('sales', 'b')} WHERE {where[3]}"
@@ -234,7 +241,7 @@ class Queries:
     def _draw_mixed_type_query(self) -> str:
         """Return a set operation on columns of two types."""
         rng = self._rng
-        first, other, kind = rng.choice(_WIDER)
+        first, other, kind = rng.choice(_CONVERTED_COLUMNS)
         sides = [
             f"SELECT {name} AS v, id FROM {self._db}.sales WHERE {self._draw_table_condition('sales', 'sales')}"
             for name in (first, other)
@@ -258,7 +265,7 @@ class Queries:
             other, column = rng.choice([("sales", "id"), ("items", "i_id"), ("sales", "id")])
             join_column = "id" if other == "sales" else "item"
             text += (
-                f" {rng.choice(_KINDS)} {self._db}.{other} c ON p.{join_column} = c.{column} AND"
+                f" {rng.choice(_JOIN_KINDS)} {self._db}.{other} c ON p.{join_column} = c.{column} AND"
                 f" {self._draw_table_condition(other, 'c')}"
             )
         return f"{text} WHERE {self._draw_table_condition('sales', 'p')}"
@@ -302,13 +309,13 @@ class Queries:
             if pair is None:
                 break
             (old_alias, column), (other, other_column) = pair
-            new_alias, kind = self._create_alias(), rng.choice(_KINDS + ("JOIN",) * 5)
+            new_alias, kind = self._create_alias(), rng.choice(_JOIN_KINDS + ("JOIN",) * 5)
             condition = f" AND {self._draw_table_condition(other, new_alias)}" if rng.random() < 0.3 else ""
             equality = "<=>" if rng.random() < 0.05 else "="
             sides = f"{self._draw_side(old_alias, column)} {equality} {self._draw_side(new_alias, other_column)}"
             text += f" {kind} {self._draw_source(other, depth)} {new_alias} ON {sides}{condition}"
             sources[new_alias] = other
-            hidden_names |= {new_alias} if kind in _KINDS[4:] else set()
+            hidden_names |= {new_alias} if kind in _LEFT_ONLY_JOIN_KINDS else set()
         if table == "sales" and rng.random() < 0.2:
             text += rng.choice(
                 [
@@ -363,14 +370,15 @@ class Queries:
     def _draw_pair(
         self, sources: dict[str, str], hidden_names: set[str]
     ) -> tuple[tuple[str, str], tuple[str, str]] | None:
-        results = []
+        """Return an alias and its column, and another table and its column that can be joined with it."""
+        pairs = []
         for alias, table in sources.items():
             if alias in hidden_names:
                 continue
             for (first, other), (column, other_key) in JOINS.items():
-                results += [((alias, column), (other, other_key))] if first == table else []
-                results += [((alias, other_key), (first, column))] if other == table else []
-        return self._rng.choice(results) if results else None
+                pairs += [((alias, column), (other, other_key))] if first == table else []
+                pairs += [((alias, other_key), (first, column))] if other == table else []
+        return self._rng.choice(pairs) if pairs else None
 
     def _draw_subquery(self, outer_source: tuple[str, str]) -> str:
         rng = self._rng
@@ -416,10 +424,10 @@ class Queries:
         function = self._draw_function(f"{alias}.{name}", kind) if rng.random() < 0.35 else None
         if function is not None:
             return f"NOT ({function})" if rng.random() < 0.15 else function
-        function = self._draw_leaf(f"{alias}.{name}", kind)
+        function = self._draw_plain_comparison(f"{alias}.{name}", kind)
         return f"NOT ({function})" if rng.random() < 0.15 else function
 
-    def _draw_leaf(self, column: str, kind: str) -> str:
+    def _draw_plain_comparison(self, column: str, kind: str) -> str:
         rng = self._rng
         op = rng.choice(["=", "<", "<=", ">", ">=", "<>", "<=>", "="])
         if rng.random() < 0.08:

@@ -29,6 +29,8 @@ Model = dict[int, int]
 
 @dataclass(frozen=True)
 class BucketLake:
+    """Tables of `id` and `v` in buckets, which Spark and a Seamark client change."""
+
     client: SeamarkClient
     spark: SparkSession
     db: str
@@ -56,10 +58,10 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with Seamark(tmp_path_factory.mktemp("buckets")) as server:
         client = SeamarkClient(server.base_url)
         cache_properties = {"cache-enabled": "true", "cache.expiration-interval-ms": "-1"}
-        old_catalog = new_catalog(spark, server.base_url, extra=cache_properties)
-        new_lake = BucketLake(client, spark, f"{new_catalog(spark, server.base_url)}.db", f"{old_catalog}.db")
-        new_lake.run_sql("CREATE NAMESPACE IF NOT EXISTS {db}")
-        yield new_lake
+        caching_catalog = new_catalog(spark, server.base_url, extra=cache_properties)
+        bucket_lake = BucketLake(client, spark, f"{new_catalog(spark, server.base_url)}.db", f"{caching_catalog}.db")
+        bucket_lake.run_sql("CREATE NAMESPACE IF NOT EXISTS {db}")
+        yield bucket_lake
         client.close()
 
 
@@ -76,27 +78,27 @@ def create_table(lake: BucketLake, name: str, version: int) -> None:
 def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: BucketLake, version: int) -> None:
     rng, name, model = random.Random(version), f"changed_{version}", Model()
     create_table(lake, name, version)
-    for step, count in enumerate((8, 16, 32, 64)):
-        assert resize(lake.client, f"db.{name}", buckets=count).spec_id == step
-        some_numbers = rng.sample(range(80), 20)
-        upsert(lake.client, f"db.{name}", make_rows(some_numbers, 10 * step), keys=["id"], mode=rng.choice(MODES))
-        model |= dict.fromkeys(some_numbers, 10 * step)
+    for step, bucket_count in enumerate((8, 16, 32, 64)):
+        assert resize(lake.client, f"db.{name}", buckets=bucket_count).spec_id == step
+        upserted_ids = rng.sample(range(80), 20)
+        upsert(lake.client, f"db.{name}", make_rows(upserted_ids, 10 * step), keys=["id"], mode=rng.choice(MODES))
+        model |= dict.fromkeys(upserted_ids, 10 * step)
         assert lake.list_specs(name) == {step}
         updated_ids = rng.sample(range(100), 20)
-        text = ", ".join(f"({id_}L, {10 * step + 1}L)" for id_ in updated_ids)
+        values = ", ".join(f"({id_}L, {10 * step + 1}L)" for id_ in updated_ids)
         lake.run_sql(
-            f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {text} AS g(id, v)) s ON t.id = s.id "
+            f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {values} AS g(id, v)) s ON t.id = s.id "
             "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
         )
         model |= dict.fromkeys(updated_ids, 10 * step + 1)
         assert lake.list_specs(name) == {step}
-        removed_numbers = rng.sample(range(100), 5)
-        delete(lake.client, f"db.{name}", keys=pa.table({"id": removed_numbers}), mode=rng.choice(MODES))
-        model = {id_: value for id_, value in model.items() if id_ not in removed_numbers}
-        assert lake.read_rows(name) == model, f"version {version}, {count} buckets"
-        for number in rng.sample(range(100), 3):
-            expected = [(model[number],)] if number in model else []
-            assert lake.run_sql(f"SELECT v FROM {{db}}.{name} WHERE id = {number}") == expected
+        removed_ids = rng.sample(range(100), 5)
+        delete(lake.client, f"db.{name}", keys=pa.table({"id": removed_ids}), mode=rng.choice(MODES))
+        model = {id_: value for id_, value in model.items() if id_ not in removed_ids}
+        assert lake.read_rows(name) == model, f"version {version}, {bucket_count} buckets"
+        for id_ in rng.sample(range(100), 3):
+            expected = [(model[id_],)] if id_ in model else []
+            assert lake.run_sql(f"SELECT v FROM {{db}}.{name} WHERE id = {id_}") == expected
     # A metadata table has one struct for the partitions of all specs, so field names must differ.
     (columns,) = {tuple(row[0].asDict()) for row in lake.run_sql(f"SELECT _partition FROM {{db}}.{name}")}
     assert set(columns) == {"id_bucket", "id_bucket_16", "id_bucket_32", "id_bucket_64"}
@@ -109,8 +111,8 @@ def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lak
     create_table(lake, "open", 2)
     lake.run_sql("INSERT INTO {old}.open VALUES (0, 0)")
     model = {0: 0}
-    for step, count in enumerate((16, 32, 64)):
-        resize(lake.client, "db.open", buckets=count)
+    for step, bucket_count in enumerate((16, 32, 64)):
+        resize(lake.client, "db.open", buckets=bucket_count)
         ids = range(10 * step + 1, 10 * step + 10)
         lake.run_sql("INSERT INTO {old}.open VALUES " + ", ".join(f"({id_}, {step})" for id_ in ids))
         assert lake.list_specs("open") == {step}, (

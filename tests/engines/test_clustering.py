@@ -37,13 +37,15 @@ CLUSTERING_COLUMNS = ["day", "customer.city"]
 
 
 class ClusteringTables(SparkTables):
+    """Tables of sales, and the table of their customers."""
+
     def read_rows(self, table: str, columns: str = "*") -> list[str]:
         return sorted(map(repr, self.run_sql(f"SELECT {columns} FROM {{db}}.{table}")))
 
     def cluster(self, table: str, columns: list[str], **arguments: Any) -> WriteReport:
         return cluster(self.spark, f"db.{table}", columns, client=self.client, **arguments)
 
-    def create_sales(self, table: str, suffix: str = "", version: int = 2, count: int = 4000) -> None:
+    def create_sales(self, table: str, suffix: str = "", version: int = 2, row_count: int = 4000) -> None:
         """Create a table with unordered rows in four files. A customer's city does not depend on the customer's id."""
         self.run_sql(
             f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg {suffix} TBLPROPERTIES ('format-version'='{version}')"
@@ -52,19 +54,20 @@ class ClusteringTables(SparkTables):
             *("id", "int(abs(hash(id, 1)) % 100) AS day", f"int(abs(hash(id, 2)) % {CUSTOMERS}) AS customer"),
             *("IF(id % 50 = 0, NULL, int(id % 7)) AS quantity", "concat('n', id) AS note"),
         )
-        frame = self.spark.range(0, count, 1, 4).selectExpr(*columns)
+        frame = self.spark.range(0, row_count, 1, 4).selectExpr(*columns)
         write(frame, f"db.{table}", client=self.client, distribution="none")
 
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusteringTables]:
-    with ClusteringTables.open(spark, tmp_path_factory.mktemp("clustering")) as new_rig:
-        new_rig.run_sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
-        new_rig.run_sql(
+    with ClusteringTables.open(spark, tmp_path_factory.mktemp("clustering")) as tables:
+        tables.run_sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
+        # The sales of the last ten customers have no city.
+        tables.run_sql(
             "INSERT INTO {db}.customers SELECT id, concat('city ', abs(hash(id, 3)) % 20), abs(hash(id, 4)) % 5 "
             f"FROM range(0, {CUSTOMERS - 10}, 1, 1)"
         )
-        yield new_rig
+        yield tables
 
 
 # Tests that clustering does not change rows
@@ -88,8 +91,8 @@ def test_clustering_keeps_rows_of_every_type_and_their_row_ids(
         f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {partition_clause} "
         f"TBLPROPERTIES ('format-version'='{version}')"
     )
-    for part in range(2):
-        frame = rig.spark.range(150 * part, 150 * part + 150).selectExpr(*ALL_TYPE_COLUMNS)
+    for file_number in range(2):
+        frame = rig.spark.range(150 * file_number, 150 * file_number + 150).selectExpr(*ALL_TYPE_COLUMNS)
         write(frame, f"db.{table}", client=rig.client, distribution="none")
     columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
     rows_before = rig.read_rows(table, columns)
@@ -131,11 +134,11 @@ def test_one_large_file_is_clustered_by_several_tasks(rig: ClusteringTables) -> 
     properties = "'format-version'='2', 'write.parquet.row-group-limit'='500'"
     rig.run_sql(f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg TBLPROPERTIES ({properties})")
     ids = np.arange(4000)
-    numbers = {"day": ids * 7 % 100, "customer": ids * 13 % CUSTOMERS, "quantity": ids % 7}
+    int_columns = {"day": ids * 7 % 100, "customer": ids * 13 % CUSTOMERS, "quantity": ids % 7}
     rows = pa.table(
         {
             "id": ids,
-            **{name: values.astype(np.int32) for name, values in numbers.items()},
+            **{name: values.astype(np.int32) for name, values in int_columns.items()},
             "note": [f"n{number}" for number in ids],
         }
     )
@@ -144,9 +147,9 @@ def test_one_large_file_is_clustered_by_several_tasks(rig: ClusteringTables) -> 
     rig.run_sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
     rig.run_sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1")
     rows_before = rig.read_rows(table)
-    with patch.object(clustering, "divide_task", wraps=divide_task) as divide:
+    with patch.object(clustering, "divide_task", wraps=divide_task) as divide_mock:
         report = rig.cluster(table, CLUSTERING_COLUMNS, joins=JOINS, files=10)
-    assert sum(len(list(divide_task(*call.args))) for call in divide.call_args_list) >= 4
+    assert sum(len(list(divide_task(*call.args))) for call in divide_mock.call_args_list) >= 4
     assert report.rows == len(rows_before) == 3200
     assert rig.read_rows(table) == rows_before
 
@@ -162,18 +165,18 @@ def test_clustering_keeps_rows_beyond_the_stated_size_of_a_file(rig: ClusteringT
     pq.write_table(rows, path, row_group_size=500, use_dictionary=False)
     footer = pq.read_metadata(path)
     offsets = [footer.row_group(number).column(0).data_page_offset for number in range(footer.num_row_groups)]
-    size_bytes = path.stat().st_size // 2
+    stated_size_bytes = path.stat().st_size // 2
     file = {"file-path": path.as_uri(), "file-format": "parquet", "content": "data", "spec-id": 0, "partition": []}
-    file |= {"record-count": 4000, "file-size-in-bytes": size_bytes}
-    file |= {"split-offsets": [offset for offset in offsets if offset < size_bytes]}
+    file |= {"record-count": 4000, "file-size-in-bytes": stated_size_bytes}
+    file |= {"split-offsets": [offset for offset in offsets if offset < stated_size_bytes]}
     body = {"operation": "append", "table-uuid": loaded_table.table_uuid, "add": [file]}
     CommitClient(rig.client).commit(("db", "shrunk"), body)
 
-    def divide_and_lose(task: ScanTask, size_bytes: int) -> list[ScanTask]:
+    def divide_without_first_part(task: ScanTask, size_bytes: int) -> list[ScanTask]:
         return list(divide_task(task, size_bytes))[1:]
 
     with (
-        patch.object(clustering, "divide_task", divide_and_lose),
+        patch.object(clustering, "divide_task", divide_without_first_part),
         pytest.raises(RuntimeError, match=r"the manifests state 4,000; nothing is committed"),
     ):
         rig.cluster("shrunk", ["id"], files=4)
@@ -198,7 +201,7 @@ def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: Cluste
 def test_clustering_commits_a_replace_and_keeps_earlier_snapshots(rig: ClusteringTables) -> None:
     rig.create_sales("told")
     rows_before = rig.read_rows("told")
-    (old_snapshot,) = rig.run_sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
+    (old_snapshot_id,) = rig.run_sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
     report = rig.cluster("told", CLUSTERING_COLUMNS, joins=JOINS, files=8, summary={"why": "a test"})
     operation, summary = rig.run_sql(
         f"SELECT operation, summary FROM {{db}}.told.snapshots WHERE snapshot_id = {report.snapshot_id}"
@@ -207,7 +210,7 @@ def test_clustering_commits_a_replace_and_keeps_earlier_snapshots(rig: Clusterin
     assert summary["clustered-by"] == "hilbert(day, customer.city)"
     assert summary["why"] == "a test"
     assert (summary["deleted-data-files"], summary["total-records"]) == ("4", "4000")
-    assert rig.read_rows(f"told VERSION AS OF {old_snapshot}") == rows_before == rig.read_rows("told")
+    assert rig.read_rows(f"told VERSION AS OF {old_snapshot_id}") == rows_before == rig.read_rows("told")
 
 
 @pytest.mark.slow
@@ -237,20 +240,20 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: ClusteringTables) 
         report = rig.cluster(table, columns, joins=JOINS, files=64)
         assert 64 <= report.files <= 64 + 3 * 2
     rng = random.Random(7)
-    held_rows = {}
+    places_by_table = {}
     for table in ("sorted", "clustered"):
-        explained_rows = rig.run_sql(
+        rows = rig.run_sql(
             f"SELECT city, day, s._file FROM {{db}}.{table} s LEFT JOIN {{db}}.customers c ON s.customer = c.id"
         )
-        held_rows[table] = {(city, day, file) for city, day, file in explained_rows}
-        counts = [count for (count,) in rig.run_sql(f"SELECT record_count FROM {{db}}.{table}.files")]
-        assert max(counts) == -(-4000 // 64)
+        places_by_table[table] = {(city, day, file) for city, day, file in rows}
+        row_counts = [row_count for (row_count,) in rig.run_sql(f"SELECT record_count FROM {{db}}.{table}.files")]
+        assert max(row_counts) == -(-4000 // 64)  # 4000 rows in 64 files, rounded up.
     ratios = []
     for _ in range(50):
-        city, first = f"city {rng.randrange(20)}", rng.randrange(80)
+        city, first_day = f"city {rng.randrange(20)}", rng.randrange(80)
         files = {
-            table: len({file for name, day, file in rows if name == city and first <= day < first + 10})
-            for table, rows in held_rows.items()
+            table: len({file for name, day, file in places if name == city and first_day <= day < first_day + 10})
+            for table, places in places_by_table.items()
         }
         ratios.append(files["sorted"] / max(1, files["clustered"]))
     assert sum(ratios) / len(ratios) > 3
@@ -280,7 +283,8 @@ def test_clustering_uses_attributes_that_are_two_joins_away(rig: ClusteringTable
         "SELECT s._file, count(DISTINCT n.name) FROM {db}.far s LEFT JOIN {db}.customers c ON s.customer = c.id "
         "LEFT JOIN {db}.nations n ON c.nation = n.code GROUP BY s._file"
     )
-    assert sum(names > 1 for _, names in actual) <= 5
+    # Between the five names and the rows without a name are five borders, and each is in one file.
+    assert sum(name_count > 1 for _, name_count in actual) <= 5
 
 
 # Tests of concurrent writers and failures
@@ -291,26 +295,26 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
     rig: ClusteringTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.create_sales("busy")
-    meanwhile = ""
+    concurrent_statement = ""
 
-    def commit_later(*arguments: Any) -> Any:
-        rig.run_sql(meanwhile)
+    def run_statement_and_commit(*arguments: Any) -> Any:
+        rig.run_sql(concurrent_statement)
         return commit_change(*arguments)
 
-    monkeypatch.setattr(clustering, "commit", commit_later)
-    meanwhile = "INSERT INTO {db}.busy VALUES (-1, 1, 1, 1, 'came')"
+    monkeypatch.setattr(clustering, "commit", run_statement_and_commit)
+    concurrent_statement = "INSERT INTO {db}.busy VALUES (-1, 1, 1, 1, 'came')"
     rig.cluster("busy", ["day"], files=6)
     assert len(rig.read_rows("busy")) == 4001
-    for meanwhile in (  # noqa: B007 - read by what runs before the commit
+    for concurrent_statement in (  # noqa: B007 - run_statement_and_commit reads it
         "DELETE FROM {db}.busy WHERE day = 5",
         "UPDATE {db}.busy SET quantity = 9 WHERE id = 77",
     ):
-        files = rig.list_files("busy")
+        files_before = rig.list_files("busy")
         with pytest.raises(Conflict):
             rig.cluster("busy", ["day"], files=6)
-        kept_files = rig.list_files("busy") - files
+        new_files = rig.list_files("busy") - files_before
         live_paths = {urlsplit(path).path for (path,) in rig.run_sql("SELECT file_path FROM {db}.busy.files")}
-        assert kept_files <= live_paths, "files that no snapshot names must be deleted"
+        assert new_files <= live_paths, "files that no snapshot names must be deleted"
         assert rig.run_sql("SELECT count(*) FROM {db}.busy WHERE day = 5") == [(0,)]
     assert rig.run_sql("SELECT quantity FROM {db}.busy WHERE id = 77") == [(9,)]
 
@@ -320,22 +324,22 @@ def test_clustering_commits_nothing_if_the_written_files_lack_rows(
     rig: ClusteringTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.create_sales("lossy")
-    rows_before, files = rig.read_rows("lossy"), rig.list_files("lossy")
-    decode_rows, loses_commit = decode_files, [True]
+    rows_before, files_before = rig.read_rows("lossy"), rig.list_files("lossy")
+    original_decode, pending_losses = decode_files, [True]
 
-    def decode_and_lose(data: bytes) -> Any:
-        result = decode_rows(data)
-        if loses_commit and loses_commit.pop():
-            path = result.files[0]["file-path"]
+    def decode_without_first_file(data: bytes) -> Any:
+        decoded = original_decode(data)
+        if pending_losses and pending_losses.pop():
+            path = decoded.files[0]["file-path"]
             Path(urlsplit(path).path).unlink()
-            return type(result)(result.files[1:], result.index_files, result.skipped)
-        return result
+            return type(decoded)(decoded.files[1:], decoded.index_files, decoded.skipped)
+        return decoded
 
-    monkeypatch.setattr(clustering, "decode_files", decode_and_lose)
+    monkeypatch.setattr(clustering, "decode_files", decode_without_first_file)
     with pytest.raises(RuntimeError, match="nothing is committed"):
         rig.cluster("lossy", ["day"], files=12)
     assert rig.read_rows("lossy") == rows_before
-    assert rig.list_files("lossy") == files
+    assert rig.list_files("lossy") == files_before
 
 
 @pytest.mark.slow

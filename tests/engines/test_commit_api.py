@@ -45,7 +45,7 @@ class CommitApiTable:
     def run_sql(self, statement: str) -> list[tuple[Any, ...]]:
         return collect_rows(self.spark.sql(statement.replace("{t}", self.name)))
 
-    def agree(self) -> list[tuple[Any, ...]]:
+    def check_and_read_rows(self) -> list[tuple[Any, ...]]:
         """Check that Spark and a reader of the specification return the same rows, and return these rows."""
         self.run_sql("REFRESH TABLE {t}")
         metadata = self.run(self.lake.read_metadata())
@@ -63,24 +63,24 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
     table = CommitApiTable(server, spark, version)
     lake = table.lake
     files = [lake.write_data_file([(n * 10 + index, n % 2, f"r{n}{index}") for index in range(4)]) for n in range(4)]
-    head = [table.commit(add=[file]) for file in files][-1]
+    last_answer = [table.commit(add=[file]) for file in files][-1]
     check_snapshots(table.run(lake.read_metadata()))
     if version == 3:
-        deletes = lake.write_vectors({files[0]["file-path"]: {0, 2}, files[2]["file-path"]: {1}}, 0)
+        delete_files = lake.write_vectors({files[0]["file-path"]: {0, 2}, files[2]["file-path"]: {1}}, 0)
     else:
-        deletes = [lake.write_position_deletes([(files[0]["file-path"], 0), (files[0]["file-path"], 2)], 0)]
-        deletes.append(lake.write_position_deletes([(files[2]["file-path"], 1)], 0, has_path_bounds=True))
-    table.commit(add=deletes, **{"read-snapshot-id": head["snapshot-id"]})
-    assert len(table.agree()) == 13
+        delete_files = [lake.write_position_deletes([(files[0]["file-path"], 0), (files[0]["file-path"], 2)], 0)]
+        delete_files.append(lake.write_position_deletes([(files[2]["file-path"], 1)], 0, has_path_bounds=True))
+    table.commit(add=delete_files, **{"read-snapshot-id": last_answer["snapshot-id"]})
+    assert len(table.check_and_read_rows()) == 13  # Three of the 16 rows are deleted.
     table.commit(add=[lake.write_equality_deletes([10, 31], 1), lake.write_data_file([(10, 1, "upserted")])])
-    assert (10, 1, "upserted") in table.agree()
+    assert (10, 1, "upserted") in table.check_and_read_rows()
 
     # Spark deletes by position and inserts rows. Both commits continue from the server's manifests, row ids and
     # sequence numbers.
     table.run_sql("REFRESH TABLE {t}")
     table.run_sql("DELETE FROM {t} WHERE id IN (1, 22)")
     table.run_sql("INSERT INTO {t} VALUES (100, 0, 'by spark')")
-    rows = table.agree()
+    rows = table.check_and_read_rows()
     assert (100, 0, "by spark") in rows
     assert not {1, 22} & {row[0] for row in rows}
     metadata = table.run(lake.read_metadata())
@@ -88,14 +88,14 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
     remove = [{"file-path": files[3]["file-path"]}]
     table.commit(remove=remove, add=[lake.write_data_file([(30, 1, "rewritten")])], **{"read-snapshot-id": head_id})
     check_snapshots(table.run(lake.read_metadata()))
-    rows = table.agree()
+    rows = table.check_and_read_rows()
     assert {row for row in rows if row[0] is not None and row[0] >= 30} == {(30, 1, "rewritten"), (100, 0, "by spark")}
     if version == 3:
         ids = [row[0] for row in table.run_sql("SELECT _row_id FROM {t}")]
         assert len(set(ids)) == len(ids) == len(rows)
         assert None not in ids
-    history = [row[0] for row in table.run_sql("SELECT operation FROM {t}.snapshots ORDER BY committed_at")]
-    assert history[-1] == "overwrite"
+    operations = [row[0] for row in table.run_sql("SELECT operation FROM {t}.snapshots ORDER BY committed_at")]
+    assert operations[-1] == "overwrite"
 
 
 @pytest.fixture

@@ -115,22 +115,22 @@ def test_duckdb_changes_rows_of_files_with_an_earlier_partition_spec(
         rows = seamark.scan(client, f"shop.respecified_v{version}").to_arrow()
         assert sorted(rows.column("id").to_pylist()) == [3, 12, 15]
     with RestCatalog("sea", uri=server.base_url) as catalog:
-        deletes = catalog.load_table(f"shop.respecified_v{version}").inspect.delete_files()
-        assert set(deletes.column("spec_id").to_pylist()) == {0, 1}
+        delete_files = catalog.load_table(f"shop.respecified_v{version}").inspect.delete_files()
+        assert set(delete_files.column("spec_id").to_pylist()) == {0, 1}
 
 
 def create_table_with_shared_vectors(
-    con: duckdb.DuckDBPyConnection, client: IndexClient, name: str, files: int = 3
+    con: duckdb.DuckDBPyConnection, client: IndexClient, name: str, file_count: int = 3
 ) -> None:
     """Create a table of version 3 whose deletion vectors are in one Puffin file.
 
     It has the ids 0, 2, 3, 4, 10, 12, 13, 14 and so on. The rows of the ids 1, 11 and so on are deleted.
     """
     con.execute(f"CREATE TABLE sea.shop.{name} (id BIGINT, value BIGINT) WITH ('format-version' = 3)")
-    for start in range(0, 10 * files, 10):
+    for start in range(0, 10 * file_count, 10):
         ids = pa.array(range(start, start + 5), pa.int64())
         append(client, f"shop.{name}", pa.table({"id": ids, "value": ids}))
-    delete(client, f"shop.{name}", keys=pa.table({"id": range(1, 10 * files, 10)}), mode="merge-on-read")
+    delete(client, f"shop.{name}", keys=pa.table({"id": range(1, 10 * file_count, 10)}), mode="merge-on-read")
 
 
 def test_duckdb_replaces_one_of_several_vectors_in_a_puffin_file(
@@ -161,9 +161,9 @@ def test_random_transactions_of_duckdb_change_only_the_rows_that_they_name(
     name = f"random_{seed}"
     table = f"sea.shop.{name}"
     with closing(IndexClient(server.base_url)) as client:
-        create_table_with_shared_vectors(con, client, name, files=5)
+        create_table_with_shared_vectors(con, client, name, file_count=5)
         rows = {id_: id_ for start in range(0, 50, 10) for id_ in range(start, start + 5) if id_ % 10 != 1}
-        refusals = 0
+        refused_steps = 0
         for step in range(12):
             if rng.random() < 0.25 and rows:
                 keys = rng.sample(sorted(rows), min(len(rows), 4))
@@ -193,12 +193,12 @@ def test_random_transactions_of_duckdb_change_only_the_rows_that_they_name(
                     con.commit()
                 except duckdb.InvalidInputException:
                     # DuckDB 1.5.5 cannot do some changes of partitioned tables ("entries without partition info").
-                    refusals += 1
+                    refused_steps += 1
                 else:
                     rows = changed_rows | new_rows
             stored_rows = seamark.scan(client, f"shop.{name}").to_arrow().select(["id", "value"]).to_pylist()
             assert sorted(tuple(row.values()) for row in stored_rows) == sorted(rows.items()), (seed, step)
-        assert refusals < 12, "no statement ran"
+        assert refused_steps < 12, "no statement ran"
 
 
 def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
@@ -250,11 +250,11 @@ def test_conflicting_insert_of_a_transaction_is_not_lost_silently(
         assert seamark.duckdb.rewrite_query(con, f"FROM {table} WHERE id = 10").statement is None
         try:
             con.commit()
-            own_count = 1
+            is_committed = True
         except duckdb.Error:  # DuckDB reports a conflict.
-            own_count = 0
+            is_committed = False
     ids = [row[0] for row in read_with_both_plans(con, f"SELECT id FROM {table} WHERE id >= 10")]
-    assert ids == ([10, 11] if own_count else [11])
+    assert ids == ([10, 11] if is_committed else [11])
 
 
 def test_duckdb_drops_a_table(con: duckdb.DuckDBPyConnection) -> None:
@@ -362,6 +362,7 @@ LAYOUTS: list[tuple[str, str, list[Any], list[str]]] = [
     ),
     ("uuid", "bucket[3]", [bytes(15) + b"\1", b"\xff" * 16], ["'00000000-0000-0000-0000-000000000001'::UUID"]),
 ]
+"""The type of a column, its partition transform, one value for each file, and literals to which queries compare it."""
 
 
 @pytest.mark.few_cases(1)
@@ -389,9 +390,14 @@ def test_nan_does_not_make_duckdb_lose_rows(con: duckdb.DuckDBPyConnection) -> N
     con.execute("CREATE TABLE sea.shop.nans (id BIGINT, x DOUBLE)")
     con.execute("INSERT INTO sea.shop.nans VALUES (1, 1), (2, 'NaN')")
     con.execute("INSERT INTO sea.shop.nans VALUES (3, 5)")
-    for text, expected in (("x > 3", [2, 3]), ("x >= 'NaN'::DOUBLE", [2]), ("x = 1", [1]), ("id = 3 AND x > 1", [3])):
-        rows = seamark.duckdb.sql(con, f"SELECT id FROM sea.shop.nans WHERE {text} ORDER BY id").fetchall()
-        assert [row[0] for row in rows] == expected, text
+    for condition, expected in (
+        ("x > 3", [2, 3]),
+        ("x >= 'NaN'::DOUBLE", [2]),
+        ("x = 1", [1]),
+        ("id = 3 AND x > 1", [3]),
+    ):
+        rows = seamark.duckdb.sql(con, f"SELECT id FROM sea.shop.nans WHERE {condition} ORDER BY id").fetchall()
+        assert [row[0] for row in rows] == expected, condition
 
 
 def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
@@ -456,16 +462,16 @@ def test_each_data_file_gets_its_vector_of_a_shared_puffin_file(
     server: Seamark, con: duckdb.DuckDBPyConnection, caches_files: bool
 ) -> None:
     """With its cache, DuckDB reads beyond a large vector, and then uses these bytes for a later small vector."""
-    file_numbers = f"shop.vectors_{caches_files}".lower()
-    con.execute(f"CREATE TABLE sea.{file_numbers} (id BIGINT) WITH ('format-version' = 3)")
+    table_name = f"shop.vectors_{caches_files}".lower()
+    con.execute(f"CREATE TABLE sea.{table_name} (id BIGINT) WITH ('format-version' = 3)")
     for first, end in ((0, 10), (10, 5_010), (5_010, 5_020)):
-        con.execute(f"INSERT INTO sea.{file_numbers} SELECT range FROM range({first}, {end})")
+        con.execute(f"INSERT INTO sea.{table_name} SELECT range FROM range({first}, {end})")
     deleted_ids = {3, 5, 5_011, 5_018, *range(10, 5_010, 3)}
     keys = pa.table({"id": sorted(deleted_ids)})
-    seamark.delete(SeamarkClient(server.base_url), file_numbers, keys=keys, key=["id"], mode="merge-on-read")
+    seamark.delete(SeamarkClient(server.base_url), table_name, keys=keys, key=["id"], mode="merge-on-read")
     if caches_files:
         con.execute("SET GLOBAL enable_external_file_cache = true")
-    rows = con.sql(f"SELECT id FROM sea.{file_numbers} ORDER BY id").fetchall()
+    rows = con.sql(f"SELECT id FROM sea.{table_name} ORDER BY id").fetchall()
     assert rows == [(number,) for number in range(5_020) if number not in deleted_ids]
 
 

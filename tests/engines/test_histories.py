@@ -33,32 +33,34 @@ def read_history_rows(frame: DataFrame) -> list[tuple[object, ...]]:
 
 
 def check_spark_readers_agree(
-    client: IndexClient, spark: SparkSession, seed: int, number: int, count: int, check_interval: int
+    client: IndexClient, spark: SparkSession, seed: int, shape_number: int, count: int, check_interval: int
 ) -> None:
-    name = f"h{seed}_{number}"
-    run_steps(client, seed, SHAPES[number], count, writers=2, check_interval=check_interval, name=name)
-    actual_rows = spark.sql(f"SELECT snapshot_id FROM past.db.{name}.snapshots ORDER BY committed_at").collect()
-    snapshots = [row[0] for row in actual_rows]
-    for snapshot in {*snapshots[::check_interval], snapshots[-1]}:
-        expected = read_rows(client, f"db.{name}", At(snapshot_id=snapshot))
-        text = f"seed {seed}, {SHAPES[number]}, snapshot {snapshots.index(snapshot)} of {len(snapshots)}"
-        assert read_history_rows(spark.read.option("versionAsOf", snapshot).table(f"past.db.{name}")) == expected, text
+    name = f"h{seed}_{shape_number}"
+    run_steps(client, seed, SHAPES[shape_number], count, writers=2, check_interval=check_interval, name=name)
+    snapshot_rows = spark.sql(f"SELECT snapshot_id FROM past.db.{name}.snapshots ORDER BY committed_at").collect()
+    snapshot_ids = [row[0] for row in snapshot_rows]
+    for snapshot_id in {*snapshot_ids[::check_interval], snapshot_ids[-1]}:
+        expected = read_rows(client, f"db.{name}", At(snapshot_id=snapshot_id))
+        note = f"seed {seed}, {SHAPES[shape_number]}, snapshot {snapshot_ids.index(snapshot_id)} of {len(snapshot_ids)}"
+        assert read_history_rows(spark.read.option("versionAsOf", snapshot_id).table(f"past.db.{name}")) == expected, (
+            note
+        )
         seamark_reader = spark.read.format("seamark").options(uri=client.url, table=f"db.{name}")
-        assert read_history_rows(seamark_reader.option("snapshot-id", str(snapshot)).load()) == expected, text
+        assert read_history_rows(seamark_reader.option("snapshot-id", str(snapshot_id)).load()) == expected, note
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 4])
+@pytest.mark.parametrize("shape_number", [0, 4])
 def test_both_readers_in_spark_return_the_rows_of_each_snapshot(
-    client: IndexClient, spark: SparkSession, number: int
+    client: IndexClient, spark: SparkSession, shape_number: int
 ) -> None:
-    check_spark_readers_agree(client, spark, 700 + number, number, count=16, check_interval=7)
+    check_spark_readers_agree(client, spark, 700 + shape_number, shape_number, count=16, check_interval=7)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("number", range(len(SHAPES)))
+@pytest.mark.parametrize("shape_number", range(len(SHAPES)))
 def test_both_readers_in_spark_return_the_rows_of_long_histories(
-    client: IndexClient, spark: SparkSession, number: int
+    client: IndexClient, spark: SparkSession, shape_number: int
 ) -> None:
-    check_spark_readers_agree(client, spark, 800 + number, number, count=120, check_interval=10)
+    check_spark_readers_agree(client, spark, 800 + shape_number, shape_number, count=120, check_interval=10)

@@ -29,7 +29,7 @@ from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-FILES, STEP = 6, 6
+FILES, ID_STEP = 6, 6
 BRANCH_FILES = 2
 """The number of files that only a branch has."""
 SPARK_INDEXES = {"ids": "bloom(id, fpp=0.0001)", "land": "bitmap(land)", "key": "record(st.b, small)"}
@@ -67,12 +67,12 @@ class InterruptedWorkers(SparkWorkers):
 
     def __init__(self, spark: SparkSession, **waves: Callable[[], Any]) -> None:
         super().__init__(spark)
-        self._waves = {int(name.removeprefix("wave")): act for name, act in waves.items()}
+        self._callbacks = {int(name.removeprefix("wave")): callback for name, callback in waves.items()}
         self.groups: list[list[int]] = []
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[WrittenIndex]:
-        if act := self._waves.get(len(self.groups)):
-            act()
+        if callback := self._callbacks.get(len(self.groups)):
+            callback()
         self.groups.append([len(group) for group in groups])
         return super().run(task, groups)
 
@@ -104,11 +104,14 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
             snapshot_before_rename = _create_wide_table(engines)
             index_properties = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
             engines.run_sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({index_properties})")
-            jobs = SparkWorkers(spark)
-            reports = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in SPARK_INDEXES)
-            workers = InProcessWorkers()
+            spark_workers = SparkWorkers(spark)
+            reports = tuple(
+                build(client, "db.wide", name, spark_workers, limits=GroupLimits(files=4)) for name in SPARK_INDEXES
+            )
+            in_process_workers = InProcessWorkers()
             reports += tuple(
-                build(client, "db.wide", name, workers, limits=GroupLimits(files=4)) for name in IN_PROCESS_INDEXES
+                build(client, "db.wide", name, in_process_workers, limits=GroupLimits(files=4))
+                for name in IN_PROCESS_INDEXES
             )
             yield IndexedLakeTables(engines, client, snapshot_before_rename, reports)
         client.close()
@@ -139,14 +142,15 @@ def _create_wide_table(engines: PlanningEngines) -> int:
 
 def _build_rows_query(part: int) -> str:
     """Return a query for the rows of a part. Each value of discount occurs with only one value of qty."""
-    middle = "CASE j WHEN 0 THEN 'Aa' WHEN 49 THEN 'Zz' WHEN 10 THEN NULL ELSE concat('M', k) END"
-    extra = f", {middle}" if part >= 2 else ""
+    text_expression = "CASE j WHEN 0 THEN 'Aa' WHEN 49 THEN 'Zz' WHEN 10 THEN NULL ELSE concat('M', k) END"
+    extra_column = f", {text_expression}" if part >= 2 else ""
     return (
-        f"SELECT id, if(k % 2 = 0, 'x', 'y'), {middle}, int(j % 11), int((j + 3) % 11), "
+        f"SELECT id, if(k % 2 = 0, 'x', 'y'), {text_expression}, int(j % 11), int((j + 3) % 11), "
         f"named_struct('a', if(j IN (0, 49), int(j), int(k)), 'b', concat('k', id)), smallint(j), "
         f"timestampadd(HOUR, id, timestamp'2026-01-01'), date_add(date'2020-01-01', int(id)), id / 4, id * 1.5D, "
-        f"j % 2 = 0, cast(concat('b', id) AS binary){extra} "
-        f"FROM (SELECT *, k + {STEP} * j AS id FROM (SELECT id div 2 AS j, {2 * part} + id % 2 AS k FROM range(100)))"
+        f"j % 2 = 0, cast(concat('b', id) AS binary){extra_column} "
+        f"FROM (SELECT *, k + {ID_STEP} * j AS id "
+        f"FROM (SELECT id div 2 AS j, {2 * part} + id % 2 AS k FROM range(100)))"
     )
 
 
@@ -158,7 +162,7 @@ def test_job_builds_every_index_for_all_files(wide_lake: IndexedLakeTables) -> N
             0,
             2,
         )
-        assert report.progress.rows_done == 400
+        assert report.progress.rows_done == 400  # Each of the eight files has 50 rows.
     indexes = wide_lake.client.indexes("db.wide")
     assert {index.name: (index.health, index.files, index.lag_files) for index in indexes} == dict.fromkeys(
         INDEXES, ("ok", FILES, 0)
@@ -167,9 +171,11 @@ def test_job_builds_every_index_for_all_files(wide_lake: IndexedLakeTables) -> N
 
 @dataclass(frozen=True)
 class IndexedFilter:
+    """A filter in the forms of both engines, the index that it uses, and the number of files that the plan keeps."""
+
     index: str
     sql: str
-    build_json: dict[str, Any]
+    filter_json: dict[str, Any]
     files: int
     pyiceberg_filter: str | None
 
@@ -237,7 +243,7 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(
     files_left = {stage.name: stage.files_left for stage in explanation.stages}
     assert (files_left["column_stats"], explanation.files) == (FILES, case.files)
     assert case.index in {index["name"] for index in explanation.indexes}
-    plan = engines.plan("wide", case.build_json)
+    plan = engines.plan("wide", case.filter_json)
     assert len(plan) == case.files
     with engines.hide_other_files("wide", plan) as hidden_files, engines.record_requests() as requests:
         assert hidden_files >= FILES - case.files
@@ -283,8 +289,8 @@ def test_older_snapshots_and_branches_use_the_same_index_files(wide_lake: Indexe
             .to_arrow()
         )
     assert (len(plan), hidden_files, rows["country"].to_pylist()) == (1, FILES + BRANCH_FILES - 1, ["M1"])
-    dev = engines.run_unplanned_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
-    plan = engines.plan("wide", _build_equality("id", 150), **{"snapshot-id": dev})
+    dev_snapshot_id = engines.run_unplanned_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
+    plan = engines.plan("wide", _build_equality("id", 150), **{"snapshot-id": dev_snapshot_id})
     with engines.hide_other_files("wide", plan):
         rows = engines.run_sql("SELECT id FROM {db}.wide VERSION AS OF 'dev' WHERE id = 150")
     assert (rows, len(plan)) == ([(150,), (150,)], 2)

@@ -35,7 +35,7 @@ def list_residuals(server: Seamark, table: str, where: Any, headers: dict[str, s
     return [task.get("residual-filter") for task in request_plan(server, table, where, headers)["file-scan-tasks"]]
 
 
-def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, values: list[Any]) -> list[Any]:
+def read_by_generics(spark: SparkSession, uri: str, table: str, column: str, values: list[Any]) -> list[Any]:
     """Return the ids that Java's `IcebergGenerics` reads for an IN condition with these values.
 
     `IcebergGenerics` filters rows only by residuals.
@@ -49,12 +49,12 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
     try:
         spark_table = catalog.loadTable(iceberg.catalog.TableIdentifier.parse(f"db.{table}"))
         # The test passes all values, and all rows, to Java as one text, because thousands of calls take seconds.
-        text = json.dumps({"type": "in", "term": name, "values": values})
-        where = iceberg.expressions.ExpressionParser.fromJson(text, spark_table.schema())
+        filter_json = json.dumps({"type": "in", "term": column, "values": values})
+        where = iceberg.expressions.ExpressionParser.fromJson(filter_json, spark_table.schema())
         records = iceberg.data.IcebergGenerics.read(spark_table).where(where).build()
         try:
-            listed_text = str(iceberg.relocated.com.google.common.collect.Lists.newArrayList(records).toString())
-            return sorted(int(match) for match in re.findall(r"Record\((\d+), ", listed_text))
+            records_text = str(iceberg.relocated.com.google.common.collect.Lists.newArrayList(records).toString())
+            return sorted(int(match) for match in re.findall(r"Record\((\d+), ", records_text))
         finally:
             records.close()
     finally:
@@ -93,19 +93,19 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             assert read_by_generics(spark, server.base_url, table, "id", expected) == expected
             assert len(request_plan(server, table, where, JAVA_HEADERS).get("plan-tasks", [])) > 1
             assert set(list_residuals(server, table, where, {})) == {None}
-            text = ", ".join(map(str, expected))
-            read_ids = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({text}) ORDER BY id")
-            assert [id_ for (id_,) in collect_rows(read_ids)] == expected
-            count_query = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE id IN ({text})")
+            id_list = ", ".join(map(str, expected))
+            id_frame = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({id_list}) ORDER BY id")
+            assert [id_ for (id_,) in collect_rows(id_frame)] == expected
+            count_query = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE id IN ({id_list})")
             assert collect_rows(count_query) == [(len(expected),)]
-            narrowed_count = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE p = 1 AND id IN ({text})")
+            narrowed_count = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE p = 1 AND id IN ({id_list})")
             assert collect_rows(narrowed_count) == [(len([id_ for id_ in expected if id_ % 3 == 1]),)]
             scan = pyiceberg_catalog.load_table(f"db.{table}").scan(row_filter=In("id", expected))  # type: ignore[call-arg]
             assert sorted(scan.to_arrow()["id"].to_pylist()) == expected
             assert scan.count() == len(expected)
             names = [f"n{number}" for number in range(500) if number != 1]
-            texts = pyiceberg_catalog.load_table(f"db.{table}").scan(row_filter=In("s", names))  # type: ignore[call-arg]
-            assert texts.count() == 4500
+            name_scan = pyiceberg_catalog.load_table(f"db.{table}").scan(row_filter=In("s", names))  # type: ignore[call-arg]
+            assert name_scan.count() == 4500  # A quarter of the 6000 rows has the name n1.
             literals = ", ".join(f"'{name}'" for name in names)
             assert collect_rows(spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE s IN ({literals})")) == [
                 (4500,)

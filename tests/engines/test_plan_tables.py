@@ -24,6 +24,8 @@ from tests.services.spark import new_catalog
 
 @dataclass(frozen=True)
 class PlanTableEngines:
+    """A server, and the catalogs of Spark and PyIceberg that read its tables."""
+
     server: Seamark
     client: SeamarkClient
     spark: SparkSession
@@ -40,13 +42,13 @@ class PlanTableEngines:
 
     @contextmanager
     def hide_files(self, paths: set[str]) -> Iterator[None]:
-        removed_paths = [Path(path.removeprefix("file:")) for path in paths]
-        for path in removed_paths:
+        hidden_paths = [Path(path.removeprefix("file:")) for path in paths]
+        for path in hidden_paths:
             path.rename(f"{path}.away")
         try:
             yield
         finally:
-            for path in removed_paths:
+            for path in hidden_paths:
                 Path(f"{path}.away").rename(path)
 
 
@@ -67,9 +69,10 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def test_spark_and_pyiceberg_read_only_the_files_of_a_plan_table(engines: PlanTableEngines) -> None:
     engines.run_sql("CREATE TABLE {db}.ranges (id bigint, s string) USING iceberg")
-    for first in range(0, 60, 10):
+    for first_id in range(0, 60, 10):
         engines.run_sql(
-            f"INSERT INTO {{db}}.ranges SELECT /*+ COALESCE(1) */ id, concat('n', id) FROM range({first}, {first + 10})"
+            "INSERT INTO {db}.ranges SELECT /*+ COALESCE(1) */ id, concat('n', id) "
+            f"FROM range({first_id}, {first_id + 10})"
         )
     plan = engines.client.plan_table("db.ranges", "id BETWEEN 18 AND 23")
     assert plan.name is not None
@@ -101,11 +104,11 @@ def draw_predicates(rng: random.Random) -> Iterator[str]:
         )
 
 
-DELETES = "'write.delete.mode'='merge-on-read', 'write.update.mode'='merge-on-read'"
+MERGE_ON_READ_PROPERTIES = "'write.delete.mode'='merge-on-read', 'write.update.mode'='merge-on-read'"
 TABLES = {
     "version 1": "'format-version'='1'",
-    "version 2, rows deleted by position": f"'format-version'='2', {DELETES}",
-    "version 3, deletion vectors": f"'format-version'='3', {DELETES}",
+    "version 2, rows deleted by position": f"'format-version'='2', {MERGE_ON_READ_PROPERTIES}",
+    "version 3, deletion vectors": f"'format-version'='3', {MERGE_ON_READ_PROPERTIES}",
 }
 
 
@@ -122,10 +125,10 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
         f"PARTITIONED BY (land) TBLPROPERTIES ({TABLES[kind]}, 'commit.manifest.min-count-to-merge'='3')"
     )
 
-    def insert(first: int, note: str = "") -> None:
+    def insert(first_id: int, note: str = "") -> None:
         engines.run_sql(
             f"INSERT INTO {{db}}.{name} SELECT id, concat('l', id % 4), date_add(date'2026-01-01', int(id % 28)), "
-            f"1{note} FROM range({first}, {first + 20}, 1, 2)"
+            f"1{note} FROM range({first_id}, {first_id + 20}, 1, 2)"
         )
 
     insert(0)
@@ -142,20 +145,20 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
     engines.run_sql(f"ALTER TABLE {{db}}.{name} DROP COLUMN gone")
     engines.run_sql(f"INSERT INTO {{db}}.{name} SELECT id, 'l9', date'2026-02-01', 'z' FROM range(100, 130, 1, 3)")
     lineage = ", _row_id, _last_updated_sequence_number" if kind.startswith("version 3") else ""
-    columns, table_rows = f"id, land, day, note{lineage}, _spec_id, _file, _pos", engines.list_files(name)
-    requested_predicates, pruned_count = list(draw_predicates(rng)), 0
-    conditions = ", ".join(f"({predicate})" for predicate in requested_predicates)
+    columns, table_files = f"id, land, day, note{lineage}, _spec_id, _file, _pos", engines.list_files(name)
+    predicates, pruned_count = list(draw_predicates(rng)), 0
+    conditions = ", ".join(f"({predicate})" for predicate in predicates)
     all_rows = engines.run_sql(f"SELECT {conditions}, {columns} FROM {{db}}.{name} ORDER BY id")
-    for number, predicate in enumerate(requested_predicates):
+    for number, predicate in enumerate(predicates):
         note = f"{kind}, seed {seed}: {predicate}"
         plan = engines.client.plan_table(f"db.{name}", predicate)
         assert plan.name is not None, note
         planned_files = engines.list_files(plan.name)
         assert len(planned_files) == plan.files, note
-        assert planned_files <= table_rows, note
-        pruned_count += len(table_rows - planned_files)
-        expected = [row[len(requested_predicates) :] for row in all_rows if row[number]]
-        with engines.hide_files(table_rows - planned_files):
+        assert planned_files <= table_files, note
+        pruned_count += len(table_files - planned_files)
+        expected = [row[len(predicates) :] for row in all_rows if row[number]]
+        with engines.hide_files(table_files - planned_files):
             actual = engines.run_sql(f"SELECT {columns} FROM {{db}}.`{plan.name}` WHERE {predicate} ORDER BY id")
             assert actual == expected, note
             engines.run_sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`")
@@ -168,26 +171,26 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
 @pytest.mark.slow
 def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: PlanTableEngines) -> None:
     engines.run_sql("CREATE TABLE {db}.safe (id bigint) USING iceberg")
-    for first in (0, 10):
-        engines.run_sql(f"INSERT INTO {{db}}.safe SELECT /*+ COALESCE(1) */ id FROM range({first}, {first + 10})")
-    name = engines.client.plan_table("db.safe", "id = 3").name
+    for first_id in (0, 10):
+        engines.run_sql(f"INSERT INTO {{db}}.safe SELECT /*+ COALESCE(1) */ id FROM range({first_id}, {first_id + 10})")
+    plan_name = engines.client.plan_table("db.safe", "id = 3").name
     catalog = engines.db.partition(".")[0]
     for statement in (
-        f"INSERT INTO {{db}}.`{name}` VALUES (5)",
-        f"DELETE FROM {{db}}.`{name}` WHERE id = 3",
-        f"ALTER TABLE {{db}}.`{name}` ADD COLUMN n int",
-        f"ALTER TABLE {{db}}.`{name}` RENAME TO {{db}}.mine",
-        f"DROP TABLE {{db}}.`{name}`",
-        f"DROP TABLE {{db}}.`{name}` PURGE",
-        f"CALL {catalog}.system.expire_snapshots(table => 'db.`{name}`', older_than => now())",
-        f"CALL {catalog}.system.remove_orphan_files(table => 'db.`{name}`')",
+        f"INSERT INTO {{db}}.`{plan_name}` VALUES (5)",
+        f"DELETE FROM {{db}}.`{plan_name}` WHERE id = 3",
+        f"ALTER TABLE {{db}}.`{plan_name}` ADD COLUMN n int",
+        f"ALTER TABLE {{db}}.`{plan_name}` RENAME TO {{db}}.mine",
+        f"DROP TABLE {{db}}.`{plan_name}`",
+        f"DROP TABLE {{db}}.`{plan_name}` PURGE",
+        f"CALL {catalog}.system.expire_snapshots(table => 'db.`{plan_name}`', older_than => now())",
+        f"CALL {catalog}.system.remove_orphan_files(table => 'db.`{plan_name}`')",
         "CREATE TABLE {db}.`t~plan~x` (id bigint) USING iceberg",
     ):
         with pytest.raises(Exception, match=r"(?i)plan table|plan~|gc\.enabled|GC is disabled"):
             engines.run_sql(statement)
     assert engines.run_sql("SELECT count(*) FROM {db}.safe") == [(20,)]
-    assert engines.run_sql(f"SELECT count(*) FROM {{db}}.`{name}`") == [(10,)]
-    assert name not in {row[1] for row in engines.run_sql("SHOW TABLES IN {db}")}
+    assert engines.run_sql(f"SELECT count(*) FROM {{db}}.`{plan_name}`") == [(10,)]
+    assert plan_name not in {row[1] for row in engines.run_sql("SHOW TABLES IN {db}")}
 
 
 @pytest.mark.slow
@@ -196,12 +199,14 @@ def test_plan_table_is_read_with_the_credentials_of_its_table(lake: StorageLake,
     db = f"{new_catalog(spark, lake.server.base_url, extra=lake.client_properties)}.db"
     spark.sql(f"CREATE NAMESPACE {db}")
     spark.sql(f"CREATE TABLE {db}.t (id bigint, s string) USING iceberg TBLPROPERTIES ('format-version'='3')")
-    for first in range(0, 40, 10):
-        spark.sql(f"INSERT INTO {db}.t SELECT /*+ COALESCE(1) */ id, concat('n', id) FROM range({first}, {first + 10})")
+    for first_id in range(0, 40, 10):
+        spark.sql(
+            f"INSERT INTO {db}.t SELECT /*+ COALESCE(1) */ id, concat('n', id) FROM range({first_id}, {first_id + 10})"
+        )
     client = SeamarkClient(lake.server.base_url)
     plan = client.plan_table("db.t", "id IN (5, 38)")
     client.close()
     assert (plan.files, plan.considered_files) == (2, 4)
-    read_ids = collect_rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
+    actual = collect_rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
     expected = collect_rows(spark.sql(f"SELECT id, _row_id FROM {db}.t WHERE id < 10 OR id >= 30 ORDER BY id"))
-    assert read_ids == expected
+    assert actual == expected

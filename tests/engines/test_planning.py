@@ -76,29 +76,30 @@ class PlanningEngines:
     @contextmanager
     def record_requests(self) -> Iterator[list[str]]:
         """Yield a list that receives the operations that the server answers in the block, at the end of the block."""
-        size = self.server.log.stat().st_size
-        results: list[str] = []
-        yield results
+        log_size = self.server.log.stat().st_size
+        operations: list[str] = []
+        yield operations
         with self.server.log.open() as log:
-            log.seek(size)
+            log.seek(log_size)
             lines = [json.loads(line) for line in log if line.startswith("{")]
         assert [line for line in lines if line.get("status", 200) >= 500] == []
-        results += [line["operation"] for line in lines if "operation" in line]
+        operations += [line["operation"] for line in lines if "operation" in line]
 
     @contextmanager
-    def hide_other_files(self, table: str, kept_names: list[str]) -> Iterator[int]:
-        """Within the block, move all data files of the table except `kept_names` away, and yield the number of moved
-        files.
+    def hide_other_files(self, table: str, kept_paths: list[str]) -> Iterator[int]:
+        """Move all data files of the table away within the block, except `kept_paths`.
+
+        The block gets the number of moved files.
         """
         all_paths = {path for (path,) in self.run_unplanned_sql(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
-        assert set(kept_names) <= all_paths
-        removed_paths = [Path(path.removeprefix("file:")) for path in all_paths - set(kept_names)]
-        for path in removed_paths:
+        assert set(kept_paths) <= all_paths
+        hidden_paths = [Path(path.removeprefix("file:")) for path in all_paths - set(kept_paths)]
+        for path in hidden_paths:
             path.rename(f"{path}.away")
         try:
-            yield len(removed_paths)
+            yield len(hidden_paths)
         finally:
-            for path in removed_paths:
+            for path in hidden_paths:
                 Path(f"{path}.away").rename(path)
 
 
@@ -106,8 +107,8 @@ class PlanningEngines:
 def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanningEngines]:
     """Yield the engines. A plan of more than three files has pages of two, so that both kinds of answers occur."""
     home = tmp_path_factory.mktemp("planned")
-    pages = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
-    with Seamark(home, env={"SEAMARK_LOG_FORMAT": "json", **pages}) as server:
+    page_settings = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
+    with Seamark(home, env={"SEAMARK_LOG_FORMAT": "json", **page_settings}) as server:
         plain_server = Seamark(
             tmp_path_factory.mktemp("alone"),
             warehouse=server.warehouse,
@@ -140,13 +141,13 @@ def _create_tables(engines: PlanningEngines) -> None:
         "CREATE TABLE {db}.ranges (id bigint, s string, st struct<a: int>, d date, at timestamp, n decimal(9, 2)) "
         "USING iceberg"
     )
-    for first in range(0, 60, 10):
-        text = "NULL" if first == 40 else "concat('n', id)"
-        struct = "NULL" if first == 50 else "named_struct('a', int(id) * 10)"
+    for first_id in range(0, 60, 10):
+        text_expression = "NULL" if first_id == 40 else "concat('n', id)"
+        struct_expression = "NULL" if first_id == 50 else "named_struct('a', int(id) * 10)"
         engines.run_sql(
-            f"INSERT INTO {{db}}.ranges SELECT /*+ COALESCE(1) */ id, {text}, {struct}, "
+            f"INSERT INTO {{db}}.ranges SELECT /*+ COALESCE(1) */ id, {text_expression}, {struct_expression}, "
             f"date_add(date'2026-01-01', int(id)), timestampadd(HOUR, id, timestamp'2026-01-01'), id / 4 "
-            f"FROM range({first}, {first + 10})"
+            f"FROM range({first_id}, {first_id + 10})"
         )
     engines.run_sql("CREATE TABLE {db}.parts (id bigint, p string) USING iceberg PARTITIONED BY (p)")
     engines.run_sql(
@@ -171,7 +172,7 @@ class FilterForms:
     name: str
     table: str
     sql: str
-    build_json: dict[str, Any]
+    filter_json: dict[str, Any]
     files: int
     """The number of files that the server keeps."""
     pyiceberg_filter: str | None
@@ -261,7 +262,7 @@ PyIceberg runs all cases.
 def test_spark_reads_only_the_files_that_the_server_returns(engines: PlanningEngines, case: FilterForms) -> None:
     query = f"SELECT * FROM {{db}}.{case.table} WHERE {case.sql} ORDER BY id"
     expected = engines.run_unplanned_sql(query)
-    plan = engines.plan(case.table, case.build_json)
+    plan = engines.plan(case.table, case.filter_json)
     assert len(plan) == case.files
     with engines.hide_other_files(case.table, plan) as hidden_files, engines.record_requests() as requests:
         assert hidden_files
@@ -282,7 +283,7 @@ def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Plannin
     with engines.record_requests() as requests:
         expected = _sort_rows(unplanned_rows.to_arrow())
     assert "planTableScan" not in requests
-    plan = engines.plan(case.table, case.build_json)
+    plan = engines.plan(case.table, case.filter_json)
     scan = engines.planned_pyiceberg.load_table(f"db.{case.table}").scan(case.pyiceberg_filter)
     with engines.hide_other_files(case.table, plan), engines.record_requests() as requests:
         assert _sort_rows(scan.to_arrow()) == expected
@@ -302,13 +303,13 @@ def _sort_rows(table: Any) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: PlanningEngines) -> None:
     """Iceberg's own planner sets its metrics on files and manifests, so they stay zero."""
-    buckets = engines.run_unplanned_sql("SELECT file_path, record_count FROM {db}.hashed.files")
+    record_counts = engines.run_unplanned_sql("SELECT file_path, record_count FROM {db}.hashed.files")
     (kept_path,) = engines.plan("hashed", _build_equality("id", 42))
     frame = engines.spark.sql(f"SELECT * FROM {engines.planned_catalog}.db.hashed WHERE id = 42")
     assert len(frame.collect()) == 1
     plan = frame._jdf.queryExecution().executedPlan()
     assert _read_metric(plan, "numSplits", "BatchScan") == 1
-    assert _read_metric(plan, "numOutputRows", "BatchScan") == dict(buckets)[kept_path] < 100
+    assert _read_metric(plan, "numOutputRows", "BatchScan") == dict(record_counts)[kept_path] < 100
 
 
 def _read_metric(plan: Any, name: str, node: str) -> int:
@@ -351,8 +352,8 @@ def test_deleted_rows_stay_deleted(engines: PlanningEngines, mode: str) -> None:
     engines.run_sql(f"UPDATE {{db}}.{table} SET v = 'new' WHERE id IN (1, 45)")
     engines.run_sql(f"INSERT INTO {{db}}.{table} VALUES (3, 'again')")
     expected = {n: "new" if n in (1, 45) else f"v{n}" for n in range(50) if n % 3 or n >= 40} | {3: "again"}
-    deletes = engines.run_sql(f"SELECT count(*) FROM {{db}}.{table}.delete_files")[0][0]
-    assert (deletes > 0) == (mode == "merge-on-read")
+    delete_file_count = engines.run_sql(f"SELECT count(*) FROM {{db}}.{table}.delete_files")[0][0]
+    assert (delete_file_count > 0) == (mode == "merge-on-read")
     with engines.record_requests() as requests:
         assert dict(engines.run_sql(f"SELECT id, v FROM {{db}}.{table}")) == expected
         assert engines.run_sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 10") == [(7,)]
@@ -369,7 +370,7 @@ def test_deleted_rows_stay_deleted(engines: PlanningEngines, mode: str) -> None:
 def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: PlanningEngines) -> None:
     engines.run_sql("CREATE TABLE {db}.history (id int, v string) USING iceberg")
     engines.run_sql("INSERT INTO {db}.history VALUES (1, 'a')")
-    first = engines.run_sql("SELECT snapshot_id FROM {db}.history.snapshots")[0][0]
+    first_snapshot_id = engines.run_sql("SELECT snapshot_id FROM {db}.history.snapshots")[0][0]
     engines.run_sql("ALTER TABLE {db}.history CREATE TAG v1")
     engines.run_sql("ALTER TABLE {db}.history CREATE BRANCH dev")
     engines.run_sql("INSERT INTO {db}.history.branch_dev VALUES (2, 'b')")
@@ -382,11 +383,13 @@ def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: 
             (2,),
         ]
         assert engines.run_sql("SELECT id, v FROM {db}.history VERSION AS OF 'v1' WHERE v = 'a'") == [(1, "a")]
-        assert engines.run_sql(f"SELECT id FROM {{db}}.history VERSION AS OF {first} WHERE id < 9") == [(1,)]
+        assert engines.run_sql(f"SELECT id FROM {{db}}.history VERSION AS OF {first_snapshot_id} WHERE id < 9") == [
+            (1,)
+        ]
     assert requests.count("planTableScan") == 4
     table = engines.planned_pyiceberg.load_table("db.history")
     with engines.record_requests() as requests:
-        assert table.scan("id < 9", snapshot_id=first).to_arrow()["id"].to_pylist() == [1]
+        assert table.scan("id < 9", snapshot_id=first_snapshot_id).to_arrow()["id"].to_pylist() == [1]
         assert sorted(table.scan().use_ref("dev").to_arrow()["id"].to_pylist()) == [1, 2]
         assert table.scan().use_ref("v1").to_arrow()["id"].to_pylist() == [1]
     assert requests.count("planTableScan") == 3
@@ -450,8 +453,8 @@ def test_engines_wait_for_a_plan_that_is_answered_later(
     env = {"SEAMARK_LOG_FORMAT": "json", "SEAMARK_PLAN_ASYNC_FILES": "0"}
     with Seamark(home, env=env, warehouse=warehouse, database=database) as server:
         catalog = new_catalog(engines.spark, server.base_url)
-        read_ids = collect_rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
-        assert sorted(read_ids) == [(56,), (57,), (58,), (59,)]
+        actual = collect_rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
+        assert sorted(actual) == [(56,), (57,), (58,), (59,)]
         log = server.log.read_text()
         assert '"fetchPlanningResult"' in log
     cold_server = Seamark(home, env={**env, "SEAMARK_PLAN_DISK_BYTES": "0"}, warehouse=warehouse, database=database)
@@ -466,20 +469,20 @@ def test_earlier_snapshot_is_filtered_by_its_own_column_names(engines: PlanningE
     engines.run_sql(
         "INSERT INTO {db}.renamed SELECT id, element_at(array('FR', 'DE'), int(id % 2) + 1), int(id % 3) FROM range(30)"
     )
-    ((snapshot,),) = engines.run_sql("SELECT snapshot_id FROM {db}.renamed.snapshots")
+    ((snapshot_id,),) = engines.run_sql("SELECT snapshot_id FROM {db}.renamed.snapshots")
     engines.run_sql("ALTER TABLE {db}.renamed RENAME COLUMN country TO nation")
     engines.run_sql("ALTER TABLE {db}.renamed ADD COLUMN country string")
     # A query of an earlier snapshot uses the names of that snapshot. Other queries use the current names.
     for query in (
         "SELECT id FROM {db}.renamed WHERE nation = 'FR' AND p < 2 ORDER BY id",
         "SELECT count(*) FROM {db}.renamed WHERE country IS NULL AND p = 1",
-        f"SELECT id FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'FR' AND p < 2 ORDER BY id",
+        f"SELECT id FROM {{db}}.renamed VERSION AS OF {snapshot_id} WHERE country = 'FR' AND p < 2 ORDER BY id",
     ):
         assert engines.run_sql(query) == engines.run_unplanned_sql(query) != [], query
     engines.run_sql("INSERT INTO {db}.renamed VALUES (100, 'IT', 0, 'FR')")
     for query in (
-        f"SELECT id FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'FR' AND p < 2 ORDER BY id",
-        f"SELECT count(*) FROM {{db}}.renamed VERSION AS OF {snapshot} WHERE country = 'DE' OR p = 1",
+        f"SELECT id FROM {{db}}.renamed VERSION AS OF {snapshot_id} WHERE country = 'FR' AND p < 2 ORDER BY id",
+        f"SELECT count(*) FROM {{db}}.renamed VERSION AS OF {snapshot_id} WHERE country = 'DE' OR p = 1",
         "SELECT id FROM {db}.renamed WHERE nation = 'DE' ORDER BY id",
         "SELECT id FROM {db}.renamed WHERE country = 'FR'",
     ):
@@ -490,16 +493,18 @@ def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines:
     """Spark does not filter rows by conditions on partition columns alone, so the files must be right."""
     columns, partitions = "id bigint, a date, b date, x int, y int", "months(a), months(b), bucket(4, x), bucket(4, y)"
     engines.run_sql(f"CREATE TABLE {{db}}.crossed ({columns}) USING iceberg PARTITIONED BY ({partitions})")
-    day = "date_add(date'2026-01-01', 31 * int(id % {}))"
-    rows = f"SELECT id, {day.format(2)}, {day.format(3)}, int(id % 4), int(id % 5) FROM range(12)"
+    date_expression = "date_add(date'2026-01-01', 31 * int(id % {}))"
+    rows = (
+        f"SELECT id, {date_expression.format(2)}, {date_expression.format(3)}, int(id % 4), int(id % 5) FROM range(12)"
+    )
     engines.run_sql(f"INSERT INTO {{db}}.crossed {rows}")
-    for first, other in (("x", "z"), ("y", "x"), ("z", "y")):
-        engines.run_sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
+    for old_name, new_name in (("x", "z"), ("y", "x"), ("z", "y")):
+        engines.run_sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {old_name} TO {new_name}")
     # Spark filters rows by conditions on buckets.
     query = "SELECT id FROM {db}.crossed WHERE x = 1 AND a < '2026-02-01' ORDER BY id"
     assert engines.run_sql(query) == engines.run_unplanned_sql(query) != []
-    for first, other in (("a", "c"), ("b", "a"), ("c", "b")):
-        engines.run_sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
+    for old_name, new_name in (("a", "c"), ("b", "a"), ("c", "b")):
+        engines.run_sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {old_name} TO {new_name}")
     query_by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
     with engines.record_requests() as requests:
         assert engines.run_sql(query_by_partition) == engines.run_unplanned_sql(query_by_partition) != []
@@ -552,21 +557,21 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
 
     The expected rows are those of a Spark that plans itself.
     """
-    name, column, changes, conditions, value = case
+    name, columns, changes, conditions, value = case
     caching_catalog = new_catalog(
         engines.spark, engines.server.base_url, extra={"cache-enabled": str(not is_fresh).lower()}
     )
     caching_engines = replace(engines, planned_catalog=caching_catalog)
     table = f"{name}_{'fresh' if is_fresh else 'held'}"
-    columns = {"f": "int(id)", "s": "named_struct('f', int(id))", "g": "concat('v', id)"}
-    inserted_values = [columns[part.split()[0]] for part in column.split(", ")]
-    if column == "f string":
+    expressions = {"f": "int(id)", "s": "named_struct('f', int(id))", "g": "concat('v', id)"}
+    inserted_values = [expressions[column_text.split()[0]] for column_text in columns.split(", ")]
+    if columns == "f string":
         inserted_values = ["concat('v', id)"]
     modes = ", ".join(f"'write.{operation}.mode'='{mode}'" for operation in ("delete", "update", "merge"))
     for number, condition in enumerate(conditions):
         caching_engines.run_sql(f"DROP TABLE IF EXISTS {{db}}.{table}")
         caching_engines.run_sql(
-            f"CREATE TABLE {{db}}.{table} (id bigint, {column}) USING iceberg TBLPROPERTIES ({modes})"
+            f"CREATE TABLE {{db}}.{table} (id bigint, {columns}) USING iceberg TBLPROPERTIES ({modes})"
         )
         caching_engines.run_sql(f"INSERT INTO {{db}}.{table} SELECT id, {', '.join(inserted_values)} FROM range(8)")
         assert caching_engines.run_sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 3") == [(3,)]
@@ -574,20 +579,21 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
             caching_engines.run_sql(f"ALTER TABLE {{db}}.{table} {change}")
         query = f"SELECT * FROM {{db}}.{table} WHERE {condition} ORDER BY id"
         assert caching_engines.run_sql(query) == engines.run_unplanned_sql(query), condition
-        expected = {row[0] for row in engines.run_unplanned_sql(f"SELECT id FROM {{db}}.{table} WHERE {condition}")}
+        matching_ids = {row[0] for row in engines.run_unplanned_sql(f"SELECT id FROM {{db}}.{table} WHERE {condition}")}
+        # The first condition is used by DELETE, the second by UPDATE, and the third by MERGE.
         if number == 0:
             caching_engines.run_sql(f"DELETE FROM {{db}}.{table} WHERE {condition}")
-            expected_ids = [(row_id,) for row_id in range(8) if row_id not in expected]
+            expected_ids = [(row_id,) for row_id in range(8) if row_id not in matching_ids]
         elif number == 1:
             caching_engines.run_sql(f"UPDATE {{db}}.{table} SET id = id + 100 WHERE {condition}")
-            expected_ids = [(row_id + 100 * (row_id in expected),) for row_id in range(8)]
+            expected_ids = [(row_id + 100 * (row_id in matching_ids),) for row_id in range(8)]
         else:
             source = "(SELECT explode(sequence(0, 7)) AS k)"
             caching_engines.run_sql(
                 f"MERGE INTO {{db}}.{table} t USING {source} s ON t.id = s.k AND {condition} "
                 "WHEN MATCHED THEN UPDATE SET id = id + 100"
             )
-            expected_ids = [(row_id + 100 * (row_id in expected),) for row_id in range(8)]
+            expected_ids = [(row_id + 100 * (row_id in matching_ids),) for row_id in range(8)]
         assert sorted(engines.run_unplanned_sql(f"SELECT id FROM {{db}}.{table}")) == sorted(expected_ids), (
             mode,
             condition,

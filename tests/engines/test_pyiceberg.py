@@ -65,10 +65,10 @@ def test_pyiceberg_creates_appends_scans_deletes_and_overwrites(catalog: RestCat
 
 
 def _write_and_read(table: Table, name: str) -> str:
-    place = f"{table.location()}/data/{name}"
-    with table.io.new_output(place).create() as file:
+    path = f"{table.location()}/data/{name}"
+    with table.io.new_output(path).create() as file:
         file.write(name.encode())
-    with table.io.new_input(place).open() as file:
+    with table.io.new_input(path).open() as file:
         return file.read().decode()
 
 
@@ -87,16 +87,16 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
     """With fsspec's cache, a new thread would remove the signer of all threads, whose requests would then get a 403."""
     table = catalog.create_table("py.threads", schema=_build_people("a").schema)
     assert _write_and_read(table, "before") == "before"
-    has_started, go_event = Event(), Event()
+    has_started, may_continue = Event(), Event()
     register_last = EventAliaser.register_last
 
     def register_after_pause(self: EventAliaser, event: str, handler: Any, **options: Any) -> None:
         if isinstance(handler, S3V4RestSigner):
             has_started.set()
-            go_event.wait(60)
+            may_continue.wait(60)
         register_last(self, event, handler, **options)
 
-    def append_in_thread() -> str:
+    def write_in_thread() -> str:
         try:
             return _write_and_read(table, "theirs")
         finally:
@@ -104,13 +104,13 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
 
     monkeypatch.setattr(EventAliaser, "register_last", register_after_pause)
     with ThreadPoolExecutor(1) as pool:
-        begun_commit = pool.submit(append_in_thread)
+        other_write = pool.submit(write_in_thread)
         try:
             assert has_started.wait(60)
             assert _write_and_read(table, "mine") == "mine"
         finally:
-            go_event.set()
-        assert begun_commit.result() == "theirs"
+            may_continue.set()
+        assert other_write.result() == "theirs"
 
 
 def test_pyiceberg_replaces_and_inserts_rows_by_upsert(catalog: RestCatalog) -> None:
@@ -139,12 +139,14 @@ def test_pyiceberg_evolves_schema_and_partitions(catalog: RestCatalog) -> None:
 def test_pyiceberg_reads_earlier_snapshots_branches_and_tags(catalog: RestCatalog) -> None:
     table = catalog.create_table("py.travel", schema=_build_people("a").schema)
     table.append(_build_people("ann"))
-    first = table.current_snapshot()
-    assert first is not None
-    table.manage_snapshots().create_tag(first.snapshot_id, "v1").create_branch(first.snapshot_id, "dev").commit()
+    first_snapshot = table.current_snapshot()
+    assert first_snapshot is not None
+    table.manage_snapshots().create_tag(first_snapshot.snapshot_id, "v1").create_branch(
+        first_snapshot.snapshot_id, "dev"
+    ).commit()
     table.append(_build_people("bob", start=1))
     table.append(_build_people("dev", start=9), branch="dev")
-    assert table.scan(snapshot_id=first.snapshot_id).to_arrow().num_rows == 1
+    assert table.scan(snapshot_id=first_snapshot.snapshot_id).to_arrow().num_rows == 1
     assert table.scan().use_ref("dev").to_arrow().column("id").to_pylist() in ([0, 9], [9, 0])
     assert table.scan().use_ref("v1").to_arrow().num_rows == 1
     assert table.scan().to_arrow().num_rows == 2
@@ -200,11 +202,11 @@ def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(cat
 def test_spark_reads_rows_of_pyiceberg_and_pyiceberg_those_of_spark(
     catalog: RestCatalog, lake: StorageLake, spark: SparkSession
 ) -> None:
-    extra = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}
-    name = new_catalog(spark, lake.server.base_url, extra=extra)
+    catalog_options = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}
+    spark_catalog = new_catalog(spark, lake.server.base_url, extra=catalog_options)
     table = catalog.create_table("py.shared", schema=_build_people("a").schema)
     table.append(_build_people("from python"))
-    spark.sql(f"INSERT INTO {name}.py.shared VALUES (1, 'from spark')")
-    spark.sql(f"DELETE FROM {name}.py.shared WHERE id = 0")
-    assert collect_rows(spark.sql(f"SELECT * FROM {name}.py.shared")) == [(1, "from spark")]
+    spark.sql(f"INSERT INTO {spark_catalog}.py.shared VALUES (1, 'from spark')")
+    spark.sql(f"DELETE FROM {spark_catalog}.py.shared WHERE id = 0")
+    assert collect_rows(spark.sql(f"SELECT * FROM {spark_catalog}.py.shared")) == [(1, "from spark")]
     assert catalog.load_table("py.shared").scan().to_arrow().to_pylist() == [{"id": 1, "name": "from spark"}]

@@ -68,12 +68,12 @@ class IsolatedSparkWriter:
 
 def _append_at_once(writers: Sequence[Callable[[int], None]], times: int) -> Counter[tuple[int, int]]:
     """Let all writers append `times` times concurrently, and return the expected rows."""
-    start = Barrier(len(writers))
+    start_barrier = Barrier(len(writers))
 
     def write_repeatedly(write: Callable[[int], None]) -> None:
         for number in range(times):
             if number == 0:
-                start.wait(120)
+                start_barrier.wait(120)
             write(number)
 
     with ThreadPoolExecutor(len(writers)) as pool:
@@ -125,13 +125,13 @@ def _is_rebased(snapshot: Row) -> bool:
 
 def _list_unneeded_files(metadata: Row) -> set[str]:
     """Return the manifests and manifest lists that no snapshot needs."""
-    lists = {to_local_path(snapshot["manifest-list"]).name for snapshot in metadata["snapshots"]}
-    names = {
+    list_names = {to_local_path(snapshot["manifest-list"]).name for snapshot in metadata["snapshots"]}
+    manifest_names = {
         to_local_path(row["manifest_path"]).name for snapshot in metadata["snapshots"] for row in read_list(snapshot)
     }
     avro_names = {path.name for path in (to_local_path(metadata["location"]) / "metadata").glob("*.avro")}
-    assert lists | names <= avro_names
-    return avro_names - lists - names
+    assert list_names | manifest_names <= avro_names
+    return avro_names - list_names - manifest_names
 
 
 def _create_table(server: Seamark, name: str, properties: dict[str, str]) -> None:
@@ -141,27 +141,27 @@ def _create_table(server: Seamark, name: str, properties: dict[str, str]) -> Non
 
 def _read_by_pyiceberg(server: Seamark, name: str) -> Counter[tuple[int, int]]:
     with _open_catalog(server) as catalog:
-        values = catalog.load_table(f"db.{name}").scan().to_arrow().to_pylist()
-    return Counter((row["writer"], row["number"]) for row in values)
+        rows = catalog.load_table(f"db.{name}").scan().to_arrow().to_pylist()
+    return Counter((row["writer"], row["number"]) for row in rows)
 
 
-KINDS = [
+APPEND_KINDS = [
     pytest.param(False, id="fast append", marks=pytest.mark.slow),
     pytest.param(True, id="merge append"),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("merge", KINDS)
-def test_appends_of_eight_pyiceberg_writers_to_one_table_all_succeed(server: Seamark, merge: bool) -> None:
-    name = f"pyicebergs_{merge}".lower()
-    _create_table(server, name, REBASE | (MERGE if merge else {}))
+@pytest.mark.parametrize("merges_manifests", APPEND_KINDS)
+def test_appends_of_eight_pyiceberg_writers_to_one_table_all_succeed(server: Seamark, merges_manifests: bool) -> None:
+    name = f"pyicebergs_{merges_manifests}".lower()
+    _create_table(server, name, REBASE | (MERGE if merges_manifests else {}))
     expected = _append_at_once([PyIcebergWriter(server, name, writer) for writer in range(8)], times=5)
     assert _read_by_pyiceberg(server, name) == expected
     metadata = _read_metadata(server, name)
     assert _check_files(metadata, appends=40) > 10
-    listing = read_list(max(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"]))
-    assert any(row["existing_files_count"] for row in listing) == merge
+    manifests = read_list(max(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"]))
+    assert any(row["existing_files_count"] for row in manifests) == merges_manifests
 
 
 def test_concurrent_appends_fail_without_rebase(server: Seamark) -> None:
@@ -171,12 +171,12 @@ def test_concurrent_appends_fail_without_rebase(server: Seamark) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("merge", KINDS)
+@pytest.mark.parametrize("merges_manifests", APPEND_KINDS)
 def test_appends_of_spark_and_pyiceberg_to_one_table_all_succeed(
-    server: Seamark, spark: SparkSession, merge: bool
+    server: Seamark, spark: SparkSession, merges_manifests: bool
 ) -> None:
-    name = f"mixed_{merge}".lower()
-    _create_table(server, name, REBASE | (MERGE if merge else {"commit.manifest-merge.enabled": "false"}))
+    name = f"mixed_{merges_manifests}".lower()
+    _create_table(server, name, REBASE | (MERGE if merges_manifests else {"commit.manifest-merge.enabled": "false"}))
     writers: list[Any] = [PyIcebergWriter(server, name, writer) for writer in range(4)]
     writers += [IsolatedSparkWriter(spark, server, name, writer) for writer in range(4, 8)]
     expected = _append_at_once(writers, times=4)
@@ -187,12 +187,14 @@ def test_appends_of_spark_and_pyiceberg_to_one_table_all_succeed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("merge", KINDS)
+@pytest.mark.parametrize("merges_manifests", APPEND_KINDS)
 def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
-    server: Seamark, spark: SparkSession, merge: bool
+    server: Seamark, spark: SparkSession, merges_manifests: bool
 ) -> None:
-    name, catalog = f"rows_{merge}".lower(), new_catalog(spark, server.base_url)
-    properties = REBASE | {"format-version": "3"} | (MERGE if merge else {"commit.manifest-merge.enabled": "false"})
+    name, catalog = f"rows_{merges_manifests}".lower(), new_catalog(spark, server.base_url)
+    properties = (
+        REBASE | {"format-version": "3"} | (MERGE if merges_manifests else {"commit.manifest-merge.enabled": "false"})
+    )
     table_properties = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
     spark.sql(
         f"CREATE TABLE {catalog}.db.{name} (writer bigint, number bigint) USING iceberg "
@@ -208,8 +210,8 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
     ids = sorted(row[2] for row in row_ids)
     assert len(set(ids)) == len(ids)
     assert ids[-1] < metadata["next-row-id"]
-    if not merge:
+    if not merges_manifests:
         assert ids == list(range(len(ids))), "the row ids of each append follow the row ids of the previous append"
         assert metadata["next-row-id"] == len(ids)
-    head = max(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
-    assert {row[3] for row in row_ids} == {file.sequence_number for file in read_snapshot(head).values()}
+    last_snapshot = max(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
+    assert {row[3] for row in row_ids} == {file.sequence_number for file in read_snapshot(last_snapshot).values()}

@@ -1,6 +1,4 @@
-"""Tests that unmodified Spark reads rows of a stream table before a commit has added them, and each row once across
-flushes.
-"""
+"""Tests that unmodified Spark reads rows of a stream table before their commit, and each row once across flushes."""
 
 from __future__ import annotations
 
@@ -112,11 +110,11 @@ def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: Spar
     stream.post("t", {"id": 1, "name": "a"})
     block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
     stream.post("t", {"id": 2, "name": "b"}, {"id": 3, "name": "a"})
-    join = "SELECT a.id FROM {db}.t a JOIN {db}.t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
+    join_query = "SELECT a.id FROM {db}.t a JOIN {db}.t b ON a.name = b.name WHERE b.id = 3 ORDER BY a.id"
     for _ in range(2):
         assert stream.run_planned_sql("SELECT count(*) FROM {db}.t") == [(3,)]
         assert stream.run_planned_sql("SELECT id FROM {db}.t WHERE name = 'b'") == [(2,)]
-        assert stream.run_planned_sql(join) == [(1,), (3,)]
+        assert stream.run_planned_sql(join_query) == [(1,), (3,)]
         assert sorted(row[0] for row in stream.load("t")) == [1, 2, 3]
         assert sorted(row[0] for row in stream.load("t", where="id > 1")) == [2, 3]
         assert sorted(row[0] for row in stream.read("t")) == [1, 2, 3]
@@ -160,6 +158,7 @@ def test_spark_reads_the_latest_row_of_each_key_before_and_after_flushes(
     assert stream.run_fresh_sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "d"), (3, "c"), (4, "e")]
     stream.post("t", {"id": 4, "name": "f"})
     expected = [(1, "d"), (3, "c"), (4, "f")]
+    # In version 3, Spark reads unflushed rows only with the header.
     readers = [stream.run_sql, stream.run_fresh_sql] if version == "2" else [stream.run_fresh_sql]
     for _ in range(2):
         for run in readers:

@@ -59,8 +59,8 @@ class ExpectedTable:
 
     def create(self, spec: str = "", **properties: str) -> None:
         property_list = ", ".join(f"'{key}'='{value}'" for key, value in (SMALL_GROUPS | properties).items())
-        parts = f"PARTITIONED BY ({spec})" if spec else ""
-        self.run(f"CREATE TABLE {{t}} ({COLUMNS}) USING iceberg {parts} TBLPROPERTIES ({property_list})")
+        partition_clause = f"PARTITIONED BY ({spec})" if spec else ""
+        self.run(f"CREATE TABLE {{t}} ({COLUMNS}) USING iceberg {partition_clause} TBLPROPERTIES ({property_list})")
 
     def run(self, statement: str) -> list[Row]:
         return [
@@ -152,16 +152,16 @@ class UnmodifiedSpark:
     such header, and gets exact residuals.
     """
 
-    def table(self, name: str, *, exact: bool = False) -> ExpectedTable:
+    def describe_table(self, name: str, *, exact: bool = False) -> ExpectedTable:
         return ExpectedTable(self.spark, self.client, self.catalogs[exact], name)
 
 
 @pytest.fixture(scope="module")
 def unmodified_spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnmodifiedSpark]:
     """Yield the tables and catalogs. Plans of more than three files have pages of two."""
-    pages = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
+    page_settings = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
     with (
-        Seamark(tmp_path_factory.mktemp("stock"), env=pages) as server,
+        Seamark(tmp_path_factory.mktemp("stock"), env=page_settings) as server,
         closing(IndexClient(server.base_url)) as client,
     ):
         no_cache = {"cache-enabled": "false"}
@@ -182,7 +182,7 @@ def test_delete_with_an_indexed_condition_deletes_the_matching_rows(
     unmodified_spark: UnmodifiedSpark, index: str, mode: str
 ) -> None:
     """Before a fix, Iceberg's library failed with "Cannot delete file where some, but not all, rows match"."""
-    table = unmodified_spark.table(f"proved_{index[:3]}_{mode[:4]}")
+    table = unmodified_spark.describe_table(f"proved_{index[:3]}_{mode[:4]}")
     table.create("p", **{"write.delete.mode": mode})
     table.insert(_build_rows(range(10)) + _build_rows(range(10, 20), 1) + _build_rows(range(20, 30), 2))
     table.index(index)
@@ -196,7 +196,7 @@ def test_delete_with_an_indexed_condition_deletes_the_matching_rows(
 
 @pytest.mark.slow
 def test_delete_from_a_branch_of_an_indexed_table_deletes_the_right_rows(unmodified_spark: UnmodifiedSpark) -> None:
-    table = unmodified_spark.table("branched")
+    table = unmodified_spark.describe_table("branched")
     table.create()
     table.insert(_build_rows(range(10)))
     table.run("ALTER TABLE {t} CREATE BRANCH dev")
@@ -213,7 +213,7 @@ def test_rewritten_files_contain_the_rows_of_all_row_groups(unmodified_spark: Un
     """Before a fix, Iceberg's readers skipped row groups by the residual of a plan, and the new files lacked
     these rows.
     """
-    table = unmodified_spark.table(f"groups_{exact}", exact=exact)
+    table = unmodified_spark.describe_table(f"groups_{exact}", exact=exact)
     table.create()
     table.insert(_build_rows(range(100)))
     table.rewrite("id = 55")
@@ -229,25 +229,26 @@ def test_rewritten_files_contain_the_rows_of_all_row_groups(unmodified_spark: Un
 @pytest.mark.slow  # tests/iceberg/expressions/test_nans.py has these conditions without a JVM.
 def test_nan_is_the_greatest_value_in_spark(unmodified_spark: UnmodifiedSpark) -> None:
     """Row groups with NaN have no bounds if Spark writes them, but other writers can write bounds."""
-    table = unmodified_spark.table("nans", exact=True)
+    table = unmodified_spark.describe_table("nans", exact=True)
     table.create()
-    groups = ([1.0], [NAN], [5.0], [1.0, NAN, 0.0], [None, NAN], [-1.0, 2.0])
+    value_lists = ([1.0], [NAN], [5.0], [1.0, NAN, 0.0], [None, NAN], [-1.0, 2.0])
     number = 0
-    for values in groups * 2:
+    for values in value_lists * 2:
         rows: list[Row] = []
         for value in values:
             st = None if value is None else (1, value)
             rows.append((number, 1, "s", value, value, st, 0))
             number += 1
-        if number <= sum(map(len, groups)):
+        # Spark writes the first half of the rows, and Seamark the second half.
+        if number <= sum(map(len, value_lists)):
             table.insert(rows)
             continue
         column_names = ("id", "i", "s", "d", "f", "st", "p")
-        columns = [
+        row_dicts = [
             dict(zip(column_names, row, strict=True)) | {"st": row[5] and {"a": row[5][0], "x": row[5][1]}}
             for row in rows
         ]
-        append(unmodified_spark.client, "db.nans", pa.Table.from_pylist(columns, _build_arrow_schema()))
+        append(unmodified_spark.client, "db.nans", pa.Table.from_pylist(row_dicts, _build_arrow_schema()))
         table.rows += rows
     conditions = [
         "d > 3",
@@ -285,12 +286,12 @@ class StatementCampaign:
 
     def __init__(self, unmodified_spark: UnmodifiedSpark, seed: int) -> None:
         self.rng = random.Random(f"stock statements {seed}")
-        self.table = unmodified_spark.table(f"random{seed}", exact=seed % 2 == 1)
+        self.table = unmodified_spark.describe_table(f"random{seed}", exact=seed % 2 == 1)
         self.seed = seed
         self.next_id = 0
         self.outcomes: list[str] = []
 
-    def play(self, statements: int) -> int:
+    def run_statements(self, count: int) -> int:
         """Run random statements, and return their number."""
         rng, table = self.rng, self.table
         modes = {f"write.{operation}.mode": rng.choice(MODES) for operation in ("delete", "update", "merge")}
@@ -301,29 +302,29 @@ class StatementCampaign:
         indexes = rng.sample(INDEXES, rng.randint(1, 3))
         table.index(*indexes)
         self.outcomes.append(f"seed {self.seed}: {modes}, partitioned by {spec!r}, indexes {indexes}")
-        for number in range(statements):
-            if number == statements // 2 and rng.random() < 0.5:
-                part = "bucket(2, i)" if spec == "p" else "p"
-                table.run(f"ALTER TABLE {{t}} ADD PARTITION FIELD {part}")
-                self.outcomes.append(f"added partition field {part}")
+        for number in range(count):
+            if number == count // 2 and rng.random() < 0.5:
+                partition_field = "bucket(2, i)" if spec == "p" else "p"
+                table.run(f"ALTER TABLE {{t}} ADD PARTITION FIELD {partition_field}")
+                self.outcomes.append(f"added partition field {partition_field}")
             if rng.random() < 0.3:
                 self._insert()
             if rng.random() < 0.3:
                 table.build(len(indexes))
                 self.outcomes.append("built")
-            self._step()
-        return statements
+            self._run_statement()
+        return count
 
-    def _step(self) -> None:
+    def _run_statement(self) -> None:
         rng, table = self.rng, self.table
         condition = self._draw_condition()
         kinds = ("delete", "update", "merge", "find", "rewrite", "overwrite")
         kind = rng.choices(kinds, (6, 4, 4, 5, 2, 1))[0]
         self.outcomes.append(f"{kind} {condition}")
-        text = "\n".join(self.outcomes)
+        history = "\n".join(self.outcomes)
         try:
             if kind == "find":
-                table.check_matching_rows(condition, text)
+                table.check_matching_rows(condition, history)
             elif kind == "merge":
                 ids = [row[0] for row in table.rows if row[0] >= 0]
                 keys = [*rng.sample(ids, min(len(ids), 6)), -1 - len(self.outcomes)]
@@ -334,50 +335,52 @@ class StatementCampaign:
             if kind == "rewrite" and "Cannot translate Spark expression" in str(error):
                 return  # Iceberg's procedure supports fewer conditions.
             if kind == "delete" and ICEBERG_NULL_PREFIX_ERROR in str(error):
-                table.check(f"{text}\nthe refused statement changed no row")
+                table.check(f"{history}\nthe refused statement changed no row")
                 return
-            raise AssertionError(f"{text}\n{error}") from error
-        table.check(text)
+            raise AssertionError(f"{history}\n{error}") from error
+        table.check(history)
 
     def _insert(self) -> None:
         rng, rows = self.rng, []
         for _ in range(rng.randint(5, 45)):
             double_value = rng.choice((0.0, -0.0, 1.5, -3.0, 7.0, NAN, None))
             st = rng.choice((None, (rng.choice((1, 9)), double_value)))
-            numbers = (rng.choice((1, 9, None, 40)), rng.choice(("s1", "s9", "t", None)))
-            rows.append((self.next_id, *numbers, double_value, rng.choice((1.5, NAN, -2.5)), st, rng.choice((0, 1, 2))))
+            int_and_text = (rng.choice((1, 9, None, 40)), rng.choice(("s1", "s9", "t", None)))
+            rows.append(
+                (self.next_id, *int_and_text, double_value, rng.choice((1.5, NAN, -2.5)), st, rng.choice((0, 1, 2)))
+            )
             self.next_id += 1
         self.table.insert(rows)
         self.outcomes.append(f"inserted {len(rows)}")
 
     def _draw_condition(self) -> str:
         rng = self.rng
-        parts = [self._draw_predicate() for _ in range(rng.choice((1, 1, 2, 3)))]
-        text = parts[0]
-        for part in parts[1:]:
-            text = f"({text} {rng.choice(('AND', 'OR'))} {part})"
-        return text
+        predicates = [self._draw_predicate() for _ in range(rng.choice((1, 1, 2, 3)))]
+        condition = predicates[0]
+        for predicate in predicates[1:]:
+            condition = f"({condition} {rng.choice(('AND', 'OR'))} {predicate})"
+        return condition
 
     def _draw_predicate(self) -> str:
         rng = self.rng
         number, double_text = rng.randint(0, 11), rng.choice(("0.0D", "1.5D", "3.0D", "-3.0D"))
-        text = ", ".join(map(str, rng.sample(range(12), 3)))
+        number_list = ", ".join(map(str, rng.sample(range(12), 3)))
         many_ids = ", ".join(map(str, range(12, 12 + rng.choice((5, 300)), 1)))
-        order = rng.choice(("<", "<=", ">", ">="))
+        op = rng.choice(("<", "<=", ">", ">="))
         column = rng.choice(("d", "f", "st.x"))
         predicate = rng.choice(
             (
                 f"i = {number}",
                 f"i = {number}",
-                f"i IN ({text})",
+                f"i IN ({number_list})",
                 f"i IN ({many_ids})",
                 f"i <> {number}",
-                f"i {order} {number}",
+                f"i {op} {number}",
                 "i IS NULL",
                 f"s = 's{number}'",
                 "s LIKE 's1%'",
-                f"{column} {order} {double_text}",
-                f"{column} {order} {double_text}",
+                f"{column} {op} {double_text}",
+                f"{column} {op} {double_text}",
                 f"{column} = {double_text}",
                 f"{column} <> {double_text}",
                 f"isnan({column})",
@@ -395,9 +398,9 @@ class StatementCampaign:
 
 @pytest.mark.slow
 def test_random_statements_on_indexed_tables_leave_the_expected_rows(unmodified_spark: UnmodifiedSpark) -> None:
-    first = first_seed()
-    for seed in range(first, first + examples(3, 1)):
-        StatementCampaign(unmodified_spark, seed).play(examples(12, 6))
+    start = first_seed()
+    for seed in range(start, start + examples(3, 1)):
+        StatementCampaign(unmodified_spark, seed).run_statements(examples(12, 6))
 
 
 @pytest.mark.slow
@@ -406,6 +409,8 @@ def test_random_statements_on_indexed_tables_leave_the_expected_rows(unmodified_
 def test_hundreds_of_random_statements_on_indexed_tables_leave_the_expected_rows(
     unmodified_spark: UnmodifiedSpark, start: int
 ) -> None:
-    first = 1000 * first_seed() + start
-    count = sum(StatementCampaign(unmodified_spark, seed).play(20) for seed in range(first, first + 10))
-    print(f"seeds from {first}: {count} statements")
+    first_number = 1000 * first_seed() + start
+    statement_count = sum(
+        StatementCampaign(unmodified_spark, seed).run_statements(20) for seed in range(first_number, first_number + 10)
+    )
+    print(f"seeds from {first_number}: {statement_count} statements")

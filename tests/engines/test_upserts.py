@@ -46,8 +46,8 @@ def test_spark_and_seamark_change_one_table_in_turn(lake: SparkTables, version: 
     kinds = ["upsert", "merge", "upsert", "delete", "where", "merge"]
     rng.shuffle(kinds)
     for step, kind in enumerate(["upsert", *kinds]):
-        some_numbers = rng.sample(range(60), 12)
-        input_model: Model = {number: (rng.choice(("de", "fr", None)), step) for number in some_numbers}
+        changed_ids = rng.sample(range(60), 12)
+        input_model: Model = {number: (rng.choice(("de", "fr", None)), step) for number in changed_ids}
         note = f"seed {seed}, step {step}, {kind}"
         match kind:
             case "upsert":
@@ -61,17 +61,17 @@ def test_spark_and_seamark_change_one_table_in_turn(lake: SparkTables, version: 
                 upsert(lake.client, f"db.{name}", table, keys=["id"], mode=rng.choice(MODES))
                 model |= input_model
             case "delete":
-                delete(lake.client, f"db.{name}", keys=pa.table({"id": some_numbers}), mode=rng.choice(MODES))
+                delete(lake.client, f"db.{name}", keys=pa.table({"id": changed_ids}), mode=rng.choice(MODES))
                 model = {id_: row for id_, row in model.items() if id_ not in input_model}
             case "where":
                 delete(lake.client, f"db.{name}", where=f"v = {step - 1}", mode=rng.choice(MODES))
                 model = {id_: row for id_, row in model.items() if row[1] != step - 1}
             case "merge":
-                listing = ", ".join(f"({id_}, {land!r}, {v})" for id_, (land, v) in input_model.items()).replace(
+                values = ", ".join(f"({id_}, {land!r}, {v})" for id_, (land, v) in input_model.items()).replace(
                     "None", "null"
                 )
                 lake.run_sql(
-                    f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {listing} AS g(id, land, v)) s "
+                    f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {values} AS g(id, land, v)) s "
                     "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
                 )
                 model |= input_model

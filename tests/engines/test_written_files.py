@@ -55,6 +55,8 @@ PARTS, ROWS = 6, 240
 
 @dataclass(frozen=True)
 class WrittenFilesLake:
+    """Tables that Seamark and Spark write, and that PyIceberg reads."""
+
     client: SeamarkClient
     spark: SparkSession
     catalog: str
@@ -82,13 +84,13 @@ def to_pyiceberg_type(kind: str) -> IcebergType:
     return FixedType(3) if kind == "fixed[3]" else IcebergType.handle_primitive_type(kind, lambda name: name)
 
 
-COLUMNS = {kind: f"c{place}" for place, kind in enumerate(KINDS)}
+COLUMNS = {kind: f"c{column_number}" for column_number, kind in enumerate(KINDS)}
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
     NestedField(2, "part", IntegerType(), required=False),
     *(
-        NestedField(3 + place, COLUMNS[kind], to_pyiceberg_type(kind), required=False)
-        for place, kind in enumerate(KINDS)
+        NestedField(3 + column_number, COLUMNS[kind], to_pyiceberg_type(kind), required=False)
+        for column_number, kind in enumerate(KINDS)
     ),
     NestedField(
         30,
@@ -108,7 +110,7 @@ BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 def make_rows() -> pa.Table:
     """Return rows of several parts with different values. In the last part, all columns of values are null."""
     rng = random.Random(11)
-    part = [None if number % PARTS == 0 else number % PARTS for number in range(ROWS)]
+    part_numbers = [None if number % PARTS == 0 else number % PARTS for number in range(ROWS)]
     columns: dict[str, list[Any]] = {}
     for kind in KINDS:
         samples_by_part = {
@@ -122,7 +124,7 @@ def make_rows() -> pa.Table:
     return pa.table(
         {
             "id": pa.array(range(ROWS), pa.int64()),
-            "part": pa.array(part, pa.int32()),
+            "part": pa.array(part_numbers, pa.int32()),
             **{COLUMNS[kind]: typed.build_array(kind, columns[kind]) for kind in KINDS},
             "st": pa.array(
                 [structs[number % 4] for number in range(ROWS)],
@@ -165,19 +167,21 @@ def test_spark_reads_the_written_values_of_every_type(lake: WrittenFilesLake, wr
 
 def read_metrics(lake: WrittenFilesLake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
     """Return the metrics of each part from Spark's metadata table."""
-    names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
-    actual = lake.run_sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
+    metric_names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
+    actual = lake.run_sql(f"SELECT partition.part, sort_order_id, {', '.join(metric_names)} FROM {{db}}.{name}.files")
     assert all(row[1] == 0 for row in actual)
-    return {row[0]: {key: dict(value or {}) for key, value in zip(names, row[2:], strict=True)} for row in actual}
+    return {
+        row[0]: {key: dict(value or {}) for key, value in zip(metric_names, row[2:], strict=True)} for row in actual
+    }
 
 
 @pytest.mark.slow
 def test_metrics_equal_the_metrics_that_iceberg_writes(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
-    ids = {
+    fields = {
         column: lake.pyiceberg_catalog.load_table("db.ours").schema().find_field(column)
         for column in [*COLUMNS.values(), "st.a", "st.in.s"]
     }
-    kinds = {field.field_id: str(field.field_type) for field in ids.values()} | {1: "long", 2: "int"}
+    kinds = {field.field_id: str(field.field_type) for field in fields.values()} | {1: "long", 2: "int"}
     seamark_metrics, spark_metrics = read_metrics(lake, "ours"), read_metrics(lake, "theirs")
     assert seamark_metrics.keys() == spark_metrics.keys() == {None, *range(1, PARTS)}
     for part, part_metrics in seamark_metrics.items():
@@ -189,18 +193,18 @@ def test_metrics_equal_the_metrics_that_iceberg_writes(lake: WrittenFilesLake, w
             for column_id, bound in part_metrics[name].items():
                 kind = kinds[column_id]
                 # The values are equal, but their bits can differ, because zeros can have a different sign.
-                pair = (
+                bounds = (
                     decode_single_value(kind, bytes(bound)),
                     decode_single_value(kind, bytes(expected[name][column_id])),
                 )
-                assert pair[0] == pair[1], (part, name, get_base_name(kind))
+                assert bounds[0] == bounds[1], (part, name, get_base_name(kind))
 
 
 def delete_by_position(lake: WrittenFilesLake, name: str, ids: set[int]) -> WrittenDeletes:
     """Delete the rows of these ids by position in one commit, and return the written deletes."""
     loaded_table = lake.client.load_table(f"db.{name}")
     table = open_table(lake.client, f"db.{name}", CURRENT)
-    target, reader = WriteTarget.from_engine_table(loaded_table), Deletes(table.storage, table.metadata)
+    target, old_deletes = WriteTarget.from_engine_table(loaded_table), Deletes(table.storage, table.metadata)
     deleted_rows = []
     for task in plan(lake.client, table):
         with pa.memory_map(task.path.removeprefix("file://")) as source:
@@ -209,7 +213,7 @@ def delete_by_position(lake: WrittenFilesLake, name: str, ids: set[int]) -> Writ
         deleted_rows.append(
             DeletedRows(task.path, task.file["spec-id"], task.file["partition"], positions, task.deletes)
         )
-    written_files = write_deletes(target, deleted_rows, reader)
+    written_files = write_deletes(target, deleted_rows, old_deletes)
     body = {
         "read-snapshot-id": table.snapshot_id,
         "add": list(written_files.files),
@@ -240,6 +244,7 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: WrittenFilesLake,
         written_files = delete_by_position(lake, name, deleted_ids)
         if version == 3:
             assert {file["file-format"] for file in written_files.files} == {"PUFFIN"}
+            # From the second round on, each of the six files already has a vector.
             assert len(written_files.removed) == (6 if round_number else 0)
         expected_ids -= deleted_ids
         assert {id_ for (id_,) in lake.run_sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
@@ -264,4 +269,5 @@ def test_spark_leaves_out_the_rows_of_equality_deletes(lake: WrittenFilesLake) -
         "db.keyed", {"read-snapshot-id": table.snapshot_id, "add": list(written_files.files)}
     )
     append(lake.client, "db.keyed", pa.table({"id": [3], "land": pa.array([None], pa.string())}))
+    # The row 3 was deleted and appended again. The row 4 has no land, so it does not match the key (4, 'de').
     assert sorted(id_ for (id_,) in lake.run_sql("SELECT id FROM {db}.keyed")) == [id_ for id_ in ids if id_ != 5]

@@ -26,10 +26,10 @@ def write_hadoop_table(
     old_folder = Path(loaded_table.location.removeprefix("file://"))
     shutil.copytree(old_folder, folder, ignore=shutil.ignore_patterns("*.metadata.json"), dirs_exist_ok=True)
     location = f"file://{folder}" if has_scheme else str(folder)
-    manifests = sorted((folder / "metadata").glob("*.avro"))
+    avro_paths = sorted((folder / "metadata").glob("*.avro"))
     # Manifests are rewritten first, because manifest lists contain their lengths.
-    manifests.sort(key=lambda path: b'"manifest_path"' in path.read_bytes())
-    for path in manifests:
+    avro_paths.sort(key=lambda path: b'"manifest_path"' in path.read_bytes())
+    for path in avro_paths:
         _replace_locations(path, loaded_table.location, location)
     metadata = json.loads(loaded_table.metadata.replace(loaded_table.location.encode(), location.encode()))
     metadata["metadata-log"] = []
@@ -50,7 +50,9 @@ def _replace_locations(path: Path, old_location: str, new_location: str) -> None
 
 def _replace_in_record(value: Any, old_location: str, new_location: str) -> Any:
     if isinstance(value, dict):
-        replaced_record = {name: _replace_in_record(part, old_location, new_location) for name, part in value.items()}
+        replaced_record = {
+            name: _replace_in_record(member, old_location, new_location) for name, member in value.items()
+        }
         if "manifest_length" in replaced_record:
             manifest = Path(replaced_record["manifest_path"].removeprefix("file://"))
             replaced_record["manifest_length"] = manifest.stat().st_size

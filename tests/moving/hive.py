@@ -14,7 +14,7 @@ from hive_metastore.ttypes import GetTableRequest, LockRequest, LockResponse, Lo
 from tests.services.java import SHORT_LIVED, find_java_17
 from tests.services.process import CACHE, REPO, ManagedProcess, choose_free_port
 
-_MAIN = "org.apache.hadoop.hive.metastore.HiveMetaStore"
+_MAIN_CLASS = "org.apache.hadoop.hive.metastore.HiveMetaStore"
 
 
 class Hive4Client(ThriftHiveMetastore.Client):
@@ -52,14 +52,14 @@ def run_hive_metastore(folder: Path, warehouse: str) -> Iterator[str]:
         "metastore.task.threads.always": "org.apache.hadoop.hive.metastore.events.EventCleanerTask",
         "metastore.expression.proxy": "org.apache.hadoop.hive.metastore.DefaultPartitionExpressionProxy",
     }
-    rows = "".join(
+    properties_xml = "".join(
         f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items()
     )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "metastore-site.xml").write_text(f"<configuration>{''.join(rows)}</configuration>")
+    (folder / "metastore-site.xml").write_text(f"<configuration>{''.join(properties_xml)}</configuration>")
     classpath = f"{folder}:{CACHE / 'hive'}/*"
-    quiet = f"-Dderby.stream.error.file={folder / 'derby.log'}"
-    argv = [find_java_17(), "-Xmx512m", *SHORT_LIVED, quiet, "-cp", classpath, _MAIN, "-p", str(port)]
+    log_option = f"-Dderby.stream.error.file={folder / 'derby.log'}"
+    argv = [find_java_17(), "-Xmx512m", *SHORT_LIVED, log_option, "-cp", classpath, _MAIN_CLASS, "-p", str(port)]
     process = ManagedProcess(argv, log=folder / "metastore.log")
     with process:
         process.start(lambda: _accepts_connections(port), timeout_s=180)

@@ -27,9 +27,7 @@ def serve_catalog(respond: Responder) -> Iterator[HttpCatalog]:
     """Serve a catalog in a thread until the end of the block."""
 
     class Handler(BaseHTTPRequestHandler):
-        """A handler that answers the configuration request without settings, and each further request with
-        `respond`.
-        """
+        """Answers the configuration request without settings, and each further request with `respond`."""
 
         def do_GET(self) -> None:
             headers = dict(self.headers)

@@ -23,7 +23,7 @@ _COLUMNS = {"type": "struct", "fields": [{"id": 1, "name": "id", "type": "long",
 def fill_with_odd_names(client: IndexClient, seed: int, *, namespaces: int, entries: int) -> None:
     """Create random namespaces of up to three levels with properties, and tables and views in them.
 
-    Names have odd characters. `namespaces` and `entries` are the numbers of objects.
+    `namespaces` is the number of namespaces, and `entries` the number of tables and views.
     """
     rng = random.Random(seed)
     number = 0

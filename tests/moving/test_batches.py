@@ -42,7 +42,7 @@ from tests.moving.test_import import COLUMNS
 from tests.seeds import first_seed, mark_fast
 from tests.services.seamark import Seamark
 
-TABLES = 24
+TABLES_PER_REQUEST = 24
 
 
 class MetadataFiles:
@@ -60,11 +60,11 @@ class MetadataFiles:
         metadata |= {"table-uuid": str(uuid.UUID(int=self._rng.getrandbits(128), version=4)), "properties": {}}
         metadata["location"] = (self._lake / f"t{len(self._written)}").as_uri()
         fault = self._rng.choice(("none",) * 12 + ("uuid", "nested", "same", "outside", "property", "json", "missing"))
-        earlier = self._rng.choice(self._written) if self._written else metadata
+        earlier_metadata = self._rng.choice(self._written) if self._written else metadata
         if fault == "uuid":
-            metadata["table-uuid"] = earlier["table-uuid"]
+            metadata["table-uuid"] = earlier_metadata["table-uuid"]
         elif fault in ("nested", "same"):
-            metadata["location"] = earlier["location"] + ("/inner" if fault == "nested" else "")
+            metadata["location"] = earlier_metadata["location"] + ("/inner" if fault == "nested" else "")
         elif fault == "outside":
             metadata["location"] = "file:///etc/t"
         elif fault == "property":
@@ -82,7 +82,7 @@ def _find_folder(location: str) -> Path:
     return Path(location.removeprefix("file://"))
 
 
-def import_each(client: IndexClient, namespace: str, locations: dict[str, str]) -> list[TableImport]:
+def import_one_by_one(client: IndexClient, namespace: str, locations: dict[str, str]) -> list[TableImport]:
     """Import the tables one after another."""
     results = []
     for name, location in locations.items():
@@ -121,24 +121,30 @@ def check_batches(seed: int, origin: IndexClient, target: IndexClient, twin: Ind
         client._request_json("POST", "/v1/namespaces/shop/views", body=view)
     registered: dict[str, str] = {}
     for _ in range(3):
-        names = [f"n{rng.randrange(10 * TABLES)}" for _ in range(TABLES)]
+        names = [f"n{rng.randrange(10 * TABLES_PER_REQUEST)}" for _ in range(TABLES_PER_REQUEST)]
         locations = {name: files.write() for name in names}
-        again = rng.sample(sorted(registered), min(2, len(registered)))
-        locations |= {name: registered[name] for name in again}
-        for name in again[:1]:  # The table is imported again after a drop, under its name or under another one.
+        repeated_names = rng.sample(sorted(registered), min(2, len(registered)))
+        locations |= {name: registered[name] for name in repeated_names}
+        for name in repeated_names[
+            :1
+        ]:  # The table is imported again after a drop, under its name or under another one.
             for client in (target, twin):
                 drop_table(client, ("shop", name))
             location = registered.pop(name)
             locations |= {rng.choice((name, f"{name}-again")): location}
         locations |= {"view": files.write(), "a/b": files.write()} if rng.random() < 0.5 else {}
-        shuffled = rng.sample(sorted(locations.items()), len(locations))
-        planned = import_tables(target, "shop", dict(shuffled), dry_run=True)
-        results = import_tables(target, "shop", dict(shuffled))
-        assert results == import_each(twin, "shop", dict(shuffled))
-        assert [plan for plan, result in zip(planned, results, strict=True) if not result.error] == [
-            result for result in results if not result.error
-        ]
-        registered |= {name: location for (name, location), result in zip(shuffled, results, strict=True) if result[0]}
+        shuffled_locations = rng.sample(sorted(locations.items()), len(locations))
+        planned_results = import_tables(target, "shop", dict(shuffled_locations), dry_run=True)
+        results = import_tables(target, "shop", dict(shuffled_locations))
+        assert results == import_one_by_one(twin, "shop", dict(shuffled_locations))
+        assert [
+            planned_result for planned_result, result in zip(planned_results, results, strict=True) if not result.error
+        ] == [result for result in results if not result.error]
+        registered |= {
+            name: location
+            for (name, location), result in zip(shuffled_locations, results, strict=True)
+            if result.is_new
+        }
     tables = {name: document for name, document in list_catalog(target).items() if name[0] == "table"}
     assert tables == {name: document for name, document in list_catalog(twin).items() if name[0] == "table"}
     assert {name[-1] for name in tables} == registered.keys()
@@ -164,7 +170,7 @@ def test_concurrent_requests_for_the_same_tables_register_each_table_once(
     transactions: list[list[str]] = []
     transact = CatalogContext.transact
 
-    async def record(context: CatalogContext, operations: Sequence[Operation]) -> None:
+    async def record_transaction(context: CatalogContext, operations: Sequence[Operation]) -> None:
         names = [operation.entry.name for operation in operations if isinstance(operation, CreateEntry)]
         transactions.append(names)
         assert not names or all(isinstance(operation, CreateEntry) for operation in operations[: len(names)])
@@ -179,7 +185,7 @@ def test_concurrent_requests_for_the_same_tables_register_each_table_once(
         found_tables = source.find_tables(("shop",), names)
     locations = {name: str(location) for name, location in found_tables.items()}
     monkeypatch.setattr(imports, "_TABLES_PER_TRANSACTION_MAX", 3)
-    monkeypatch.setattr(CatalogContext, "transact", record)
+    monkeypatch.setattr(CatalogContext, "transact", record_transaction)
 
     def import_shuffled(seed: int) -> dict[str, TableImport]:
         shuffled = dict(random.Random(seed).sample(sorted(locations.items()), len(locations)))
@@ -190,8 +196,8 @@ def test_concurrent_requests_for_the_same_tables_register_each_table_once(
     assert not [result.error for results in answers for result in results.values() if result.error]
     for name in names:
         assert [results[name].is_new for results in answers].count(True) == 1
-    assert all(created == sorted(created) for created in transactions)
-    assert max(map(len, transactions)) in (2, 3)
+    assert all(names_of_transaction == sorted(names_of_transaction) for names_of_transaction in transactions)
+    assert max(map(len, transactions)) in (2, 3)  # At most `_TABLES_PER_TRANSACTION_MAX`.
 
 
 def test_import_whose_tables_cannot_be_checked_afterwards_is_repeated(
@@ -203,12 +209,12 @@ def test_import_whose_tables_cannot_be_checked_afterwards_is_repeated(
         create_table(origin, ("shop", name), COLUMNS, properties={})
     with closing(RestSource({"uri": origin.url}, 2)) as source:
         locations = {name: str(location) for name, location in source.find_tables(("shop",), ["a", "b"]).items()}
-    check, failures = Tables.check_all_registered, [RetryLater("The storage does not answer", 0)]
+    original_check, failures = Tables.check_all_registered, [RetryLater("The storage does not answer", 0)]
 
     async def fail_once(tables: Tables, caller: Caller, entries: Sequence[Entry]) -> list[SeamarkError | None]:
         if failures:
             raise failures.pop()
-        return await check(tables, caller, entries)
+        return await original_check(tables, caller, entries)
 
     monkeypatch.setattr(Tables, "check_all_registered", fail_once)
     # The client repeats a request after a 503, and finds the tables of the first request.
@@ -239,17 +245,17 @@ def test_file_with_many_names_is_read_once(
     create_namespace(target, "shop", {})
     create_table(origin, "shop.model", COLUMNS, properties={})
     location, _ = write_table(origin, lake / "t")
-    reads: list[str] = []
-    read = LocalObjects.read
+    read_locations: list[str] = []
+    original_read = LocalObjects.read
 
-    async def record(objects: LocalObjects, location: str, *, limit_bytes: int | None = None) -> bytes:
-        reads.append(location)
-        return await read(objects, location, limit_bytes=limit_bytes)
+    async def record_read(objects: LocalObjects, location: str, *, limit_bytes: int | None = None) -> bytes:
+        read_locations.append(location)
+        return await original_read(objects, location, limit_bytes=limit_bytes)
 
-    monkeypatch.setattr(LocalObjects, "read", record)
+    monkeypatch.setattr(LocalObjects, "read", record_read)
     names = [f"t{number}" for number in range(200)]
     results = import_tables(target, "shop", dict.fromkeys(names, location))
-    assert reads.count(location) == 1
+    assert read_locations.count(location) == 1
     assert results[0] == TableImport(True, "")
     assert {result.is_new for result in results[1:]} == {False}
     assert all("under another name" in result.error for result in results[1:])
@@ -263,12 +269,12 @@ def test_request_with_large_files_needs_the_memory_of_one(origin: IndexClient, l
     create_table(origin, "shop.model", COLUMNS, properties={})
     settings = {"SEAMARK_ALLOWED_LOCATIONS": lake.as_uri()}
     large_bytes = 12 << 20
-    peaks: dict[int, int] = {}
-    for count in (1, 16):
-        home = tmp_path / f"server-{count}"
+    added_peak_bytes: dict[int, int] = {}
+    for table_count in (1, 16):
+        home = tmp_path / f"server-{table_count}"
         locations: dict[str, str] = {}
-        for number in range(count):
-            location, path = write_table(origin, lake / f"{count}-{number}", large_bytes)
+        for number in range(table_count):
+            location, path = write_table(origin, lake / f"{table_count}-{number}", large_bytes)
             if number % 2:  # Half of the files are small, but not when they are decompressed.
                 zipped_path = path.with_name("00001-a.gz.metadata.json")
                 zipped_path.write_bytes(gzip.compress(path.read_bytes(), 1))
@@ -277,11 +283,12 @@ def test_request_with_large_files_needs_the_memory_of_one(origin: IndexClient, l
             locations[f"t{number}"] = location
         with Seamark(home, env=settings) as server, closing(IndexClient(server.base_url)) as client:
             create_namespace(client, "shop", {})
-            before = read_peak_bytes(server.pid)
+            peak_before = read_peak_bytes(server.pid)
             results = import_tables(client, "shop", locations)
-            assert results == [TableImport(True, "")] * count
-            peaks[count] = read_peak_bytes(server.pid) - before
-    assert peaks[16] < peaks[1] + 10 * large_bytes, peaks
+            assert results == [TableImport(True, "")] * table_count
+            added_peak_bytes[table_count] = read_peak_bytes(server.pid) - peak_before
+    # All files together have 16 times this size.
+    assert added_peak_bytes[16] < added_peak_bytes[1] + 10 * large_bytes, added_peak_bytes
 
 
 def read_peak_bytes(pid: int) -> int:

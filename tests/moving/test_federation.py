@@ -48,20 +48,19 @@ from tests.moving.test_import import COLUMNS, append_ids, import_all
 class Federation:
     """A catalog with tables, and clients of the server that shows them.
 
-    `server` uses the default warehouse of the server, and `shown_client` its federated warehouse.
+    `server_client` uses the default warehouse of the server, and `warehouse_client` its federated warehouse.
     """
 
     origin: IndexClient
-    server: IndexClient
-    shown_client: IndexClient
+    server_client: IndexClient
+    warehouse_client: IndexClient
 
 
 @contextmanager
 def serve_federated_catalog(
     folder: Path, uri: str, lake: Path, *further_uris: str
 ) -> Iterator[tuple[IndexClient, IndexClient]]:
-    """Run a server with the federated warehouse `other`, and yield a client of the server and a client of the
-    warehouse.
+    """Run a server with the federated warehouse `other`, and yield clients of the server and of the warehouse.
 
     The operator of the server also allows the catalogs in `further_uris`.
     """
@@ -76,19 +75,19 @@ def serve_federated_catalog(
     ) as server:
         client = IndexClient(server.url)
         create_warehouse(client, "other", lake.as_uri(), {"federation_uri": uri, "federation_fresh_s": 0}, {})
-        shown_client = IndexClient(make_warehouse_url(server.url, "other"))
-        yield client, shown_client
-        shown_client.close()
+        warehouse_client = IndexClient(make_warehouse_url(server.url, "other"))
+        yield client, warehouse_client
+        warehouse_client.close()
         client.close()
 
 
 @pytest.fixture
 def federation(origin: IndexClient, lake: Path, tmp_path: Path) -> Iterator[Federation]:
-    with serve_federated_catalog(tmp_path, origin.url, lake) as (client, shown_client):
+    with serve_federated_catalog(tmp_path, origin.url, lake) as (client, warehouse_client):
         create_namespace(origin, "shop", {"owner": "ann"})
         create_table(origin, "shop.orders", COLUMNS, properties={"a": "b"})
         append_ids(origin, "shop.orders", 1, 2)
-        yield Federation(origin, client, shown_client)
+        yield Federation(origin, client, warehouse_client)
 
 
 def read_ids(client: IndexClient, table: str = "shop.orders", where: str | None = None) -> list[int]:
@@ -111,64 +110,64 @@ def list_files(folder: Path) -> set[str]:
 
 def test_federated_warehouse_shows_the_names_and_rows_of_the_other_catalog(federation: Federation) -> None:
     fill_with_odd_names(federation.origin, 5, namespaces=6, entries=12)
-    assert list_names(federation.shown_client) == list_names(federation.origin)
-    assert read_ids(federation.shown_client) == [1, 2]
-    assert federation.shown_client.explain("shop.orders", "id > 100").files == 0
+    assert list_names(federation.warehouse_client) == list_names(federation.origin)
+    assert read_ids(federation.warehouse_client) == [1, 2]
+    assert federation.warehouse_client.explain("shop.orders", "id > 100").files == 0
     with pytest.raises(NoSuchResource):
-        federation.shown_client.load_table("shop.none")
+        federation.warehouse_client.load_table("shop.none")
 
 
 def test_each_read_sees_the_commits_renames_and_drops_of_the_other_catalog(federation: Federation) -> None:
-    origin, shown_client = federation.origin, federation.shown_client
+    origin, warehouse_client = federation.origin, federation.warehouse_client
     for number in range(3, 10):
         append_ids(origin, "shop.orders", number)
-        assert read_ids(shown_client) == list(range(1, number + 1))
+        assert read_ids(warehouse_client) == list(range(1, number + 1))
     rename_table(origin, "shop.orders", "shop.sales")
-    assert read_ids(shown_client, "shop.sales") == list(range(1, 10))
+    assert read_ids(warehouse_client, "shop.sales") == list(range(1, 10))
     with pytest.raises(NoSuchResource):
-        shown_client.load_table("shop.orders")
+        warehouse_client.load_table("shop.orders")
     create_table(origin, "shop.orders", COLUMNS, properties={})
-    assert read_ids(shown_client) == []
+    assert read_ids(warehouse_client) == []
     drop_table(origin, "shop.sales")
     with pytest.raises(NoSuchResource):
-        shown_client.load_table("shop.sales")
+        warehouse_client.load_table("shop.sales")
 
 
 def test_views_are_shown_unless_they_run_with_the_rights_of_a_user(federation: Federation) -> None:
-    origin, shown_client = federation.origin, federation.shown_client
+    origin, warehouse_client = federation.origin, federation.warehouse_client
     for name, properties in (("plain", {}), ("owned", {"trino.run-as-owner": "ann"})):
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": properties}
         origin._request_json("POST", "/v1/namespaces/shop/views", body=body)
-    assert load_view(shown_client, "shop.plain") == load_view(origin, "shop.plain")
+    assert load_view(warehouse_client, "shop.plain") == load_view(origin, "shop.plain")
     updates = [{"action": "set-properties", "updates": {"p": "1"}}]
     origin._request_json("POST", "/v1/namespaces/shop/views/plain", body={"requirements": [], "updates": updates})
-    assert load_view(shown_client, "shop.plain")["properties"]["p"] == "1"
+    assert load_view(warehouse_client, "shop.plain")["properties"]["p"] == "1"
     with pytest.raises(AccessDenied, match="rights of a user"):
-        load_view(shown_client, "shop.owned")
+        load_view(warehouse_client, "shop.owned")
 
 
 def test_indexes_are_stored_next_to_the_tables_and_cover_their_commits(federation: Federation, lake: Path) -> None:
-    origin, shown_client = federation.origin, federation.shown_client
+    origin, warehouse_client = federation.origin, federation.warehouse_client
     for number in range(3, 6):
         append_ids(origin, "shop.orders", number)
-    files, metadata = list_files(lake), origin.load_table("shop.orders", history=True).metadata
-    shown_client.put_index("shop.orders", "by_id", kind="bloom", columns=["id"])
-    build(shown_client, "shop.orders", "by_id", InProcessWorkers())
-    explanation = shown_client.explain("shop.orders", "id = 4")
+    files_before, metadata = list_files(lake), origin.load_table("shop.orders", history=True).metadata
+    warehouse_client.put_index("shop.orders", "by_id", kind="bloom", columns=["id"])
+    build(warehouse_client, "shop.orders", "by_id", InProcessWorkers())
+    explanation = warehouse_client.explain("shop.orders", "id = 4")
     assert [index["name"] for index in explanation.indexes] == ["by_id"]
     append_ids(origin, "shop.orders", 6)
-    assert read_ids(shown_client, where="id = 4") == [4]
-    assert read_ids(shown_client, where="id = 6") == [6]
-    assert [index.name for index in shown_client.indexes("shop.orders")] == ["by_id"]
+    assert read_ids(warehouse_client, where="id = 4") == [4]
+    assert read_ids(warehouse_client, where="id = 6") == [6]
+    assert [index.name for index in warehouse_client.indexes("shop.orders")] == ["by_id"]
     rename_table(origin, "shop.orders", "shop.sales")
-    assert [index.name for index in shown_client.indexes("shop.sales")] == ["by_id"]
-    index_paths = {path for path in list_files(lake) - files if "_seamark" in path}
+    assert [index.name for index in warehouse_client.indexes("shop.sales")] == ["by_id"]
+    index_paths = {path for path in list_files(lake) - files_before if "_seamark" in path}
     assert index_paths == set()
     assert b"by_id" not in metadata + origin.load_table("shop.sales", history=True).metadata
 
 
 def test_changes_are_refused_with_the_address_of_the_other_catalog(federation: Federation) -> None:
-    shown_client = federation.shown_client
+    warehouse_client = federation.warehouse_client
     table = "/v1/namespaces/shop/tables/orders"
     changes: tuple[tuple[str, str, Any], ...] = (
         ("POST", "/v1/namespaces", {"namespace": ["new"]}),
@@ -184,60 +183,62 @@ def test_changes_are_refused_with_the_address_of_the_other_catalog(federation: F
     )
     for method, path, body in changes:
         with pytest.raises(Refused, match=f"{federation.origin.url} and is read-only") as refusal:
-            shown_client._request(
+            warehouse_client._request(
                 method, path, {}, None if body is None else json.dumps(body).encode(), repeatable=False
             )
         assert refusal.value.status == 406, (method, path)
-    assert read_ids(shown_client) == [1, 2]
+    assert read_ids(warehouse_client) == [1, 2]
 
 
 def test_error_of_a_federated_warehouse_names_a_catalog_that_does_not_answer(
     federation: Federation, tmp_path: Path
 ) -> None:
-    shown_client = IndexClient(federation.shown_client.url, retries=0)
+    warehouse_client = IndexClient(federation.warehouse_client.url, retries=0)
     url = federation.origin.url
-    define = federation.server._request_json
+    request_json = federation.server_client._request_json
     settings = {"federation_uri": url, "federation_fresh_s": 0, "federation_warehouse": "none"}
-    define("PUT", "/api/v1/warehouses/other", body={"settings": settings})
+    request_json("PUT", "/api/v1/warehouses/other", body={"settings": settings})
     with pytest.raises(Unavailable, match=f"The catalog {url} of this warehouse answers"):
-        shown_client.load_table("shop.orders")
+        warehouse_client.load_table("shop.orders")
     with pytest.raises(Unavailable, match=f"The catalog {url} of this warehouse answers"):
-        list(shown_client.namespaces())
+        list(warehouse_client.namespaces())
 
 
 def test_other_catalog_must_be_allowed_by_the_operator(federation: Federation, tmp_path: Path) -> None:
     for uri in ("http://127.0.0.1:1", "http://169.254.169.254/latest", f"{federation.origin.url}/v1"):
         with pytest.raises(InvalidRequest, match="warehouse_endpoints"):
-            create_warehouse(federation.server, "evil", (tmp_path / "evil").as_uri(), {"federation_uri": uri}, {})
+            create_warehouse(
+                federation.server_client, "evil", (tmp_path / "evil").as_uri(), {"federation_uri": uri}, {}
+            )
 
 
 def test_drop_of_a_federated_warehouse_leaves_the_files_of_the_other_catalog(
     federation: Federation, lake: Path
 ) -> None:
-    server = federation.server
-    assert read_ids(federation.shown_client) == [1, 2]
-    files = list_files(lake)
+    server_client = federation.server_client
+    assert read_ids(federation.warehouse_client) == [1, 2]
+    files_before = list_files(lake)
     with pytest.raises(InvalidRequest, match="cannot begin or cease"):
-        change_warehouse(server, "other", {}, None)
-    drop_warehouse(server, "other")
-    assert list_files(lake) == files
-    create_warehouse(server, "lake", lake.as_uri(), {}, {})
-    lake_client = IndexClient(make_warehouse_url(server.url, "lake"))
+        change_warehouse(server_client, "other", {}, None)
+    drop_warehouse(server_client, "other")
+    assert list_files(lake) == files_before
+    create_warehouse(server_client, "lake", lake.as_uri(), {}, {})
+    lake_client = IndexClient(make_warehouse_url(server_client.url, "lake"))
     assert import_all(lake_client, federation.origin.url)["shop.orders"] == "imported"
     assert read_ids(lake_client) == [1, 2]
     lake_client.close()
 
 
 def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federation, tmp_path: Path) -> None:
-    server = federation.server
+    server_client = federation.server_client
     settings = {"federation_uri": federation.origin.url, "federation_fresh_s": 0}
-    changed_warehouse = change_warehouse(server, "other", settings, {"federation_token": "a-secret-token"})
+    changed_warehouse = change_warehouse(server_client, "other", settings, {"federation_token": "a-secret-token"})
     assert changed_warehouse["has-credentials"]
-    assert "a-secret-token" not in json.dumps(changed_warehouse) + json.dumps(load_warehouse(server, "other"))
+    assert "a-secret-token" not in json.dumps(changed_warehouse) + json.dumps(load_warehouse(server_client, "other"))
     database = b"".join(path.read_bytes() for path in (tmp_path / "server").glob("seamark.db*"))
     assert b"a-secret-token" not in database
     # The other server has no logins, so it accepts each token.
-    assert read_ids(federation.shown_client) == [1, 2]
+    assert read_ids(federation.warehouse_client) == [1, 2]
 
 
 def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake: Path) -> None:
@@ -247,20 +248,23 @@ def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake:
     with (
         serve_catalog(respond) as first_catalog,
         serve_catalog(respond) as new_catalog,
-        serve_federated_catalog(tmp_path, first_catalog.url, lake, new_catalog.url) as (server, shown_client),
+        serve_federated_catalog(tmp_path, first_catalog.url, lake, new_catalog.url) as (
+            server_client,
+            warehouse_client,
+        ),
     ):
         settings = {"federation_uri": first_catalog.url, "federation_fresh_s": 0}
-        change_warehouse(server, "other", settings, {"federation_token": "token-of-the-former"})
+        change_warehouse(server_client, "other", settings, {"federation_token": "token-of-the-former"})
         with pytest.raises(InvalidRequest, match="send the credentials of the new catalog"):
-            change_warehouse(server, "other", {**settings, "federation_uri": new_catalog.url}, None)
-        change_warehouse(server, "other", {**settings, "federation_uri": f"{first_catalog.url}/"}, None)
+            change_warehouse(server_client, "other", {**settings, "federation_uri": new_catalog.url}, None)
+        change_warehouse(server_client, "other", {**settings, "federation_uri": f"{first_catalog.url}/"}, None)
         change_warehouse(
-            server, "other", {**settings, "federation_uri": new_catalog.url}, {"federation_token": "new-token"}
+            server_client, "other", {**settings, "federation_uri": new_catalog.url}, {"federation_token": "new-token"}
         )
-        assert list(shown_client.namespaces()) == []
+        assert list(warehouse_client.namespaces()) == []
         assert {headers["Authorization"] for headers in new_catalog.received_headers} == {"Bearer new-token"}
-        change_warehouse(server, "other", {**settings, "federation_uri": new_catalog.url}, {})
-        change_warehouse(server, "other", settings, None)
+        change_warehouse(server_client, "other", {**settings, "federation_uri": new_catalog.url}, {})
+        change_warehouse(server_client, "other", settings, None)
 
 
 @pytest.mark.parametrize("operation", ["updateTable", "createTable", "appendRows", "importTable", "makePlanView"])
@@ -281,7 +285,7 @@ def find_metadata_file(client: IndexClient, table: str) -> str:
     return str(client._request_json("GET", f"/v1/namespaces/hr/tables/{table}")["metadata-location"])
 
 
-def respond_ignoring_case(files: Mapping[str, str], path: str) -> tuple[int, Any]:
+def respond_ignoring_case(metadata_files: Mapping[str, str], path: str) -> tuple[int, Any]:
     """Return the answer of a catalog that ignores the case of names.
 
     Args:
@@ -294,10 +298,10 @@ def respond_ignoring_case(files: Mapping[str, str], path: str) -> tuple[int, Any
     if levels == ["namespaces", "hr"]:
         return 200, {"namespace": ["hr"], "properties": {}}
     if levels == ["namespaces", "hr", "tables"]:
-        return 200, {"identifiers": [{"namespace": ["hr"], "name": name} for name in files]}
-    for name, file in files.items():
+        return 200, {"identifiers": [{"namespace": ["hr"], "name": name} for name in metadata_files]}
+    for name, metadata_file in metadata_files.items():
         if levels == ["namespaces", "hr", "tables", name.lower()]:
-            return 200, {"metadata-location": file, "metadata": {}}
+            return 200, {"metadata-location": metadata_file, "metadata": {}}
     return 404, {}
 
 
@@ -306,24 +310,24 @@ def test_name_has_one_spelling_if_the_other_catalog_ignores_case(
 ) -> None:
     create_namespace(origin, "hr", {})
     create_table(origin, "hr.salaries", COLUMNS, properties={})
-    files = {"salaries": find_metadata_file(origin, "salaries")}
+    metadata_files = {"salaries": find_metadata_file(origin, "salaries")}
     with (
-        serve_catalog(lambda path, _: respond_ignoring_case(files, path)) as catalog,
-        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, shown_client),
+        serve_catalog(lambda path, _: respond_ignoring_case(metadata_files, path)) as catalog,
+        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, warehouse_client),
     ):
         for _ in range(2):
             for table in ("hr.SALARIES", "HR.salaries", "Hr.Salaries"):
                 with pytest.raises(NoSuchResource):
-                    shown_client.load_table(table)
-            assert shown_client.load_table("hr.salaries").metadata
-        assert list(shown_client.tables(("hr",))) == [("hr", "salaries")]
+                    warehouse_client.load_table(table)
+            assert warehouse_client.load_table("hr.salaries").metadata
+        assert list(warehouse_client.tables(("hr",))) == [("hr", "salaries")]
         with pytest.raises(NoSuchResource):
-            list(shown_client.tables(("HR",)))
+            list(warehouse_client.tables(("HR",)))
         # The other catalog renames the table to the other spelling.
-        files["SALARIES"] = files.pop("salaries")
-        assert shown_client.load_table("hr.SALARIES").metadata
+        metadata_files["SALARIES"] = metadata_files.pop("salaries")
+        assert warehouse_client.load_table("hr.SALARIES").metadata
         with pytest.raises(NoSuchResource):
-            shown_client.load_table("hr.salaries")
+            warehouse_client.load_table("hr.salaries")
 
 
 def test_second_name_of_a_table_is_refused_and_does_not_change_its_rights(
@@ -332,24 +336,24 @@ def test_second_name_of_a_table_is_refused_and_does_not_change_its_rights(
     create_namespace(origin, "hr", {})
     for table in ("hr.salaries", "hr.other"):
         create_table(origin, table, COLUMNS, properties={})
-    files = {"salaries": find_metadata_file(origin, "salaries")}
+    metadata_files = {"salaries": find_metadata_file(origin, "salaries")}
     with (
-        serve_catalog(lambda path, _: respond_ignoring_case(files, path)) as catalog,
-        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, shown_client),
+        serve_catalog(lambda path, _: respond_ignoring_case(metadata_files, path)) as catalog,
+        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, warehouse_client),
     ):
-        assert shown_client.load_table("hr.salaries").metadata
+        assert warehouse_client.load_table("hr.salaries").metadata
         denial = {"principal": "ann", "privilege": "read", "namespace": ["hr"], "table": "salaries", "deny": True}
-        shown_client._request("PUT", "/api/v1/grants", {}, json.dumps(denial).encode(), repeatable=True)
-        grants = shown_client._request_json("GET", "/api/v1/grants?principal=ann")["grants"]
-        files["copy"] = files["salaries"]
+        warehouse_client._request("PUT", "/api/v1/grants", {}, json.dumps(denial).encode(), repeatable=True)
+        grants = warehouse_client._request_json("GET", "/api/v1/grants?principal=ann")["grants"]
+        metadata_files["copy"] = metadata_files["salaries"]
         for _ in range(2):
             with pytest.raises(AccessDenied, match=r"the other catalog lists it as hr\.salaries"):
-                shown_client.load_table("hr.copy")
-            assert shown_client.load_table("hr.salaries").metadata
-        assert shown_client._request_json("GET", "/api/v1/grants?principal=ann")["grants"] == grants != []
+                warehouse_client.load_table("hr.copy")
+            assert warehouse_client.load_table("hr.salaries").metadata
+        assert warehouse_client._request_json("GET", "/api/v1/grants?principal=ann")["grants"] == grants != []
         # The first name now belongs to another table, so the second name is the only name of the first table.
-        files["salaries"] = find_metadata_file(origin, "other")
-        assert shown_client.load_table("hr.copy").location != shown_client.load_table("hr.salaries").location
+        metadata_files["salaries"] = find_metadata_file(origin, "other")
+        assert warehouse_client.load_table("hr.copy").location != warehouse_client.load_table("hr.salaries").location
 
 
 def test_table_whose_metadata_names_foreign_locations_is_not_shown(
@@ -381,14 +385,14 @@ def test_table_whose_metadata_names_foreign_locations_is_not_shown(
     )
     with (
         serve_catalog(lambda path, _: respond_ignoring_case({"orders": location}, path)) as catalog,
-        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, shown_client),
+        serve_federated_catalog(tmp_path, catalog.url, lake) as (_, warehouse_client),
     ):
         for number, (change, reason) in enumerate(changes):
             location = write_metadata(number, **change)
             with pytest.raises(AccessDenied, match=re.escape(reason)):
-                shown_client.load_table("hr.orders")
+                warehouse_client.load_table("hr.orders")
         location = f"{outside_location}/metadata/v1.metadata.json"
         with pytest.raises(AccessDenied, match="outside the warehouse"):
-            shown_client.load_table("hr.orders")
+            warehouse_client.load_table("hr.orders")
         location = write_metadata(len(changes))
-        assert shown_client.load_table("hr.orders").location == folder.as_uri()
+        assert warehouse_client.load_table("hr.orders").location == folder.as_uri()

@@ -142,17 +142,20 @@ def make_answer(method: str, result: bytes) -> bytes:
     return struct.pack("!II", 0x80010002, len(method)) + method.encode() + struct.pack("!I", 0) + result
 
 
-LIST = struct.pack("!bhb", 15, 0, 11)
+LIST_START = struct.pack("!bhb", 15, 0, 11)
 """The start of a result that is a list of strings, without the length of the list."""
 HOSTILE_ANSWERS: dict[str, tuple[Callable[[], Iterable[bytes]], type[Exception]]] = {
     "the connection is closed": (lambda: [], CatalogUnavailable),
     "a list of two billion names": (
-        lambda: [make_answer("get_all_databases", LIST + struct.pack("!i", 2**31 - 1))],
+        lambda: [make_answer("get_all_databases", LIST_START + struct.pack("!i", 2**31 - 1))],
         CatalogRefusal,
     ),
-    "a negative length": (lambda: [make_answer("get_all_databases", LIST + struct.pack("!ii", 1, -5))], CatalogRefusal),
+    "a negative length": (
+        lambda: [make_answer("get_all_databases", LIST_START + struct.pack("!ii", 1, -5))],
+        CatalogRefusal,
+    ),
     "invalid UTF-8": (
-        lambda: [make_answer("get_all_databases", LIST + struct.pack("!ii", 1, 2) + b"\xff\xfe")],
+        lambda: [make_answer("get_all_databases", LIST_START + struct.pack("!ii", 1, 2) + b"\xff\xfe")],
         CatalogRefusal,
     ),
     "structures in structures": (
@@ -161,13 +164,13 @@ HOSTILE_ANSWERS: dict[str, tuple[Callable[[], Iterable[bytes]], type[Exception]]
     ),
     "a name that does not end": (
         lambda: chain(
-            [make_answer("get_all_databases", LIST + struct.pack("!ii", 1, 1 << 26))], repeat(b"x" * (1 << 16))
+            [make_answer("get_all_databases", LIST_START + struct.pack("!ii", 1, 1 << 26))], repeat(b"x" * (1 << 16))
         ),
         CatalogRefusal,
     ),
     "names that do not end": (
         lambda: chain(
-            [make_answer("get_all_databases", LIST + struct.pack("!i", 1 << 20))],
+            [make_answer("get_all_databases", LIST_START + struct.pack("!i", 1 << 20))],
             repeat((struct.pack("!i", 1) + b"x") * (1 << 12)),
         ),
         CatalogRefusal,
@@ -186,13 +189,13 @@ def test_answers_of_a_hostile_metastore_are_limited_while_they_are_read(monkeypa
 def test_metastore_that_sends_one_byte_at_a_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hive_source, "_CALL_S", 0.2)
 
-    def drip() -> Iterator[bytes]:
-        yield make_answer("get_all_databases", LIST + struct.pack("!ii", 1, 1 << 20))
+    def send_slowly() -> Iterator[bytes]:
+        yield make_answer("get_all_databases", LIST_START + struct.pack("!ii", 1, 1 << 20))
         while True:
             time.sleep(0.01)
             yield b"x"
 
-    with serve_bytes(drip) as address, pytest.raises(CatalogUnavailable, match=r"more than 0 s"):
+    with serve_bytes(send_slowly) as address, pytest.raises(CatalogUnavailable, match=r"more than 0 s"):
         list(hive_source.HiveSource(address, {}).list_namespaces())
 
 
@@ -211,9 +214,9 @@ def test_wide_tables_are_read_in_smaller_answers(
     metastore: tuple[Metastore, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, address = metastore
-    wide = {"table_type": "ICEBERG", "metadata_location": "s3://lake/t"} | {f"p{n}": "v" for n in range(98)}
-    service.tables |= {f"t{number}": wide for number in range(9)}
-    monkeypatch.setattr(hive_source, "_CALL_VALUES_MAX", 310)  # Three tables
+    wide_parameters = {"table_type": "ICEBERG", "metadata_location": "s3://lake/t"} | {f"p{n}": "v" for n in range(98)}
+    service.tables |= {f"t{number}": wide_parameters for number in range(9)}
+    monkeypatch.setattr(hive_source, "_CALL_VALUES_MAX", 310)  # Each table has about 100 values.
     assert len(hive_source.HiveSource(address, {}).list_tables(("shop",))) == 9
     service.tables["plain"] = {"table_type": "EXTERNAL"}
     service.tables["narrow"] = {"table_type": "ICEBERG", "metadata_location": "s3://lake/narrow"}
@@ -225,7 +228,7 @@ def test_wide_tables_are_read_in_smaller_answers(
     assert found_tables.pop("narrow") == "s3://lake/narrow"
     assert all(isinstance(found_table, CatalogRefusal) for found_table in found_tables.values())
     assert "more than 50 values" in str(found_tables["t0"])
-    invalid_answer = make_answer("get_table_objects_by_name_req", LIST + struct.pack("!i", -1))
+    invalid_answer = make_answer("get_table_objects_by_name_req", LIST_START + struct.pack("!i", -1))
     with serve_bytes(lambda: [invalid_answer]) as hostile_address:
         found_tables = hive_source.HiveSource(hostile_address, {}).find_tables(("shop",), ["a", "b"])
     assert {type(found_table) for found_table in found_tables.values()} == {hive_source._AnswerInvalid}

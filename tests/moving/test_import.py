@@ -164,38 +164,40 @@ def test_import_refuses_metadata_that_names_locations_outside_the_table(
 ) -> None:
     import_all(target, shop.url)
     create_namespace(target, "evil", {})
-    victim = target.load_table("shop.orders").location
+    victim_location = target.load_table("shop.orders").location
     folder = lake / "evil"
 
-    def move(metadata: dict[str, Any]) -> None:
+    def move_to_folder(metadata: dict[str, Any]) -> None:
         metadata |= {"location": folder.as_uri(), "table-uuid": "b4a2ec10-9d3c-4f4b-9e4f-0d3e4e5f6a7b"}
         metadata |= {"metadata-log": [], "snapshots": [], "refs": {}, "snapshot-log": [], "statistics": []}
         metadata.pop("current-snapshot-id", None)
 
     def name_statistics(metadata: dict[str, Any]) -> None:
-        move(metadata)
-        statistics = {"snapshot-id": 1, "statistics-path": f"{victim}/s.puffin", "file-size-in-bytes": 1}
+        move_to_folder(metadata)
+        statistics = {"snapshot-id": 1, "statistics-path": f"{victim_location}/s.puffin", "file-size-in-bytes": 1}
         metadata["statistics"] = [{**statistics, "file-footer-size-in-bytes": 1, "blob-metadata": []}]
 
     def name_manifest_list(metadata: dict[str, Any]) -> None:
         snapshots = metadata["snapshots"]
-        move(metadata)
+        move_to_folder(metadata)
         metadata["snapshots"] = snapshots
 
     def name_metadata_file(metadata: dict[str, Any]) -> None:
-        move(metadata)
-        metadata["metadata-log"] = [{"timestamp-ms": 1, "metadata-file": f"{victim}/metadata/v1.metadata.json"}]
+        move_to_folder(metadata)
+        metadata["metadata-log"] = [
+            {"timestamp-ms": 1, "metadata-file": f"{victim_location}/metadata/v1.metadata.json"}
+        ]
 
     def set_property(name: str, value: str) -> Any:
         def change(metadata: dict[str, Any]) -> None:
-            move(metadata)
+            move_to_folder(metadata)
             metadata["properties"] = {name: value}
 
         return change
 
     def set_location(location: str) -> Any:
         def change(metadata: dict[str, Any]) -> None:
-            move(metadata)
+            move_to_folder(metadata)
             metadata["location"] = location
 
         return change
@@ -204,12 +206,12 @@ def test_import_refuses_metadata_that_names_locations_outside_the_table(
         (name_statistics, "The statistics file"),
         (name_manifest_list, "The manifest list"),
         (name_metadata_file, "The earlier metadata file"),
-        (set_property("seamark.allowed-locations", victim), "seamark.allowed-locations"),
+        (set_property("seamark.allowed-locations", victim_location), "seamark.allowed-locations"),
         (set_property("write.data.path", "file:///etc"), "The property write.data.path"),
-        (set_property("write.data.path", victim), "write.data.path"),
+        (set_property("write.data.path", victim_location), "write.data.path"),
         (set_property("s3.endpoint", "http://evil"), "s3.endpoint"),
-        (set_location(victim), "The metadata file"),
-        (set_location(f"{victim}/data"), "The metadata file"),
+        (set_location(victim_location), "The metadata file"),
+        (set_location(f"{victim_location}/data"), "The metadata file"),
         (set_location(lake.as_uri()), "is the root of all tables"),
         (set_location("file:///etc/t"), "outside the warehouse"),
     )
@@ -218,11 +220,11 @@ def test_import_refuses_metadata_that_names_locations_outside_the_table(
         for is_dry_run in (True, False):
             with pytest.raises(InvalidRequest, match=re.escape(reason)):
                 import_table(target, "evil.t", location, dry_run=is_dry_run)
-    inside_victim = Path(victim.removeprefix("file://"))
-    location = _change_metadata(shop, "shop.orders", inside_victim, set_location(victim))
+    victim_folder = Path(victim_location.removeprefix("file://"))
+    location = _change_metadata(shop, "shop.orders", victim_folder, set_location(victim_location))
     with pytest.raises(InvalidRequest, match="overlaps"):
         import_table(target, "evil.t", location)
-    assert import_table(target, "evil.t", _change_metadata(shop, "shop.orders", folder, move))
+    assert import_table(target, "evil.t", _change_metadata(shop, "shop.orders", folder, move_to_folder))
 
 
 def test_concurrent_imports_of_one_table_register_it_once(shop: IndexClient, target: IndexClient) -> None:

@@ -44,12 +44,12 @@ def run_until_killed(command: list[str], client: IndexClient, rng: random.Random
     def count_tables() -> int:
         return sum(1 for namespace in client.namespaces() for _ in client.tables(namespace))
 
-    tables = count_tables()
-    killed_at = rng.randrange(tables, max(tables + 1, ENTRIES // 2))
+    table_count = count_tables()
+    table_count_at_kill = rng.randrange(table_count, max(table_count + 1, ENTRIES // 2))
     with log_path.open("ab") as log:
         process = fork(command, dict(os.environ), None, log.fileno(), log.fileno())
         assert process is not None, "the fork server is enabled for tests"
-        block_until(lambda: count_tables() >= killed_at or process.poll() is not None)
+        block_until(lambda: count_tables() >= table_count_at_kill or process.poll() is not None)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)

@@ -76,12 +76,12 @@ def make_hive_table(name: str, location: str, parameters: dict[str, str]) -> Tab
 def test_tables_move_from_a_hive_metastore(metastore: str, lake: Path, target: IndexClient) -> None:
     catalog = load_catalog("hive", type="hive", uri=metastore, warehouse=lake.as_uri())
     create_tables(catalog, lake)
-    outside = lake.parent / "secret" / "metadata"
-    outside.mkdir(parents=True)
-    (outside / "v1.metadata.json").write_text("{}")
-    refused = {
+    outside_folder = lake.parent / "secret" / "metadata"
+    outside_folder.mkdir(parents=True)
+    (outside_folder / "v1.metadata.json").write_text("{}")
+    refused_locations = {
         "passwd": "file:///etc/passwd",
-        "outside": (outside / "v1.metadata.json").as_uri(),
+        "outside": (outside_folder / "v1.metadata.json").as_uri(),
         "bucket": "s3a://other-tenant/t/metadata/v1.metadata.json",
         "hdfs": "hdfs://namenode/t/metadata/v1.metadata.json",
         "internal": "http://169.254.169.254/latest/metadata.json",
@@ -89,13 +89,13 @@ def test_tables_move_from_a_hive_metastore(metastore: str, lake: Path, target: I
         "empty": "",
     }
     with catalog._client as client:  # type: ignore[attr-defined]
-        for name, location in refused.items():
+        for name, location in refused_locations.items():
             parameters = {"table_type": "iceberg", "metadata_location": location}
             client.create_table(make_hive_table(name, f"{lake.as_uri()}/{name}", parameters))
         client.create_table(make_hive_table("plain", f"{lake.as_uri()}/plain", {}))
     check_import(target, catalog, metastore)
     outcomes = import_all(target, metastore, "--namespace", "shop")
-    assert {name: outcomes[f"shop.{name}"] for name in refused} == dict.fromkeys(refused, "refused")
+    assert {name: outcomes[f"shop.{name}"] for name in refused_locations} == dict.fromkeys(refused_locations, "refused")
     assert "shop.plain" not in outcomes
     assert "outside the warehouse" in run_import(target, metastore, "--table", "shop.passwd").output
 
@@ -143,7 +143,7 @@ def test_all_pages_of_a_glue_database_are_imported(
     client = make_glue_client(glue_url)
     client.create_database(DatabaseInput={"Name": "many"})
     parameters = {"table_type": "ICEBERG", "metadata_location": "file:///etc/none"}
-    for number in range(250):
+    for number in range(250):  # A page has at most 100 tables.
         client.create_table(DatabaseName="many", TableInput={"Name": f"t{number}", "Parameters": parameters})
     create_namespace(target, "many", {})
     outcomes = import_all(target, "glue://eu-central-1", *glue_options)

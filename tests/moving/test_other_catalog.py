@@ -35,10 +35,10 @@ class MovedClock(SystemClock):
 
 
 @dataclass
-class Served:
+class FakeCatalog:
     """A catalog that answers with a function, and records the requests that it received."""
 
-    answer: Callable[[web.Request], Any]
+    make_answer: Callable[[web.Request], Any]
     requests: list[web.Request] = field(default_factory=list)
     overrides: dict[str, str] = field(default_factory=lambda: {"uri": "http://169.254.169.254/", "prefix": "lake"})
 
@@ -47,7 +47,7 @@ class Served:
         await request.read()
         if request.path == "/v1/config":
             return web.json_response({"overrides": self.overrides})
-        answer = self.answer(request)
+        answer = self.make_answer(request)
         return answer if isinstance(answer, web.Response) else web.json_response(answer)
 
     def list_paths(self) -> list[str]:
@@ -56,9 +56,10 @@ class Served:
 
 @asynccontextmanager
 async def serve_answers(
-    answer: Callable[[web.Request], Any], **settings: Any
-) -> AsyncIterator[tuple[OtherCatalog, Served, MovedClock]]:
-    fake_catalog, clock = Served(answer), MovedClock()
+    make_answer: Callable[[web.Request], Any], **settings: Any
+) -> AsyncIterator[tuple[OtherCatalog, FakeCatalog, MovedClock]]:
+    """Serve a catalog with these answers, and yield a client of it, the catalog and the clock of the client."""
+    fake_catalog, clock = FakeCatalog(make_answer), MovedClock()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", fake_catalog.handle)
     async with TestServer(app) as server:
@@ -79,10 +80,10 @@ async def test_answer_is_cached_for_a_time_and_then_checked_by_its_etag() -> Non
         return web.json_response({"metadata-location": "file:///t/v1.json"}, headers={"ETag": "v1"})
 
     async with serve_answers(answer, fresh_s=5) as (catalog, fake_catalog, clock):
-        for now_s, requests in ((0, 1), (4, 1), (6, 2), (10, 2), (12, 3)):
+        for now_s, request_count in ((0, 1), (4, 1), (6, 2), (10, 2), (12, 3)):
             clock.now_s = now_s
             assert await find_orders(catalog) == "file:///t/v1.json"
-            assert len(fake_catalog.requests) - 1 == requests, now_s
+            assert len(fake_catalog.requests) - 1 == request_count, now_s
         assert fake_catalog.list_paths()[1] == "/v1/lake/namespaces/shop/tables/orders?snapshots=refs"
 
 
@@ -94,6 +95,7 @@ async def test_concurrent_reads_of_one_name_share_a_request() -> None:
     ):
         await catalog.list_namespaces(())
         await asyncio.gather(*(find_orders(catalog) for _ in range(10)))
+        # The configuration, the list of namespaces, and the table.
         assert len(fake_catalog.requests) == 3
 
 
@@ -126,7 +128,7 @@ async def test_credential_is_exchanged_for_tokens_and_never_shown() -> None:
         with pytest.raises(RetryLater, match="check the login") as refusal:
             await find_orders(catalog)
         assert "s3cret" not in str(refusal.value)
-        assert len(issued_tokens) == 4
+        assert len(issued_tokens) == 4  # The catalog also refused the third and the fourth token.
 
 
 async def test_listings_are_read_to_their_last_page() -> None:
@@ -191,31 +193,31 @@ async def test_all_requests_share_a_failed_login_for_some_seconds() -> None:
         uri = str(server.make_url("/")).rstrip("/")
         settings = Settings(federation_uri=uri, federation_credential="id:secret")
         async with open_other_catalog(settings, clock) as catalog:
-            for now_s, requests in ((0.0, 1), (4.0, 1), (6.0, 2)):
+            for now_s, login_count in ((0.0, 1), (4.0, 1), (6.0, 2)):
                 clock.now_s = now_s
                 reads = (catalog.find_entry(EntryKind.TABLE, ("db",), f"t{number}") for number in range(20))
                 answers = await asyncio.gather(*reads, return_exceptions=True)
                 assert all(isinstance(answer, RetryLater) for answer in answers), answers
-                assert logins == requests, now_s
+                assert logins == login_count, now_s
 
 
 async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_and_time() -> None:
-    close_event, is_waiting = asyncio.Event(), asyncio.Event()
+    is_closing, is_waiting = asyncio.Event(), asyncio.Event()
 
-    async def hang(request: web.Request) -> web.Response:
+    async def wait_until_closing(request: web.Request) -> web.Response:
         is_waiting.set()
-        await close_event.wait()
+        await is_closing.wait()
         return web.Response(status=500)
 
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", hang)
+    app.router.add_route("*", "/{path:.*}", wait_until_closing)
     async with TestServer(app) as server:
         settings = Settings(
             federation_uri=str(server.make_url("/")).rstrip("/"), federation_requests_limit=3, federation_timeout_s=300
         )
         async with open_federated_store(settings) as store:
-            names = [store.load_entry(EntryKind.TABLE, ("db",), f"t{number}") for number in range(2)]
-            running_requests = [asyncio.create_task(name) for name in (*names, store.list_namespaces((), None, 10))]
+            loads = [store.load_entry(EntryKind.TABLE, ("db",), f"t{number}") for number in range(2)]
+            running_requests = [asyncio.create_task(work) for work in (*loads, store.list_namespaces((), None, 10))]
             await is_waiting.wait()
             with pytest.raises(RetryLater, match="federation_requests_limit"):
                 await store.load_namespace(("db",))
@@ -223,9 +225,11 @@ async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_an
             async with open_federated_store(replace(settings, federation_timeout_s=0.1)) as other_store:
                 with pytest.raises(RetryLater, match=r"did not answer within 0.1 seconds|does not answer"):
                     await other_store.load_namespace(("db",))
-            close_event.set()
+            is_closing.set()
             outcomes = await asyncio.gather(*running_requests, return_exceptions=True)
-            assert all(isinstance(end, RetryLater) and "answers 500" in end.message for end in outcomes), outcomes
+            assert all(isinstance(outcome, RetryLater) and "answers 500" in outcome.message for outcome in outcomes), (
+                outcomes
+            )
 
 
 async def test_request_to_a_silent_catalog_ends_long_before_its_time_limit() -> None:
@@ -275,14 +279,14 @@ async def test_clients_do_not_wait_for_a_catalog_that_has_not_answered(monkeypat
         async with open_federated_store(settings) as store, asyncio.timeout(PATIENCE_S):
             assert await store.load_namespace(("db",)) is not None
             is_silent = True
-            count = -1
-            while count != (count := sum(path != "/v1/config" for path in paths)):
+            sent_count = -1  # The loop ends when the client sends no more requests.
+            while sent_count != (sent_count := sum(path != "/v1/config" for path in paths)):
                 with pytest.raises(RetryLater, match="sent nothing"):
                     await store.load_namespace(("db",))
             for _ in range(100):
                 with pytest.raises(RetryLater, match="sent nothing"):
                     await store.load_namespace(("db",))
-            assert sum(path != "/v1/config" for path in paths) == count
+            assert sum(path != "/v1/config" for path in paths) == sent_count
             is_silent = False
             while True:
                 with suppress(RetryLater):
@@ -356,6 +360,7 @@ async def test_cached_answers_have_a_limited_size(monkeypatch: pytest.MonkeyPatc
         for _ in range(2):
             for number in range(5):
                 assert len(await catalog.list_entries(EntryKind.TABLE, (f"n{number}",))) == 100
+        # The configuration, and five listings twice.
         assert len(fake_catalog.requests) == 11, "two listings fit, and the oldest is evicted first"
         assert len(await catalog.list_entries(EntryKind.TABLE, ("n4",))) == 100
         assert len(fake_catalog.requests) == 11

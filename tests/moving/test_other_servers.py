@@ -46,14 +46,14 @@ def check_moves(showing_client: IndexClient, client: IndexClient, uri: str, lake
         catalog: The other catalog.
     """
     create_warehouse(showing_client, "other", lake, {"federation_uri": uri, "federation_fresh_s": 0}, {})
-    shown_client = IndexClient(make_warehouse_url(showing_client.url, "other"))
-    assert sorted(shown_client.namespaces()) == [("shop",), ("shop", "eu")]
-    assert read_ids(shown_client, "shop.eu.orders") == [1, 2, 3]
+    warehouse_client = IndexClient(make_warehouse_url(showing_client.url, "other"))
+    assert sorted(warehouse_client.namespaces()) == [("shop",), ("shop", "eu")]
+    assert read_ids(warehouse_client, "shop.eu.orders") == [1, 2, 3]
     catalog.load_table(("shop", "orders")).append(ROWS)
-    assert read_ids(shown_client, "shop.orders") == [1, 1, 2, 2, 3, 3]
+    assert read_ids(warehouse_client, "shop.orders") == [1, 1, 2, 2, 3, 3]
     with pytest.raises(Refused, match="is read-only"):
-        create_namespace(shown_client, "new", {})
-    shown_client.close()
+        create_namespace(warehouse_client, "new", {})
+    warehouse_client.close()
     outcomes = import_all(client, uri)
     assert outcomes == dict.fromkeys(("shop", "shop.eu", "shop.orders", "shop.eu.orders"), "imported")
     assert read_ids(client, "shop.orders") == [1, 1, 2, 2, 3, 3]
@@ -90,17 +90,17 @@ def test_tables_move_from_and_to_nessie(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
     lake = f"s3://{s3_bucket}/nessie"
     with run_nessie_server(s3, lake, log=tmp_path / "nessie.log") as uri:
-        keys = {
+        storage_properties = {
             "s3.endpoint": s3.endpoint,
             "s3.access-key-id": s3.access_key,
             "s3.secret-access-key": s3.secret_key,
             "s3.region": s3.region,
         }
-        catalog = load_catalog("nessie", type="rest", uri=uri, **keys)
+        catalog = load_catalog("nessie", type="rest", uri=uri, **storage_properties)
         create_tables(catalog)
-        store = s3.build_seamark_env()
-        roots = {**store, "SEAMARK_WAREHOUSE_ROOTS": lake, "SEAMARK_WAREHOUSE_ENDPOINTS": uri}
-        server_env = {**store, "SEAMARK_ALLOWED_LOCATIONS": lake}
+        storage_env = s3.build_seamark_env()
+        roots = {**storage_env, "SEAMARK_WAREHOUSE_ROOTS": lake, "SEAMARK_WAREHOUSE_ENDPOINTS": uri}
+        server_env = {**storage_env, "SEAMARK_ALLOWED_LOCATIONS": lake}
         showing_server = start_seamark("showing", warehouse=f"s3://{s3_bucket}/showing", env=roots)
         importing_server = start_seamark("importing", warehouse=f"s3://{s3_bucket}/importing", env=server_env)
         check_moves(IndexClient(showing_server.base_url), IndexClient(importing_server.base_url), uri, lake, catalog)

@@ -101,9 +101,9 @@ def test_listing_without_an_end_is_refused() -> None:
         return 200, {"namespaces": [[*filter(None, parent.split("\x1f")), "a"]]}
 
     with serve_catalog(respond) as catalog, closing(RestSource({"uri": catalog.url}, 2)) as source:
-        for listing in (source.list_namespaces, partial(source.list_tables, ("a",))):
+        for list_names in (source.list_namespaces, partial(source.list_tables, ("a",))):
             with pytest.raises(CatalogRefusal, match="the listing would not end"):
-                list(listing())
+                list(list_names())
     with (
         serve_catalog(respond_with_deeper_level) as catalog,
         closing(RestSource({"uri": catalog.url}, 2)) as source,
@@ -148,7 +148,7 @@ def test_session_reads_the_same_environment_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
     monkeypatch.setenv("NO_PROXY", "inner.example")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/authorities.pem")
-    plain, session = requests.Session(), requests.Session()
+    plain_session, session = requests.Session(), requests.Session()
     rest_catalog._read_environment_once(session)
     calls = [
         (url, proxies, None, verify, None)
@@ -158,10 +158,10 @@ def test_session_reads_the_same_environment_once(monkeypatch: pytest.MonkeyPatch
     ]
     for _ in range(2):
         for url, proxies, stream, verify, cert in calls:
-            expected = plain.merge_environment_settings(url, dict(proxies), stream, verify, cert)
+            expected = plain_session.merge_environment_settings(url, dict(proxies), stream, verify, cert)
             assert session.merge_environment_settings(url, dict(proxies), stream, verify, cert) == expected
     # Requests may change the proxies that they receive.
     session.merge_environment_settings("http://outer.example/", {}, None, None, None)["proxies"].clear()
     monkeypatch.delenv("HTTP_PROXY")
-    again = session.merge_environment_settings("http://outer.example/", {}, None, None, None)
-    assert again["proxies"]["http"] == "http://proxy.example:3128"
+    settings = session.merge_environment_settings("http://outer.example/", {}, None, None, None)
+    assert settings["proxies"]["http"] == "http://proxy.example:3128"

@@ -46,7 +46,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model = Model(self.clock.now_ms())
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
-        self.count = 0
+        self.name_count = 0
         self.store: GeneratorStore
 
     def run(self, awaitable: Any) -> Any:
@@ -66,8 +66,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.runner.close()
 
     def create_name(self, prefix: str) -> str:
-        self.count += 1
-        return f"{prefix}{self.count:05}"
+        self.name_count += 1
+        return f"{prefix}{self.name_count:05}"
 
     def transact(self, *operations: Any) -> None:
         expected = self.model.apply(operations)
@@ -160,7 +160,7 @@ class StoreMachine(RuleBasedStateMachine):
     def advance(self, data: st.DataObject, producer: str, sequence: int, swapped: bool) -> None:
         entry = self._draw_entry(data)
         now = self.clock.now_ms()
-        changes: list[Any] = [operations.AdvanceProducer(entry.uuid, producer, sequence, self.count, now)]
+        changes: list[Any] = [operations.AdvanceProducer(entry.uuid, producer, sequence, self.name_count, now)]
         if swapped:
             names = (entry.kind, entry.namespace, entry.name, entry.uuid, entry.metadata_location)
             changes.insert(0, operations.SwapPointer(*names, self.create_name("file:///"), now))
@@ -179,12 +179,12 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.instants)
     @rule(data=st.data(), state=_states, guess=_states, right=st.booleans())
     def move(self, data: st.DataObject, state: InstantState, guess: InstantState, right: bool) -> None:
-        moved_instant = data.draw(st.sampled_from(list(self.model.instants)))
-        current_instant = self.model.instants[moved_instant]
+        instant_id = data.draw(st.sampled_from(list(self.model.instants)))
+        current_state = self.model.instants[instant_id]
         # A finished instant is not moved, because the store does not check this.
-        if current_instant in (InstantState.REQUESTED, InstantState.INFLIGHT):
+        if current_state in (InstantState.REQUESTED, InstantState.INFLIGHT):
             self.transact(
-                operations.MoveInstant(moved_instant, current_instant if right else guess, state, self.clock.now_ms())
+                operations.MoveInstant(instant_id, current_state if right else guess, state, self.clock.now_ms())
             )
 
     @rule(keep=st.integers(0, 5), limit=st.integers(1, 5))
@@ -214,10 +214,14 @@ class StoreMachine(RuleBasedStateMachine):
                 assert await store.load_namespace(path) == Namespace(path, *model.namespaces[path])
         for path in model.namespaces:
             for kind in _ENTRY_KINDS:
-                names = model.functions if kind is EntryKind.FUNCTION else model.relations
-                entries = [entry for (index, _), entry in sorted(names.items()) if index == path and entry.kind is kind]
+                entries_by_name = model.functions if kind is EntryKind.FUNCTION else model.relations
+                entries = [
+                    entry
+                    for (namespace, _), entry in sorted(entries_by_name.items())
+                    if namespace == path and entry.kind is kind
+                ]
                 pages = await _read_pages(
-                    lambda cursor, offset=path, kind_=kind: store.list_entries(kind_, offset, cursor, 2),
+                    lambda cursor, namespace=path, kind=kind: store.list_entries(kind, namespace, cursor, 2),
                     lambda entry: entry.name,
                 )
                 assert pages == entries
@@ -226,7 +230,8 @@ class StoreMachine(RuleBasedStateMachine):
         dropped_entries = sorted(model.dropped.values(), key=lambda value: value.id)
         assert await store.list_dropped(None, None, 99) == dropped_entries
         expired_entries = sorted(
-            (d for d in dropped_entries if d.expires_ms <= model.now_ms), key=lambda entry: (entry.expires_ms, entry.id)
+            (entry for entry in dropped_entries if entry.expires_ms <= model.now_ms),
+            key=lambda entry: (entry.expires_ms, entry.id),
         )
         assert await store.list_expired(model.now_ms, 99) == expired_entries
         uuids = {entry.uuid for entry in all_entries} | {item.entry.uuid for item in dropped_entries}
@@ -238,9 +243,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert [(instant.id, instant.state) for instant in timeline] == list(model.instants.items())
 
 
-async def _read_pages(page: Any, key: Any) -> Sequence[Any]:
+async def _read_pages(read_page: Any, make_cursor: Any) -> Sequence[Any]:
     results: list[Any] = []
-    while next_page := await page(key(results[-1]) if results else None):
-        assert not results or key(next_page[0]) > key(results[-1]), "a page does not continue after the previous page"
+    while next_page := await read_page(make_cursor(results[-1]) if results else None):
+        assert not results or make_cursor(next_page[0]) > make_cursor(results[-1]), (
+            "a page does not continue after the previous page"
+        )
         results += next_page
     return results

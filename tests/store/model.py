@@ -117,7 +117,7 @@ class Model:
         return {entry.uuid for entry in [*self.relations.values(), *self.functions.values()]}
 
     def _forget_unnamed(self) -> None:
-        live_uuids = self._list_live_uuids() | {kept_value.entry.uuid for kept_value in self.dropped.values()}
+        live_uuids = self._list_live_uuids() | {dropped_entry.entry.uuid for dropped_entry in self.dropped.values()}
         self.producers = {key: state for key, state in self.producers.items() if key[0] in live_uuids}
 
     def do_RestoreEntry(self, op: operations.RestoreEntry) -> None:  # noqa: N802
@@ -134,8 +134,8 @@ class Model:
     def do_AdvanceProducer(self, op: operations.AdvanceProducer) -> None:  # noqa: N802
         if op.uuid not in self._list_live_uuids():
             raise ModelError("no_such_table")
-        last_sequence = self.producers.get((op.uuid, op.producer))
-        if last_sequence is not None and last_sequence.sequence >= op.sequence:
+        last_state = self.producers.get((op.uuid, op.producer))
+        if last_state is not None and last_state.sequence >= op.sequence:
             raise ModelError("commit_conflict")
         self.producers[op.uuid, op.producer] = model.ProducerState(op.sequence, op.snapshot_id, op.now_ms)
 

@@ -66,5 +66,5 @@ async def get_outcome(attempt: Awaitable[Any]) -> str:
     return "won"
 
 
-def move_instant(instant: Instant, position: str) -> Instant:
-    return Instant(**{f: getattr(instant, f) for f in instant.__struct_fields__} | {"position": position})
+def replace_position(instant: Instant, position: str) -> Instant:
+    return Instant(**{name: getattr(instant, name) for name in instant.__struct_fields__} | {"position": position})

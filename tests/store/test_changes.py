@@ -19,18 +19,18 @@ async def _commit_grant(store: PointerStore, name: str) -> None:
 async def test_change_number_changes_only_if_a_client_commits(tmp_path: Path) -> None:
     url, clock = f"sqlite:///{tmp_path}/seamark.db", SystemClock()
     async with open_store(url, clock=clock) as first_store, open_store(url, clock=clock) as second_store:
-        changes = open_commit_counter(url)
-        assert changes is not None
-        number = changes.read_number()
-        for count, store in enumerate((first_store, second_store, first_store, first_store, second_store)):
-            assert changes.read_number() == number, "nothing was committed"
+        commit_counter = open_commit_counter(url)
+        assert commit_counter is not None
+        number = commit_counter.read_number()
+        for commit_number, store in enumerate((first_store, second_store, first_store, first_store, second_store)):
+            assert commit_counter.read_number() == number, "nothing was committed"
             await store.grants("somebody")
-            assert changes.read_number() == number, "a read does not change the number"
-            await _commit_grant(store, f"name-{count}")
-            assert changes.read_number() != number
-            number = changes.read_number()
-        changes.close()
-        assert changes.read_number() is None, "the number is None if the database cannot be read"
+            assert commit_counter.read_number() == number, "a read does not change the number"
+            await _commit_grant(store, f"name-{commit_number}")
+            assert commit_counter.read_number() != number
+            number = commit_counter.read_number()
+        commit_counter.close()
+        assert commit_counter.read_number() is None, "the number is None if the database cannot be read"
 
 
 def test_postgres_has_no_change_number() -> None:

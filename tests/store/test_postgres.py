@@ -152,14 +152,14 @@ async def test_reader_never_misses_a_slow_transaction(
 async def test_timeline_does_not_wait_for_transactions_of_other_programs(
     store: GeneratorStore, postgres_url: str
 ) -> None:
-    async with _connect(postgres_url) as stranger:
-        await stranger.execute("SET application_name = 'vacuum of somebody'")
-        await stranger.execute("CREATE TABLE unrelated (x int)")
-        await stranger.execute("BEGIN")
-        await stranger.execute("INSERT INTO unrelated VALUES (1)")
+    async with _connect(postgres_url) as foreign_connection:
+        await foreign_connection.execute("SET application_name = 'vacuum of somebody'")
+        await foreign_connection.execute("CREATE TABLE unrelated (x int)")
+        await foreign_connection.execute("BEGIN")
+        await foreign_connection.execute("INSERT INTO unrelated VALUES (1)")
         await store.transact([RecordInstant(make_instant("i"))])
         assert list_ids(await store.list_instants(InstantFilter(), 9)) == ["i"]
-        await stranger.execute("ROLLBACK")
+        await foreign_connection.execute("ROLLBACK")
 
 
 async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore, postgres_url: str) -> None:
@@ -169,15 +169,15 @@ async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore
         await admin.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
         await admin.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}")
         try:
-            parts = urlsplit(postgres_url)
-            unprivileged_url = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
+            url_parts = urlsplit(postgres_url)
+            unprivileged_url = url_parts._replace(netloc=f"{role}:x@{url_parts.hostname}:{url_parts.port}").geturl()
             await admin.execute("BEGIN")
             await execute_operations(admin, RecordInstant(make_instant("slow")))
             async with _connect(unprivileged_url) as connection:
                 await execute_operations(connection, RecordInstant(make_instant("quick")))
                 watermark = await connection.fetchval(_translate("SELECT {watermark}", ""))
-                quick = await connection.fetchval("SELECT position FROM instants WHERE id = 'quick'")
-                assert watermark <= quick
+                quick_position = await connection.fetchval("SELECT position FROM instants WHERE id = 'quick'")
+                assert watermark <= quick_position
             await admin.execute("COMMIT")
             assert list_ids(await store.list_instants(InstantFilter(), 9)) == ["slow", "quick"]
         finally:
@@ -208,31 +208,31 @@ async def test_positions_increase_after_a_dump_is_restored_to_a_cluster_with_low
 
 @asynccontextmanager
 async def _open_cutting_proxy(
-    url: str, cut_message: bytes, forward: bool, times: int
+    url: str, trigger: bytes, forward: bool, times: int
 ) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Open a proxy to the server that cuts the connection `times` times, each time at a message with `cut_message`.
+    """Open a proxy to the server that cuts the connection `times` times, each time at a message with `trigger`.
 
     With `forward`, the server receives the message before the cut. Yield the URL of the proxy, and the list of messages
     that caused cuts.
     """
-    parts = urlsplit(url)
-    cut_connections: list[bytes] = []
+    url_parts = urlsplit(url)
+    cut_messages: list[bytes] = []
     tasks: set[asyncio.Task[None]] = set()
 
     async def forward_data(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cuts_here: bool, held_event: asyncio.Event
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_upstream: bool, cut_event: asyncio.Event
     ) -> None:
         """Forward data until the stream ends or is cut."""
         while data := await reader.read(65536):
-            if cuts_here and cut_message in data and len(cut_connections) < times:
-                cut_connections.append(data)
-                held_event.set()
+            if is_upstream and trigger in data and len(cut_messages) < times:
+                cut_messages.append(data)
+                cut_event.set()
                 if forward:
                     writer.write(data)
                     await writer.drain()
                     await asyncio.sleep(0.2)
                 return
-            if not cuts_here and held_event.is_set():
+            if not is_upstream and cut_event.is_set():
                 return
             writer.write(data)
             await writer.drain()
@@ -241,17 +241,17 @@ async def _open_cutting_proxy(
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
-        server_reader, server_writer = await asyncio.open_connection(parts.hostname, parts.port)
+        server_reader, server_writer = await asyncio.open_connection(url_parts.hostname, url_parts.port)
         event = asyncio.Event()
         upstream_task = asyncio.create_task(
-            forward_data(client_reader, server_writer, cuts_here=True, held_event=event)
+            forward_data(client_reader, server_writer, is_upstream=True, cut_event=event)
         )
         downstream_task = asyncio.create_task(
-            forward_data(server_reader, client_writer, cuts_here=False, held_event=event)
+            forward_data(server_reader, client_writer, is_upstream=False, cut_event=event)
         )
         await asyncio.wait({upstream_task, downstream_task}, return_when=asyncio.FIRST_COMPLETED)
-        for half in (upstream_task, downstream_task):
-            half.cancel()
+        for forwarding in (upstream_task, downstream_task):
+            forwarding.cancel()
         await asyncio.gather(upstream_task, downstream_task, return_exceptions=True)
         for writer in (client_writer, server_writer):
             writer.transport.abort()
@@ -259,7 +259,10 @@ async def _open_cutting_proxy(
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
-        yield parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}").geturl(), cut_connections
+        yield (
+            url_parts._replace(netloc=f"{url_parts.username}:{url_parts.password}@127.0.0.1:{port}").geturl(),
+            cut_messages,
+        )
     finally:
         server.close()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -332,11 +335,14 @@ async def test_store_reconnects_to_a_restarted_database_server() -> None:
 async def test_wait_for_a_lock_of_another_session_is_limited(store: GeneratorStore, postgres_url: str) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     location = make_entry("t").metadata_location
-    async with _connect(postgres_url) as holder, open_postgres(postgres_url, clock=CLOCK, timeout_s=5) as hurried_store:
-        await holder.execute("BEGIN; UPDATE entries SET version = version")
+    async with (
+        _connect(postgres_url) as lock_holder,
+        open_postgres(postgres_url, clock=CLOCK, timeout_s=5) as hurried_store,
+    ):
+        await lock_holder.execute("BEGIN; UPDATE entries SET version = version")
         with pytest.raises(RetryLater, match=r"longer than 5"):
             await hurried_store.transact([make_swap("t", location, "file:///1")])
-        await holder.execute("ROLLBACK")
+        await lock_holder.execute("ROLLBACK")
         await hurried_store.transact([make_swap("t", location, "file:///1")])
 
 
@@ -346,25 +352,25 @@ async def test_requests_get_a_retry_error_when_all_connections_are_busy(
     await store.transact([CreateEntry(make_entry("t"))])
     swap = make_swap("t", make_entry("t").metadata_location, "file:///1")
     async with (
-        _connect(postgres_url) as holder,
+        _connect(postgres_url) as lock_holder,
         open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1, timeout_s=8) as small_store,
     ):
-        await holder.execute("BEGIN; UPDATE entries SET version = version")
+        await lock_holder.execute("BEGIN; UPDATE entries SET version = version")
         blocked_task = asyncio.create_task(get_outcome(small_store.transact([swap])))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # The task takes the only connection.
         waiting_calls = asyncio.gather(*(get_outcome(small_store.ping()) for _ in range(3)))
         await asyncio.sleep(0.1)
         assert not waiting_calls.done()
-        await holder.execute("ROLLBACK")
+        await lock_holder.execute("ROLLBACK")
         assert await blocked_task == "won"
         assert await waiting_calls == ["won"] * 3
-        await holder.execute("BEGIN; UPDATE entries SET version = version")
+        await lock_holder.execute("BEGIN; UPDATE entries SET version = version")
         swap = make_swap("t", "file:///1", "file:///2")
         swaps = [asyncio.create_task(small_store.transact([swap])) for _ in range(8)]
         results = await asyncio.gather(*swaps, return_exceptions=True)
         assert {type(result) for result in results} == {RetryLater}
         assert any("All 1 connections" in str(result) for result in results)
-        await holder.execute("ROLLBACK")
+        await lock_holder.execute("ROLLBACK")
 
 
 async def test_cancelled_transaction_leaves_no_trace_and_a_clean_connection(
@@ -373,10 +379,10 @@ async def test_cancelled_transaction_leaves_no_trace_and_a_clean_connection(
     await store.transact([CreateEntry(make_entry("t"))])
     location = make_entry("t").metadata_location
     async with (
-        _connect(postgres_url) as holder,
+        _connect(postgres_url) as lock_holder,
         open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1) as small_store,
     ):
-        await holder.execute("BEGIN; UPDATE entries SET version = version")
+        await lock_holder.execute("BEGIN; UPDATE entries SET version = version")
         task = asyncio.create_task(
             small_store.transact([CreateNamespace(("b",), {}), make_swap("t", location, "file:///1")])
         )
@@ -384,21 +390,21 @@ async def test_cancelled_transaction_leaves_no_trace_and_a_clean_connection(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await holder.execute("ROLLBACK")
+        await lock_holder.execute("ROLLBACK")
         assert await small_store.load_namespace(("b",)) is None
         await small_store.transact([make_swap("t", location, "file:///2")])
 
 
 @pytest.mark.slow
 async def test_fifty_openings_leak_no_connection_and_no_task(store: GeneratorStore, postgres_url: str) -> None:
-    async def cycle() -> None:
+    async def open_and_close() -> None:
         async with open_postgres(postgres_url, clock=CLOCK, pool_min=2) as postgres:
             await postgres.ping()
 
-    await cycle()
+    await open_and_close()
     counts_before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
     for _ in range(50):
-        await cycle()
+        await open_and_close()
     counts_after = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
     assert counts_after[0] < counts_before[0] + 25  # A leak grows in each cycle.
     assert counts_after[1] < counts_before[1] + 25
@@ -440,7 +446,7 @@ async def test_missing_or_foreign_database_is_rejected_with_the_statement_that_h
     postgres_url: str,
 ) -> None:
     name, account = f"foreign_{os.getpid()}", f"guest_{os.getpid()}"
-    urls = urlsplit(postgres_url)
+    url_parts = urlsplit(postgres_url)
     with pytest.raises(ConfigError, match=r"does not exist; create it.*CREATE DATABASE"):
         async with open_postgres(f"{postgres_url.rpartition('/')[0]}/no_such_database", clock=CLOCK):
             pass
@@ -448,12 +454,12 @@ async def test_missing_or_foreign_database_is_rejected_with_the_statement_that_h
         await connection.execute(f"CREATE DATABASE {name}")
         await connection.execute(f"CREATE ROLE {account} LOGIN PASSWORD 'guest'")
         try:
-            guest = f"postgresql://{account}:guest@{urls.hostname}:{urls.port}/{name}"
-            async with _connect(f"{postgres_url.rpartition('/')[0]}/{name}") as own_database:
+            guest_url = f"postgresql://{account}:guest@{url_parts.hostname}:{url_parts.port}/{name}"
+            async with _connect(f"{postgres_url.rpartition('/')[0]}/{name}") as foreign_database:
                 # PostgreSQL 15 and later revoke this right by default.
-                await own_database.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+                await foreign_database.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
             with pytest.raises(ConfigError, match=r"permission denied.*ALTER DATABASE"):
-                async with open_postgres(guest, clock=CLOCK):
+                async with open_postgres(guest_url, clock=CLOCK):
                     pass
         finally:
             await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")

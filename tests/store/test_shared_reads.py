@@ -16,30 +16,30 @@ from tests.seeds import examples, first_seed
 async def test_each_request_gets_a_read_that_began_after_its_call(seed: int) -> None:
     rng = Random(seed)
     values = dict.fromkeys("ab", 0)
-    reads = 0
+    read_count = 0
 
     async def pass_time() -> None:
         for _ in range(rng.randrange(5)):
             await asyncio.sleep(0)
 
     async def read(key: str) -> int:
-        nonlocal reads
-        reads += 1
+        nonlocal read_count
+        read_count += 1
         value = values[key]
         await pass_time()
         if rng.random() < 0.1:
             raise RetryLater("PostgreSQL does not answer")
         return value
 
-    shared = SharedReads(read)
+    shared_reads = SharedReads(read)
 
     async def request() -> None:
         await pass_time()
         key = rng.choice("ab")
         values[key] += rng.random() < 0.3  # A commit ends before the request.
-        before = values[key]
+        value_before = values[key]
         try:
-            assert before <= await shared.load(key) <= values[key]
+            assert value_before <= await shared_reads.load(key) <= values[key]
         except RetryLater:
             pass
 
@@ -47,7 +47,7 @@ async def test_each_request_gets_a_read_that_began_after_its_call(seed: int) -> 
     for task in rng.sample(tasks, 20):
         task.cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    assert not [each for each in outcomes if isinstance(each, Exception)]
-    assert reads < 100
-    assert not shared._running
-    assert not shared._next
+    assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    assert read_count < 100  # The 300 requests share reads.
+    assert not shared_reads._running
+    assert not shared_reads._next

@@ -122,9 +122,9 @@ async def test_database_that_cannot_roll_back_fails_each_transaction_and_keeps_t
         def execute(self, sql: str, *params: object) -> None:
             raise sqlite3.OperationalError("injected: disk I/O error")
 
-    job = sqlite._QueuedTransaction(lambda: iter(()), asyncio.get_running_loop().create_future())  # type: ignore[arg-type, return-value]
-    sqlite._commit_group(BrokenConnection(), [job])  # type: ignore[arg-type]
-    assert isinstance(job.error, StorageError)
+    transaction = sqlite._QueuedTransaction(lambda: iter(()), asyncio.get_running_loop().create_future())  # type: ignore[arg-type, return-value]
+    sqlite._commit_group(BrokenConnection(), [transaction])  # type: ignore[arg-type]
+    assert isinstance(transaction.error, StorageError)
 
 
 async def test_closing_finishes_accepted_transactions_and_rejects_the_rest(path: Path, clock: SimulatedClock) -> None:
@@ -157,7 +157,7 @@ async def test_cancelled_task_does_not_affect_other_transactions(path: Path, clo
 
 
 async def test_fifty_openings_leak_no_file_and_no_thread(path: Path, clock: SimulatedClock) -> None:
-    async def cycle() -> None:
+    async def open_and_close() -> None:
         async with open_sqlite(path, clock=clock) as store:
             await store.ping()
             await store.list_entries(TABLE, NS, None, 1)
@@ -167,10 +167,10 @@ async def test_fifty_openings_leak_no_file_and_no_thread(path: Path, clock: Simu
         return len(os.listdir("/proc/self/fd")), {thread.name for thread in threading.enumerate()}
 
     for _ in range(5):
-        await cycle()
+        await open_and_close()
     resources_before = count_resources()
     for _ in range(50):
-        await cycle()
+        await open_and_close()
     files, threads = count_resources()
     assert files < resources_before[0] + 25  # A leak grows in each cycle.
     # The executor of the event loop may still start threads up to its limit.
@@ -212,7 +212,7 @@ async def test_database_of_an_older_version_is_upgraded(
 
 def test_migration_of_the_query_history_reads_each_shape_only_a_few_times() -> None:
     """The test counts SQLite's instructions, because this number does not depend on the speed of the machine."""
-    shapes, ticks = 2000, 0
+    shape_count, ticks = 2000, 0
 
     def count_tick() -> int:
         nonlocal ticks
@@ -221,19 +221,20 @@ def test_migration_of_the_query_history_reads_each_shape_only_a_few_times() -> N
 
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         sqlite.run_steps_in_sqlite(connection, migrations.create_schema(15, SQLITE))
-        keys = [(f"uuid {number % 7}", f"fingerprint {number:05}") for number in range(shapes)]
+        keys = [(f"uuid {number % 7}", f"fingerprint {number:05}") for number in range(shape_count)]
         connection.executemany("INSERT INTO query_shapes VALUES (?, ?, '', '', '')", reversed(keys))
         connection.executemany("INSERT INTO query_counts VALUES (?, ?, 1, 1, 0, 0, 0, 0, 0, 0)", keys)
         connection.set_progress_handler(count_tick, 1000)
         sqlite.run_steps_in_sqlite(connection, migrations.apply_migrations(SQLITE))
         numbered_shapes = connection.execute("SELECT uuid, fingerprint FROM query_shapes ORDER BY number").fetchall()
         numbers = connection.execute("SELECT min(number), max(number) FROM query_shapes").fetchone()
-        assert connection.execute("SELECT count(*) FROM query_sums").fetchone() == (shapes,)
-    assert (numbered_shapes, numbers) == (sorted(keys), (1, shapes))
-    assert ticks * 1000 / shapes < 500
+        assert connection.execute("SELECT count(*) FROM query_sums").fetchone() == (shape_count,)
+    assert (numbered_shapes, numbers) == (sorted(keys), (1, shape_count))
+    # If the migration read all shapes for each shape, it would need thousands of instructions for each.
+    assert ticks * 1000 / shape_count < 500
 
 
-async def _open_error(path: Path, clock: SimulatedClock) -> str:
+async def _catch_open_error(path: Path, clock: SimulatedClock) -> str:
     with pytest.raises(ConfigError) as error:
         async with open_sqlite(path, clock=clock):
             pass
@@ -257,15 +258,15 @@ async def test_foreign_schema_is_rejected(path: Path, clock: SimulatedClock, cha
     connection.execute(change)
     connection.commit()
     connection.close()
-    assert complaint in await _open_error(path, clock)
+    assert complaint in await _catch_open_error(path, clock)
 
 
 async def test_file_that_is_not_a_database_is_rejected_and_unchanged(path: Path, clock: SimulatedClock) -> None:
     content = Random(3).randbytes(20_000)
     path.write_bytes(content)
-    assert "not a database" in await _open_error(path, clock)
+    assert "not a database" in await _catch_open_error(path, clock)
     assert path.read_bytes() == content
-    assert str(path.parent) in await _open_error(path.parent, clock)
+    assert str(path.parent) in await _catch_open_error(path.parent, clock)
 
 
 async def test_damaged_pages_are_reported_as_corrupt(path: Path, clock: SimulatedClock) -> None:
@@ -273,9 +274,10 @@ async def test_damaged_pages_are_reported_as_corrupt(path: Path, clock: Simulate
         await store.transact([CreateNamespace(NS, {}), *(CreateEntry(make_entry(f"t{n:03}")) for n in range(500))])
     content = bytearray(path.read_bytes())
     connection = sqlite3.connect(path)
-    (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'entries'").fetchone()
+    (root_page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'entries'").fetchone()
     connection.close()
-    content[(root - 1) * 4096 : root * 4096] = b"\xff" * 4096
+    page_bytes = 4096  # SQLite's default.
+    content[(root_page - 1) * page_bytes : root_page * page_bytes] = b"\xff" * page_bytes
     path.write_bytes(content)
     async with open_sqlite(path, clock=clock) as store:
         assert await store.load_namespace(NS) is not None
@@ -330,13 +332,13 @@ _WRITER_SCRIPT = """
 
     async def write(store, name):
         entry = await store.load_entry(TABLE, NS, name)
-        at, number = entry.metadata_location, entry.version
+        location, version = entry.metadata_location, entry.version
         while True:
-            swap = make_swap(name, at, f"file:///{name}/{number}")
-            instant = make_instant(f"{name}-{number:06}", uuid=entry.uuid, name=name)
+            swap = make_swap(name, location, f"file:///{name}/{version}")
+            instant = make_instant(f"{name}-{version:06}", uuid=entry.uuid, name=name)
             await store.transact([swap, RecordInstant(instant)])
             print(instant.id, flush=True)
-            at, number = swap.new_location, number + 1
+            location, version = swap.new_location, version + 1
 
     async def main():
         async with open_store(sys.argv[1], clock=SystemClock()) as store:
@@ -353,8 +355,8 @@ _WRITER_SCRIPT = """
 async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path: Path) -> None:
     seed = first_seed()
     print(f"seed {seed}")
-    random = Random(seed)
-    acknowledged_names: set[str] = set()
+    rng = Random(seed)
+    acknowledged_ids: set[str] = set()
     for _ in range(5):
         with subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(_WRITER_SCRIPT), f"sqlite:///{path}"],
@@ -363,26 +365,26 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
             cwd=Path(__file__).parents[2],
         ) as process:
             assert process.stdout is not None
-            for _ in range(random.randint(1, 600)):
-                acknowledged_names.add(process.stdout.readline().strip())
-            await asyncio.sleep(random.random() * 0.01)
+            for _ in range(rng.randint(1, 600)):
+                acknowledged_ids.add(process.stdout.readline().strip())
+            await asyncio.sleep(rng.random() * 0.01)
             process.send_signal(signal.SIGKILL)
             # A line that the kill has truncated was never a complete answer.
             output = process.stdout.read()
-            acknowledged_names.update(output[: output.rfind("\n") + 1].split())
+            acknowledged_ids.update(output[: output.rfind("\n") + 1].split())
         async with open_sqlite(path, clock=SystemClock()) as store:
             assert isinstance(store, GeneratorStore)
             await store.check_invariants()
             recorded_ids = {instant.id for instant in await store.list_instants(InstantFilter(), 1_000_000)}
-            assert acknowledged_names <= recorded_ids
+            assert acknowledged_ids <= recorded_ids
             for n in range(8):
                 entry = await store.load_entry(TABLE, NS, f"t{n}")
                 assert entry is not None
                 assert entry.version - 1 == sum(1 for item in recorded_ids if item.startswith(f"t{n}-"))
-    assert len(acknowledged_names) > 5
+    assert len(acknowledged_ids) > 5
 
 
-_FILL_THE_DISK = """
+_FULL_DISK_SCRIPT = """
     import asyncio, os, resource, sys
     from seamark.formats.runtime.clock import SystemClock
     from seamark.formats.runtime.errors import CommitUnknown, RetryLater
@@ -390,24 +392,24 @@ _FILL_THE_DISK = """
     from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
     from tests.store.samples import NS, TABLE, make_entry
 
-    def limit(size):
+    def limit_file_size(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     async def main():
         path = sys.argv[1]
         async with open_store("sqlite:///" + path, clock=SystemClock()) as store:
             await store.transact([CreateNamespace(NS, {})])
-            limit(os.path.getsize(path + "-wal") + 20_000)
+            limit_file_size(os.path.getsize(path + "-wal") + 20_000)
             entries = [make_entry(f"t{n:03}", metadata_location="file:///" + "x" * 2000) for n in range(100)]
             results = await asyncio.gather(
                 *(store.transact([CreateEntry(entry)]) for entry in entries), return_exceptions=True
             )
-            limit(resource.RLIM_INFINITY)
+            limit_file_size(resource.RLIM_INFINITY)
             failed = [e.name for e, r in zip(entries, results) if isinstance(r, (RetryLater, CommitUnknown))]
             won = [e.name for e, r in zip(entries, results) if r == [None]]
             assert failed and len(failed) + len(won) == 100, results
-            there = [e.name for e in await store.list_entries(TABLE, NS, None, 999)]
-            assert there == won, (there, won)
+            stored = [e.name for e in await store.list_entries(TABLE, NS, None, 999)]
+            assert stored == won, (stored, won)
             for entry in entries:
                 if entry.name in failed:
                     await store.transact([CreateEntry(entry)])
@@ -423,7 +425,7 @@ _FILL_THE_DISK = """
 def test_full_disk_fails_commits_clearly_and_the_store_continues(path: Path) -> None:
     # A limit on the file size simulates a full disk, because the write fails in the same call.
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_FILL_THE_DISK), str(path)],
+        [sys.executable, "-c", textwrap.dedent(_FULL_DISK_SCRIPT), str(path)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -30,7 +30,7 @@ def run_jobs(kind: str, url: str, table: str, log: str, readable_ms: int, yields
         server.
     """
     client, rng = IndexClient(url), random.Random()
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     while True:
         counts: dict[str, int] = {}
         # A job that conflicts with a writer or another job is repeated, as in the server. On a busy machine, a job may
@@ -69,5 +69,5 @@ def run_jobs(kind: str, url: str, table: str, log: str, readable_ms: int, yields
                 counts = {"orphans": remove_orphan_files(client, table).files}
             else:
                 counts = {"builds": run_indexing(client, tuple(table.split("."))).get("builds", 0)}
-        os.write(file, json.dumps([kind, counts]).encode() + b"\n")  # A kill cannot split a single write.
+        os.write(log_descriptor, json.dumps([kind, counts]).encode() + b"\n")  # A kill cannot split a single write.
         time.sleep(rng.uniform(0.05, 0.3))

@@ -78,8 +78,8 @@ async def test_workers_use_the_keys_of_the_servers_aws_profile(
 
     The worker does not need a profile.
     """
-    text = f'{{"Version": 1, "AccessKeyId": "{s3.access_key}", "SecretAccessKey": "{s3.secret_key}"}}'
-    (tmp_path / "keys.json").write_text(text)
+    credentials_json = f'{{"Version": 1, "AccessKeyId": "{s3.access_key}", "SecretAccessKey": "{s3.secret_key}"}}'
+    (tmp_path / "keys.json").write_text(credentials_json)
     (tmp_path / "config").write_text(f"[profile lake]\ncredential_process = cat {tmp_path}/keys.json\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "lake")
@@ -137,14 +137,14 @@ async def test_worker_accepts_only_the_certificate_of_its_server(tmp_path: Path)
     """The worker rejects all other certificates, even with the same names and from the same authority."""
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("server")
-    files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
-    async with run_server(tmp_path / "home", **files) as server:
+    tls_settings = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
+    async with run_server(tmp_path / "home", **tls_settings) as server:
         own_leaves = Certificate(authority.certificate, authority.key).leaves()
         authority.issue("another")
-        text = authority.certificate.read_text()
+        other_certificate = authority.certificate.read_text()
         await asyncio.to_thread(SeamarkClient(server.url, certificates=own_leaves).ping)
-        for other_text in (text, ""):
-            client = SeamarkClient(server.url, certificates=other_text, retries=0)
+        for wrong_certificates in (other_certificate, ""):
+            client = SeamarkClient(server.url, certificates=wrong_certificates, retries=0)
             with pytest.raises(Unreachable, match=r"issuer certificate|self-signed"):
                 await asyncio.to_thread(client.ping)
         with pytest.raises(ValueError, match="cannot be read"):
@@ -155,10 +155,10 @@ async def test_statement_with_a_join_accepts_the_certificate_of_its_server(tmp_p
     """Requests for plan tables use other connections than requests for tables, so they also need the certificate."""
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("server")
-    files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
+    tls_settings = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
     own_leaves = Certificate(authority.certificate, authority.key).leaves()
 
-    def join_files(url: str) -> tuple[tuple[str, int], ...]:
+    def run_join(url: str) -> tuple[tuple[str, int], ...]:
         """Create two tables, and return the joins that the plan of a query over both of them used."""
         fields = [
             {"id": 1, "name": "id", "required": False, "type": "long"},
@@ -174,11 +174,11 @@ async def test_statement_with_a_join_accepts_the_certificate_of_its_server(tmp_p
             for number in range(4):
                 append(client, ("db", "large"), pa.table({"id": [number], "name": ["x"]}))
             append(client, ("db", "small"), pa.table({"id": [1], "name": ["y"]}))
-            text = "SELECT count(*) FROM db.large a JOIN db.small b ON a.id = b.id WHERE b.name = 'y'"
-            return session.explain(text).tables[0].joins
+            join_query = "SELECT count(*) FROM db.large a JOIN db.small b ON a.id = b.id WHERE b.name = 'y'"
+            return session.explain(join_query).tables[0].joins
 
-    async with run_server(tmp_path / "home", **files) as server:
-        assert await asyncio.to_thread(join_files, server.url) == (("id", 1),)
+    async with run_server(tmp_path / "home", **tls_settings) as server:
+        assert await asyncio.to_thread(run_join, server.url) == (("id", 1),)
 
 
 def test_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

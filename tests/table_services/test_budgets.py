@@ -39,11 +39,11 @@ def test_random_windows_agree_with_a_loop_over_minutes() -> None:
     rng = random.Random(3)
     for _ in range(100):
         start, end = rng.sample(range(0, 1440, 15), 2)
-        text = f"{start // 60:02}:{start % 60:02}-{end // 60:02}:{end % 60:02}"
-        is_open = {minute % 1440 for minute in range(start, end if end > start else end + 1440)}
+        window = f"{start // 60:02}:{start % 60:02}-{end // 60:02}:{end % 60:02}"
+        open_minutes = {minute % 1440 for minute in range(start, end if end > start else end + 1440)}
         now = rng.randrange(1440)
-        steps = next(step for step in range(1441) if (now + step) % 1440 in is_open)
-        assert compute_budget_wait_s(text, 60_000 * now) == 60 * steps
+        wait_minutes = next(minutes for minutes in range(1441) if (now + minutes) % 1440 in open_minutes)
+        assert compute_budget_wait_s(window, 60_000 * now) == 60 * wait_minutes
 
 
 @pytest.mark.parametrize("text", ["25:00-26:00", "1:00-2:00", "10:00-10:00", "10:00", "10:00-24:30", "a," * 30])
@@ -53,7 +53,7 @@ def test_invalid_window_is_ignored(text: str) -> None:
 
 def test_index_jobs_ignore_windows_and_high_priority_precedes_normal() -> None:
     properties = {"seamark.services.window": "01:00-02:00", "seamark.services.priority": "high"}
-    index = apply_budget(Job("indexing", ("db",), "t", "u", 5), properties)
-    expiration = apply_budget(Job("expiration", ("db",), "t", "u", 9), properties)
-    assert (index.window, expiration.window) == ("", "01:00-02:00")
-    assert expiration.priority < 5
+    index_job = apply_budget(Job("indexing", ("db",), "t", "u", 5), properties)
+    expiration_job = apply_budget(Job("expiration", ("db",), "t", "u", 9), properties)
+    assert (index_job.window, expiration_job.window) == ("", "01:00-02:00")
+    assert expiration_job.priority < 5

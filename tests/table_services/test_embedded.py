@@ -1,6 +1,4 @@
-"""Tests that `seamark serve` alone keeps indexes up to date, with a real server, its worker, and tables of
-PyIceberg.
-"""
+"""Tests that `seamark serve` alone keeps indexes up to date, with a real server, its worker, and PyIceberg's tables."""
 
 from __future__ import annotations
 
@@ -42,9 +40,9 @@ def append(catalog: RestCatalog, name: str, *numbers: int) -> None:
         catalog.load_table(name).append(pa.table({"id": [number], "name": [f"name {number}"]}, schema=SCHEMA))
 
 
-def is_covered(client: IndexClient, table: str, files: int) -> bool:
+def is_covered(client: IndexClient, table: str, file_count: int) -> bool:
     index = client.index(table, "by_name")
-    return (index.health, index.files, index.lag_files) == ("ok", files, 0)
+    return (index.health, index.files, index.lag_files) == ("ok", file_count, 0)
 
 
 def read_metric(server: Seamark, name: str) -> float:
@@ -56,7 +54,7 @@ def read_metric(server: Seamark, name: str) -> float:
 
 def list_worker_pids(server: Seamark) -> list[int]:
     """Return the ids of the server's worker processes, whose parent in /proc is the server."""
-    results = []
+    pids = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -65,8 +63,8 @@ def list_worker_pids(server: Seamark) -> list[int]:
             except (OSError, IndexError):
                 continue
             if parent == server.pid and b"job_worker" in command:
-                results.append(int(folder.name))
-    return results
+                pids.append(int(folder.name))
+    return pids
 
 
 def test_index_defined_by_a_property_is_built_and_covers_later_commits(server: Seamark) -> None:
@@ -202,7 +200,7 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     catalog.create_namespace("db")
     table = catalog.create_table("db.t", SCHEMA)
     append(catalog, "db.t", *range(8))
-    time.sleep(1.1)
+    time.sleep(1.1)  # Then all snapshots are older than the maximum age of the policy.
     policy = {"seamark.expiration.enabled": "true", "history.expire.max-snapshot-age-ms": "1000"}
     with table.refresh().transaction() as transaction:
         transaction.set_properties({"seamark.compaction.enabled": "true", **policy})
@@ -213,8 +211,8 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     assert len(table.metadata.snapshots) <= 2, (
         "at most the snapshot of the compaction and a young snapshot before it may remain"
     )
-    kinds = [Path(path.removeprefix("file:")).suffix for path in client.files("db.t")["file_path"].to_pylist()]
-    assert kinds == [".parquet"]
+    suffixes = [Path(path.removeprefix("file:")).suffix for path in client.files("db.t")["file_path"].to_pylist()]
+    assert suffixes == [".parquet"]
 
     # If a job fails, the timeline has its error.
     catalog.create_table("db.bad", SCHEMA)

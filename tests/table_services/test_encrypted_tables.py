@@ -12,7 +12,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append
 from seamark.metaserver.timeline.instants import MAINTENANCE
 from tests.connector.jobs.encrypted.test_encrypted_merges import (
-    CONFIGURATIONS,
+    ENCRYPTED_VALUES,
     encrypt,
     list_paths,
     read_protections,
@@ -25,8 +25,8 @@ from tests.waits import block_until
 
 ROOT = Path(__file__).parents[2]
 KMS = {"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:ConfiguredKms", "PYTHONPATH": str(ROOT)}
-SECRET = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
-"""(column, key) pairs that CONFIGURATIONS[2] encrypts."""
+ENCRYPTED_COLUMNS = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
+"""(column, key) pairs that ENCRYPTED_VALUES encrypts."""
 
 
 def write_files(server: Seamark) -> IndexClient:
@@ -38,7 +38,7 @@ def write_files(server: Seamark) -> IndexClient:
     for number in range(6):
         append(client, "db.t", build_rows(random.Random(number), range(number * 20, number * 20 + 20)))
     for path in list_paths(client):
-        encrypt(path, CONFIGURATIONS[2])
+        encrypt(path, ENCRYPTED_VALUES)
     return client
 
 
@@ -61,16 +61,16 @@ def test_worker_merges_and_indexes_encrypted_files_with_the_configured_key_servi
     env = {**KMS, "SEAMARK_PARQUET_KEY_FILE": write_key_file(tmp_path, "db"), "SEAMARK_SERVICES_WORKERS": "1"}
     with Seamark(tmp_path / "home", env=env) as server:
         client = write_files(server)
-        rows_before, files = read_rows_by_id(client), list_paths(client)
+        rows_before, files_before = read_rows_by_id(client), list_paths(client)
         enable_services(server)
         block_until(lambda: list_errors(client))
         assert (
             "SEAMARK_PARQUET_KMS is 'tests.connector.parquet.encrypted:ConfiguredKms', not " in list_errors(client)[0]
         )
-        assert sorted(list_paths(client)) == sorted(files)
+        assert sorted(list_paths(client)) == sorted(files_before)
     with Seamark(tmp_path / "home", env={**env, CONFIGURATION: "the service's address"}, port=server.port):
-        block_until(lambda: len(list_paths(client)) < len(files))
+        block_until(lambda: len(list_paths(client)) < len(files_before))
         assert read_rows_by_id(client) == rows_before
-        assert all(read_protections(path) == SECRET for path in list_paths(client))
+        assert all(read_protections(path) == ENCRYPTED_COLUMNS for path in list_paths(client))
         block_until(lambda: client.index("db.t", "ids").lag_files == 0)
         assert client.explain("db.t", "id = 3").files == 1

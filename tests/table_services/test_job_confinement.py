@@ -27,7 +27,7 @@ from seamark.metaserver.services.launching.launchers import JobRequest
 
 folder, url, other_port, service = sys.argv[1:]
 fields = [{"id": 1, "name": "id", "required": False, "type": "long"}]
-kinds = {
+properties_by_table = {
     "own": {
         "seamark.allowed-locations": f"file://{folder}/allowed", "write.data.path": f"file://{folder}/data/own",
         "seamark.index.c": "cube(lookup[db.joined@5:1:1:long](id), lookup[db.gone@5:1:1:long](id); count(*))",
@@ -42,11 +42,12 @@ class Client:
         name = name.rpartition(".")[2]
         if name == "busy":
             raise Unavailable("the server is busy", status=503)
-        if name not in kinds:
+        if name not in properties_by_table:
             raise NoSuchResource("the dimension table was dropped", status=404)
         metadata = build_table_metadata(
             uuid="3f2504e0-4f89-41d3-9a0c-0305e82c3301", location=f"file://{folder}/{name}", partition_spec=None,
-            schema={"type": "struct", "fields": fields}, sort_order=None, properties=kinds[name], now_ms=1,
+            schema={"type": "struct", "fields": fields}, sort_order=None, now_ms=1,
+            properties=properties_by_table[name],
         )
         return EngineTable(encode_table(metadata), metadata.location, {})
 
@@ -78,7 +79,7 @@ def connect(port):
     with socket.create_connection(("127.0.0.1", port), 5):
         pass
 
-def attempts(where):
+def attempt_all(where):
     for name in ("own", "joined", "allowed", "imported", "other"):
         attempt(f"{where}read {name}", lambda: open(f"{folder}/{name}/a").read())
         attempt(f"{where}write {name}", lambda: open(f"{folder}/{name}/b", "w").write("b"))
@@ -93,8 +94,8 @@ def attempts(where):
     attempt(where + "listen", lambda: socket.create_server(("127.0.0.1", 0)).close())
     attempt(where + "signal another process", lambda: os.kill(os.getppid(), 0))
 
-attempts("")
-thread = threading.Thread(target=attempts, args=("thread: ",))
+attempt_all("")
+thread = threading.Thread(target=attempt_all, args=("thread: ",))
 thread.start()
 thread.join()
 import sqlite3, csv  # Python still finds its modules
@@ -103,7 +104,7 @@ attempt("storage elsewhere", lambda: Storage().open(f"{folder}/other/a"))
 outcomes["dumps"] = open("/proc/self/limits").read().split("Max core file size")[1].split()[0]
 print(json.dumps(outcomes))
 """
-JOB_SETTINGS = {
+PERMITTED_ACTIONS = {
     *("read own", "write own", "remove own", "read joined", "read allowed", "read imported"),
     *("make a temporary file", "write the data path", "reach the server"),
 }
@@ -128,18 +129,16 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
         argv = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path), url, other_port, service]
         result = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    document = json.loads(result.stdout)
-    assert "a symbolic link leads to it" in document.pop("swapped", "")
-    assert document.pop("waiting", "") == "the server is busy"
-    assert document.pop("storage") == f"{tmp_path}/own/a"
-    assert document.pop("storage elsewhere") == "PermissionError"
-    assert document.pop("dumps") == "0"
-    done_jobs = {name for name, outcome in document.items() if outcome == "done"}
-    assert done_jobs == JOB_SETTINGS | {f"thread: {name}" for name in JOB_SETTINGS}
-    refused_keys = {
-        description for name, description in document.items() if description != "done" and "remove" not in name
-    }
-    assert refused_keys == {"PermissionError"}
+    outcomes = json.loads(result.stdout)
+    assert "a symbolic link leads to it" in outcomes.pop("swapped", "")
+    assert outcomes.pop("waiting", "") == "the server is busy"
+    assert outcomes.pop("storage") == f"{tmp_path}/own/a"
+    assert outcomes.pop("storage elsewhere") == "PermissionError"
+    assert outcomes.pop("dumps") == "0"
+    done_actions = {name for name, outcome in outcomes.items() if outcome == "done"}
+    assert done_actions == PERMITTED_ACTIONS | {f"thread: {name}" for name in PERMITTED_ACTIONS}
+    refusals = {outcome for name, outcome in outcomes.items() if outcome != "done" and "remove" not in name}
+    assert refusals == {"PermissionError"}
 
 
 def test_job_runs_unrestricted_on_a_kernel_without_landlock() -> None:

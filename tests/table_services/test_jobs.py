@@ -17,6 +17,8 @@ QUEUE_LIMIT = 20_000
 
 
 class JobClock:
+    """A clock in seconds, which tests set."""
+
     def __init__(self) -> None:
         self.s = 0.0
 
@@ -29,6 +31,7 @@ def build_job(table: str, priority: int = 5, service: str = "indexing", tenant: 
 
 
 async def take_job(queue: JobQueue) -> Job | None:
+    """Return the next job, or None if no job is due."""
     try:
         async with asyncio.timeout(0.05):
             return await queue.take()
@@ -123,8 +126,9 @@ async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
 
 async def test_one_tenant_cannot_use_all_places_of_the_queue() -> None:
     queue = JobQueue(JobClock(), limit=100)
-    accepted_jobs = [queue.put(build_job(f"t{number}")) for number in range(200)]
-    assert accepted_jobs == [True] * 80 + [False] * 120
+    is_accepted = [queue.put(build_job(f"t{number}")) for number in range(200)]
+    # One tenant can use 80 of the 100 places.
+    assert is_accepted == [True] * 80 + [False] * 120
     assert queue.put(build_job("t7", priority=0))  # The job is already in the queue.
     for tenant in ("x", "y", "z"):
         assert queue.put(build_job(f"of {tenant}", tenant=tenant))
@@ -138,20 +142,20 @@ async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_jo
     """While several tenants have waiting jobs, each tenant gets the same running time, not the same number of jobs."""
     now = JobClock()
     queue = JobQueue(now, limit=QUEUE_LIMIT)
-    seconds = {"large": 1.0, "slow": 10.0, "small": 1.0}
+    job_seconds = {"large": 1.0, "slow": 10.0, "small": 1.0}
     for number in range(3000):
         queue.put(build_job(f"large {number}", tenant="large"))
     for number in range(40):
         queue.put(build_job(f"slow {number}", tenant="slow"))
-    spent_seconds = dict.fromkeys(seconds, 0.0)
+    spent_seconds = dict.fromkeys(job_seconds, 0.0)
     for round_number in range(220):
         if round_number == 50:
             queue.put(build_job("small", tenant="small"))
         job = await queue.take()
         if round_number in (50, 51) and job.tenant == "small":
             spent_seconds["small"] += 1
-        now.s += seconds[job.tenant]
-        spent_seconds[job.tenant] += 0 if job.tenant == "small" else seconds[job.tenant]
+        now.s += job_seconds[job.tenant]
+        spent_seconds[job.tenant] += 0 if job.tenant == "small" else job_seconds[job.tenant]
         queue.finish(job, failed=False)
         queue.check_invariants()
     assert spent_seconds["small"] == 1  # The job of the small tenant runs in the first or second turn.
@@ -161,28 +165,28 @@ async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_jo
 @pytest.mark.slow
 async def test_cost_of_the_queue_grows_little_with_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test counts heap operations, each of which has logarithmic cost, for 10,000 tables with three services."""
-    steps = {"push": 0, "pop": 0}
+    operation_counts = {"push": 0, "pop": 0}
 
     def push(heap: list[Any], item: Any) -> None:
-        steps["push"] += 1
+        operation_counts["push"] += 1
         heapq.heappush(heap, item)
 
     def pop(heap: list[Any]) -> Any:
-        steps["pop"] += 1
+        operation_counts["pop"] += 1
         return heapq.heappop(heap)
 
     monkeypatch.setattr(job_queue, "heappush", push)
     monkeypatch.setattr(job_queue, "heappop", pop)
     queue = JobQueue(JobClock(), limit=50_000)
-    tables = 10_000
+    table_count = 10_000
     for _ in range(3):  # In the second and third rounds, each job is already in the queue.
-        for number in range(tables):
+        for number in range(table_count):
             for service in ("indexing", "compaction", "expiration"):
                 assert queue.put(build_job(f"t{number}", service=service))
-    assert steps == {"push": 3 * tables, "pop": 0}
-    for _ in range(3 * tables):
+    assert operation_counts == {"push": 3 * table_count, "pop": 0}
+    for _ in range(3 * table_count):
         queue.finish(await queue.take(), failed=False)
-    assert steps["pop"] == steps["push"] == 6 * tables
+    assert operation_counts["pop"] == operation_counts["push"] == 6 * table_count
     assert len(queue) == 0
 
 
@@ -210,36 +214,36 @@ async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_wit
     rng = random.Random(20)
     now = JobClock()
     queue = JobQueue(now, limit=QUEUE_LIMIT)
-    unseen: set[str] = set()
+    proposed_tables: set[str] = set()
     running_jobs: dict[str, Job] = {}
     for _ in range(3000):
         now.s += rng.random() * 2
-        step = rng.random()
-        if step < 0.4:
+        draw = rng.random()
+        if draw < 0.4:
             name = f"t{rng.randrange(12)}"
             queue.put(build_job(name, rng.randrange(3)), delay_s=rng.choice((0.0, 0.0, 5.0)))
-            unseen.add(name)
-        elif step < 0.7 and len(running_jobs) < 3:
-            if any(name not in running_jobs for name in unseen):
+            proposed_tables.add(name)
+        elif draw < 0.7 and len(running_jobs) < 3:
+            if any(name not in running_jobs for name in proposed_tables):
                 job = await take_job(queue)
                 if job is not None:
                     assert job.table not in running_jobs
                     running_jobs[job.table] = job
-                    unseen.discard(job.table)
+                    proposed_tables.discard(job.table)
         elif running_jobs:
             name = rng.choice(sorted(running_jobs))
             has_failed = rng.random() < 0.3
             queue.finish(running_jobs.pop(name), failed=has_failed)
             if has_failed:
-                unseen.add(name)
+                proposed_tables.add(name)
         queue.check_invariants()
     for job in running_jobs.values():
         queue.finish(job, failed=False)
     now.s += 10 * BACKOFF_MAX_S
-    while unseen:
+    while proposed_tables:
         job = await take_job(queue)
-        assert job is not None, unseen
-        unseen.discard(job.table)
+        assert job is not None, proposed_tables
+        proposed_tables.discard(job.table)
         queue.finish(job, failed=False)
         now.s += 10
     assert len(queue) == 0

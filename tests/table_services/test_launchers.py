@@ -37,6 +37,8 @@ from tests.waits import PATIENCE_S, block_until
 
 
 class RecordingLauncher:
+    """A launcher that records the services of its jobs, and runs nothing."""
+
     def __init__(self) -> None:
         self.started_services: list[str] = []
 
@@ -48,7 +50,7 @@ class RecordingLauncher:
         pass
 
 
-def ignore(progress: JobProgress) -> None:
+def ignore_progress(progress: JobProgress) -> None:
     pass
 
 
@@ -68,14 +70,13 @@ def test_large_rewrite_runs_on_the_cluster_or_local_spark_or_in_the_worker() -> 
 
 
 def test_launcher_property_overrides_the_size_but_only_for_rewrites() -> None:
-    launcher = build_choice(WORKER, LOCAL, CLUSTER)
-    assert launcher.find_launcher_name(build_job(1, read_launcher({"seamark.services.launcher": "local"}))) == LOCAL
+    choice = build_choice(WORKER, LOCAL, CLUSTER)
+    assert choice.find_launcher_name(build_job(1, read_launcher({"seamark.services.launcher": "local"}))) == LOCAL
     assert (
-        launcher.find_launcher_name(build_job(1 << 40, read_launcher({"seamark.services.launcher": "worker"})))
-        == WORKER
+        choice.find_launcher_name(build_job(1 << 40, read_launcher({"seamark.services.launcher": "worker"}))) == WORKER
     )
-    assert launcher.find_launcher_name(build_job(1, read_launcher({"seamark.services.launcher": "nonsense"}))) == WORKER
-    assert launcher.find_launcher_name(build_job(1 << 40, CLUSTER, service="expiration")) == WORKER
+    assert choice.find_launcher_name(build_job(1, read_launcher({"seamark.services.launcher": "nonsense"}))) == WORKER
+    assert choice.find_launcher_name(build_job(1 << 40, CLUSTER, service="expiration")) == WORKER
 
 
 @pytest.mark.each_value
@@ -94,7 +95,7 @@ async def test_launcher_property_is_ignored_unless_the_server_permits_it(
         assert is_ignored == (launcher not in (AUTO, *permitted_launchers))
         if is_ignored:
             assert name == runner.find_launcher_name(build_job(size_bytes))
-        await runner.run(build_job(size_bytes, launcher), ignore)
+        await runner.run(build_job(size_bytes, launcher), ignore_progress)
         assert launchers[name].started_services.pop() == "compaction"
         assert not any(launcher.started_services for launcher in launchers.values())
 
@@ -125,14 +126,14 @@ async def test_each_process_of_a_local_job_inherits_the_memory_limit(
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     login = JobLogin("http://127.0.0.1:1", None, (), 0o022)
     launcher = SparkSubmit("local[2]", "", login, dict(os.environ), SPARK_DRIVER, process_bytes=1 << 31)
-    with pytest.raises(JobFailed, match=r"spark\.driver\.memory=1228m"):
-        await launcher.run(build_job(1), ignore)
+    with pytest.raises(JobFailed, match=r"spark\.driver\.memory=1228m"):  # 60 % of the limit.
+        await launcher.run(build_job(1), ignore_progress)
     assert int((tmp_path / "child").read_text()) == 1 << 31
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_quietly_ends_a_command_that_waits_for_spark(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_quietly_ends_a_command_that_waits_for_spark(tmp_path: Path, signal_number: signal.Signals) -> None:
     """Signals may also arrive during the clean-up. The program that replaces spark-submit does not end by itself."""
     for name, text in (("spark-submit", f"echo $$ >{tmp_path}/pid; exec sleep 600"), ("java", "exit 1")):
         program = tmp_path / "bin" / name
@@ -145,33 +146,35 @@ def test_signal_quietly_ends_a_command_that_waits_for_spark(tmp_path: Path, numb
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
         try:
             block_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"))
-            spark = int((tmp_path / "pid").read_text())
+            spark_pid = int((tmp_path / "pid").read_text())
             # After the priority is set, the command waits for the end of the program.
-            block_until(lambda: os.getpriority(os.PRIO_PROCESS, spark) > os.getpriority(os.PRIO_PROCESS, process.pid))
+            block_until(
+                lambda: os.getpriority(os.PRIO_PROCESS, spark_pid) > os.getpriority(os.PRIO_PROCESS, process.pid)
+            )
             while process.poll() is None:
-                process.send_signal(number)
+                process.send_signal(signal_number)
             assert process.stdout is not None
             assert process.stdout.read() == b""
         finally:
             process.kill()
     # The command ends with a code, or with a signal that arrives while Python exits. A shell reports both alike.
-    assert process.returncode in (128 + number, -number)
+    assert process.returncode in (128 + signal_number, -signal_number)
     assert list(tmp_path.glob("seamark-job-*")) == []
     with pytest.raises(ProcessLookupError):
-        os.kill(spark, 0)
+        os.kill(spark_pid, 0)
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("dies", ["before the driver starts", "later"])
-def test_driver_ends_when_its_server_has_died(tmp_path: Path, dies: str) -> None:
+@pytest.mark.parametrize("time_of_death", ["before the driver starts", "later"])
+def test_driver_ends_when_its_server_has_died(tmp_path: Path, time_of_death: str) -> None:
     os.mkfifo(tmp_path / ALIVE)
     os.mkfifo(tmp_path / REQUEST)  # The test writes nothing to the pipe, so the driver waits until it is ended.
     alive_descriptor = os.open(tmp_path / ALIVE, os.O_RDWR | os.O_CLOEXEC)
-    if dies == "before the driver starts":
+    if time_of_death == "before the driver starts":
         os.close(alive_descriptor)
     with subprocess.Popen([sys.executable, "-c", f"from {SPARK_DRIVER} import main; main()", tmp_path]) as driver:
         try:
-            if dies == "later":
+            if time_of_death == "later":
                 block_until(lambda: _has_open(driver.pid, tmp_path / ALIVE))
                 assert driver.poll() is None
                 os.close(alive_descriptor)
@@ -181,11 +184,11 @@ def test_driver_ends_when_its_server_has_died(tmp_path: Path, dies: str) -> None
 
 
 def _has_open(pid: int, path: Path) -> bool:
-    results = set()
+    open_paths = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
-            results.add(os.readlink(descriptor))
-    return str(path) in results
+            open_paths.add(os.readlink(descriptor))
+    return str(path) in open_paths
 
 
 def test_rewrite_counts_the_bytes_added_since_the_last_rewrite() -> None:
@@ -215,7 +218,11 @@ def test_rewrite_counts_the_bytes_added_since_the_last_rewrite() -> None:
         }
         return decode_table(json.dumps(document).encode(), "t")
 
-    extra_summary = {"added-files-size": "100"}
-    assert sum_bytes_since(build_metadata(extra_summary, extra_summary), COMPACTED_BY) == 1000
-    assert sum_bytes_since(build_metadata(extra_summary, {COMPACTED_BY: "seamark", **extra_summary}), COMPACTED_BY) == 0
-    assert sum_bytes_since(build_metadata({COMPACTED_BY: "seamark"}, extra_summary, extra_summary), COMPACTED_BY) == 200
+    append_summary = {"added-files-size": "100"}
+    assert sum_bytes_since(build_metadata(append_summary, append_summary), COMPACTED_BY) == 1000
+    assert (
+        sum_bytes_since(build_metadata(append_summary, {COMPACTED_BY: "seamark", **append_summary}), COMPACTED_BY) == 0
+    )
+    assert (
+        sum_bytes_since(build_metadata({COMPACTED_BY: "seamark"}, append_summary, append_summary), COMPACTED_BY) == 200
+    )

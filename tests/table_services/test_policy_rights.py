@@ -33,29 +33,29 @@ async def test_job_does_not_run_after_the_rights_of_its_policys_author_were_with
     Policies of other users are not affected.
     """
     async with run_server(tmp_path) as server:
-        parts = server.components
+        components = server.components
         for name in ("wendy", "otto"):
-            await create_token(parts.store, parts.clock, name, None, [Grant(name, "writer", ("db",))])
-        policy = {"seamark.services.priority": "high"} if on_namespace else {}
+            await create_token(components.store, components.clock, name, None, [Grant(name, "writer", ("db",))])
+        namespace_properties = {"seamark.services.priority": "high"} if on_namespace else {}
         wendy, otto = (Caller(principal_name=name, request_id="r") for name in ("wendy", "otto"))
-        await parts.catalog.namespaces.create(wendy, ("db", "hers"), policy)
-        await parts.catalog.namespaces.create(otto, ("db", "his"), {})
-        index = {"seamark.index.i": "bloom(id)"}
+        await components.catalog.namespaces.create(wendy, ("db", "hers"), namespace_properties)
+        await components.catalog.namespaces.create(otto, ("db", "his"), {})
+        index_properties = {"seamark.index.i": "bloom(id)"}
         for caller, namespace in ((otto if on_namespace else wendy, "hers"), (otto, "his")):
-            request = CreateTable(name=f"of_{namespace}", schema=SCHEMA, properties=index)
-            await parts.catalog.tables.create(caller, ("db", namespace), request)
-        services: Any = [Indexing(parts.settings, parts.clock)]
+            request = CreateTable(name=f"of_{namespace}", schema=SCHEMA, properties=index_properties)
+            await components.catalog.tables.create(caller, ("db", namespace), request)
+        services: Any = [Indexing(components.settings, components.clock)]
         recorder = ScriptedLauncher()
-        rights = StandingRights(parts.store, parts.clock, replace(parts.settings, auth="token"))
+        rights = StandingRights(components.store, components.clock, replace(components.settings, auth="token"))
         async with run_scheduler(server, recorder, services=services, rights=rights):
             await until(lambda: len(recorder.started_tables) >= 2)
         assert sorted(recorder.started_tables) == ["of_hers", "of_his"]
-        await parts.store.transact([RemoveGrant(WENDY)])
+        await components.store.transact([RemoveGrant(WENDY)])
         recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder, services=services, rights=rights):
             await until(lambda: "failed" in recorder.outcomes and recorder.started_tables)
         assert set(recorder.started_tables) == {"of_his"}
-        runs = await parts.store.list_instants(InstantFilter(action=MAINTENANCE), 10)
+        runs = await components.store.list_instants(InstantFilter(action=MAINTENANCE), 10)
         errors = [str(run.summary["error"]) for run in runs]
         assert all(run.name == "of_hers" for run in runs)
         assert "wendy set seamark." in errors[0]

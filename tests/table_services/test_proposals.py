@@ -156,14 +156,14 @@ def build_table_with_snapshots(properties: dict[str, str], *times_ms: int, **ref
         {**snapshot, "snapshot-id": number, "sequence-number": number, "timestamp-ms": time_ms}
         for number, time_ms in enumerate(times_ms, 1)
     ]
-    change_count = len(times_ms)
-    options = {name.replace("_", "-"): value for name, value in ref.items()}
+    snapshot_count = len(times_ms)
+    ref_options = {name.replace("_", "-"): value for name, value in ref.items()}
     document |= {
-        "current-snapshot-id": change_count,
-        "last-sequence-number": change_count,
+        "current-snapshot-id": snapshot_count,
+        "last-sequence-number": snapshot_count,
         "last-updated-ms": times_ms[-1],
     }
-    document["refs"] = {"main": {"type": "branch", "snapshot-id": change_count, **options}}
+    document["refs"] = {"main": {"type": "branch", "snapshot-id": snapshot_count, **ref_options}}
     return decode_table(msgspec.json.encode(document), "t")
 
 
@@ -301,20 +301,25 @@ def test_statistics_are_proposed_when_they_are_missing_or_outdated(table: TableM
 
 
 @pytest.mark.parametrize(
-    ("specs", "proposed"), [((2,), False), ((2, 4), True), ((4, 2), False), ((3, 4), False), ((4, 8, 16), True)]
+    ("bucket_counts", "proposed"), [((2,), False), ((2, 4), True), ((4, 2), False), ((3, 4), False), ((4, 8, 16), True)]
 )
-def test_split_is_proposed_when_a_spec_has_fewer_buckets(specs: tuple[int, ...], proposed: bool) -> None:
+def test_split_is_proposed_when_a_spec_has_fewer_buckets(bucket_counts: tuple[int, ...], proposed: bool) -> None:
     document = msgspec.json.decode(encode_table(build_table({}, total_data_files=1)))
     document["partition-specs"] = [
         {
             "spec-id": number,
             "fields": [
-                {"source-id": 1, "field-id": 1000 + number, "name": f"b{number}", "transform": f"bucket[{count}]"}
+                {
+                    "source-id": 1,
+                    "field-id": 1000 + number,
+                    "name": f"b{number}",
+                    "transform": f"bucket[{bucket_count}]",
+                }
             ],
         }
-        for number, count in enumerate(specs)
+        for number, bucket_count in enumerate(bucket_counts)
     ]
-    document |= {"default-spec-id": len(specs) - 1, "last-partition-id": 1000 + len(specs)}
+    document |= {"default-spec-id": len(bucket_counts) - 1, "last-partition-id": 1000 + len(bucket_counts)}
     table = decode_table(msgspec.json.encode(document), "t")
     assert (build_proposer(BucketSplitting, bucket_splitting=True).propose(ENTRY, table) is not None) == proposed
     assert build_proposer(BucketSplitting, bucket_splitting=False).propose(ENTRY, table) is None

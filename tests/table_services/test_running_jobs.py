@@ -32,7 +32,7 @@ def build_state(*waiting_jobs: tuple[str, int]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("waiting_jobs", "complete_by_server"),
+    ("waiting_jobs", "is_complete_by_namespace"),
     [
         ((("a", 3), ("b", 2)), {"a": True, "b": True}),
         ((("a", WAITING_JOBS_LISTED_MAX), ("b", 2)), {"a": True, "b": False}),
@@ -40,21 +40,21 @@ def build_state(*waiting_jobs: tuple[str, int]) -> str:
     ],
 )
 def test_list_of_jobs_is_complete_if_no_readable_job_is_omitted(
-    waiting_jobs: tuple[tuple[str, int], ...], complete_by_server: dict[str, bool]
+    waiting_jobs: tuple[tuple[str, int], ...], is_complete_by_namespace: dict[str, bool]
 ) -> None:
     state = msgspec.json.decode(build_state(*waiting_jobs), type=JobsState)
     assert {
-        name: state.is_complete(lambda path, name=name: path == (name,)) for name in complete_by_server
-    } == complete_by_server
-    assert state.is_complete(lambda _: True) == all(complete_by_server.values())
+        name: state.is_complete(lambda path, name=name: path == (name,)) for name in is_complete_by_namespace
+    } == is_complete_by_namespace
+    assert state.is_complete(lambda _: True) == all(is_complete_by_namespace.values())
 
 
 def test_list_of_jobs_is_incomplete_if_namespaces_are_not_published() -> None:
-    names = [(f"n{number:04}", 1) for number in range(WAITING_JOBS_LISTED_MAX + NAMESPACES_LISTED_MAX)]
-    state = msgspec.json.decode(build_state(*names), type=JobsState)
+    waiting_jobs = [(f"n{number:04}", 1) for number in range(WAITING_JOBS_LISTED_MAX + NAMESPACES_LISTED_MAX)]
+    state = msgspec.json.decode(build_state(*waiting_jobs), type=JobsState)
     assert not state.more
     assert state.is_complete(lambda path: path == ("n0000",))
-    state = msgspec.json.decode(build_state(*names, ("other", 1)), type=JobsState)
+    state = msgspec.json.decode(build_state(*waiting_jobs, ("other", 1)), type=JobsState)
     assert state.more
     assert len(state.unlisted) == NAMESPACES_LISTED_MAX
     assert not state.is_complete(lambda path: path == ("n0000",))
@@ -62,21 +62,21 @@ def test_list_of_jobs_is_incomplete_if_namespaces_are_not_published() -> None:
 
 async def test_list_of_a_table_does_not_reveal_waiting_jobs_of_other_namespaces(tmp_path: Path) -> None:
     clock = SystemClock()
-    secrets = {}
+    headers = {}
     async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         for name, grant in (("admin", Grant("admin", "admin")), ("of-db", Grant("of-db", "reader", ("db",)))):
-            secrets[name] = {"Authorization": f"Bearer {await create_token(store, clock, name, None, [grant])}"}
+            headers[name] = {"Authorization": f"Bearer {await create_token(store, clock, name, None, [grant])}"}
     async with run_server(tmp_path, auth="token", services_workers=0) as server:
         body = {"name": "t", "schema": SCHEMA}
         async with server.http.post(
-            f"{server.url}/v1/namespaces/db/tables", json=body, headers=secrets["admin"]
+            f"{server.url}/v1/namespaces/db/tables", json=body, headers=headers["admin"]
         ) as response:
             assert response.status == 200, await response.text()
         lease = Lease(server.components.store, clock, SERVICES, "a replica", lasts_s=600)
         await lease.hold(build_state(("a", WAITING_JOBS_LISTED_MAX + 1)))
 
         async def count_jobs(path: str, principal: str) -> tuple[int, bool]:
-            status, answer = await server.get(path, headers=secrets[principal])
+            status, answer = await server.get(path, headers=headers[principal])
             assert status == 200, answer
             return len(answer["waiting"]), answer["complete"]
 

@@ -35,7 +35,7 @@ from tests.waits import until
 
 
 class EveryTable:
-    """A table service that proposes a job for each table except the unwanted ones."""
+    """A table service that proposes a job for each table except `unwanted_tables`."""
 
     unwanted_tables: frozenset[str] | set[str] = frozenset()
 
@@ -67,21 +67,21 @@ class DependentTable(EveryTable):
 
 @dataclass
 class ScriptedLauncher:
-    """A launcher that records its jobs. It fails the first `failures` jobs, and each job takes `takes_s` seconds.
+    """A launcher that records its jobs. It fails the first `failures` jobs, and each job takes `duration_s` seconds.
 
     Attributes:
-        agains: The number of jobs that request another run.
+        repeats: The number of jobs that request another run.
     """
 
     started_tables: list[str] = field(default_factory=list)
     failures: int = 0
-    takes_s: float = 0.0
+    duration_s: float = 0.0
     stop_count: int = 0
     close_count: int = 0
-    agains: int = 0
+    repeats: int = 0
     services: list[str] = field(default_factory=list)
-    at_work: int = 0
-    most_at_work: int = 0
+    running_count: int = 0
+    running_max: int = 0
     outcomes: list[str] = field(default_factory=list)
     reported_progress: JobProgress | None = None
     progress: list[tuple[str, int, int, int]] = field(default_factory=list)
@@ -91,22 +91,22 @@ class ScriptedLauncher:
         """Record the job, wait, and then fail, ask for a recheck or succeed as scripted."""
         self.started_tables.append(job.table)
         self.services.append(job.service)
-        self.at_work += 1
-        self.most_at_work = max(self.most_at_work, self.at_work)
+        self.running_count += 1
+        self.running_max = max(self.running_max, self.running_count)
         if self.reported_progress is not None:
             report(self.reported_progress)
         try:
-            await asyncio.sleep(self.takes_s)
+            await asyncio.sleep(self.duration_s)
         except asyncio.CancelledError:
             self.stop_count += 1
             raise
         finally:
-            self.at_work -= 1
+            self.running_count -= 1
         if self.failures:
             self.failures -= 1
             raise JobFailed("not now")
-        if self.agains:
-            self.agains -= 1
+        if self.repeats:
+            self.repeats -= 1
             return {RECHECK_AFTER: 0.01}
         return {}
 
@@ -143,24 +143,24 @@ async def run_scheduler(
     slots: JobSlots | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Run a scheduler with its own lease on the server's tables, and cancel it at the end."""
-    parts = server.components
-    lease = Lease(parts.store, parts.clock, "services", make_holder_name(parts.clock), lasts_s=lasts_s)
-    tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
-    runs = RunLog(parts.store, parts.timeline, parts.clock)
-    leader = Scheduler(
+    components = server.components
+    lease = Lease(components.store, components.clock, "services", make_holder_name(components.clock), lasts_s=lasts_s)
+    tables = TableWatch(components.store, components.timeline, components.catalog.documents.peek, components.clock)
+    runs = RunLog(components.store, components.timeline, components.clock)
+    started_scheduler = Scheduler(
         services or [EveryTable()],
         [recorder] * launchers,
         tables,
-        parts.timeline,
+        components.timeline,
         runs,
         lease,
-        parts.clock,
+        components.clock,
         recorder,
         queue_limit=1000,
-        rights=rights or StandingRights(parts.store, parts.clock, parts.settings),
+        rights=rights or StandingRights(components.store, components.clock, components.settings),
         slots=slots,
     )
-    task = asyncio.create_task(leader.run())
+    task = asyncio.create_task(started_scheduler.run())
     try:
         yield task
     finally:
@@ -181,14 +181,14 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
     async with run_server(tmp_path) as server:
         await create_tables(server, "a", "t1")
 
-        async def list_entries(path: str, kind: str = "jobs") -> list[dict[str, Any]]:
+        async def list_entries(path: str, list_name: str = "jobs") -> list[dict[str, Any]]:
             async with server.http.get(f"{server.url}/api/v1/{path}") as answer:
                 assert answer.status == 200, await answer.text()
-                jobs: list[dict[str, Any]] = (await answer.json())[kind]
-                return jobs
+                entries: list[dict[str, Any]] = (await answer.json())[list_name]
+                return entries
 
         assert await list_entries("jobs") == []
-        recorder = ScriptedLauncher(takes_s=60, reported_progress=JobProgress(3, 12, 1 << 20, 5 << 20))
+        recorder = ScriptedLauncher(duration_s=60, reported_progress=JobProgress(3, 12, 1 << 20, 5 << 20))
         async with run_scheduler(server, recorder, lasts_s=0.3):
             # The renewal of the lease has published the progress.
             await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.progress)
@@ -260,7 +260,7 @@ async def test_worker_process_with_a_shared_slot_ends_after_its_job(
 async def test_job_with_remaining_work_runs_again_without_a_change(tmp_path: Path) -> None:
     async with run_server(tmp_path, services_workers=0) as server:
         await create_tables(server, "db", "t")
-        recorder = ScriptedLauncher(agains=2)
+        recorder = ScriptedLauncher(repeats=2)
         async with run_scheduler(server, recorder, services=[EveryTable(pause_s=0.01)]):
             await until(lambda: recorder.outcomes == ["completed"] * 3)
 
@@ -270,11 +270,11 @@ async def test_table_without_work_is_examined_again_soon(tmp_path: Path) -> None
         await create_tables(server, "db", "t")
         recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder, services=[EveryTable(pause_s=1e6, idle_pause_s=0.01)]):
-            for look_count in range(1, 4):
-                await until(lambda expected_looks=look_count: len(recorder.outcomes) == expected_looks)
+            for examination_count in range(1, 4):
+                await until(lambda expected_count=examination_count: len(recorder.outcomes) == expected_count)
                 change = {
                     "requirements": [],
-                    "updates": [{"action": "set-properties", "updates": {"n": str(look_count)}}],
+                    "updates": [{"action": "set-properties", "updates": {"n": str(examination_count)}}],
                 }
                 async with server.http.post(f"{server.url}/v1/namespaces/db/tables/t", json=change) as answer:
                     assert answer.status == 200, await answer.text()
@@ -287,18 +287,18 @@ async def test_services_that_rewrite_files_of_a_table_take_turns(
     names = sorted(service.name for service in SERVICES.values() if service.rewrites_files)
     async with run_server(tmp_path, services_workers=0) as server:
         await create_tables(server, "db", "t")
-        recorder = ScriptedLauncher(takes_s=0.05)
+        recorder = ScriptedLauncher(duration_s=0.05)
         async with run_scheduler(
             server, recorder, services=[EveryTable(name, pause_s=0.01) for name in names], launchers=len(names)
         ):
             await until(lambda: set(recorder.services) == set(names))
-        assert recorder.most_at_work == 1
+        assert recorder.running_max == 1
 
 
 async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         await create_tables(server, "a", "t")
-        first_launcher, second_launcher = ScriptedLauncher(takes_s=100), ScriptedLauncher()
+        first_launcher, second_launcher = ScriptedLauncher(duration_s=100), ScriptedLauncher()
         async with run_scheduler(server, first_launcher, lasts_s=4.0):
             await until(lambda: first_launcher.started_tables)
             async with run_scheduler(server, second_launcher, lasts_s=4.0):
@@ -377,29 +377,29 @@ async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(watch, "_FREE_TABLES", 0)
     async with run_server(tmp_path) as server:
         await create_tables(server, "a", *(f"t{number}" for number in range(20)))
-        parts = server.components
-        tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
-        names: list[str] = []
-        slept: list[float] = []
+        components = server.components
+        tables = TableWatch(components.store, components.timeline, components.catalog.documents.peek, components.clock)
+        examined_names: list[str] = []
+        sleeps_s: list[float] = []
 
         def record_and_never_recheck(entry: Entry, metadata: TableMetadata) -> float:
-            names.append(entry.name)
+            examined_names.append(entry.name)
             return NEVER
 
-        sleep_of_asyncio, sweep = asyncio.sleep, asyncio.current_task()
+        original_sleep, sweep = asyncio.sleep, asyncio.current_task()
 
-        async def sleep(seconds: float) -> None:
+        async def record_sleep(seconds: float) -> None:
             if asyncio.current_task() is sweep:
-                slept.append(seconds)
+                sleeps_s.append(seconds)
             else:  # Other loops of the server must still sleep.
-                await sleep_of_asyncio(seconds)
+                await original_sleep(seconds)
 
-        monkeypatch.setattr(asyncio, "sleep", sleep)
-        began_s = parts.clock.monotonic()
+        monkeypatch.setattr(asyncio, "sleep", record_sleep)
+        began_s = components.clock.monotonic()
         assert await tables.examine_all(record_and_never_recheck) == 20
-        busy_s = parts.clock.monotonic() - began_s
-        assert len(names) == 20
-        assert 0 < sum(slept) <= busy_s / watch._CPU_MAX_FRACTION
+        busy_s = components.clock.monotonic() - began_s
+        assert len(examined_names) == 20
+        assert 0 < sum(sleeps_s) <= busy_s / watch._CPU_MAX_FRACTION
 
 
 async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> None:
@@ -410,25 +410,25 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
         await create_tables(server, "a")
         await create_tables(server, "a\x1fdeep", "never", "changed", "renamed", "refused", "late")
         await create_tables(server, "z", "other")
-        parts, clock = server.components, SimulatedClock(1)
+        components, clock = server.components, SimulatedClock(1)
         read_paths: list[str] = []
         recheck_after_s = {"refused": 0.0, "late": 100.0}
 
         async def load(location: str) -> TableMetadata:
             read_paths.append(location)
-            return await parts.catalog.documents.peek(location)
+            return await components.catalog.documents.peek(location)
 
-        tables = TableWatch(parts.store, parts.timeline, load, clock)
+        tables = TableWatch(components.store, components.timeline, load, clock)
 
         async def sweep_names() -> set[str]:
             names: set[str] = set()
             read_paths.clear()
 
-            def record_and_never_recheck(entry: Entry, metadata: TableMetadata) -> float:
+            def record_and_plan_recheck(entry: Entry, metadata: TableMetadata) -> float:
                 names.add(entry.name)
                 return recheck_after_s.get(entry.name, NEVER)
 
-            assert await tables.examine_all(record_and_never_recheck) == len(read_paths) == len(names)
+            assert await tables.examine_all(record_and_plan_recheck) == len(read_paths) == len(names)
             return names
 
         async def post(path: str, body: dict[str, Any]) -> None:
@@ -459,12 +459,12 @@ async def test_change_of_a_table_causes_the_jobs_that_depend_on_it(
 ) -> None:
     """A sweep keeps the jobs of existing tables, and forgets those of dropped tables."""
     dependents = DependentJobs()
-    sweeps: list[int] = []
+    job_counts: list[int] = []
     end_sweep = dependents.end_sweep
 
     def record_sweep() -> None:
         end_sweep()
-        sweeps.append(len(list(dependents.list_jobs(("a", "shops")))))
+        job_counts.append(len(list(dependents.list_jobs(("a", "shops")))))
 
     monkeypatch.setattr(dependents, "end_sweep", record_sweep)
     monkeypatch.setattr(scheduler, "DependentJobs", lambda: dependents)
@@ -474,28 +474,31 @@ async def test_change_of_a_table_causes_the_jobs_that_depend_on_it(
         recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder, services=[DependentTable()]):
             await until(lambda: recorder.started_tables == ["facts"])
-            await until(lambda: len(sweeps) > 2)
-            assert set(sweeps) == {1}
+            await until(lambda: len(job_counts) > 2)
+            assert set(job_counts) == {1}
             await create_tables(server, "a", "shops")
             await until(lambda: recorder.started_tables == ["facts", "facts"])
             async with server.http.delete(f"{server.url}/v1/namespaces/a/tables/facts") as answer:
                 assert answer.status == 204
-            await until(lambda: sweeps[-1] == 0)
+            await until(lambda: job_counts[-1] == 0)
 
 
 def test_dependent_jobs_of_one_top_level_namespace_leave_room_for_others() -> None:
     dependents = DependentJobs()
 
-    def record_job(namespace: str, number: int, tables: int) -> int:
+    def record_job(namespace: str, number: int, table_count: int) -> int:
+        """Record a job, and return the number of jobs that depend on its first table."""
         job = Job("indexing", (namespace,), "facts", f"{namespace}-{number}")
-        dependents.record(job, {("d", f"{namespace}-{number}-{table}") for table in range(tables)})
+        dependents.record(job, {("d", f"{namespace}-{number}-{table}") for table in range(table_count)})
         return len(list(dependents.list_jobs(("d", f"{namespace}-{number}-0"))))
 
-    share = 100
+    job_count = 100
     assert DEPENDENTS_MAX == 4 * PAIRS_PER_TENANT_MAX
-    recorded = [record_job("greedy", number, PAIRS_PER_TENANT_MAX // share) for number in range(share + 1)]
-    assert recorded == [1] * share + [0]
-    assert record_job("other", 0, share) == 1
+    dependent_counts = [
+        record_job("greedy", number, PAIRS_PER_TENANT_MAX // job_count) for number in range(job_count + 1)
+    ]
+    assert dependent_counts == [1] * job_count + [0]
+    assert record_job("other", 0, job_count) == 1
     dependents.forget(("indexing", "greedy-0"))
-    assert record_job("greedy", share, share) == 1
-    assert record_job("greedy", share + 1, PAIRS_PER_TENANT_MAX // share) == 0
+    assert record_job("greedy", job_count, job_count) == 1
+    assert record_job("greedy", job_count + 1, PAIRS_PER_TENANT_MAX // job_count) == 0

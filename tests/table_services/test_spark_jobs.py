@@ -29,12 +29,12 @@ JVM_S = 300.0
 SMALL_JVM = "--driver-memory 512m --executor-memory 512m --conf spark.executor.cores=1"
 
 
-def create_table(server: Seamark, name: str, files: int, **properties: str) -> RestCatalog:
+def create_table(server: Seamark, name: str, file_count: int, **properties: str) -> RestCatalog:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace_if_not_exists("db")
     table = catalog.create_table(f"db.{name}", SCHEMA, properties=properties)
-    for number in range(files):
-        ids = [10 * number + place for place in range(10)]
+    for number in range(file_count):
+        ids = [10 * number + position for position in range(10)]
         table.append(pa.table({"id": ids, "country": [f"c{value % 3}" for value in ids]}, schema=SCHEMA))
     return catalog
 
@@ -63,22 +63,22 @@ def run_standalone_cluster(folder: Path) -> Iterator[str]:
     url = f"spark://127.0.0.1:{port}"
     environment = {**os.environ, "SPARK_WORKER_DIR": str(folder / "work"), "SPARK_DAEMON_MEMORY": "256m"}
     common_options = ["--host", "127.0.0.1", "--webui-port", "0"]
-    parts = [
+    commands = [
         ["org.apache.spark.deploy.master.Master", *common_options, "--port", str(port)],
         ["org.apache.spark.deploy.worker.Worker", *common_options, "--cores", "2", "--memory", "1g", url],
     ]
     running_processes = []
     try:
-        for number, part in enumerate(parts):
+        for number, command in enumerate(commands):
             log = folder / f"cluster-{number}.log"
             with log.open("wb") as output:
                 running_processes.append(
                     subprocess.Popen(
-                        [str(program), *part], stdout=output, stderr=output, env=environment, start_new_session=True
+                        [str(program), *command], stdout=output, stderr=output, env=environment, start_new_session=True
                     )
                 )
-            sign = "I have been elected leader" if number == 0 else "Successfully registered with master"
-            block_until(lambda log=log, sign=sign: sign in log.read_text())
+            expected_text = "I have been elected leader" if number == 0 else "Successfully registered with master"
+            block_until(lambda log=log, expected_text=expected_text: expected_text in log.read_text())
         yield url
         assert "Registered app seamark table services" in (folder / "cluster-0.log").read_text()
     finally:
@@ -103,14 +103,14 @@ def test_standalone_cluster_compacts_and_clusters(tmp_path: Path) -> None:
 
 def list_driver_pids(home: Path) -> list[int]:
     """Return the ids of the job processes that this server has started. Their scratch folders are below `home`."""
-    results = []
+    pids = []
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit() and f"{home}/seamark-job-".encode() in (folder / "cmdline").read_bytes():
-                results.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue
-    return results
+    return pids
 
 
 def read_limits(pid: int) -> tuple[int, int]:
@@ -129,6 +129,7 @@ def test_server_runs_jobs_on_local_spark_and_its_death_ends_the_driver(tmp_path:
         catalog = create_table(server, "t", 12, **policy)
         ids_before = read_ids(catalog, "t")
         block_until(lambda: list_driver_pids(tmp_path), JVM_S)
+        # The task of the job and two further processes share the 3 GiB.
         block_until(lambda: all(read_limits(pid) == (1 << 30, 10) for pid in list_driver_pids(tmp_path)))
         os.kill(server.pid, signal.SIGKILL)
         block_until(lambda: not list_driver_pids(tmp_path), JVM_S)

@@ -73,7 +73,7 @@ State = frozenset[tuple[int, str]]
 
 @dataclass
 class StormWriter:
-    """A writer. `allowed[k]` has the states between its upserts k and k + 1.
+    """A writer. `allowed_states[k]` has the states between its upserts k and k + 1.
 
     After k steps, a writer that only appends has k times `STEP_ROWS` rows.
     """
@@ -86,32 +86,32 @@ class StormWriter:
     def first_id(self) -> int:
         return self.number * IDS_PER_WRITER
 
-    def check(self, rows: Sequence[tuple[int, str]], least_count: int) -> int:
-        """Return the step that the rows of a snapshot show. It must be at least `least_count`.
+    def check(self, rows: Sequence[tuple[int, str]], least_step: int) -> int:
+        """Return the step that the rows of a snapshot show. It must be at least `least_step`.
 
         Raises:
             AssertionError: The rows do not match any step.
         """
-        read_counts = dict(rows)
-        assert len(read_counts) == len(rows), (
-            f"writer {self.number}: a key occurs twice, {Counter(rows).most_common(3)}"
-        )
-        step = int(read_counts.get(self.first_id, -1))
-        assert step >= least_count, (
-            f"writer {self.number}: step {least_count} was acknowledged, the snapshot shows {step}"
+        text_by_id = dict(rows)
+        assert len(text_by_id) == len(rows), f"writer {self.number}: a key occurs twice, {Counter(rows).most_common(3)}"
+        step = int(text_by_id.get(self.first_id, -1))
+        assert step >= least_step, (
+            f"writer {self.number}: step {least_step} was acknowledged, the snapshot shows {step}"
         )
         assert frozenset(rows) in self.allowed_states[step], f"writer {self.number}: at step {step}, {sorted(rows)}"
         return step
 
 
 class StormAppender(StormWriter):
-    def check(self, rows: Sequence[tuple[int, str]], least_count: int) -> int:
-        steps = len(rows) // STEP_ROWS
-        assert sorted(rows) == [row for step in range(steps) for row in self.list_rows(step)], f"writer {self.number}"
-        assert steps - 1 >= least_count, (
-            f"writer {self.number}: step {least_count} was acknowledged, the snapshot shows {steps - 1}"
+    def check(self, rows: Sequence[tuple[int, str]], least_step: int) -> int:
+        step_count = len(rows) // STEP_ROWS
+        assert sorted(rows) == [row for step in range(step_count) for row in self.list_rows(step)], (
+            f"writer {self.number}"
         )
-        return steps - 1
+        assert step_count - 1 >= least_step, (
+            f"writer {self.number}: step {least_step} was acknowledged, the snapshot shows {step_count - 1}"
+        )
+        return step_count - 1
 
     def list_rows(self, step: int) -> list[tuple[int, str]]:
         return [(self.first_id + STEP_ROWS * step + number, str(step)) for number in range(STEP_ROWS)]
@@ -214,11 +214,11 @@ class Storm:
                 step += 1
                 time.sleep(0.05)
 
-    def evolve(self, pauses_s: float) -> None:
+    def evolve(self, pause_s: float) -> None:
         """Change the schema and the partitioning four times, then wait until the end."""
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
             for number in range(4):
-                if self.stop.wait(pauses_s):
+                if self.stop.wait(pause_s):
                     return
                 table = catalog.load_table("db.t")
                 for _ in range(20):
@@ -264,25 +264,25 @@ class Storm:
                     assert chosen_snapshot_id not in {snapshot.snapshot_id for snapshot in listed_snapshots}
                     self.expired_count += 1
 
-    def check(self, client: IndexClient, index: At, least_counts: Sequence[int]) -> None:
-        actual_rows = scan(client, "db.t", ["id", "part", "text"], at=index).to_arrow().to_pylist()
+    def check(self, client: IndexClient, at: At, least_steps: Sequence[int]) -> None:
+        actual_rows = scan(client, "db.t", ["id", "part", "text"], at=at).to_arrow().to_pylist()
         assert all(row["part"] == row["id"] % 3 for row in actual_rows)
-        rows: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        rows_by_writer: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for row in actual_rows:
-            rows[row["id"] // IDS_PER_WRITER].append((row["id"], row["text"]))
-        for writer, acknowledged_number in zip(self.writers, least_counts, strict=True):
-            writer.check(rows.pop(writer.number, []), acknowledged_number)
-        assert not rows
+            rows_by_writer[row["id"] // IDS_PER_WRITER].append((row["id"], row["text"]))
+        for writer, least_step in zip(self.writers, least_steps, strict=True):
+            writer.check(rows_by_writer.pop(writer.number, []), least_step)
+        assert not rows_by_writer
         self.checked_count += 1
 
     def age_files(self, folder: Path) -> None:
         """Make files look a month old some time after they were written, so that orphan removal may delete them."""
         while self.is_running():
-            now = time.time()
+            now_s = time.time()
             for path in folder.rglob("*"):
                 with contextlib.suppress(FileNotFoundError):
-                    if path.is_file() and AGED_AFTER_S < now - path.stat().st_mtime < 86_400:
-                        os.utime(path, (now - 30 * 86_400,) * 2)
+                    if path.is_file() and AGED_AFTER_S < now_s - path.stat().st_mtime < 86_400:
+                        os.utime(path, (now_s - 30 * 86_400,) * 2)
             time.sleep(1)
 
 
@@ -325,11 +325,11 @@ class JobProcesses:
 
     def sum_totals(self) -> dict[str, Counter[str]]:
         """Return the counts of jobs by kind, without killed runs."""
-        results: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+        totals: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
         for line in self._log.read_text().splitlines() if self._log.exists() else ():
             kind, counts = json.loads(line)
-            results[kind].update({"runs": 1, **counts})
-        return results
+            totals[kind].update({"runs": 1, **counts})
+        return totals
 
 
 @pytest.fixture

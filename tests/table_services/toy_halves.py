@@ -28,25 +28,27 @@ SERVICES[LABELLING_SERVICE.name] = LABELLING_SERVICE
 object.__setattr__(EXTENSIONS, "job_worker", "tests.table_services.toy_halves")
 
 
-def find_wrong_label(metadata: TableMetadata) -> str | None:
-    """Return the correct label, the number of data files, if the table has enough files and another label.
+def find_new_label(metadata: TableMetadata) -> str | None:
+    """Return the new label, the number of data files, if the table has enough files and another label.
 
     Else return None.
     """
     snapshot = metadata.current_snapshot
-    files = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-data-files", 0)
-    is_wrong = files >= parse_count(metadata.properties, MIN_FILES, 2) and metadata.properties.get(LABEL) != str(files)
-    return str(files) if is_wrong else None
+    file_count = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-data-files", 0)
+    is_wrong = file_count >= parse_count(metadata.properties, MIN_FILES, 2) and metadata.properties.get(LABEL) != str(
+        file_count
+    )
+    return str(file_count) if is_wrong else None
 
 
 class LabelProposer(JobProposer):
     service = LABELLING_SERVICE
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        return self.make_job(entry) if self.is_on(metadata) and find_wrong_label(metadata) else None
+        return self.make_job(entry) if self.is_on(metadata) and find_new_label(metadata) else None
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        if find_wrong_label(state.metadata):
+        if find_new_label(state.metadata):
             yield self.make_problem(state, "wrong label", "the label is not the number of files", "readers are misled")
 
 
@@ -56,7 +58,7 @@ PROPOSERS[LABELLING_SERVICE.name] = LabelProposer
 @table_job(LABELLING_SERVICE)
 def label_table(client: IndexClient, table: Table) -> dict[str, Any]:
     loaded_table = client.load_table(table)
-    label = find_wrong_label(decode_table(loaded_table.metadata, loaded_table.location))
+    label = find_new_label(decode_table(loaded_table.metadata, loaded_table.location))
     if label is None:
         return {}
     change_table_properties(client, table, {LABEL: label}, ())

@@ -46,7 +46,7 @@ VALUES = {
     ],
     "boolean": ["TRUE", "FALSE"],
 }
-SHARP = {
+CONVERSION_SENSITIVE_VALUES = {
     "long": ["9007199254740992", "9007199254740993"],
     "decimal(20, 18)": ["0.3", "0.299999999999999999", "0.300000000000000001"],
     "timestamp": ["TIMESTAMP '2020-03-29 02:45:00'", "TIMESTAMP '2020-03-29 03:20:00'"],
@@ -97,7 +97,8 @@ COLUMN_NAMES = ["a", "b", "c", "k", "Two Words", "é", "day", 'q"q', "orders"]
 TABLE_NAMES = ["t", "u", "orders", "Größe", "two words", "o'brien"]
 ALIASES = ["x", "y", "z", "t", "u", "orders", "A b", "ü"]
 ROWS_MAX = 8
-WORDS = frozenset({"day"})
+KEYWORDS = frozenset({"day"})
+"""Names that a statement must quote."""
 
 
 @dataclass
@@ -121,7 +122,7 @@ class ScopeColumn:
 
 
 Scope = list[ScopeColumn]
-Shapes = list[Callable[[], str]]
+Drawers = list[Callable[[], str]]
 """Functions that each draw a comparison of one form."""
 
 
@@ -138,8 +139,8 @@ class Comparisons:
 
     def draw_value(self, kind: str) -> str:
         """Return a literal from a few values, so that rows match each other."""
-        if kind in SHARP and self.draw_chance(0.12):
-            return self.rng.choice(SHARP[kind])
+        if kind in CONVERSION_SENSITIVE_VALUES and self.draw_chance(0.12):
+            return self.rng.choice(CONVERSION_SENSITIVE_VALUES[kind])
         return self.rng.choice(VALUES[kind][: 3 if self.draw_chance(0.7) else None])
 
     def draw_space(self) -> str:
@@ -152,7 +153,7 @@ class Comparisons:
         """Return the identifier in random case, with or without quotes."""
         if self.draw_chance(0.2):
             name = "".join(self.rng.choice([letter.upper(), letter]) if letter.isascii() else letter for letter in name)
-        if name.isascii() and name.isidentifier() and name.lower() not in WORDS and self.draw_chance(0.7):
+        if name.isascii() and name.isidentifier() and name.lower() not in KEYWORDS and self.draw_chance(0.7):
             return name
         return quote(name)
 
@@ -160,8 +161,9 @@ class Comparisons:
         """Return a random comparison operator."""
         return self.rng.choice(["=", "<>", "<", "<=", ">", ">="])
 
-    def draw_chance(self, share: float) -> bool:
-        return self.rng.random() < share
+    def draw_chance(self, probability: float) -> bool:
+        """Return True with this probability."""
+        return self.rng.random() < probability
 
     # Columns
 
@@ -233,11 +235,15 @@ class Comparisons:
     def draw_cross_condition(self, scope: Scope) -> str:
         """Return a condition that equates columns of two tables."""
         owner = self.rng.choice([column.owner for column in scope])
-        sides = (
+        columns_of_sides = (
             [column for column in scope if column.owner == owner],
             [column for column in scope if column.owner != owner],
         )
-        return self.draw_inequality(*sides, scope) if self.draw_chance(0.35) else self.draw_equality(*sides, scope)
+        return (
+            self.draw_inequality(*columns_of_sides, scope)
+            if self.draw_chance(0.35)
+            else self.draw_equality(*columns_of_sides, scope)
+        )
 
     def draw_inequality(self, left: Scope, right: Scope, scope: Scope) -> str:
         """Return a condition that compares a column with columns of another table by less or greater."""
@@ -247,13 +253,15 @@ class Comparisons:
             (column, other)
             for column in candidates[0]
             for other in candidates[1]
-            if any({column.kind, other.kind} <= {*f} for f in families)
+            if any({column.kind, other.kind} <= {*family} for family in families)
         ]
         if not pairs:
             return self.draw_equality(left, right, scope)
         first, other = self.rng.choice(pairs)
-        ends = [each for column, each in pairs if column is first]
-        low, high = (self.write_reference(each, scope) for each in (other, self.rng.choice(ends)))
+        other_columns = [other_column for column, other_column in pairs if column is first]
+        low, high = (
+            self.write_reference(other_column, scope) for other_column in (other, self.rng.choice(other_columns))
+        )
         if self.draw_chance(0.2):
             low, high = self.rng.sample([low, self.draw_literal(first.kind)], 2)
         name = self.write_reference(first, scope)
@@ -273,10 +281,10 @@ class Comparisons:
         if not candidates:
             return self.rng.choice(["1 = 1", "TRUE", "NOT FALSE"])
         text = self.draw_comparison(self.rng.choice(candidates), scope)
-        shape = self.rng.random()
-        if shape < 0.12:
+        random_number = self.rng.random()
+        if random_number < 0.12:
             return f"NOT {text}" if self.draw_chance(0.5) else f"NOT ({text})"
-        if shape < 0.3:
+        if random_number < 0.3:
             return (
                 f"({text} {self.rng.choice(['AND', 'OR'])} {self.draw_comparison(self.rng.choice(candidates), scope)})"
             )
@@ -284,26 +292,26 @@ class Comparisons:
 
     def draw_comparison(self, column: ScopeColumn, scope: Scope) -> str:
         name, kind = self.write_reference(column, scope), column.kind
-        shapes = [*self.list_any_shapes(name, kind), *self.list_compound_shapes(column, name, scope)]
+        drawers = [*self.list_general_drawers(name, kind), *self.list_compound_drawers(column, name, scope)]
         if kind == "string":
-            shapes += self.list_pattern_shapes(name)
+            drawers += self.list_pattern_drawers(name)
         if kind == "boolean":
-            shapes += [lambda: name, lambda: f"NOT {name}"]
+            drawers += [lambda: name, lambda: f"NOT {name}"]
         if kind in EXACT_KINDS:
-            shapes += self.list_conditional_shapes(name, kind)
+            drawers += self.list_conditional_drawers(name, kind)
         if kind in NUMBERS:
-            shapes += self.list_arithmetic_shapes(name, kind)
+            drawers += self.list_arithmetic_drawers(name, kind)
         if kind == "string":
-            shapes += self.list_text_shapes(name)
+            drawers += self.list_text_drawers(name)
         if kind in ("date", "timestamp"):
-            shapes += self.list_time_shapes(name, kind)
+            drawers += self.list_time_drawers(name, kind)
         if kind in (*NUMBERS, "date", "timestamp") and self.draw_chance(0.3):
-            shapes = self.list_mixed_shapes(column, name, scope)
-        return self.rng.choice(shapes)()
+            drawers = self.list_mixed_drawers(column, name, scope)
+        return self.rng.choice(drawers)()
 
-    # Forms of comparisons. `draw_comparison` chooses one of them.
+    # Lists of functions that each draw a comparison of one form. `draw_comparison` chooses a function.
 
-    def list_any_shapes(self, name: str, kind: str) -> Shapes:
+    def list_general_drawers(self, name: str, kind: str) -> Drawers:
         return [
             lambda: f"{name} {self.rng.choice(['=', '<>', '!=', '<', '<=', '>', '>='])} {self.draw_literal(kind)}",
             lambda: f"{name} {self.rng.choice(['<>', '<=', '>='])} {self.draw_literal(kind)}",
@@ -319,40 +327,41 @@ class Comparisons:
             lambda: f"CASE WHEN {name} IS NULL THEN {name} IS NULL ELSE {name} = {self.draw_literal(kind)} END",
         ]
 
-    def list_compound_shapes(self, column: ScopeColumn, name: str, scope: Scope) -> Shapes:
-        """Return comparisons of rows, with arrays, and with a column of the same type."""
+    def list_compound_drawers(self, column: ScopeColumn, name: str, scope: Scope) -> Drawers:
+        """Return functions that draw comparisons of rows, with arrays, and with a column of the same type."""
         kind = column.kind
         other_column = self.rng.choice([column for column in scope if self.can_name(column, scope)] or [column])
         pair = f"({name}, {self.write_reference(other_column, scope)})"
         # No row contains null: DuckDB compares rows as values, and Trino compares their fields.
         rows = [f"({self.draw_value(kind)}, {self.draw_value(other_column.kind)})" for _ in range(2)]
         values = ", ".join(VALUES[kind][:2])
-        shapes: Shapes = [
+        drawers: Drawers = [
             lambda: f"{pair} {self.rng.choice(['', 'NOT '])}IN ({', '.join(rows)})",
             lambda: f"{pair} = {rows[0]}",
             lambda: f"{name} IN (SELECT v FROM UNNEST(ARRAY[{values}]) AS w (v))",
             lambda: f"{self.rng.choice(['', 'NOT '])}contains(ARRAY[{values}], {name})",
         ]
         candidates = [column for column in scope if column.kind == kind and self.can_name(column, scope)]
-        shapes.append(
+        drawers.append(
             lambda: (
                 f"{name} {self.rng.choice(['=', '<', '<=', '<>'])} "
                 f"{self.write_reference(self.rng.choice(candidates), scope)}"
             )
         )
-        return shapes
+        return drawers
 
-    def list_mixed_shapes(self, column: ScopeColumn, name: str, scope: Scope) -> Shapes:
-        """Return comparisons whose operands have several types.
+    def list_mixed_drawers(self, column: ScopeColumn, name: str, scope: Scope) -> Drawers:
+        """Return functions that draw comparisons whose operands have several types.
 
         Engines convert all operands to a common type before they compare any of them.
         """
-        numbers = column.kind in NUMBERS
-        literals = [self.rng.choice(MIXED_NUMBERS if numbers else MIXED_TIMES) for _ in range(3)]
-        if column.kind in SHARP and self.draw_chance(0.5):
-            literals[0] = self.rng.choice(SHARP[column.kind])
-            literals[1] = "1e300" if numbers else MIXED_TIMES[-2]
-        family = NUMBERS if numbers else ("date", "timestamp")
+        is_number = column.kind in NUMBERS
+        literals = [self.rng.choice(MIXED_NUMBERS if is_number else MIXED_TIMES) for _ in range(3)]
+        if column.kind in CONVERSION_SENSITIVE_VALUES and self.draw_chance(0.5):
+            literals[0] = self.rng.choice(CONVERSION_SENSITIVE_VALUES[column.kind])
+            # A double or a time with a time zone decides the common type of the operands.
+            literals[1] = "1e300" if is_number else "CAST('2021-01-01 00:00:00 UTC' AS TIMESTAMP WITH TIME ZONE)"
+        family = NUMBERS if is_number else ("date", "timestamp")
         other_columns = [column for column in scope if column.kind in family and self.can_name(column, scope)] or [
             column
         ]
@@ -366,7 +375,7 @@ class Comparisons:
         pairs = ", ".join(
             f"({value}, {number})" for value, number in zip(values or ["1"], ("1", "1.0", "1e0"), strict=False)
         )
-        shapes: Shapes = [
+        drawers: Drawers = [
             lambda: f"{name} {negated}IN ({text})",
             lambda: f"{name} {negated}BETWEEN {literals[0]} AND {literals[1]}",
             lambda: f"{name} {negated}BETWEEN {literals[0]} AND {other}",
@@ -380,13 +389,13 @@ class Comparisons:
             # The array contains no null: for null, DuckDB's contains() is false and Trino's is null.
             lambda: f"contains(ARRAY[{', '.join([VALUES[column.kind][0], *values])}], {name})",
         ]
-        if numbers and self.mixed_cases:
-            shapes.append(
+        if is_number and self.mixed_cases:
+            drawers.append(
                 lambda: f"CASE {name} WHEN {literals[0]} THEN TRUE WHEN {literals[1]} THEN TRUE ELSE FALSE END"
             )
-        return shapes
+        return drawers
 
-    def list_pattern_shapes(self, name: str) -> Shapes:
+    def list_pattern_drawers(self, name: str) -> Drawers:
         patterns = ["'a%'", "'%b'", "'ab'", "'a_'", "'%'", "'o''%'"]
         return [
             lambda: f"{name} {self.rng.choice(['', 'NOT '])}LIKE {self.rng.choice(patterns)}",
@@ -395,7 +404,7 @@ class Comparisons:
             lambda: f"({name} LIKE '%b%' OR {name} NOT LIKE '_b%')",
         ]
 
-    def list_conditional_shapes(self, name: str, kind: str) -> Shapes:
+    def list_conditional_drawers(self, name: str, kind: str) -> Drawers:
         second_literal = self.draw_literal(kind)
         return [
             lambda: f"coalesce({name}, {second_literal}) {self.draw_operator()} {self.draw_literal(kind)}",
@@ -416,10 +425,10 @@ class Comparisons:
             lambda: f"CASE WHEN {name} > {second_literal} THEN TRUE ELSE FALSE END",
         ]
 
-    def list_arithmetic_shapes(self, name: str, kind: str) -> Shapes:
-        shapes: Shapes = []
+    def list_arithmetic_drawers(self, name: str, kind: str) -> Drawers:
+        drawers: Drawers = []
         if kind == "long":
-            shapes += [
+            drawers += [
                 lambda: (
                     f"{name} {self.rng.choice('+-*')} {self.rng.choice('123')} {self.draw_operator()}"
                     f" {self.draw_literal(kind)}"
@@ -435,7 +444,7 @@ class Comparisons:
                 lambda: f"CAST({name} AS BIGINT) {self.draw_operator()} {self.draw_literal(kind)}",
             ]
         if kind == "decimal(9, 2)":
-            shapes.append(
+            drawers.append(
                 lambda: f"{name} {self.rng.choice('+-')} 0.5 {self.draw_operator()} {self.draw_literal(kind)}"
             )
         factor = self.rng.choice(
@@ -445,7 +454,7 @@ class Comparisons:
             # DuckDB multiplies numbers of up to 18 digits, so large numbers are left out.
             product = f"{name} * {factor}" if kind != "long" else f"(nullif({name}, {name} // 9) % 5000) * {factor}"
             value = self.rng.choice(["1", "1.785", "-1.5", "2.975", "0", "0.3"])
-            shapes += [
+            drawers += [
                 lambda: f"{product} {self.draw_operator()} {value}",
                 lambda: (
                     f"{value} {self.draw_operator()} {factor} * {name}" if kind != "long" else f"{product} = {value}"
@@ -454,9 +463,9 @@ class Comparisons:
                     f"{name} / {factor} {self.draw_operator()} {value}" if kind != "long" else f"{product} < {value}"
                 ),
             ]
-        return shapes
+        return drawers
 
-    def list_text_shapes(self, name: str) -> Shapes:
+    def list_text_drawers(self, name: str) -> Drawers:
         size = self.rng.choice("123")
         return [
             lambda: f"substr({name}, 1, {size}) {self.draw_operator()} {self.draw_value('string')}",
@@ -471,12 +480,12 @@ class Comparisons:
             lambda: f"upper({name}) IN ('{self.rng.choice(LONG_TEXTS).upper()}', {self.draw_value('string')})",
         ]
 
-    def list_time_shapes(self, name: str, kind: str) -> Shapes:
+    def list_time_drawers(self, name: str, kind: str) -> Drawers:
         unit, days = (
             self.rng.choice(["day", "week", "month", "quarter", "year"]),
             DAYS_AGO + self.rng.randint(-9, 9),
         )
-        shapes: Shapes = [
+        drawers: Drawers = [
             lambda: (
                 f"date_trunc('{unit}', {name}) {self.draw_operator()} "
                 f"{self.draw_value(self.rng.choice(['date', kind]))}"
@@ -499,15 +508,17 @@ class Comparisons:
                 f"date_diff('day', {name}, {self.draw_value(kind)}) {self.draw_operator()} {self.rng.randint(-40, 40)}"
             ),
         ]
-        form = self.rng.choice(list(SQL_FORMATS))
-        text = self.rng.choice(SQL_FORMATS[form])
-        shapes += [
-            lambda: f"date_format({name}, '{form}') {self.draw_operator()} '{text}'",
-            lambda: f"date_format({name}, '{form}') {self.rng.choice(['', 'NOT '])}BETWEEN '{text}' AND '{text}9'",
-            lambda: f"{name} {self.draw_operator()} date_parse('{text}', '{form}')",
+        time_format = self.rng.choice(list(SQL_FORMATS))
+        text = self.rng.choice(SQL_FORMATS[time_format])
+        drawers += [
+            lambda: f"date_format({name}, '{time_format}') {self.draw_operator()} '{text}'",
+            lambda: (
+                f"date_format({name}, '{time_format}') {self.rng.choice(['', 'NOT '])}BETWEEN '{text}' AND '{text}9'"
+            ),
+            lambda: f"{name} {self.draw_operator()} date_parse('{text}', '{time_format}')",
         ]
         if kind == "date":
-            shapes += [
+            drawers += [
                 lambda: f"CAST({name} AS varchar) {self.draw_operator()} '{text}'",
                 lambda: f"CAST({name} AS varchar) {self.rng.choice(['', 'NOT '])}IN ('2020-01-31', '{text}')",
                 lambda: f"CAST({name} AS varchar) {self.rng.choice(['', 'NOT '])}LIKE '{text}%'",
@@ -516,13 +527,13 @@ class Comparisons:
                     f"{name} {self.draw_operator()} from_iso8601_date('{self.rng.choice(SQL_FORMATS['%Y-%m-%d'])}')"
                 ),
             ]
-        shapes += [
+        drawers += [
             lambda: f"CAST({name} AS date) {self.rng.choice(['=', '<', '>='])} {self.draw_literal('date')}",
             lambda: f"year({name}) = {self.rng.choice(['2020', '2021'])}",
             lambda: f"extract(YEAR FROM {name}) IN (2020, 2021)",
             lambda: f"{name} < DATE '2020-01-31' + INTERVAL '1' {self.rng.choice(['DAY', 'MONTH', 'YEAR'])}",
         ]
-        return shapes
+        return drawers
 
 
 def quote(name: str) -> str:

@@ -1,8 +1,8 @@
 """Random tables and random queries on them, in the SQL that has the same meaning in Trino and DuckDB.
 
 The generator knows the scope of each query, so nearly all queries are valid: ambiguous names are qualified, and an
-ORDER BY decides which rows LIMIT keeps. The spelling is random: case, quotes, comments, spaces, aliases that are
-names of other tables, and names in WITH that hide tables.
+ORDER BY decides which rows LIMIT keeps. Some things are random: case, quotes, comments, spaces, aliases that are names
+of other tables, and names in WITH that hide tables.
 """
 
 from __future__ import annotations
@@ -116,18 +116,19 @@ class RandomStatements(Comparisons):
         set_part: bool = False,
         kinds: list[str] | None = None,
     ) -> tuple[str, list[tuple[str, str]]]:
+        """Return a SELECT and its columns. As a part of a set operation, it has no ORDER BY."""
         source, scope = self.draw_source_list(relations, depth, outer)
         where = ""
         if self.draw_chance(0.7):
             where = (
                 f"{self.draw_space()}{self.draw_word('WHERE')} {self.draw_condition(scope, relations, depth, outer)}"
             )
-        shape = self.rng.random()
-        if shape < 0.05 and kinds is None:
+        random_number = self.rng.random()
+        if random_number < 0.05 and kinds is None:
             return self.draw_filtered_query(source, where, scope)
-        if shape < 0.2 and kinds is None:
+        if random_number < 0.2 and kinds is None:
             return self.draw_grouped_query(source, where, scope, relations, depth)
-        items, columns = self.draw_projections(scope, relations, depth, outer, kinds, window=shape < 0.35)
+        items, columns = self.draw_projections(scope, relations, depth, outer, kinds, window=random_number < 0.35)
         distinct_keyword = "DISTINCT " if self.draw_chance(0.1) else ""
         text = f"{self.draw_word('SELECT')} {distinct_keyword}{', '.join(items)}{self.draw_space()}"
         text += f"{self.draw_word('FROM')} {source}{where}"
@@ -335,7 +336,7 @@ class RandomStatements(Comparisons):
             if self.draw_chance(0.12):
                 text, scope = self.draw_lateral_join(text, scope, relations, used_names)
                 continue
-            right, right_scope = self.draw_bracket(relations, depth, outer, used_names)
+            right, right_scope = self.draw_source_or_join(relations, depth, outer, used_names)
             text, scope = self.draw_join(text, scope, right, right_scope, relations, depth, outer)
         return text, scope
 
@@ -406,7 +407,7 @@ class RandomStatements(Comparisons):
         text = f"SELECT {self.rng.choice(['', '', 'DISTINCT '])}{', '.join(items)} FROM {source} WHERE {where}"
         return text + (self.draw_order(len(columns)) if self.draw_chance(0.4) else ""), columns
 
-    def draw_aggregate_subquery(self, scope: Scope, relations: list[StoredRelation], kind: str) -> str | None:
+    def draw_aggregate_subquery(self, scope: Scope, relations: list[StoredRelation], aggregates: str) -> str | None:
         """Return a query for an aggregate of the rows that have the outer row's value in a column."""
         correlated_pair = self.draw_correlated_pair(scope, relations)
         if correlated_pair is None:
@@ -415,7 +416,7 @@ class RandomStatements(Comparisons):
         columns = [ScopeColumn(name, table.columns[name], "qq")]
         extra_condition = f" AND {self.draw_simple_condition(columns)}" if self.draw_chance(0.3) else ""
         condition = f"qq.{self.spell(name)} = {outer_text}{extra_condition}"
-        return f"SELECT {kind} FROM {self.spell(table.name)} AS qq WHERE {condition}"
+        return f"SELECT {aggregates} FROM {self.spell(table.name)} AS qq WHERE {condition}"
 
     def draw_correlated_pair(
         self, scope: Scope, relations: list[StoredRelation]
@@ -435,13 +436,14 @@ class RandomStatements(Comparisons):
         table, name, column = self.rng.choice(pairs)
         return table, name, f"{self.spell(str(column.owner))}.{self.spell(column.name)}"
 
-    def draw_bracket(
+    def draw_source_or_join(
         self, relations: list[StoredRelation], depth: int, outer: Scope, used_names: set[str]
     ) -> tuple[str, Scope]:
+        """Return a source or, in parentheses, a join of two sources."""
         text, scope = self.draw_source(relations, depth, outer, used_names)
         if self.draw_chance(0.12):
-            inner = {column.owner.lower() for column in scope if column.owner is not None} | used_names
-            other, other_scope = self.draw_source(relations, depth, outer, inner)
+            all_used_names = {column.owner.lower() for column in scope if column.owner is not None} | used_names
+            other, other_scope = self.draw_source(relations, depth, outer, all_used_names)
             text, scope = self.draw_join(text, scope, other, other_scope, relations, depth, outer)
             return f"({text})", scope
         return text, scope
@@ -484,32 +486,32 @@ class RandomStatements(Comparisons):
             merged_column = ScopeColumn(column.name, column.kind, None)
             remaining_columns = [other for other in joined_scope if other.name.lower() != column.name.lower()]
             return f"{text} {kind} {right} USING ({self.spell(column.name)})", [merged_column, *remaining_columns]
-        join_condition = (
+        conditions = (
             [self.draw_simple_condition(joined_scope)]
             if self.draw_chance(0.3)
             else [self.draw_join_condition(scope, other_scope, joined_scope)]
         )
         if self.draw_chance(0.35):
-            join_condition.append(self.draw_simple_condition(joined_scope))
+            conditions.append(self.draw_simple_condition(joined_scope))
         if depth > 1 and self.draw_chance(0.12):
-            join_condition.append(self.draw_subquery(joined_scope, relations, depth, outer))
+            conditions.append(self.draw_subquery(joined_scope, relations, depth, outer))
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
-        return f"{text} {kind} {right} ON {f' {word} '.join(join_condition)}", joined_scope
+        return f"{text} {kind} {right} ON {f' {word} '.join(conditions)}", joined_scope
 
     def draw_source(
         self, relations: list[StoredRelation], depth: int, outer: Scope, used_names: set[str]
     ) -> tuple[str, Scope]:
         alias = self.rng.choice([relation for relation in ALIASES if relation.lower() not in used_names])
-        shape = self.rng.random()
-        if shape < 0.05:
+        random_number = self.rng.random()
+        if random_number < 0.05:
             column = self.rng.choice(COLUMN_NAMES)
             rows = ", ".join(f"({relation})" for relation in VALUES["long"][:3])
             text = f"(VALUES {rows}) AS {self.spell(alias)} ({quote(column)})"
             return text, [ScopeColumn(column, "long", alias)]
-        if shape < 0.11:
+        if random_number < 0.11:
             text, columns = self.draw_latest()
             text = f"({text}) AS {self.spell(alias)}"
-        elif shape < 0.45 and depth > 1:
+        elif random_number < 0.45 and depth > 1:
             text, columns = self.draw_with_query(relations, depth - 1, [])
             text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         else:
@@ -531,7 +533,7 @@ class RandomStatements(Comparisons):
     # Conditions
 
     def draw_condition(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
-        parts = []
+        conditions = []
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
             candidates = [column for column in scope if self.can_name(column, scope)]
             column = self.rng.choice(candidates) if candidates and self.draw_chance(0.1) else None
@@ -541,26 +543,28 @@ class RandomStatements(Comparisons):
                 else self.draw_extreme_comparison(column, self.write_reference(column, scope), relations)
             )
             if extreme is not None:
-                parts.append(extreme)
+                conditions.append(extreme)
             elif depth > 1 and self.draw_chance(0.2):
-                parts.append(self.draw_subquery(scope, relations, depth, outer))
+                conditions.append(self.draw_subquery(scope, relations, depth, outer))
             elif outer and self.draw_chance(0.5):
-                parts.append(self.draw_correlated_condition(scope, outer))
+                conditions.append(self.draw_correlated_condition(scope, outer))
             elif self.draw_chance(0.2):
-                parts.append(self.draw_cross_condition(scope))
+                conditions.append(self.draw_cross_condition(scope))
             elif self.draw_chance(0.25):
                 owners = sorted({str(column.owner) for column in scope if column.owner is not None})
                 sides = [[column for column in scope if column.owner == owner] for owner in owners]
-                either = [
+                alternatives = [
                     self.draw_comparison(column, scope)
                     for side in sides
                     if (column := self.choose_column(side, scope)) is not None
                 ]
-                parts.append(f"({' OR '.join(either)})" if either else self.draw_simple_condition(scope))
+                conditions.append(
+                    f"({' OR '.join(alternatives)})" if alternatives else self.draw_simple_condition(scope)
+                )
             else:
-                parts.append(self.draw_simple_condition(scope))
+                conditions.append(self.draw_simple_condition(scope))
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
-        text = f"{self.draw_space()}{self.draw_word(word)}{self.draw_space()}".join(parts)
+        text = f"{self.draw_space()}{self.draw_word(word)}{self.draw_space()}".join(conditions)
         return f"NOT ({text})" if self.draw_chance(0.15) else text
 
     def draw_subquery(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
@@ -624,11 +628,13 @@ class RandomStatements(Comparisons):
         """
         hidden_names = {relation.name.lower() for relation in relations}
         tables = [*relations, *(table for table in self.tables if table.name.lower() not in hidden_names)]
-        columns = [(table, name) for table in tables for name, each in table.columns.items() if each == kind]
+        columns = [
+            (table, name) for table in tables for name, column_kind in table.columns.items() if column_kind == kind
+        ]
         if not columns:
             return None
         table, column = self.rng.choice(columns)
-        scope = [ScopeColumn(name, each, "q") for name, each in table.columns.items()]
+        scope = [ScopeColumn(name, column_kind, "q") for name, column_kind in table.columns.items()]
         where = f" WHERE {self.draw_simple_condition(scope)}" if self.draw_chance(0.6) else ""
         rows = f"{quote(table.name)} AS q{where}"
         if self.draw_chance(0.15):
@@ -643,26 +649,29 @@ class RandomStatements(Comparisons):
         random_extreme = self.draw_extreme(kind, [])
         if random_extreme is None:
             return None
-        extreme, rows, group = random_extreme
-        ends = [
+        extreme, rows, group_column = random_extreme
+        query_ends = [
             "",
             "",
             "",
-            f" GROUP BY {group}",
+            f" GROUP BY {group_column}",
             " LIMIT 1",
             " HAVING count(*) > 1",
             f" UNION ALL SELECT {self.draw_value(kind)}",
         ]
-        names = [f"m AS (SELECT {extreme} AS e FROM {rows}{self.rng.choice(ends)})"]
+        named_queries = [f"m AS (SELECT {extreme} AS e FROM {rows}{self.rng.choice(query_ends)})"]
         if self.draw_chance(0.4):
             inner = f"SELECT q.* FROM {rows}"
             inner = self.rng.choice(
                 [inner, f"{inner} LIMIT 1", f"({inner}) LIMIT 1", f"SELECT DISTINCT q.* FROM {rows}"]
             )
-            names = [f"r AS ({inner})", f"m AS (SELECT {extreme} AS e FROM r AS q)"]
+            named_queries = [f"r AS ({inner})", f"m AS (SELECT {extreme} AS e FROM r AS q)"]
         if self.draw_chance(0.4):
-            names.append(f"n (e) AS ({self.rng.choice(['SELECT e FROM m', 'SELECT * FROM m WHERE e IS NOT NULL'])})")
-        name, op = names[-1][0], self.rng.choice(["=", "=", "<", "<=", ">", ">="])
+            named_queries.append(
+                f"n (e) AS ({self.rng.choice(['SELECT e FROM m', 'SELECT * FROM m WHERE e IS NOT NULL'])})"
+            )
+        # The name of a query in WITH is its first letter.
+        name, op = named_queries[-1][0], self.rng.choice(["=", "=", "<", "<=", ">", ">="])
         comparison = f"o.{quote(column)} {op} {{}}" if self.draw_chance(0.7) else f"{{}} {op} o.{quote(column)}"
         condition, join = comparison.format(f"{name}.e"), self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN"])
         source = f"{quote(table.name)} AS o"
@@ -675,7 +684,7 @@ class RandomStatements(Comparisons):
                 f"SELECT o.* FROM {source} WHERE o.{quote(column)} IN (SELECT e FROM {name})",
             ]
         )
-        return f"WITH {', '.join(names)} {body}"
+        return f"WITH {', '.join(named_queries)} {body}"
 
     def draw_correlated_condition(self, scope: Scope, outer: Scope) -> str:
         """Return a condition on a column of the outer query.

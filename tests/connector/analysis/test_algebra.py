@@ -87,9 +87,9 @@ def test_anti_join_pushes_its_on_condition_to_the_right_side_only() -> None:
     block.push_down(build_comparison("a", "<", "9"))
     assert format_predicate(left) == '"a" < 9'
     assert format_predicate(right) == '("b" > 3 AND "b" < 9)'
-    numbers = {left: 0, right: 1}
-    assert build_joins(left, numbers.get, utc=True) == ()
-    assert build_joins(right, numbers.get, utc=True) == (Join(0, (("b", "a"),)),)
+    scan_numbers = {left: 0, right: 1}
+    assert build_joins(left, scan_numbers.get, utc=True) == ()
+    assert build_joins(right, scan_numbers.get, utc=True) == (Join(0, (("b", "a"),)),)
 
 
 def test_equivalence_classes_merge_columns_that_are_equal_to_the_same_column() -> None:

@@ -1,4 +1,4 @@
-"""Tests that the analysis limits its work for statements of hostile clients, or refuses such statements."""
+"""Tests that the analysis limits its work for statements of malicious clients, or refuses such statements."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from seamark.connector.duckdb.statements import DuckDBStatement
 from seamark.connector.plans import conditions
 
 COLUMNS = {"x": "long", "y": "long"}
-TWICE = {
+QUERIES_USING_A_NAME_TWICE = {
     "joined with itself": "SELECT a.* FROM {0} a JOIN {0} b ON a.x = b.x",
     "merged": "SELECT x, y FROM {0} UNION ALL SELECT y, x FROM {0}",
     "grouped": "SELECT a.x, max(b.y) y FROM {0} a JOIN {0} b USING (x) GROUP BY a.x",
 }
 
 
-@pytest.mark.parametrize("shape", TWICE)
-def test_chain_of_names_that_are_used_twice_needs_bounded_work(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", QUERIES_USING_A_NAME_TWICE)
+def test_chain_of_names_that_are_used_twice_needs_bounded_work(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, weaken = Counter[str](), conditions.weaken
 
     def count_calls(*arguments: Any) -> Any:
@@ -35,7 +35,7 @@ def test_chain_of_names_that_are_used_twice_needs_bounded_work(shape: str, monke
         return weaken(*arguments)
 
     monkeypatch.setattr(conditions, "weaken", count_calls)
-    queries = ["SELECT * FROM s.t", *(TWICE[shape].format(f"c{number}") for number in range(39))]
+    queries = ["SELECT * FROM s.t", *(QUERIES_USING_A_NAME_TWICE[form].format(f"c{number}") for number in range(39))]
     names = ", ".join(f"c{number} AS ({query})" for number, query in enumerate(queries))
     scans = find_scans(f"WITH {names} SELECT * FROM c39 WHERE x = 1", find_columns=lambda _: COLUMNS)
     assert [scan.table for scan in scans] == ["t"]
@@ -53,18 +53,18 @@ def test_long_chain_of_joins_derives_a_bounded_number_of_conditions(monkeypatch:
 
     Without a limit, the number of derived conditions grows with the square of the number of joins.
     """
-    moved_columns, of_semi_join = Counter[str](), conditions.SemiJoin.move_columns
+    call_counts, move_columns = Counter[str](), conditions.SemiJoin.move_columns
 
     def count_calls(semi_join: conditions.SemiJoin, target: Any) -> Any:
-        moved_columns["semi-joins"] += 1
-        return of_semi_join(semi_join, target)
+        call_counts["semi-joins"] += 1
+        return move_columns(semi_join, target)
 
     monkeypatch.setattr(conditions.SemiJoin, "move_columns", count_calls)
     joins = "".join(f" JOIN s.t a{number} ON a{number}.x = a{number - 1}.x" for number in range(1, 200))
     scans = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", find_columns=lambda _: COLUMNS)
     assert len(scans) == 200
     assert scans[0].predicate == '"x" = 1'
-    assert moved_columns["semi-joins"] < 10 * conditions.LEAVES_MAX  # Without a limit, the number is 89,000.
+    assert call_counts["semi-joins"] < 10 * conditions.LEAVES_MAX  # Without a limit, the number is 89,000.
 
 
 def test_equivalence_classes_contain_every_column_that_equalities_reach() -> None:
@@ -99,7 +99,7 @@ class _ListWithoutIteration(list[Any]):
         raise AssertionError("the replacement of one element reads the whole list")
 
 
-def test_exchange_replaces_a_list_value_without_walking_the_list() -> None:
+def test_replacement_of_a_list_value_does_not_iterate_over_the_list() -> None:
     tree: Any = sqlglot.parse_one("SELECT x IN (1, 2, 3)")
     in_node = tree.find(exp.In)
     values = in_node.args["expressions"]
@@ -110,19 +110,19 @@ def test_exchange_replaces_a_list_value_without_walking_the_list() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_exchange_makes_the_same_tree_as_replace(seed: int) -> None:
+def test_replace_node_makes_the_same_tree_as_replace_of_sqlglot(seed: int) -> None:
     rng = random.Random(seed)
     text = "SELECT f(a, b), CASE WHEN a = 1 THEN b ELSE (c) END FROM t WHERE a IN (b, c, 1) AND NOT b BETWEEN a AND c"
     for _ in range(30):
-        first, other = sqlglot.parse_one(text), sqlglot.parse_one(text)
+        replaced_tree, expected_tree = sqlglot.parse_one(text), sqlglot.parse_one(text)
         for number in rng.sample(range(6), 3):
-            for tree, replace in ((first, replace_node), (other, lambda old, new: old.replace(new))):
+            for tree, replace in ((replaced_tree, replace_node), (expected_tree, lambda old, new: old.replace(new))):
                 hash(tree)  # The tree caches its hash.
                 columns = list(tree.find_all(exp.Column))
                 replace(columns[number % len(columns)], exp.func("g", exp.column(f"n{number}")))
-        assert first.sql() == other.sql()
-        assert first == other
-        for node in first.walk():
+        assert replaced_tree.sql() == expected_tree.sql()
+        assert replaced_tree == expected_tree
+        for node in replaced_tree.walk():
             for child in node.iter_expressions():
                 assert child.parent is node
                 assert child.arg_key is not None

@@ -45,14 +45,15 @@ def find_joins(statement: str) -> dict[str, list[str]]:
     scans = find_scans(statement, find_columns=get_columns)
     joins_by_table: dict[str, list[str]] = {}
     for scan in scans:
-        join_texts = (" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
+        join_texts = (" and ".join(format_join_pairs(join, scans[join.scan].table)) for join in scan.joins)
         joins_by_table.setdefault(scan.table, []).extend(join_texts)
     return {table: sorted(join_texts) for table, join_texts in joins_by_table.items() if join_texts}
 
 
-def join_pair_texts(join: Join, table: str) -> Iterator[str]:
-    for (own_column, other), op in zip(join.on, join.ops or ["="] * len(join.on), strict=True):
-        column = f"{table}.{other}"
+def format_join_pairs(join: Join, table: str) -> Iterator[str]:
+    """Yield each comparison of the join as a text. `table` is the other table."""
+    for (own_column, other_column), op in zip(join.on, join.ops or ["="] * len(join.on), strict=True):
+        column = f"{table}.{other_column}"
         if join.is_extreme:
             where = "" if join.where is None else f", {write_sql(join.where)}"
             column = f"{join.transform}({column}{where}){'' if join.exact else ' of fewer rows'}"
@@ -324,11 +325,11 @@ def test_alias_of_a_later_source_refers_to_the_outer_query(inner: str) -> None:
     assert not [join for join in join_texts.get("items", []) if "days" in join]
 
 
-def find_limits(statement: str, table: str = "f") -> list[str]:
-    """Return the joins of the first scan of a table."""
+def find_joins_of_first_scan(statement: str, table: str = "f") -> list[str]:
+    """Return the joins of the first scan of a table as texts, such as "day>=d.first and day<=d.start"."""
     scans = find_scans(statement, find_columns=get_columns)
     scan = next(scan for scan in scans if scan.table == table)
-    return sorted(" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
+    return sorted(" and ".join(format_join_pairs(join, scans[join.scan].table)) for join in scan.joins)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +372,7 @@ def find_limits(statement: str, table: str = "f") -> list[str]:
     ],
 )
 def test_columns_are_limited_by_columns_of_other_tables(join: str, expected: list[str]) -> None:
-    assert find_limits(f"SELECT * FROM f {join}") == expected
+    assert find_joins_of_first_scan(f"SELECT * FROM f {join}") == expected
 
 
 @pytest.mark.parametrize(
@@ -413,7 +414,7 @@ def test_columns_are_limited_by_columns_of_other_tables(join: str, expected: lis
     ],
 )
 def test_columns_are_limited_by_extremes(condition: str, expected: list[str]) -> None:
-    assert find_limits(f"SELECT * FROM f WHERE {condition}") == expected
+    assert find_joins_of_first_scan(f"SELECT * FROM f WHERE {condition}") == expected
 
 
 @pytest.mark.parametrize(
@@ -470,4 +471,4 @@ def test_columns_are_limited_by_extremes(condition: str, expected: list[str]) ->
     ],
 )
 def test_columns_are_limited_by_extremes_of_names_in_with(statement: str, expected: list[str]) -> None:
-    assert find_limits(f"WITH {statement}") == expected
+    assert find_joins_of_first_scan(f"WITH {statement}") == expected

@@ -1,6 +1,7 @@
-"""Tests of joins in the queries of SSB and TPC-H.
+"""Tests of joins in the queries of the benchmarks SSB and TPC-H.
 
-In SSB, every dimension with a condition limits the large table. In TPC-H, chains of several dimensions limit it.
+In SSB, every dimension with a condition limits the large table. In TPC-H, chains of several dimensions limit
+the large table.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ TPCH = {
     "nation": ("n_nationkey n_regionkey n_name", 1000),
     "region": ("r_regionkey r_name", 1000),
 }
-_KINDS = {"p_name": "string", "p_brand1": "string"}
-FILE = Path(__file__).parents[2] / "deploy" / "tpch.sql"
+_STRING_COLUMNS = {"p_name": "string", "p_brand1": "string"}
+TPCH_QUERIES_FILE = Path(__file__).parents[2] / "deploy" / "tpch.sql"
 
 
 def find_limiting_joins(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[str]:
     """Return the joins that limit each scan of the table."""
     join_plans, _ = plan_joins(sql, tables)
-    return [format_dimensions(each) for place, each in join_plans.items() if place.table == (table,)]
+    return [
+        format_dimensions(dimensions)
+        for planned_scan, dimensions in join_plans.items()
+        if planned_scan.table == (table,)
+    ]
 
 
 def plan_joins(
@@ -47,42 +52,44 @@ def plan_joins(
 ) -> tuple[dict[PlannedScan, tuple[Dimension, ...]], list[tuple[str, list[str]]]]:
     """Return the joins of each scan, and, for each table, the reasons why further joins are not requested."""
     columns_by_table = {
-        (None, None, name): KnownTable("1", {part: _KINDS.get(part, "long") for part in columns.split()}, 1, size, 2)
+        (None, None, name): KnownTable(
+            "1", {column: _STRING_COLUMNS.get(column, "long") for column in columns.split()}, 1, size, 2
+        )
         for name, (columns, size) in tables.items()
     }
     scans = find_scans(sql, find_columns=lambda names: columns_by_table[names].columns)
-    places = {number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(scans)}
-    chosen_dimensions = find_dimensions(places, columns_by_table)
+    planned_scans = {number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(scans)}
+    chosen_dimensions = find_dimensions(planned_scans, columns_by_table)
     reasons = [
-        (place.table[0], explain_unrequested_joins(n, places, columns_by_table, chosen_dimensions))
-        for n, place in places.items()
+        (planned_scan.table[0], explain_unrequested_joins(number, planned_scans, columns_by_table, chosen_dimensions))
+        for number, planned_scan in planned_scans.items()
     ]
     return chosen_dimensions, reasons
 
 
 def format_dimensions(dimensions: tuple[Dimension, ...]) -> str:
-    reports = []
-    for reference in dimensions:
-        nested_dimensions = f" ({format_dimensions(reference.dimensions)})" if reference.dimensions else ""
-        reports.append(
-            f"{'+'.join(column for column, _ in reference.on)}: {reference.planned.table[0]}{nested_dimensions}"
+    texts = []
+    for dimension in dimensions:
+        nested_dimensions = f" ({format_dimensions(dimension.dimensions)})" if dimension.dimensions else ""
+        texts.append(
+            f"{'+'.join(column for column, _ in dimension.on)}: {dimension.planned.table[0]}{nested_dimensions}"
         )
-    return ", ".join(sorted(reports))
+    return ", ".join(sorted(texts))
 
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
-    date, part, supplier, customer = (
-        f"lo_{names}" for names in ("orderdate: date", "partkey: part", "suppkey: supplier", "custkey: customer")
-    )
-    flights = {
+    date, part = "lo_orderdate: date", "lo_partkey: part"
+    supplier, customer = "lo_suppkey: supplier", "lo_custkey: customer"
+    joins_of_flights = {
         "Q1": [date],
         "Q2": [part, supplier],
         "Q3": [customer, date, supplier],
         "Q4.1": [customer, part, supplier],
         "Q4": [customer, date, part, supplier],
     }
-    expected = flights.get(name) or flights[name.partition(".")[0]]
+    # A flight is a group of similar queries in SSB. The query Q4.1 has no condition on the date.
+    expected = joins_of_flights.get(name) or joins_of_flights[name.partition(".")[0]]
     assert find_limiting_joins(QUERIES[name], "lineorder", SSB) == [", ".join(sorted(expected))]
 
 
@@ -114,7 +121,7 @@ def test_snowflake_dimension_limits_a_table_by_its_conditions(number: int, table
 
 
 def read_query(number: int) -> str:
-    text = "\n".join(line for line in FILE.read_text().splitlines() if not line.startswith("--"))
+    text = "\n".join(line for line in TPCH_QUERIES_FILE.read_text().splitlines() if not line.startswith("--"))
     return text.split(";")[number - 1]
 
 

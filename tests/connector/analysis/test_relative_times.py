@@ -59,14 +59,14 @@ def draw_expression(rng: random.Random, now: datetime) -> tuple[str, list[dateti
 
 
 def test_value_of_a_relative_time_is_within_its_span_in_every_zone() -> None:
-    rng, read_count, count = random.Random(first_seed()), 0, examples(2000, 200)
-    for _ in range(count):
+    rng, read_count, expression_count = random.Random(first_seed()), 0, examples(2000, 200)
+    for _ in range(expression_count):
         # Half of the days are near the end of a month.
         day = date(2023, 1, 1) + timedelta(days=rng.randrange(1200))
         if rng.random() < 0.5:
             day = add_months(day.replace(day=1), "MONTH", 1) + timedelta(days=rng.randint(-4, 3))
-        moment = rng.choice([time(0), time(23, 59, 59), time(11, 59), time(12), time(10, 30)])
-        analysis_time = datetime.combine(day, moment, UTC)
+        time_of_day = rng.choice([time(0), time(23, 59, 59), time(11, 59), time(12), time(10, 30)])
+        analysis_time = datetime.combine(day, time_of_day, UTC)
         # A plan for DuckDB and Spark is valid for a day.
         for delay in (timedelta(0), timedelta(hours=23)):
             now = (analysis_time + delay).astimezone(rng.choice(ZONES))
@@ -77,20 +77,20 @@ def test_value_of_a_relative_time_is_within_its_span_in_every_zone() -> None:
             read_count += 1
             low, high = (datetime.combine(day, time()) for day in (span.low, span.high))
             assert all(low <= value <= high for value in values), (text, now, span, values)
-    assert read_count > count
+    assert read_count > expression_count, "most of the expressions have a span"
 
 
 def test_span_of_a_relative_time_is_no_wider_than_the_zones_need() -> None:
-    for text, days in (("current_date - INTERVAL '7' DAY", 5), ("now() - INTERVAL '1' MONTH", 12)):
+    for text, days_max in (("current_date - INTERVAL '7' DAY", 5), ("now() - INTERVAL '1' MONTH", 12)):
         span = parse_span(parse_one(text, read="trino"), date(2026, 3, 12))
         assert span is not None
-        assert (span.high - span.low).days <= days
+        assert (span.high - span.low).days <= days_max
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_relative_time_with_two_zone_conversions_has_no_span(times: int) -> None:
+@pytest.mark.parametrize("conversion_count", [1, 2])
+def test_relative_time_has_a_span_only_with_at_most_one_zone_conversion(conversion_count: int) -> None:
     text = "now()"
-    for _ in range(times):
+    for _ in range(conversion_count):
         text = f"CAST({text} AT TIME ZONE 'Pacific/Kiritimati' AS timestamp)"
     span = parse_span(parse_one(text, read="trino"), date(2026, 3, 12))
-    assert (span is None) == (times > 1)
+    assert (span is None) == (conversion_count > 1)

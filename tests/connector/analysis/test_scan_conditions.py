@@ -236,10 +236,11 @@ def test_text_with_too_many_spellings_is_matched_by_prefixes() -> None:
     for function, text in texts.items():
         predicate = find_predicates(f"SELECT * FROM parts WHERE {function}(brand) = '{text}'")["parts"]
         assert predicate is not None
-        begins = re.findall(r"LIKE '([^']*)%'", predicate)
-        assert 64 <= len(begins) <= 128
+        prefixes = re.findall(r"LIKE '([^']*)%'", predicate)
+        # The prefix "ann.mar" has six letters, so it has 64 spellings in upper and lower case.
+        assert 64 <= len(prefixes) <= 128
         assert predicate.endswith(f"AND {function}(\"brand\") = '{text}')")
-        assert {"ann.mar", "ANN.MAR", "Ann.Mar"} <= set(begins)
+        assert {"ann.mar", "ANN.MAR", "Ann.Mar"} <= set(prefixes)
 
 
 @pytest.mark.parametrize(
@@ -278,8 +279,8 @@ def test_text_with_too_many_spellings_is_matched_by_prefixes() -> None:
         ("n IN (5, REAL '1')", None),
         ("amt IN (1, 2.5)", '"amt" IN (1, 2.5)'),
         ("n BETWEEN 5 AND m", '"n" >= 5'),
-        # If zoned times are compared too, local times belong to the session's zone, in which a local time may not
-        # exist.
+        # If one operand has a time zone, the engine converts local times from the session's zone. A local time may
+        # not exist in this zone.
         ("ts BETWEEN TIMESTAMP '2020-03-29 02:30:00' AND TIMESTAMP '2020-05-01 00:00:00 UTC'", None),
         ("ts BETWEEN TIMESTAMP '2020-03-29 02:30:00' AND now()", None),
         ("ts BETWEEN DATE '2020-03-29' AND localtimestamp", "\"ts\" >= DATE '2020-03-29'"),
@@ -438,8 +439,8 @@ def test_field_of_a_struct_does_not_filter_a_dimension() -> None:
     text = "SELECT 1 FROM shops, sales WHERE s_id = id AND delivery.zone = 3"
     shops, sales = find_scans(text, find_columns=lambda names: STRUCTS.get(names[2]))
     assert sales.columns == {"delivery"}
-    place = PlannedScan(sales, "sea", ("db", "sales"))
-    assert Dimension(place, 1, 1, shops.joins[0], ()).request().filter is None
+    planned_sales = PlannedScan(sales, "sea", ("db", "sales"))
+    assert Dimension(planned_sales, 1, 1, shops.joins[0], ()).request().filter is None
     alternatives = "SELECT 1 FROM shops, sales WHERE s_id = id AND (delivery.zone = 3 OR shops.zone = 4)"
     assert [
         scan.joins[0].any_of for scan in find_scans(alternatives, find_columns=lambda names: STRUCTS.get(names[2]))

@@ -1,4 +1,4 @@
-"""Tests of which statements are analysed, and of which parts of the text change if a table is replaced."""
+"""Tests that check which statements are analysed, and which parts of a text change if a table is replaced."""
 
 from __future__ import annotations
 
@@ -131,24 +131,27 @@ def test_execute_is_parsed_into_name_and_parameters(statement: str, expected: Ex
 
 
 def test_chain_of_names_that_are_used_twice_is_analysed_quickly() -> None:
+    """If each use of a name were analysed separately, the chain would need 2**59 analyses."""
     names = ["x0 AS (SELECT * FROM orders)"]
     for number in range(1, 60):
         inner = f"SELECT * FROM x{number - 1} a, x{number - 1} b WHERE a.o_key < {number} AND b.o_cust < {number}"
         names.append(f"x{number} AS ({inner})")
     (scan,) = find_statement_scans(f"WITH {', '.join(names)} SELECT * FROM x59")
     assert scan.predicate == '("o_key" < 1 OR "o_cust" < 1)'
-    unions = ["x0 AS (SELECT o_key FROM orders)"]
-    unions += [f"x{n} AS (SELECT o_key FROM x{n - 1} UNION SELECT o_key FROM x{n - 1})" for n in range(1, 60)]
-    assert find_predicates(f"WITH {', '.join(unions)} SELECT * FROM x59 WHERE o_key = 1") == {"orders": '"o_key" = 1'}
+    union_names = ["x0 AS (SELECT o_key FROM orders)"]
+    union_names += [f"x{n} AS (SELECT o_key FROM x{n - 1} UNION SELECT o_key FROM x{n - 1})" for n in range(1, 60)]
+    assert find_predicates(f"WITH {', '.join(union_names)} SELECT * FROM x59 WHERE o_key = 1") == {
+        "orders": '"o_key" = 1'
+    }
 
 
 def test_long_chain_of_conditions_is_analysed() -> None:
     alternatives = " OR ".join(f"(o_key = {number} AND o_cust = {number})" for number in range(1000))
     conditions = " AND ".join(f"o_key <> {number}" for number in range(1500))
-    for condition, count in ((alternatives, 1000), (conditions, 1500)):
+    for condition, comparison_count in ((alternatives, 1000), (conditions, 1500)):
         (predicate,) = find_predicates(f"SELECT * FROM orders WHERE {condition}").values()
         assert predicate is not None
-        assert predicate.count('"o_key"') == count
+        assert predicate.count('"o_key"') == comparison_count
 
 
 def test_analysis_of_a_random_text_raises_no_error() -> None:

@@ -25,7 +25,7 @@ from tests.connector.analysis.scan_tables import find_predicates
             "SELECT * FROM orders, items WHERE (o_key = 1 AND qty = 2) OR (o_key = 3 AND qty = 4)",
             {"orders": '("o_key" = 1 OR "o_key" = 3)', "items": '("qty" = 2 OR "qty" = 4)'},
         ),
-        # Outer joins: ON applies to the optional side; WHERE applies to it only if it rejects nulls.
+        # Outer joins: ON applies to the optional side. WHERE applies to this side only if the condition rejects nulls.
         (
             "SELECT * FROM orders LEFT JOIN items ON o_key = i_key AND o_key > 1 AND qty < 5",
             {"orders": None, "items": '("qty" < 5 AND "i_key" > 1)'},
@@ -64,7 +64,7 @@ from tests.connector.analysis.scan_tables import find_predicates
             {"orders": None, "items": '"qty" = 2', "parts": '"size" = 1'},
         ),
         # A condition on a column applies also to an equal column, if both have the same type and the row needs a
-        # partner.
+        # matching row.
         (
             "SELECT * FROM orders, items, parts WHERE o_key = i_key AND p_key = i_key AND p_key IN (1, 2)",
             {"orders": '"o_key" IN (1, 2)', "items": '"i_key" IN (1, 2)', "parts": '"p_key" IN (1, 2)'},
@@ -371,7 +371,7 @@ def test_unqualified_column_is_ignored_if_the_columns_of_tables_are_unknown() ->
 
 
 @pytest.mark.parametrize(
-    ("condition", "applies_to_orders", "applies_to_others"),
+    ("source", "applies_to_orders", "applies_to_others"),
     [
         ("orders JOIN others USING (o_key)", True, True),
         ("orders LEFT JOIN others USING (o_key)", True, True),
@@ -394,11 +394,11 @@ def test_unqualified_column_is_ignored_if_the_columns_of_tables_are_unknown() ->
     ],
 )
 def test_condition_on_a_merged_column_applies_to_both_tables_if_they_share_its_value(
-    condition: str, applies_to_orders: bool, applies_to_others: bool
+    source: str, applies_to_orders: bool, applies_to_others: bool
 ) -> None:
-    found_predicates = find_predicates(f"SELECT * FROM {condition} WHERE o_key = 1")
-    assert found_predicates["orders"] == ('"o_key" = 1' if applies_to_orders else None)
-    assert found_predicates.get("others") == ('"o_key" = 1' if applies_to_others else None)
+    predicates = find_predicates(f"SELECT * FROM {source} WHERE o_key = 1")
+    assert predicates["orders"] == ('"o_key" = 1' if applies_to_orders else None)
+    assert predicates.get("others") == ('"o_key" = 1' if applies_to_others else None)
 
 
 def test_null_condition_on_a_merged_column_applies_to_the_side_that_is_kept() -> None:

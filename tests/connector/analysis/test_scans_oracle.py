@@ -33,10 +33,15 @@ from tests.planner.lakes.schemas import Field, Schema
 from tests.seeds import examples, mark_fast
 
 QUERIES_PER_LAKE = 40
+PATH_LENGTH_MAX = 3
+"""The largest number of scans that a chain of joins connects."""
 
 
-def draw_lakes(seed: int, count: int) -> Iterator[tuple[random.Random, RandomStatements, duckdb.DuckDBPyConnection]]:
-    for number in range(count):
+def draw_lakes(
+    seed: int, lake_count: int
+) -> Iterator[tuple[random.Random, RandomStatements, duckdb.DuckDBPyConnection]]:
+    """Yield lakes: DuckDB databases with random tables."""
+    for number in range(lake_count):
         rng = random.Random(f"{seed}/{number}")
         statements = RandomStatements(rng)
         # With one thread, rows with equal keys keep their order.
@@ -73,24 +78,25 @@ def store_plan_tables(
     Returns:
         The statement over plan tables, the names of the plan tables, and the number of rows that only joins leave out.
     """
-    replacements, names, omitted_count = [], [], 0
-    is_loose, has_join = rng.random() < 0.3, rng.random() < 0.8
+    replacements, plan_tables, omitted_count = [], [], 0
+    has_extra_rows, has_join = rng.random() < 0.3, rng.random() < 0.8
     for number, scan in enumerate(scans):
         name = f"{scan.table}~plan~{number}"
         condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
         join_conditions = "".join(draw_join_conditions(rng, scans, (number,))) if has_join else ""
-        loose_condition = f" OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0" if is_loose else ""
+        # A third of the other rows. Files of a plan also contain rows that the statement does not need.
+        extra_rows_condition = f" OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0" if has_extra_rows else ""
         rows = f"FROM {quote(scan.table)} AS j1 WHERE"
         connection.execute(
-            f"CREATE TABLE {quote(name)} AS SELECT * {rows} ({condition}{join_conditions}){loose_condition}"
+            f"CREATE TABLE {quote(name)} AS SELECT * {rows} ({condition}{join_conditions}){extra_rows_condition}"
         )
         if join_conditions:
             omitted_count += connection.execute(
                 f"SELECT count(*) {rows} {condition} AND NOT (TRUE{join_conditions})"
             ).fetchall()[0][0]
         replacements.append(read_from_view(scan, name))
-        names.append(name)
-    return splice(text, replacements), names, omitted_count
+        plan_tables.append(name)
+    return splice(text, replacements), plan_tables, omitted_count
 
 
 def draw_join_conditions(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
@@ -121,18 +127,22 @@ def draw_join_conditions(rng: random.Random, scans: tuple[Scan, ...], path: tupl
 
 
 def format_joins(
-    rng: random.Random, joins: tuple[Join, ...], path: tuple[int, ...], partner: Callable[[Join], str]
+    rng: random.Random, joins: tuple[Join, ...], path: tuple[int, ...], format_join: Callable[[Join], str]
 ) -> Iterator[str]:
     """Yield some of the joins with scans that are not on the path, and some of the disjunctions of alternatives."""
-    if len(path) > 3:
+    if len(path) > PATH_LENGTH_MAX:
         return
-    for number in dict.fromkeys(join.any_of for join in joins):
-        group = [join for join in joins if join.any_of == number]
-        if number is None:
-            yield from (f" AND {partner(join)}" for join in group if join.scan not in path and rng.random() < 0.8)
-        elif rng.random() < 0.8 and not any(join.scan in path for join in group):
-            exempt_conditions = [] if group[0].exempt_condition is None else [write_sql(group[0].exempt_condition)]
-            yield f" AND ({' OR '.join([*map(partner, group), *exempt_conditions])})"
+    for group_number in dict.fromkeys(join.any_of for join in joins):
+        alternatives = [join for join in joins if join.any_of == group_number]
+        if group_number is None:
+            yield from (
+                f" AND {format_join(join)}" for join in alternatives if join.scan not in path and rng.random() < 0.8
+            )
+        elif rng.random() < 0.8 and not any(join.scan in path for join in alternatives):
+            exempt_conditions = (
+                [] if alternatives[0].exempt_condition is None else [write_sql(alternatives[0].exempt_condition)]
+            )
+            yield f" AND ({' OR '.join([*map(format_join, alternatives), *exempt_conditions])})"
 
 
 def format_extreme(join: Join, depth: int, table: str) -> str:
@@ -140,10 +150,10 @@ def format_extreme(join: Join, depth: int, table: str) -> str:
 
     If the join is not exact, the extreme limits the row on one side only.
     """
-    ((own_column, other),) = join.on
+    ((own_column, other_column),) = join.on
     (op,) = join.ops
     rows = table if join.where is None else f"{table} WHERE {write_sql(join.where)}"
-    extreme = f"(SELECT {join.transform}({quote(other)}) FROM {rows})"
+    extreme = f"(SELECT {join.transform}({quote(other_column)}) FROM {rows})"
     if op == "=" and not join.exact:
         op = "<=" if join.transform == "max" else ">="
     assert join.exact or op[0] == ("<" if join.transform == "max" else ">")
@@ -158,11 +168,13 @@ def format_equality(join: Join, depth: int) -> str:
     ]
     if join.transform in ("identity", "range"):
         ops = join.ops or ["="] * len(pairs)
-        return " AND ".join(f"{own_column} {op} {other}" for (own_column, other), op in zip(pairs, ops, strict=True))
-    ((own_column, other),) = pairs
-    start = f"date_trunc('{join.transform}', {own_column}) = TRY_CAST({other}::VARCHAR AS TIMESTAMP)"
-    number = f"year({own_column}) = TRY_CAST({other}::VARCHAR AS BIGINT)"
-    return f"({start} OR {number})" if join.transform == "year" else start
+        return " AND ".join(
+            f"{own_column} {op} {other_column}" for (own_column, other_column), op in zip(pairs, ops, strict=True)
+        )
+    ((own_column, other_column),) = pairs
+    start_condition = f"date_trunc('{join.transform}', {own_column}) = TRY_CAST({other_column}::VARCHAR AS TIMESTAMP)"
+    year_condition = f"year({own_column}) = TRY_CAST({other_column}::VARCHAR AS BIGINT)"
+    return f"({start_condition} OR {year_condition})" if join.transform == "year" else start_condition
 
 
 def format_likes(alternatives: tuple[Like, ...]) -> str:
@@ -175,7 +187,7 @@ def format_likes(alternatives: tuple[Like, ...]) -> str:
     return f"({' OR '.join(texts)})"
 
 
-def check_bound(statements: RandomStatements, scan: Scan) -> None:
+def check_binding(statements: RandomStatements, scan: Scan) -> None:
     """Check that the catalog uses the whole predicate, and binds its SQL and its expression to the same filter."""
     stored_table = next(table for table in statements.tables if table.name.lower() == scan.table)
     fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored_table.columns.items(), 1)]
@@ -186,14 +198,17 @@ def check_bound(statements: RandomStatements, scan: Scan) -> None:
         return
     assert scan.filter is not None
     sent_filter = json.loads(json.dumps(encode_expression(scan.filter)))
-    of_filter = resolve_literals(parse_expression(sent_filter, typed=True, functions=True), schema, ())
-    bound = [bind(expression, schema, (), case_sensitive=False) for expression in (of_filter, bound_text.expression)]
-    assert bound[0] == bound[1], (scan.predicate, sent_filter)
+    resolved_filter = resolve_literals(parse_expression(sent_filter, typed=True, functions=True), schema, ())
+    bound_filters = [
+        bind(expression, schema, (), case_sensitive=False) for expression in (resolved_filter, bound_text.expression)
+    ]
+    assert bound_filters[0] == bound_filters[1], (scan.predicate, sent_filter)
 
 
-def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
+def run_campaign(seed: int, lake_count: int) -> Counter[str]:
+    """Check random queries, and return how many of them, their scans and their joins had which properties."""
     counts: Counter[str] = Counter()
-    for rng, statements, connection in draw_lakes(seed, lakes_count):
+    for rng, statements, connection in draw_lakes(seed, lake_count):
         for _ in range(QUERIES_PER_LAKE):
             text = statements.draw_query(rng.choice([1, 1, 2, 2, 3]))
             try:
@@ -215,7 +230,7 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
             counts["rows left out by joins"] += check_same_rows(rng, connection, text, scans, expected, f"seed {seed}")
             for scan in scans:
                 if scan.predicate is not None:
-                    check_bound(statements, scan)
+                    check_binding(statements, scan)
     return counts
 
 
@@ -232,17 +247,15 @@ def check_same_rows(
     Returns:
         The number of rows that only joins leave out.
     """
-    replaced_text, names, omitted_count = store_plan_tables(rng, connection, text, scans)
-    requested_text = "\n".join(
-        f"{scan.table} [{scan.start}, {scan.end}): {scan.predicate} {scan.joins}" for scan in scans
-    )
-    note = f"{seed}\n{text}\n-- became\n{replaced_text}\n-- by\n{requested_text}"
+    replaced_text, plan_tables, omitted_count = store_plan_tables(rng, connection, text, scans)
+    scan_texts = "\n".join(f"{scan.table} [{scan.start}, {scan.end}): {scan.predicate} {scan.joins}" for scan in scans)
+    note = f"{seed}\n{text}\n-- became\n{replaced_text}\n-- by\n{scan_texts}"
     try:
         rows = count_rows(connection, replaced_text)
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{note}") from error
     assert rows == expected, note
-    for name in names:
+    for name in plan_tables:
         connection.execute(f"DROP TABLE {quote(name)}")
     return omitted_count
 
@@ -267,7 +280,7 @@ def draw_extreme_query(rng: random.Random, statements: RandomStatements) -> str 
     return f"SELECT * FROM {quote(table.name)} AS o WHERE {condition}"
 
 
-def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[str]:
+def compare_extremes(seed: int, lake_count: int, *, is_named: bool) -> Counter[str]:
     """Run queries that only compare columns with extremes. The analysis supports some of them exactly.
 
     Args:
@@ -275,7 +288,7 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
         is_named: Whether the extremes are columns of queries in a WITH clause.
     """
     counts: Counter[str] = Counter()
-    for rng, statements, connection in draw_lakes(seed, lakes_count):
+    for rng, statements, connection in draw_lakes(seed, lake_count):
         for _ in range(QUERIES_PER_LAKE):
             text = statements.draw_named_extreme_query() if is_named else draw_extreme_query(rng, statements)
             if text is None:
@@ -293,9 +306,9 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("is_named", [False, True])
-@pytest.mark.parametrize("lakes_count", [3, pytest.param(60, marks=pytest.mark.slow)])
-def test_plans_with_extremes_leave_out_no_row_of_the_answer(lakes_count: int, is_named: bool) -> None:
-    counts = compare_extremes(14, lakes_count, is_named=is_named)
+@pytest.mark.parametrize("lake_count", [3, pytest.param(60, marks=pytest.mark.slow)])
+def test_plans_with_extremes_leave_out_no_row_of_the_answer(lake_count: int, is_named: bool) -> None:
+    counts = compare_extremes(14, lake_count, is_named=is_named)
     assert counts["exact"] > 0, counts
     assert counts["fewer"] > 0, counts
 
@@ -358,4 +371,4 @@ def test_random_queries_keep_their_rows_over_pruned_tables(seed: int) -> None:
 def test_thousands_of_random_queries_keep_their_rows(seed: int) -> None:
     counts = run_campaign(seed, 40)
     check_campaign_is_effective(counts)
-    assert all(counts[shape] > 0 for shape in ("likes", "range", "min", "max", "exact")), counts
+    assert all(counts[join_kind] > 0 for join_kind in ("likes", "range", "min", "max", "exact")), counts

@@ -1,6 +1,6 @@
 """Tests that random queries on a star schema give the same rows if its tables contain only the required rows.
 
-The queries have shapes that random tables seldom have: joins on the day, month or year of a column, joins
+The queries have forms that queries on random tables seldom have: joins on the day, month or year of a column, joins
 within each branch of OR, disjunctions over several dimensions, columns of subqueries. DuckDB runs both
 statements, as in `test_scans_oracle.py`. Each query is analysed in Trino's and in DuckDB's dialect.
 """
@@ -27,8 +27,8 @@ TABLES = {
     "one": {"k": "long", "x": "long", "name": "string"},
     "two": {"k": "long", "y": "long", "name": "string"},
 }
-ROWS = {"fact": 30, "days": 8, "one": 5, "two": 5}
-KEYS = [
+ROW_COUNTS = {"fact": 30, "days": 8, "one": 5, "two": 5}
+DAY_JOIN_CONDITIONS = [
     "CAST(f.ts AS date) = days.day",
     "date_trunc('day', f.ts) = days.start",
     "date_trunc('month', f.ts) = days.start",
@@ -55,20 +55,20 @@ LITERALS_BY_KIND = {
 class Stars:
     """A star schema and random queries on it.
 
-    It has the interface of `RandomStatements`, which `check_one` requires.
+    The class has the interface of `RandomStatements`, which `check_one` requires.
     """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.tables = [StoredRelation(name, columns) for name, columns in TABLES.items()]
-        self.referenced_rows: list[str] = []
+        self.comma_join_conditions: list[str] = []
 
     def make_tables(self) -> list[str]:
         statements = []
         for name, columns in TABLES.items():
             typed_columns = ", ".join(f"{column} {KINDS[kind]}" for column, kind in columns.items())
             statements.append(f"CREATE TABLE {name} ({typed_columns})")
-            for _ in range(self.rng.choice([0, *[ROWS[name]] * 9])):
+            for _ in range(self.rng.choice([0, *[ROW_COUNTS[name]] * 9])):
                 values = (self.draw_value(column, kind) for column, kind in columns.items())
                 statements.append(f"INSERT INTO {name} VALUES ({', '.join(values)})")
         return statements
@@ -78,8 +78,8 @@ class Stars:
             return "NULL"
         return self.rng.choice(["2020", "2021", "1969"] if column == "yr" else LITERALS_BY_KIND[kind])
 
-    def draw_chance(self, share: float) -> bool:
-        return self.rng.random() < share
+    def draw_chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
 
     def draw_query(self, _: int = 1) -> str:
         source, names = self.draw_fact(), ["f"]
@@ -94,19 +94,19 @@ class Stars:
             if kind == "," and not extra_condition:
                 source += f" CROSS JOIN {relation}"
                 names.append(name)
-                self.referenced_rows.append(join_condition)
+                self.comma_join_conditions.append(join_condition)
                 continue
             if self.draw_chance(0.15):
                 join_condition = self.repeat_in_branches(join_condition, [*names, name])
             source += f" {kind if kind != ',' else 'JOIN'} {relation} ON {join_condition}{extra_condition}"
             names.append(name)
         where = [
-            *(self.repeat_in_branches(join_condition, names) for join_condition in self.referenced_rows),
+            *(self.repeat_in_branches(join_condition, names) for join_condition in self.comma_join_conditions),
             self.draw_condition(names),
         ]
         if self.draw_chance(0.4):
             where.append(self.draw_condition(names))
-        self.referenced_rows = []
+        self.comma_join_conditions = []
         projection = self.rng.choice(["count(*), min(f.c)", "f.c, f.ts", "f.*", "DISTINCT f.k1", "f.k1, count(*)"])
         tail = " GROUP BY f.k1" if projection.startswith("f.k1,") else ""
         return f"SELECT {projection} FROM {source} WHERE {' AND '.join(where)}{tail}"
@@ -141,92 +141,94 @@ class Stars:
         )
 
     def draw_joins(self) -> list[tuple[str, str]]:
-        return [("days", self.rng.choice(KEYS)), ("one", "f.k1 = one.k"), ("two", "two.k = f.k2")]
+        return [("days", self.rng.choice(DAY_JOIN_CONDITIONS)), ("one", "f.k1 = one.k"), ("two", "two.k = f.k2")]
 
-    def repeat_in_branches(self, star_condition: str, names: Sequence[str]) -> str:
+    def repeat_in_branches(self, join_condition: str, names: Sequence[str]) -> str:
         """Return the join condition, in some cases repeated in each branch of an OR.
 
         In rare cases, one branch lacks the join, and may contain a different join.
         """
         if self.draw_chance(0.4):
-            return star_condition
-        first, _, other = star_condition.partition(" = ")
+            return join_condition
+        first, _, other = join_condition.partition(" = ")
         branches = []
         for _ in range(self.rng.choice([2, 2, 3])):
-            join_condition = self.rng.choice(
+            branch_condition = self.rng.choice(
                 [
-                    star_condition,
-                    star_condition,
+                    join_condition,
+                    join_condition,
                     f"{other} = {first}",
-                    f"({star_condition})",
-                    f"{star_condition} AND {star_condition}",
+                    f"({join_condition})",
+                    f"{join_condition} AND {join_condition}",
                 ]
             )
             if self.draw_chance(0.1):
-                join_condition = self.rng.choice(
-                    [f"{first} <> {other}", "f.k1 = f.k2", f"{star_condition} OR {self.build_branch(names)}"]
+                branch_condition = self.rng.choice(
+                    [f"{first} <> {other}", "f.k1 = f.k2", f"{join_condition} OR {self.build_branch(names)}"]
                 )
-            branches.append(f"({join_condition} AND {self.build_branch(names)})")
+            branches.append(f"({branch_condition} AND {self.build_branch(names)})")
         return f"({' OR '.join(branches)})"
 
     def draw_condition(self, names: Sequence[str]) -> str:
-        parts = [self.build_branch(names) for _ in range(self.rng.choice([1, 1, 2, 2, 3]))]
-        text = f"({' OR '.join(parts)})"
+        branches = [self.build_branch(names) for _ in range(self.rng.choice([1, 1, 2, 2, 3]))]
+        text = f"({' OR '.join(branches)})"
         return f"NOT {text}" if self.draw_chance(0.1) else text
 
     def build_branch(self, names: Sequence[str]) -> str:
-        parts = [self.draw_comparison(self.rng.choice(names)) for _ in range(self.rng.choice([1, 1, 2]))]
-        return parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"
+        comparisons = [self.draw_comparison(self.rng.choice(names)) for _ in range(self.rng.choice([1, 1, 2]))]
+        return comparisons[0] if len(comparisons) == 1 else f"({' AND '.join(comparisons)})"
 
     def draw_comparison(self, name: str) -> str:
         table = "fact" if name == "f" else name
         column, kind = self.rng.choice(list(TABLES[table].items()))
-        place, literal = f"{name}.{column}", self.draw_value(column, kind)
+        reference, literal = f"{name}.{column}", self.draw_value(column, kind)
         return self.rng.choice(
             [
-                f"{place} = {literal}",
-                f"{place} = {literal}",
-                f"{place} IN ({literal}, {self.draw_value(column, kind)})",
-                f"{place} <> {literal}",
-                f"{place} >= {literal}",
-                f"{place} IS NULL",
-                f"{place} IS DISTINCT FROM {literal}",
-                f"NOT {place} = {literal}",
+                f"{reference} = {literal}",
+                f"{reference} = {literal}",
+                f"{reference} IN ({literal}, {self.draw_value(column, kind)})",
+                f"{reference} <> {literal}",
+                f"{reference} >= {literal}",
+                f"{reference} IS NULL",
+                f"{reference} IS DISTINCT FROM {literal}",
+                f"NOT {reference} = {literal}",
             ]
         )
 
 
-def run_campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Counter[str]]:
+def run_campaign(seed: int, star_count: int, query_count: int) -> tuple[Counter[str], Counter[str]]:
+    """Check random queries, and return counts of their properties in Trino's and in DuckDB's dialect."""
     counts, duckdb_counts = Counter[str](), Counter[str]()
-    for number in range(stars):
-        name = f"seed {seed}/{number}"
-        rng = random.Random(name)
+    for number in range(star_count):
+        seed_text = f"seed {seed}/{number}"
+        rng = random.Random(seed_text)
         statements = Stars(rng)
+        # With one thread, rows with equal keys keep their order.
         with duckdb.connect(config={"threads": 1}) as connection:
             for text in statements.make_tables():
                 connection.execute(text)
-            for _ in range(queries):
+            for _ in range(query_count):
                 text = statements.draw_query()
                 scans = find_scans(text, find_columns=lambda names: TABLES.get(names[2]))
                 counts["rows left out by joins"] += check_same_rows(
-                    rng, connection, text, scans, count_rows(connection, text), name
+                    rng, connection, text, scans, count_rows(connection, text), seed_text
                 )
-                count_shapes(counts, scans)
-                check_one(rng, statements, connection, duckdb_counts, name)  # type: ignore[arg-type]
+                count_query_forms(counts, scans)
+                check_one(rng, statements, connection, duckdb_counts, seed_text)  # type: ignore[arg-type]
     return counts, duckdb_counts
 
 
-def count_shapes(counts: Counter[str], scans: Sequence[Scan]) -> None:
+def count_query_forms(counts: Counter[str], scans: Sequence[Scan]) -> None:
     joins = [join for scan in scans for join in scan.joins]
     counts["queries"] += 1
     counts["periods"] += any(join.transform != "identity" for join in joins)
     counts["alternatives"] += any(join.any_of is not None for join in joins)
-    counts["with unless"] += any(join.exempt_condition is not None for join in joins)
+    counts["with exempt condition"] += any(join.exempt_condition is not None for join in joins)
 
 
 def check_campaign_counts(counts: Counter[str], duckdb_counts: Counter[str]) -> None:
     assert counts["periods"] > 0.2 * counts["queries"], counts
-    assert min(counts["alternatives"], counts["with unless"]) > 0.02 * counts["queries"], counts
+    assert min(counts["alternatives"], counts["with exempt condition"]) > 0.02 * counts["queries"], counts
     assert counts["rows left out by joins"] > counts["queries"], counts
     assert duckdb_counts["understood"] > 0.8 * duckdb_counts["queries"], duckdb_counts
     assert duckdb_counts["periods"] > 0.15 * duckdb_counts["queries"], duckdb_counts

@@ -30,8 +30,8 @@ def build_access_check(names: str, columns: Iterable[str] = COLUMNS) -> str:
     checks the access to them.
     """
     text = ", ".join(f'"{column}"' for column in columns)
-    parts = [f'"~{number}" AS (SELECT {text} FROM {part} WHERE FALSE)' for number, part in enumerate(names.split())]
-    return f"WITH {', '.join(parts)} "
+    queries = [f'"~{number}" AS (SELECT {text} FROM {name} WHERE FALSE)' for number, name in enumerate(names.split())]
+    return f"WITH {', '.join(queries)} "
 
 
 def build_view(text: str, catalog: str | None = "lake", **columns: str) -> View:
@@ -41,8 +41,8 @@ def build_view(text: str, catalog: str | None = "lake", **columns: str) -> View:
 PLAIN_VIEW = build_view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
 
 
-async def run_rewrite(statement: str, **script_pages: Any) -> tuple[RewriteResult, NumberedPlans]:
-    server = NumberedPlans(**script_pages)
+async def run_rewrite(statement: str, **server_options: Any) -> tuple[RewriteResult, NumberedPlans]:
+    server = NumberedPlans(**server_options)
     async with open_rewriter(server) as rewriter:
         return await rewriter.rewrite(statement, SESSION), server
 
@@ -109,7 +109,7 @@ async def test_conditions_of_a_view_itself_leave_files_out() -> None:
     assert (
         rewrite.statement == build_access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
     )
-    assert [view_request[2] for view_request in server.view_requests] == ["TRUE"]
+    assert [view_request.predicate for view_request in server.view_requests] == ["TRUE"]
     assert server.requests[-1].filter == parse_filter("x > 5")
 
 
@@ -189,7 +189,7 @@ async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_n
     statement = "SELECT * FROM lake.db.top WHERE k = 4 AND n = 5 AND x = 6"
     rewrite, server = await run_rewrite(statement, views={"top": outer, "v": inner})
     assert rewrite.statement is not None
-    assert [view_request[2] for view_request in server.view_requests] == ['"k" = 4'] * 2
+    assert [view_request.predicate for view_request in server.view_requests] == ['"k" = 4'] * 2
     assert server.requests[-1].filter == parse_filter("id = 4")
 
 
@@ -197,13 +197,13 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
     server = NumberedPlans(views=dict(NESTED_VIEWS))
     async with open_rewriter(server) as rewriter:
         await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
-        counts_before = len(server.requests), len(server.read_views)
+        request_count, read_count = len(server.requests), len(server.read_views)
         rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
     assert rewrite.statement is not None
-    assert [request.table[-1] for request in server.requests[counts_before[0] :]] == ["u", "t"], (
+    assert [request.table[-1] for request in server.requests[request_count:]] == ["u", "t"], (
         "no view is requested as a table"
     )
-    assert sorted(server.read_views[counts_before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
+    assert sorted(server.read_views[read_count:]) == [("db", "mid"), ("db", "top"), ("db", "v")]
 
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
@@ -218,7 +218,7 @@ async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
         )
         if refused_view != "top":
             ((_, _, _, references),) = [
-                view_request for view_request in server.view_requests if view_request[0][-1] == "top"
+                view_request for view_request in server.view_requests if view_request.name[-1] == "top"
             ]
             assert [(reference.table, reference.plan) for reference in references] == [(("db", "u"), ())]
             assert {table for table, _ in rewrite.plans} == {("db", "top"), ("db", "u")}, (
@@ -240,14 +240,15 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
     statement = "SELECT * FROM lake.db.top WHERE k = 4"
     rewrite, server = await run_rewrite(statement, views=views)
     assert rewrite.statement is not None
-    assert sorted((reference.table or reference.plan)[1][0] for reference in server.view_requests[-1][3]) == [
+    # The first letter of a table or of a plan view identifies it.
+    assert sorted((reference.table or reference.plan)[1][0] for reference in server.view_requests[-1].references) == [
         "t",
         "u",
         "v",
     ]
     rewrite, server = await run_rewrite(statement, views=views, answer=name_all_but("v"))
     assert rewrite.statement is not None
-    assert [reference.table[1] for reference in server.view_requests[-1][3]] == ["u"]
+    assert [reference.table[1] for reference in server.view_requests[-1].references] == ["u"]
     rewrite, server = await run_rewrite(
         f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=name_all_but("v")
     )
@@ -258,7 +259,7 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
         return {"snapshot_id": 1 if "'x'" in repr(request.filter) else 2}
 
     rewrite, server = await run_rewrite(statement, views=views, plan=answer_by_filter)
-    assert [reference.table[1] for reference in server.view_requests[-1][3]] == ["u"]
+    assert [reference.table[1] for reference in server.view_requests[-1].references] == ["u"]
 
 
 async def test_view_that_reads_itself_is_analysed_in_bounded_work() -> None:
@@ -274,16 +275,16 @@ async def test_view_that_reads_itself_is_analysed_in_bounded_work() -> None:
 
 async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None:
     chain = {f"v{number}": build_view(f"SELECT k FROM v{number + 1}", k="long") for number in range(12)}
-    for depth, is_seen in ((DEPTH_MAX, True), (DEPTH_MAX + 1, False)):
+    for depth, is_analysed in ((DEPTH_MAX, True), (DEPTH_MAX + 1, False)):
         views = {**chain, f"v{depth - 1}": build_view("SELECT id AS k FROM t", k="long")}
         rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=views)
-        assert (rewrite.statement is not None) == is_seen
-        assert len(server.view_requests) == (depth if is_seen else 0)
-    view_chain = {
+        assert (rewrite.statement is not None) == is_analysed
+        assert len(server.view_requests) == (depth if is_analysed else 0)
+    doubling_chain = {
         f"v{number}": build_view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)
     }
-    view_chain["v7"] = build_view("SELECT id AS k FROM t", k="long")
-    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=view_chain)
+    doubling_chain["v7"] = build_view("SELECT id AS k FROM t", k="long")
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=doubling_chain)
     assert rewrite.statement is None, "the statement would need 255 plan views"
     assert server.view_requests == []
 
@@ -295,11 +296,11 @@ async def test_changed_nested_view_is_read_again() -> None:
         assert (await rewriter.rewrite(statement, SESSION)).statement is not None
         server.views["v"] = build_view("SELECT uid AS k, y AS x FROM u", k="long", x="int")
         assert (await rewriter.rewrite(statement, SESSION)).statement is not None
-        assert server.view_requests[-3][1] is server.views["v"]
+        assert server.view_requests[-3].view is server.views["v"]
         server.views["mid"] = build_view("SELECT k FROM new", k="long")
         server.views["new"] = build_view("SELECT id AS k FROM t", k="long")
         assert (await rewriter.rewrite(statement, SESSION)).statement is not None
-        assert [view_request[0][-1] for view_request in server.view_requests[-3:]] == ["new", "mid", "top"]
+        assert [view_request.name[-1] for view_request in server.view_requests[-3:]] == ["new", "mid", "top"]
         del server.views["new"]
         count_before = len(server.view_requests)
         assert (await rewriter.rewrite(statement, SESSION)).statement is None, (
@@ -351,7 +352,7 @@ async def test_changed_view_is_read_again() -> None:
         assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
         server.answer = None
         assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
-    assert [view_request[1].text for view_request in server.view_requests][-1] == "SELECT uid AS k FROM u"
+    assert [view_request.view.text for view_request in server.view_requests][-1] == "SELECT uid AS k FROM u"
 
 
 async def test_known_view_is_not_requested_as_a_table() -> None:
@@ -381,7 +382,7 @@ async def test_table_in_a_view_and_in_the_statement_is_read_at_one_snapshot() ->
 async def test_view_in_two_places_has_a_plan_for_each() -> None:
     statement = "SELECT * FROM lake.db.v a, lake.db.v b WHERE a.k = 4 AND b.k = 5"
     rewrite, server = await run_rewrite(statement, views={"v": PLAIN_VIEW})
-    assert [view_request[2] for view_request in server.view_requests] == ['"k" = 4', '"k" = 5']
+    assert [view_request.predicate for view_request in server.view_requests] == ['"k" = 4', '"k" = 5']
     expected_query = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
     assert rewrite.statement == build_access_check("lake.db.v") + expected_query
 

@@ -35,7 +35,7 @@ from tests.connector.jobs.test_expiration import read_snapshot, to_path
 from tests.connector.jobs.test_orphan_files import age_file, put_file
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import build_rows, create
+from tests.connector.write.test_compaction import build_rows, create_test_table
 from tests.seeds import examples, mark_fast
 
 HOUR_MS = 3_600_000
@@ -73,10 +73,10 @@ class MachineClock(SystemClock):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
     """Return a clock that also gives files their times."""
-    clock, listing = MachineClock(), LocalObjects.list
+    clock, list_objects = MachineClock(), LocalObjects.list
 
     async def list_by_clock(self: LocalObjects, prefix: str) -> AsyncIterator[ObjectInfo]:
-        async for info in listing(self, prefix):
+        async for info in list_objects(self, prefix):
             yield ObjectInfo(info.location, info.size_bytes, clock.to_file_time_ms(info.modified_ms))
 
     monkeypatch.setattr(LocalObjects, "list", list_by_clock)
@@ -105,48 +105,50 @@ def write_uncommitted_file(location: str, number: int) -> Path:
 @pytest.mark.parametrize("seed", mark_fast(range(20), 1))
 def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: MachineClock, seed: int) -> None:
     rng = random.Random(seed)
-    real_ms, written_times, expected = 0, dict[Path, int](), set[int]()
+    elapsed_ms, written_times, expected_ids = 0, dict[Path, int](), set[int]()
     snapshots: dict[int, int] = {}
     removed_count = 0
     with open_catalog(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
-        expected.add(0)
+        expected_ids.add(0)
         table = catalog.load_table("db.t")
         orphans = [put_file(table, f"data/orphan-{number}.parquet", days=0) for number in range(3)]
         run_housekeeping(machine)
         for number in range(examples(60, 10)):
             action = rng.random() if number else 0.5  # The first action is a jump, so that each seed has one.
             if action < 0.25:
-                written_times[write_uncommitted_file(table.location(), number)] = real_ms
+                written_times[write_uncommitted_file(table.location(), number)] = elapsed_ms
             elif action < 0.45:
                 for _ in range(rng.randrange(1, 24)):  # Housekeeping runs every hour and reads the clock.
                     clock.pass_time(HOUR_MS)
-                    real_ms += HOUR_MS
+                    elapsed_ms += HOUR_MS
                     run_housekeeping(machine)
             elif action < 0.6:
                 clock.jump(rng.choice([-1, 1]) * rng.choice([DAY_MS, 5 * DAY_MS, 365 * DAY_MS]))
                 run_housekeeping(machine)
             elif action < 0.8:
                 upsert(client, "db.t", build_rows([number]), keys=["id"])
-                expected.add(number)
-                snapshots[catalog.load_table("db.t").metadata.current_snapshot_id or 0] = real_ms
+                expected_ids.add(number)
+                snapshots[catalog.load_table("db.t").metadata.current_snapshot_id or 0] = elapsed_ms
             else:
                 _drop_and_restore(machine, client, catalog, clock, rng)
             removed_count += remove_orphan_files(client, "db.t").files
             expire(client, "db.t")
             run_housekeeping(machine)
             for path, written_ms in list(written_times.items()):
-                assert path.exists() or real_ms - written_ms > 2 * DAY_MS, path
-                if real_ms - written_ms > DAY_MS and path.exists():
+                assert path.exists() or elapsed_ms - written_ms > 2 * DAY_MS, path
+                if elapsed_ms - written_ms > DAY_MS and path.exists():
                     assert machine.run(_commit_change(machine, _make_change(path))).status == 200
-                    expected.add(1000 + int(path.stem.rpartition("-")[2]))
+                    expected_ids.add(1000 + int(path.stem.rpartition("-")[2]))
                     del written_times[path]
             table = catalog.load_table("db.t")
-            assert {row["id"] for row in table.scan().to_arrow().to_pylist()} == expected
+            assert {row["id"] for row in table.scan().to_arrow().to_pylist()} == expected_ids
             kept_snapshot_ids = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
-            young = {id_ for id_, made_ms in snapshots.items() if real_ms - made_ms < 4 * DAY_MS}
-            assert young <= kept_snapshot_ids
+            young_snapshot_ids = {
+                id_ for id_, committed_ms in snapshots.items() if elapsed_ms - committed_ms < 4 * DAY_MS
+            }
+            assert young_snapshot_ids <= kept_snapshot_ids
         clock.jump(20 * 365 * DAY_MS)  # Then the clock is later than all files, even if it went back before.
         for _ in range(24 * 5):
             run_housekeeping(machine)
@@ -179,7 +181,7 @@ def test_old_files_stay_until_the_minimum_age_has_passed_on_the_server(
 ) -> None:
     """The clock was wrong before the server started, so only the times of the files show their age."""
     with open_catalog(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
         live_path = write_uncommitted_file(table.location(), 1)
@@ -200,17 +202,17 @@ def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(
     server: ServerThread, client: IndexClient
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
         orphan = put_file(catalog.load_table("db.t"), "data/orphan.parquet")
-        parts = server.components.catalog.context
+        context = server.components.catalog.context
         fast_clock = MachineClock()
-        fast_clock.jump(3_600_000)
-        object.__setattr__(parts, "clock", fast_clock)
+        fast_clock.jump(HOUR_MS)
+        object.__setattr__(context, "clock", fast_clock)
         with pytest.raises(InvalidRequest, match=r"clocks of the server and of the storage .* differ by 3,[56]\d\d s"):
             remove_orphan_files(client, "db.t")
         assert orphan.exists()
-        object.__setattr__(parts, "clock", SystemClock())
+        object.__setattr__(context, "clock", SystemClock())
         assert remove_orphan_files(client, "db.t").files == 1
         probes = to_path(catalog.load_table("db.t").location()) / "_seamark" / "clock"
         assert not list(probes.iterdir())
@@ -219,11 +221,11 @@ def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(
 def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexClient) -> None:
     """Both an engine's commit and a change of the API are refused. Files that still exist are committed."""
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
         late_path, kept_path = write_uncommitted_file(table.location(), 1), write_uncommitted_file(table.location(), 2)
-        os.utime(late_path, (1, 1))
+        os.utime(late_path, (1, 1))  # The file is so old that the removal deletes it.
         staged_change = _make_change(late_path)
         with table.transaction() as transaction:
             transaction.set_properties({"a": "b"})
@@ -250,11 +252,11 @@ def test_removal_of_a_file_during_its_commit_is_detected(
 ) -> None:
     """The commit checks its files. Then a removal, which began earlier, deletes one of them."""
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
         location = catalog.load_table("db.t").location()
         late_path, *other_paths = (write_uncommitted_file(location, number) for number in range(100))
-        os.utime(late_path, (1, 1))
+        os.utime(late_path, (1, 1))  # The file is so old that the removal deletes it.
         delete, preload = LocalObjects.delete, ChangeApplication.preload
         has_started, is_prepared = asyncio.Event(), asyncio.Event()
 
@@ -288,30 +290,30 @@ def test_files_are_checked_before_the_commit_lock_is_taken(
     server: ServerThread, client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow storage must not delay all commits of a table whose orphan files were removed."""
-    under_lock: list[bool] = []
-    applying_threads: set[int] = set()
+    checks_under_lock: list[bool] = []
+    running_changes: set[int] = set()
     apply = ChangeApplication.apply
 
     async def record_apply(self: ChangeApplication, *args: Any) -> Any:
-        applying_threads.add(1)
+        running_changes.add(1)
         try:
             return await apply(self, *args)
         finally:
-            applying_threads.clear()
+            running_changes.clear()
 
     async def record_check(*args: Any) -> None:
-        under_lock.append(bool(applying_threads))
+        checks_under_lock.append(bool(running_changes))
         await check_stored(*args)
 
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))
         put_file(catalog.load_table("db.t"), "data/orphan.parquet")
         assert remove_orphan_files(client, "db.t").files == 1
         monkeypatch.setattr(ChangeApplication, "apply", record_apply)
         monkeypatch.setattr(change_application, "check_stored", record_check)
         append(client, "db.t", build_rows([1]))
-        assert under_lock == [False]
+        assert checks_under_lock == [False]
 
 
 def _make_change(path: Path) -> dict[str, Any]:

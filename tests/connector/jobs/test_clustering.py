@@ -1,4 +1,4 @@
-"""Incremental clustering against a model, and the files that it saves queries."""
+"""Tests of incremental clustering: the rows equal those of a model, and queries open fewer files."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 COLUMNS = {"seamark.clustering.columns": "name, price"}
 
 
-def build_rows(ids: range | list[int], seed: str = "", names: int = 100) -> pa.Table:
-    draw = random.Random(f"{seed} {list(ids)[:3]}")
-    texts = [None, *(f"a long common prefix {number:03d}" for number in range(names))]
+def build_rows(ids: range | list[int], seed_text: str = "", name_count: int = 100) -> pa.Table:
+    rng = random.Random(f"{seed_text} {list(ids)[:3]}")
+    texts = [None, *(f"a long common prefix {number:03d}" for number in range(name_count))]
     return pa.table(
         {
             "id": list(ids),
             "part": [number % 3 for number in ids],
-            "name": [draw.choice(texts) for _ in ids],
-            "price": [draw.choice([None, float("nan"), -0.0, 0.0, draw.random() * 1000]) for _ in ids],
+            "name": [rng.choice(texts) for _ in ids],
+            "price": [rng.choice([None, float("nan"), -0.0, 0.0, rng.random() * 1000]) for _ in ids],
         },
         schema=ARROW,
     )
 
 
 def build_random_rows(count: int, seed: int) -> pa.Table:
-    draw = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     return pa.table(
         {
             "id": np.arange(count),
             "part": np.zeros(count, dtype=np.int64),
-            "name": [f"n{number:05d}" for number in draw.integers(0, 10_000, count)],
-            "price": draw.random(count),
+            "name": [f"n{number:05d}" for number in rng.integers(0, 10_000, count)],
+            "price": rng.random(count),
         },
         schema=ARROW,
     )
@@ -95,7 +95,7 @@ def count_files_by_layer(client: IndexClient) -> Counter[str]:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("within_max", "names"),
+    ("changes_max", "name_count"),
     [pytest.param(25, 8, id="short"), pytest.param(10_000, 100, id="long", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_random_histories_with_clusterings_keep_the_rows(
     monkeypatch: pytest.MonkeyPatch,
     version: int,
     seed: int,
-    within_max: int,
-    names: int,
+    changes_max: int,
+    name_count: int,
 ) -> None:
     """The expected rows are in a dictionary.
 
-    Writers also commit between the plan of a clustering and its commit, at most `within_max` times. `names` is the
-    number of different names, by which the table is partitioned.
+    Writers also commit between the plan of a clustering and its commit, at most `changes_max` times. Later, the table
+    is partitioned by names, of which there are `name_count`.
     """
     rng = random.Random(f"{seed} {version}")
     model: dict[int, dict[str, Any]] = {}
@@ -130,7 +130,7 @@ def test_random_histories_with_clusterings_keep_the_rows(
     def change(number: int) -> None:
         ids = rng.sample(range(300), rng.randint(1, 60))
         if rng.random() < 0.7:
-            input_rows = build_rows(ids, str(number), names)
+            input_rows = build_rows(ids, str(number), name_count)
             upsert(client, "db.t", input_rows, keys=["id"], mode=rng.choice([*MODES, None]))
             model.update({row["id"]: row for row in input_rows.to_pylist()})
         else:
@@ -140,11 +140,11 @@ def test_random_histories_with_clusterings_keep_the_rows(
 
     numbers = iter(range(10_000))
 
-    hits = iter(range(within_max))
+    remaining_changes = iter(range(changes_max))
 
     def rewrite_and_change(*arguments: Any) -> Any:
         new_table = rewrite(*arguments)
-        if rng.random() < 0.5 and next(hits, None) is not None:
+        if rng.random() < 0.5 and next(remaining_changes, None) is not None:
             change(next(numbers))
         return new_table
 
@@ -152,7 +152,7 @@ def test_random_histories_with_clusterings_keep_the_rows(
     monkeypatch.setattr(clustering, "RANGE_BYTES", rng.choice([1000, 32 << 20]))
     monkeypatch.setattr(clustering, "LAYER_FILES", rng.choice([4, 2000]))
     monkeypatch.setattr(clustering, "BATCH_FILES", rng.choice([4, 2000]))
-    commits = 0
+    commit_count = 0
     with open_catalog(server.url) as catalog:
         create_table(
             catalog, version, rng.choice([PartitionSpec(), BY_PART]), **{"write.target-file-size-bytes": "3000"}
@@ -168,9 +168,9 @@ def test_random_histories_with_clusterings_keep_the_rows(
             if rng.random() < 0.5:
                 report = cluster_incrementally(client, "db.t", full=rng.random() < 0.2)
                 assert not report.errors
-                commits += report.commits
+                commit_count += report.commits
                 assert count_scanned_rows(client) == Counter(map(to_comparable_row, model.values()))
-    assert commits > 1
+    assert commit_count > 1
 
 
 CURVE_PROPERTIES = [{"seamark.clustering.curve": curve} for curve in CURVES]
@@ -178,7 +178,7 @@ CURVE_PROPERTIES = [{"seamark.clustering.curve": curve} for curve in CURVES]
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("curve", "ranges"),
+    ("curve", "range_count"),
     [
         pytest.param("hilbert", 1, marks=pytest.mark.slow),
         ("hilbert", 7),
@@ -189,7 +189,7 @@ CURVE_PROPERTIES = [{"seamark.clustering.curve": curve} for curve in CURVES]
     ],
 )
 def test_query_on_a_clustered_table_opens_few_files(
-    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, curve: str, ranges: int
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, curve: str, range_count: int
 ) -> None:
     with open_catalog(server.url) as catalog:
         create_table(catalog, 2, **{"seamark.clustering.curve": curve, "write.target-file-size-bytes": str(10_000)})
@@ -198,7 +198,7 @@ def test_query_on_a_clustered_table_opens_few_files(
         for number in range(8):
             table.append(input_rows.slice(2500 * number, 2500))
         sizes = client.files("db.t")["file_size_in_bytes"].to_pylist()
-        monkeypatch.setattr(clustering, "RANGE_BYTES", sum(sizes) // ranges + 1)
+        monkeypatch.setattr(clustering, "RANGE_BYTES", sum(sizes) // range_count + 1)
         rows_before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
         assert (report.commits, report.files_before, report.rows) == (1, len(sizes), 20_000)
@@ -206,13 +206,14 @@ def test_query_on_a_clustered_table_opens_few_files(
         files = report.files_after
         assert files >= 16
         assert sum(count_files_by_layer(client).values()) == files
-        by_name = client.explain("db.t", "name = 'n05000'").files
-        by_price = client.explain("db.t", "price BETWEEN 0.5 AND 0.501").files
+        files_by_name = client.explain("db.t", "name = 'n05000'").files
+        files_by_price = client.explain("db.t", "price BETWEEN 0.5 AND 0.501").files
     if curve == "linear":
-        assert by_name <= 2
+        assert files_by_name <= 2
     else:
-        assert by_name <= 2.5 * files**0.5
-        assert by_price <= 2.5 * files**0.5
+        # On a curve over two columns, the rows with one value of a column are in about the square root of the files.
+        assert files_by_name <= 2.5 * files**0.5
+        assert files_by_price <= 2.5 * files**0.5
 
 
 @pytest.mark.slow
@@ -227,10 +228,10 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
     properties = {"seamark.clustering.columns": "customer.city", "seamark.clustering.joins": joins}
     cities = [f"city {number * 7 % 20:02d}" for number in range(200)]
 
-    def count_files_with(expected: set[int]) -> int:
+    def count_files_with(customer_ids: set[int]) -> int:
         tasks = plan(client, open_table(client, "db.t", CURRENT))
         return sum(
-            bool(expected.intersection(pq.read_table(task.path.removeprefix("file://"))["part"].to_pylist()))
+            bool(customer_ids.intersection(pq.read_table(task.path.removeprefix("file://"))["part"].to_pylist()))
             for task in tasks
         )
 
@@ -245,8 +246,9 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
         rows_before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
         assert count_scanned_rows(client) == rows_before
-        of_city = {number for number, city in enumerate(cities) if city == "city 07"}
-        assert count_files_with(of_city) <= report.files_after / 20 + 2
+        customers_of_city = {number for number, city in enumerate(cities) if city == "city 07"}
+        # There are 20 cities, and the rows of a city can begin and end within a file.
+        assert count_files_with(customers_of_city) <= report.files_after / 20 + 2
         # The next layer places the rows of the customers of a new city together.
         customers.append(pa.table({"id": list(range(200, 220)), "city": ["a new city"] * 20}))
         for number in range(8):
@@ -259,26 +261,30 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rounds", "times_max"), [(16, 4.5), (40, 7)])
+@pytest.mark.parametrize(("rounds", "rewrites_max"), [(16, 4.5), (40, 7)])
 def test_clustering_rewrites_only_new_files_and_smaller_layers(
-    client: IndexClient, server: ServerThread, rounds: int, times_max: float
+    client: IndexClient, server: ServerThread, rounds: int, rewrites_max: float
 ) -> None:
     with open_catalog(server.url) as catalog:
         create_table(catalog, 2, **{"write.target-file-size-bytes": "20000"})
-        written_count, maximum = 0, 0
+        written_bytes, layer_count_max = 0, 0
         for number in range(rounds):
-            for part in range(5):
-                append(client, "db.t", build_rows(range(200 * (5 * number + part), 200 * (5 * number + part + 1))))
+            for append_number in range(5):
+                append(
+                    client,
+                    "db.t",
+                    build_rows(range(200 * (5 * number + append_number), 200 * (5 * number + append_number + 1))),
+                )
             report = cluster_incrementally(client, "db.t")
             assert cluster_incrementally(client, "db.t").commits == 0
             assert report.commits == 1
             assert "" not in count_files_by_layer(client)
-            written_count += report.bytes_after
-            maximum = max(maximum, len(count_files_by_layer(client)))
-        assert maximum <= 6
+            written_bytes += report.bytes_after
+            layer_count_max = max(layer_count_max, len(count_files_by_layer(client)))
+        assert layer_count_max <= 6
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
         # If each run rewrote all files, each row would be rewritten rounds / 2 times.
-        assert written_count < times_max * size_bytes
+        assert written_bytes < rewrites_max * size_bytes
 
 
 @pytest.mark.slow
@@ -288,15 +294,18 @@ def test_files_clustered_by_previous_columns_stay_until_a_full_run(client: Index
         for number in range(5):
             append(client, "db.t", build_rows(range(100 * number, 100 * number + 100)))
         assert run_clustering(client, ("db", "t"))["files_after"] == 1
-        (first,) = count_files_by_layer(client)
+        (layer,) = count_files_by_layer(client)
         with catalog.load_table("db.t").transaction() as transaction:
             transaction.set_properties({"seamark.clustering.columns": '["id"]', "seamark.clustering.curve": "linear"})
         assert run_clustering(client, ("db", "t")) == {}
-        assert list(count_files_by_layer(client)) == [first]
+        assert list(count_files_by_layer(client)) == [layer]
         rows_before = count_scanned_rows(client, ["id", "_row_id"])
         assert cluster_incrementally(client, "db.t", full=True).commits == 1
         (path,) = client.files("db.t")["file_path"].to_pylist()
-        assert parse_layer(path) == (ClusteringLayout(("id",), "linear").digest, path[-20:-8])
+        assert parse_layer(path) == (
+            ClusteringLayout(("id",), "linear").digest,
+            path[-20:-8],
+        )  # The 12 characters before ".parquet".
         assert count_scanned_rows(client, ["id", "_row_id"]) == rows_before
         assert scan(client, "db.t", ["id"]).to_arrow()["id"].to_pylist() == list(range(500))
         assert cluster_incrementally(client, "db.t", full=True).commits == 0

@@ -111,9 +111,9 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
     arrow = create_table(server, kind, UNITS.get(unit, IdentityTransform()))
     span_h = {"hour": 12, "month": 24 * 400}.get(unit, 24 * 12)
     rows: dict[int, dict[str, Any]] = {}
-    for first in (0, 30):
+    for first_id in (0, 30):
         new_rows = {}
-        for number in range(first, first + 30):
+        for number in range(first_id, first_id + 30):
             row_time = NOW - timedelta(hours=rng.randrange(span_h), minutes=rng.choice([0, 37, 38]))
             value: Any = (
                 row_time.date()
@@ -130,7 +130,7 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
     policy = ", ".join(f"{name}: {age}h" for name, age in ages_h.items())
     change_table_properties(client, "db.t", {COLUMNS: policy}, [])
     expected: dict[int, dict[str, Any]] = {}
-    lost_values = 0
+    lost_count = 0
     for number, row in rows.items():
         expected[number] = dict(row)
         if row["at"] is None:
@@ -144,11 +144,11 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
         for name, age_h in ages_h.items():
             if compute_partition_end(unit, moment) <= NOW - timedelta(hours=age_h):
                 expected[number][name] = None
-                lost_values += 1
-    assert 0 < lost_values < 3 * len(rows), seed
-    dry = expire_columns(client, "db.t", dry_run=True, now_ms=NOW_MS)
-    assert dry.files_before > 0
-    assert dry.bytes_after < dry.bytes_before
+                lost_count += 1
+    assert 0 < lost_count < 3 * len(rows), seed
+    dry_report = expire_columns(client, "db.t", dry_run=True, now_ms=NOW_MS)
+    assert dry_report.files_before > 0
+    assert dry_report.bytes_after < dry_report.bytes_before
     assert read_rows_by_id(client) == rows, seed
     report = expire_columns(client, "db.t", now_ms=NOW_MS)
     assert report.errors == []
@@ -157,8 +157,8 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
     compact(client, "db.t")
     assert read_rows_by_id(client) == expected, seed
     # A plan uses the null counts of the new files, and may leave out only files whose values are all null.
-    dropped_entries = scan(client, "db.t", ["id"], "payload IS NOT NULL").to_arrow()["id"].to_pylist()
-    assert sorted(dropped_entries) == sorted(number for number, row in expected.items() if row["payload"] is not None)
+    ids_with_payload = scan(client, "db.t", ["id"], "payload IS NOT NULL").to_arrow()["id"].to_pylist()
+    assert sorted(ids_with_payload) == sorted(number for number, row in expected.items() if row["payload"] is not None)
 
 
 def read_rows_by_id(client: IndexClient) -> dict[int, dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Snapshot expiration against PyIceberg's reading of the metadata.
+"""Tests that an expiration of snapshots deletes exactly the files that no remaining snapshot needs.
 
-It deletes exactly the files that no remaining snapshot needs.
+The tests read the metadata with PyIceberg.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.port import InstantFilter
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import build_rows, create
+from tests.connector.write.test_compaction import build_rows, create_test_table
 from tests.seeds import examples, list_seeds_by_version
 
 Rows = Counter[tuple[Any, ...]]
 
 
+AFTER_ALL_SNAPSHOTS_MS = 1 << 60
 ROW_CHANGES = 0.7
 """The probability that a step changes rows."""
 _CONTENT: dict[Path, frozenset[Path]] = {}
@@ -77,27 +78,27 @@ def list_snapshot_ids(table: Table) -> list[int]:
 
 
 def list_instants(server: ServerThread) -> list[Any]:
-    actual = server.run(server.components.store.list_instants(InstantFilter(action=expiration_service.ACTION), 100))
-    assert isinstance(actual, list)
-    return actual
+    instants = server.run(server.components.store.list_instants(InstantFilter(action=expiration_service.ACTION), 100))
+    assert isinstance(instants, list)
+    return instants
 
 
 def change_rows(
-    client: IndexClient, table: Table, rng: random.Random, kind: float, ids: list[int], step: int, version: int
+    client: IndexClient, table: Table, rng: random.Random, random_number: float, ids: list[int], step: int, version: int
 ) -> None:
-    """Upsert, delete or compact. `kind` is a random number below `ROW_CHANGES`."""
-    if kind < 0.4:
+    """Upsert, delete or compact. `random_number` is a random number below `ROW_CHANGES`."""
+    if random_number < 0.4:
         upsert(client, "db.t", build_rows(ids, f"{step}:"), keys=["id"], mode=rng.choice([*MODES, None]))
-    elif kind < 0.5 and version == 2:
+    elif random_number < 0.5 and version == 2:
         table.delete(In("id", ids))  # type: ignore[call-arg]
-    elif kind < 0.6:
+    elif random_number < 0.6:
         delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
     else:
         compact(client, "db.t", policy=CompactionPolicy(3000, 2))
 
 
 def create_history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Table:
-    create(catalog, 2)
+    create_test_table(catalog, 2)
     for number in range(commits):
         upsert(client, "db.t", build_rows([1, number], f"{number}:"), keys=["id"], mode="copy-on-write")
     return catalog.load_table("db.t")
@@ -108,9 +109,9 @@ def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, 
         table = create_history(client, catalog)
         files_before = list_stored_files(table)
         rows_before = read_snapshot(client, list_snapshot_ids(table)[-1])
-        dry_report = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2, dry_run=True)
+        dry_report = expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS, retain_last=2, dry_run=True)
         assert list_stored_files(table) == files_before
-        totals = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2)
+        totals = expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS, retain_last=2)
         assert totals == dry_report
         assert (totals.snapshots, totals.files_failed) == (3, 0)
         table.refresh()
@@ -122,7 +123,7 @@ def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, 
         (instant,) = list_instants(server)
         assert instant.state is InstantState.COMPLETED
         assert instant.summary["removed-snapshots"] == 3
-        assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=2).snapshots == 0
+        assert expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS, retain_last=2).snapshots == 0
 
 
 def test_age_of_a_snapshot_counts_from_the_commit_that_replaced_it(client: IndexClient, server: ServerThread) -> None:
@@ -147,31 +148,31 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
     rng = random.Random(f"{seed} {version}")
     monkeypatch.setattr(expiration_service, "SNAPSHOTS_MAX", rng.choice([2, 1000]))
     monkeypatch.setattr(unused_files, "ENTRIES_MAX", rng.choice([5, 1000]))
-    contents: dict[int, Rows] = {}
-    paths: set[Path] = set()
+    rows_by_snapshot: dict[int, Rows] = {}
+    seen_paths: set[Path] = set()
     expired_count = 0
     with open_catalog(server.url) as catalog:
-        create(catalog, version)
+        create_test_table(catalog, version)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
 
-        def note_snapshots() -> None:
+        def record_snapshots() -> None:
             table.refresh()
-            paths.update(list_needed_files(table))
+            seen_paths.update(list_needed_files(table))
             for snapshot_id in list_snapshot_ids(table):
-                if snapshot_id not in contents:
-                    contents[snapshot_id] = read_snapshot(client, snapshot_id)
+                if snapshot_id not in rows_by_snapshot:
+                    rows_by_snapshot[snapshot_id] = read_snapshot(client, snapshot_id)
 
-        def step(number: int) -> None:
-            ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
+        def run_step(number: int) -> None:
+            ids, random_number = rng.sample(range(40), rng.randint(1, 6)), rng.random()
             table.refresh()
-            if kind < ROW_CHANGES:
-                change_rows(client, table, rng, kind, ids, number, version)
-            elif kind < 0.78:
+            if random_number < ROW_CHANGES:
+                change_rows(client, table, rng, random_number, ids, number, version)
+            elif random_number < 0.78:
                 table.manage_snapshots().create_branch(rng.choice(list_snapshot_ids(table)), f"b{number}").commit()
-            elif kind < 0.86:
+            elif random_number < 0.86:
                 table.manage_snapshots().create_tag(rng.choice(list_snapshot_ids(table)), f"t{number}").commit()
-            elif kind < 0.93:
+            elif random_number < 0.93:
                 other_names = [name for name in table.refs() if name != "main"]
                 branches = [name for name in other_names if name.startswith("b")]
                 if branches and rng.random() < 0.6:
@@ -185,26 +186,28 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
                 table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()
 
         for number in range(examples(45, 12)):
-            step(number)
-            note_snapshots()
+            run_step(number)
+            record_snapshots()
             if rng.random() < 0.25:
-                old_ms = rng.choice([snapshot.timestamp_ms for snapshot in table.metadata.snapshots]) + rng.randint(
+                limit_ms = rng.choice([snapshot.timestamp_ms for snapshot in table.metadata.snapshots]) + rng.randint(
                     0, 1
                 )
-                heads = {ref.snapshot_id for ref in table.refs().values()}
-                stay = {
-                    snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.timestamp_ms >= old_ms
+                referenced_ids = {ref.snapshot_id for ref in table.refs().values()}
+                young_ids = {
+                    snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.timestamp_ms >= limit_ms
                 }
-                expired_count += expire(client, "db.t", older_than_ms=old_ms, retain_last=rng.randint(1, 3)).snapshots
+                expired_count += expire(client, "db.t", older_than_ms=limit_ms, retain_last=rng.randint(1, 3)).snapshots
                 table.refresh()
-                assert heads | stay <= set(list_snapshot_ids(table)), "Iceberg's own policy keeps these snapshots"
-                assert list_stored_files(table) & paths == list_needed_files(table) & paths
+                assert referenced_ids | young_ids <= set(list_snapshot_ids(table)), (
+                    "Iceberg's own policy keeps these snapshots"
+                )
+                assert list_stored_files(table) & seen_paths == list_needed_files(table) & seen_paths
                 assert list_needed_files(table) <= list_stored_files(table)
                 for snapshot_id in list_snapshot_ids(table):
-                    assert read_snapshot(client, snapshot_id) == contents[snapshot_id]
-        expire(client, "db.t", older_than_ms=1 << 60)
+                    assert read_snapshot(client, snapshot_id) == rows_by_snapshot[snapshot_id]
+        expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS)
         table.refresh()
-        assert list_stored_files(table) & paths == list_needed_files(table)
+        assert list_stored_files(table) & seen_paths == list_needed_files(table)
     assert expired_count > 0
 
 
@@ -213,25 +216,25 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
 ) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
-        first = list_snapshot_ids(table)[0]
-        first_rows = read_snapshot(client, first)
+        first_id = list_snapshot_ids(table)[0]
+        first_rows = read_snapshot(client, first_id)
         commit, calls = expiration_service.Expiration._commit, []
 
-        async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
+        async def create_tag_and_commit(self: expiration_service.Expiration, *arguments: Any) -> Any:
             if not calls:
                 calls.append(1)
                 uuid_requirement = {"type": "assert-table-uuid", "uuid": str(table.metadata.table_uuid)}
-                update = {"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": first}
+                update = {"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": first_id}
                 await server.components.engine_commits.commit_table(
                     arguments[0], ("db",), "t", [uuid_requirement], [update]
                 )
             return await commit(self, *arguments)
 
-        monkeypatch.setattr(expiration_service.Expiration, "_commit", answer_late)
-        assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
+        monkeypatch.setattr(expiration_service.Expiration, "_commit", create_tag_and_commit)
+        assert expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS).snapshots == 3
         table.refresh()
-        assert table.refs()["kept"].snapshot_id == first
-        assert read_snapshot(client, first) == first_rows
+        assert table.refs()["kept"].snapshot_id == first_id
+        assert read_snapshot(client, first_id) == first_rows
         assert list_stored_files(table) == list_needed_files(table)
 
 
@@ -246,10 +249,10 @@ def test_housekeeping_continues_an_interrupted_deletion(
         table = create_history(client, catalog, 8)
         objects = server.components.objects
         delete_object = type(objects).delete
-        for deletions in (0, 2, 5, 9):
+        for deletions_max in (0, 2, 5, 9):
             for number in range(6):
-                upsert(client, "db.t", build_rows([1, number], f"{deletions}:"), keys=["id"], mode="copy-on-write")
-            deletions_left = [deletions]
+                upsert(client, "db.t", build_rows([1, number], f"{deletions_max}:"), keys=["id"], mode="copy-on-write")
+            deletions_left = [deletions_max]
 
             async def refuse_deletion(self: Any, location: str, deletions_left: list[int] = deletions_left) -> None:
                 deletions_left[0] -= 1
@@ -259,10 +262,10 @@ def test_housekeeping_continues_an_interrupted_deletion(
 
             with monkeypatch.context() as context:
                 context.setattr(type(objects), "delete", refuse_deletion)
-                assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=1).files_failed > 0
+                assert expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS, retain_last=1).files_failed > 0
             table.refresh()
             assert list_stored_files(table) > list_needed_files(table)
-            upsert(client, "db.t", build_rows([3], f"{deletions}"), keys=["id"])
+            upsert(client, "db.t", build_rows([3], f"{deletions_max}"), keys=["id"])
             assert server.run(server.components.expiration.resume()) == 0, (
                 "the server that began the deletion may still be running"
             )
@@ -283,7 +286,7 @@ def test_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(
         to_path(manifest.manifest_path).unlink()
         files_before = list_stored_files(table)
         with pytest.raises(Exception, match="missing in storage"):
-            expire(client, "db.t", older_than_ms=1 << 60)
+            expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS)
         table.refresh()
         assert (list_stored_files(table), len(list_snapshot_ids(table))) == (files_before, 5)
 
@@ -295,7 +298,7 @@ def test_expiration_keeps_files_that_a_second_registered_table_may_need(
         table = create_history(client, catalog)
         catalog.register_table("db.again", table.metadata_location)
         files_before = list_stored_files(table)
-        totals = expire(client, "db.t", older_than_ms=1 << 60)
+        totals = expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS)
         assert (totals.snapshots, totals.content_files) == (4, 0)
         table.refresh()
         assert (list_stored_files(table), len(list_snapshot_ids(table))) == (files_before, 1)
@@ -304,13 +307,13 @@ def test_expiration_keeps_files_that_a_second_registered_table_may_need(
 def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
-        second = list_snapshot_ids(table)[1]
-        plan = client.plan_table("db.t", "id >= 0", at=At(second))
+        second_id = list_snapshot_ids(table)[1]
+        plan = client.plan_table("db.t", "id >= 0", at=At(second_id))
         assert plan.name is not None
         rows_of_plan = catalog.load_table(("db", plan.name)).scan().to_arrow().num_rows
-        assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
+        assert expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS).snapshots == 3
         table.refresh()
-        assert second in list_snapshot_ids(table)
+        assert second_id in list_snapshot_ids(table)
         assert catalog.load_table(("db", plan.name)).scan().to_arrow().num_rows == rows_of_plan
 
 
@@ -346,7 +349,7 @@ def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
             with monkeypatch.context() as context:
                 context.setattr(unused_files, limit, 0)
                 with pytest.raises(InvalidRequest, match="expire_snapshots"):
-                    expire(client, "db.t", older_than_ms=1 << 60)
+                    expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS)
         assert list_stored_files(table.refresh()) == files_before
         assert len(list_snapshot_ids(table)) == 6
 
@@ -360,7 +363,7 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
         files_before, location = list_stored_files(table), table.metadata_location
         commit = expiration_service.Expiration._commit
 
-        async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
+        async def commit_and_register(self: expiration_service.Expiration, *arguments: Any) -> Any:
             instant = await commit(self, *arguments)
             body = {"name": "again", "metadata-location": location}
             path = f"{server.url}/v1/namespaces/db/register"
@@ -368,8 +371,8 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
                 assert answer.status == 200, await answer.text()
             return instant
 
-        monkeypatch.setattr(expiration_service.Expiration, "_commit", answer_late)
-        expire(client, "db.t", older_than_ms=1 << 60)
+        monkeypatch.setattr(expiration_service.Expiration, "_commit", commit_and_register)
+        expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS)
         assert list_stored_files(table) == files_before
         assert len(list_snapshot_ids(catalog.load_table("db.again"))) == 5
 
@@ -380,19 +383,19 @@ def test_plan_that_is_made_during_an_expiration_keeps_its_files(
 ) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
-        first = list_snapshot_ids(table)[0]
-        commit, plans = expiration_service.Expiration._commit, []
+        first_id = list_snapshot_ids(table)[0]
+        commit, plan_names = expiration_service.Expiration._commit, []
 
-        async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
-            if not plans:
-                body = {"predicate": "id >= 0", "snapshot-id": first, "case-sensitive": True}
+        async def create_plan_and_commit(self: expiration_service.Expiration, *arguments: Any) -> Any:
+            if not plan_names:
+                body = {"predicate": "id >= 0", "snapshot-id": first_id, "case-sensitive": True}
                 async with server.http.post(f"{server.url}/api/v1/tables/db/t/plan-tables", json=body) as answer:
-                    plans.append((await answer.json())["name"])
+                    plan_names.append((await answer.json())["name"])
             return await commit(self, *arguments)
 
-        monkeypatch.setattr(expiration_service.Expiration, "_commit", answer_late)
-        assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
-        assert catalog.load_table(("db", plans[0])).scan().to_arrow().num_rows > 0
+        monkeypatch.setattr(expiration_service.Expiration, "_commit", create_plan_and_commit)
+        assert expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS).snapshots == 3
+        assert catalog.load_table(("db", plan_names[0])).scan().to_arrow().num_rows > 0
 
 
 @pytest.mark.slow
@@ -404,7 +407,7 @@ def test_expiration_succeeds_while_writers_keep_committing(
         table = create_history(client, catalog)
         plan, attempts = expiration_service.Expiration._plan_removal, []
 
-        async def overtake(self: expiration_service.Expiration, *arguments: Any) -> Any:
+        async def plan_while_a_writer_commits(self: expiration_service.Expiration, *arguments: Any) -> Any:
             removal = await plan(self, *arguments)
             attempts.append(1)
             commits.append(asyncio.create_task(set_property(len(attempts))))
@@ -419,17 +422,17 @@ def test_expiration_succeeds_while_writers_keep_committing(
             async with server.http.post(f"{server.url}/v1/namespaces/db/tables/t", json=body) as answer:
                 return int(answer.status)
 
-        async def commit_concurrently() -> list[int]:
+        async def wait_for_commits() -> list[int]:
             return await asyncio.gather(*commits)
 
         commits: list[asyncio.Task[int]] = []
-        monkeypatch.setattr(expiration_service.Expiration, "_plan_removal", overtake)
+        monkeypatch.setattr(expiration_service.Expiration, "_plan_removal", plan_while_a_writer_commits)
         monkeypatch.setattr(expiration_service, "_LOCKED_S", 10.0)
-        assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 4
+        assert expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS).snapshots == 4
         table.refresh()
         assert list_stored_files(table) == list_needed_files(table)
         assert len(attempts) == expiration_service._LOCKED_FROM + 1
-        assert server.run(commit_concurrently()) == [200] * len(attempts)
+        assert server.run(wait_for_commits()) == [200] * len(attempts)
 
 
 @pytest.mark.few_cases(1)
@@ -447,7 +450,7 @@ def test_continued_deletion_obeys_the_current_rules(
         monkeypatch.setattr(expiration_service, "SNAPSHOTS_MAX", 2)
         with monkeypatch.context() as context:
             context.setattr(type(server.components.objects), "delete", refuse_deletion)
-            assert expire(client, "db.t", older_than_ms=1 << 60).files_failed > 0
+            assert expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS).files_failed > 0
         table.refresh()
         if obstacle == "gc.enabled":
             with table.transaction() as transaction:
@@ -473,7 +476,7 @@ def test_expiration_accepts_ages_as_long_as_iceberg_allows(
 
 
 @pytest.mark.parametrize(
-    ("first", "second_spelling"),
+    ("first_spelling", "second_spelling"),
     [
         ("file:///a/b.parquet", "file:/a/b.parquet"),
         ("file:///a/b.parquet", "/a/b.parquet"),
@@ -482,6 +485,6 @@ def test_expiration_accepts_ages_as_long_as_iceberg_allows(
         ("s3n://bucket/a", "s3://bucket/a"),
     ],
 )
-def test_normalized_spellings_of_a_location_are_equal(first: str, second_spelling: str) -> None:
-    assert normalize_location(first) == normalize_location(second_spelling)
-    assert normalize_location(first) != normalize_location(f"{second_spelling}x")
+def test_normalized_spellings_of_a_location_are_equal(first_spelling: str, second_spelling: str) -> None:
+    assert normalize_location(first_spelling) == normalize_location(second_spelling)
+    assert normalize_location(first_spelling) != normalize_location(f"{second_spelling}x")

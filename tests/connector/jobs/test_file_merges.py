@@ -1,4 +1,4 @@
-"""MERGE FILES and DROP COLUMNS against a model.
+"""Tests of MERGE FILES and DROP COLUMNS: the rows equal those of a model.
 
 Rows stay, deleted rows stay deleted, and dropped columns are null.
 """
@@ -141,40 +141,40 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
     rng = random.Random(f"{seed} {version}")
     create_table(server, version)
     lineage = version == 3
-    copied_groups, next_id, paths_before = 0, 0, set[str]()
+    copied_group_count, next_id, paths_before = 0, 0, set[str]()
     for _ in range(6):
         for _ in range(rng.randint(2, 4)):
-            size = rng.choice([5, 300, 900])
-            append(client, "db.t", build_rows(rng, range(next_id, next_id + size)))
-            next_id += size
+            row_count = rng.choice([5, 300, 900])
+            append(client, "db.t", build_rows(rng, range(next_id, next_id + row_count)))
+            next_id += row_count
             if rng.random() < 0.6:
                 for path in _list_paths(client) - paths_before:
                     store_as_required(path, rng.sample(["id", "price", "payload"], rng.randint(1, 2)))
             paths_before = _list_paths(client)
         if rng.random() < 0.7:
-            removed_numbers = rng.sample(range(next_id), rng.choice([3, 60]))
-            delete(client, "db.t", keys=pa.table({"id": removed_numbers}), mode=MERGE_ON_READ)
+            deleted_ids = rng.sample(range(next_id), rng.choice([3, 60]))
+            delete(client, "db.t", keys=pa.table({"id": deleted_ids}), mode=MERGE_ON_READ)
         rows_before = read_rows_by_id(client, lineage=lineage)
-        choice = rng.choice(["merge", "compact", "drop", "drop nested"])
+        job = rng.choice(["merge", "compact", "drop", "drop nested"])
         part = rng.choice([0, 1])
-        if choice == "merge":
+        if job == "merge":
             report = merge_files(client, "db.t", where=f"part = {part}")
-        elif choice == "compact":
+        elif job == "compact":
             report = compact(client, "db.t")
         else:
-            column = "payload" if choice == "drop" else "place.note"
+            column = "payload" if job == "drop" else "place.note"
             report = drop_columns(client, "db.t", [column], where=f"part = {part}")
             assert drop_columns(client, "db.t", [column], where=f"part = {part}").commits == 0
             for row in rows_before.values():
-                if row["part"] == part and choice == "drop":
+                if row["part"] == part and job == "drop":
                     row["payload"] = None
                 elif row["part"] == part and row["place"] is not None:
                     row["place"]["note"] = None
         assert not report.errors, (seed, report.errors)
-        copied_groups += report.row_groups_copied
+        copied_group_count += report.row_groups_copied
         paths_before = _list_paths(client)
-        assert read_rows_by_id(client, lineage=lineage) == rows_before, (seed, choice)
-    assert copied_groups > 0, seed
+        assert read_rows_by_id(client, lineage=lineage) == rows_before, (seed, job)
+    assert copied_group_count > 0, seed
     files = client.files("db.t", content="data").to_pylist()
     for file in files:
         path = file["file_path"].removeprefix("file://")
@@ -225,28 +225,28 @@ def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("failing_call", range(3))
 def test_failed_merge_leaves_the_table_unchanged_without_a_new_file(
-    client: IndexClient, server: ServerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    client: IndexClient, server: ServerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_call: int
 ) -> None:
     create_table(server, 2)
     for part in range(3):
         append(client, "db.t", build_rows(random.Random(part), range(part * 500, part * 500 + 500)))
-    paths_before, files = read_rows_by_id(client), _list_paths(client)
-    folder = Path(min(files).removeprefix("file://")).parent.parent
+    rows_before, paths_before = read_rows_by_id(client), _list_paths(client)
+    folder = Path(min(paths_before).removeprefix("file://")).parent.parent
     paths_on_disk = Counter(folder.rglob("*.parquet"))
     add, calls = FileAssembler.add, list[int]()
 
-    def fail_after_number(self: FileAssembler, picks: Any) -> None:
+    def add_and_fail(self: FileAssembler, picks: Any) -> None:
         add(self, picks)
         calls.append(1)
-        if len(calls) > number:
+        if len(calls) > failing_call:
             raise OSError("the disk is full")
 
-    monkeypatch.setattr(FileAssembler, "add", fail_after_number)
+    monkeypatch.setattr(FileAssembler, "add", add_and_fail)
     with pytest.raises(OSError, match="disk is full"):
         merge_files(client, "db.t")
-    assert (read_rows_by_id(client), _list_paths(client)) == (paths_before, files)
+    assert (read_rows_by_id(client), _list_paths(client)) == (rows_before, paths_before)
     assert Counter(folder.rglob("*.parquet")) == paths_on_disk
 
 
@@ -260,10 +260,10 @@ def test_partitions_of_one_copy_share_an_index_file_and_all_fail_if_one_fails(
         change.set_properties({"seamark.index.ids": "bitmap(id)"})
     for part in range(3):
         append(client, "db.t", build_rows(random.Random(part), range(part * 900, part * 900 + 900)))
-    paths_before, files = read_rows_by_id(client), _list_paths(client)
-    folder = Path(min(files).removeprefix("file://")).parents[2]
+    rows_before, paths_before = read_rows_by_id(client), _list_paths(client)
+    folder = Path(min(paths_before).removeprefix("file://")).parents[2]
     (damaged_path, content), paths_on_disk = (
-        _damage_footer(max(files)),
+        _damage_footer(max(paths_before)),
         {path for path in folder.rglob("*") if path.is_file()},
     )
     report = merge_files(client, "db.t")
@@ -274,7 +274,7 @@ def test_partitions_of_one_copy_share_an_index_file_and_all_fail_if_one_fails(
     count_before = len(client.index("db.t", "ids").json["index-files"])
     report = merge_files(client, "db.t")
     assert (report.commits, report.files_before, report.files_after, report.row_groups_copied) == (1, 6, 2, 6)
-    assert read_rows_by_id(client) == paths_before
+    assert read_rows_by_id(client) == rows_before
     index_after = client.index("db.t", "ids")
     assert (index_after.lag_files, len(index_after.json["index-files"]) - count_before) == (0, 1)
     assert client.explain("db.t", "id = 1203").files == 1
@@ -295,22 +295,22 @@ def _list_paths(client: IndexClient) -> set[str]:
 def test_nan_counts_of_copied_row_groups_are_correct_or_absent(client: IndexClient, server: ServerThread) -> None:
     create_table(server, 2)
     rng = random.Random(7)
-    nans = 0
+    nan_count = 0
     for number in range(4):
         table = build_rows(rng, range(number * 400, number * 400 + 400))
-        prices = [float("nan") if number == 2 and place % 9 == 0 else rng.random() for place in range(400)]
-        nans += sum(price != price for price in prices)
+        prices = [float("nan") if number == 2 and position % 9 == 0 else rng.random() for position in range(400)]
+        nan_count += sum(price != price for price in prices)
         append(client, "db.t", table.set_column(3, "price", pa.array(prices)))
     assert merge_files(client, "db.t").row_groups_copied == 8
     opened_table = open_table(client, "db.t", At())
-    compared_merges = 0
+    nan_count_of_files = 0
     for task in plan(client, opened_table, stats=["price"]):
         counts = task.file["nan-value-counts"]
         counts_by_key = dict(zip(counts["keys"], counts["values"], strict=True))
         file_prices = pq.read_table(task.path.removeprefix("file://"), columns=["price"])["price"].to_pylist()
         assert counts_by_key[4] == sum(price != price for price in file_prices)
-        compared_merges += counts_by_key[4]
-    assert compared_merges == nans > 0
+        nan_count_of_files += counts_by_key[4]
+    assert nan_count_of_files == nan_count > 0
 
 
 def test_merge_refuses_encrypted_files_without_keys_and_keeps_them(client: IndexClient, server: ServerThread) -> None:

@@ -1,4 +1,4 @@
-"""`seamark health` on tables with known problems."""
+"""Tests of `seamark health` on tables with known problems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seamark.connector.write.compaction import compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, create
+from tests.connector.write.test_compaction import BY_PART, build_rows, create_test_table
 
 
 def list_problems(client: IndexClient) -> list[str]:
@@ -39,7 +39,7 @@ def test_health_finds_each_problem_until_its_remedy_has_run(
     client: IndexClient, server: ServerThread, spec: PartitionSpec
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, spec)
+        create_test_table(catalog, 2, spec)
         assert client.health("db.t")["snapshot-id"] is None
         assert list_problems(client) == []
         for number in range(6):
@@ -49,9 +49,9 @@ def test_health_finds_each_problem_until_its_remedy_has_run(
         with catalog.load_table("db.t").transaction() as transaction:
             transaction.set_properties({"history.expire.max-snapshot-age-ms": "0"})
         health = client.health("db.t")
-        partitions = 3 if spec.fields else 1
+        partition_count = 3 if spec.fields else 1
         data, deletes = client.files("db.t", content="data"), client.files("db.t", content="deletes")
-        assert (health["files"], health["files-if-compacted"]) == (6 * partitions, partitions)
+        assert (health["files"], health["files-if-compacted"]) == (6 * partition_count, partition_count)
         assert (health["small-files"], health["delete-files"]) == (data.num_rows, deletes.num_rows)
         assert (health["records"], health["deleted-records"]) == (54, 6)
         assert health["size-in-bytes"] == sum(data["file_size_in_bytes"].to_pylist())
@@ -72,7 +72,7 @@ def test_health_states_whether_the_server_repairs_a_problem_without_help(
     client: IndexClient, server: ServerThread
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **{"seamark_compaction_enabled": "true"})
+        create_test_table(catalog, 2, **{"seamark_compaction_enabled": "true"})
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         (problem,) = client.health("db.t")["problems"]
@@ -84,7 +84,7 @@ def test_health_states_whether_the_server_repairs_a_problem_without_help(
 def test_health_reports_many_manifests(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         properties: dict[str, Any] = {"commit_manifest-merge_enabled": "false"}
-        create(catalog, 2, **properties)
+        create_test_table(catalog, 2, **properties)
         table = catalog.load_table("db.t")
         for number in range(20):
             table.append(build_rows([number]))
@@ -94,7 +94,7 @@ def test_health_reports_many_manifests(client: IndexClient, server: ServerThread
 @pytest.mark.slow
 def test_health_judges_files_of_a_sorted_table_as_compaction_does(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **{"write_target-file-size-bytes": "5000"})
+        create_test_table(catalog, 2, **{"write_target-file-size-bytes": "5000"})
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         assert "small files" in list_problems(client)

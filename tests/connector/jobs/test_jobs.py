@@ -1,4 +1,4 @@
-"""The results that jobs report to the scheduler: a job with remaining work is repeated."""
+"""Tests of the results that jobs report to the scheduler: a job with remaining work is repeated."""
 
 from __future__ import annotations
 

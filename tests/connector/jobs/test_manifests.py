@@ -1,6 +1,6 @@
-"""Random histories with rewritten manifests and concurrent writers.
+"""Tests of rewrites of manifests in random histories and with concurrent writers.
 
-The live entries stay the same, as PyIceberg reads them, and a plan of a partition reads fewer manifests.
+PyIceberg reads the same live entries as before a rewrite, and a plan of a partition reads fewer manifests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
 from tests.connector.jobs.test_orphan_files import list_all_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create_test_table
 from tests.seeds import first_seed, list_seeds_by_version
 
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(8), "id_bucket"))
@@ -46,7 +46,7 @@ NO_MERGE = {"commit_manifest-merge_enabled": "false"}
 
 
 def count_entries(table: Table) -> Counter[tuple[Any, ...]]:
-    """Return the fields of each live entry of the current snapshot that a rewrite must keep."""
+    """Count the live entries of the current snapshot by the fields that a rewrite must keep."""
     snapshot = table.current_snapshot()
     assert snapshot is not None
     entries: Counter[tuple[Any, ...]] = Counter()
@@ -72,8 +72,8 @@ def count_entries(table: Table) -> Counter[tuple[Any, ...]]:
 
 
 def count_lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
-    read_columns = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
-    return Counter(tuple(row.values()) for row in read_columns.to_pylist())
+    rows = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
+    return Counter(tuple(row.values()) for row in rows.to_pylist())
 
 
 def count_read_manifests(table: Table, column: str, value: int) -> int:
@@ -95,37 +95,37 @@ def count_read_manifests(table: Table, column: str, value: int) -> int:
 def test_rewrites_in_random_histories_keep_the_live_entries(
     client: IndexClient, server: ServerThread, version: int, case: int
 ) -> None:
-    rng, rewritten = random.Random(first_seed() * 10 + case), 0
+    rng, rewrite_count = random.Random(first_seed() * 10 + case), 0
     with open_catalog(server.url) as catalog:
         properties = {"commit_manifest_target-size-bytes": str(rng.choice((9000, 20_000, 8 << 20)))}
-        create(catalog, version, rng.choice((PartitionSpec(), BY_PART, BY_BUCKET)), **NO_MERGE, **properties)
+        create_test_table(catalog, version, rng.choice((PartitionSpec(), BY_PART, BY_BUCKET)), **NO_MERGE, **properties)
         for step in range(20):
-            ids, work = sorted(rng.sample(range(300), rng.randint(1, 40))), rng.random()
-            if work < 0.4:
+            ids, random_number = sorted(rng.sample(range(300), rng.randint(1, 40))), rng.random()
+            if random_number < 0.4:
                 append(client, "db.t", build_rows([1000 * step + number for number in ids]))
-            elif work < 0.6:
+            elif random_number < 0.6:
                 upsert(client, "db.t", build_rows(ids, f"{step}"), keys=["id"], mode=rng.choice(MODES))
-            elif work < 0.75:
+            elif random_number < 0.75:
                 delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice(MODES))
-            elif work < 0.82:
+            elif random_number < 0.82:
                 compact(client, "db.t", policy=CompactionPolicy(20_000, 3))
-            elif work < 0.86 and len(catalog.load_table("db.t").specs()) == 1:
+            elif random_number < 0.86 and len(catalog.load_table("db.t").specs()) == 1:
                 with catalog.load_table("db.t").update_spec() as update:
                     update.add_field("text", IdentityTransform(), "by_text")
             table = catalog.load_table("db.t")
             if rng.random() < 0.6 or table.current_snapshot() is None:
                 continue
             entries_before, rows_before = count_entries(table), count_scanned_rows(client)
-            ids_before = count_lineage(client) if version == 3 else None
+            lineage_before = count_lineage(client) if version == 3 else None
             report = rewrite_manifests(client, "db.t", min_count=2)
             table = catalog.load_table("db.t")
             snapshot = table.current_snapshot()
             assert snapshot is not None
             assert count_entries(table) == entries_before
             assert count_scanned_rows(client) == rows_before
-            assert ids_before is None or count_lineage(client) == ids_before
+            assert lineage_before is None or count_lineage(client) == lineage_before
             if report["snapshot-id"] is not None:
-                rewritten += 1
+                rewrite_count += 1
                 assert snapshot.snapshot_id == report["snapshot-id"]
                 assert len(snapshot.manifests(table.io)) == (
                     report["manifests"] - report["manifests-before"] + report["manifests-after"]
@@ -134,12 +134,12 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
                 assert rewrite_manifests(client, "db.t", min_count=2)["snapshot-id"] is None, (
                     "a repeated rewrite has nothing to do"
                 )
-        assert rewritten > 1
+        assert rewrite_count > 1
 
 
 def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_PART, **NO_MERGE, **{"commit_manifest_target-size-bytes": "6500"})
+        create_test_table(catalog, 2, BY_PART, **NO_MERGE, **{"commit_manifest_target-size-bytes": "6500"})
         for number in range(30):
             append(client, "db.t", build_rows(range(number * 30, number * 30 + 30)))
         table = catalog.load_table("db.t")
@@ -151,6 +151,7 @@ def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexCl
         assert report["partition-manifests-before"] == 30
         actual = [count_read_manifests(catalog.load_table("db.t"), "part", part) for part in range(3)]
         assert sum(actual) / 3 == pytest.approx(report["partition-manifests-after"], abs=0.01)
+        # The manifests are sorted by part, so a part shares at most its first and its last manifest.
         assert max(actual) <= 2 + report["manifests-after"] // 3
         assert 3 <= report["manifests-after"] <= sum(actual) <= report["manifests-after"] + 2
 
@@ -165,23 +166,23 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
     rewrite reads the manifests again, at most three times.
     """
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_PART, **NO_MERGE)
+        create_test_table(catalog, 2, BY_PART, **NO_MERGE)
         for number in range(6):
             append(client, "db.t", build_rows([number, number + 100]))
         commit = ManifestRewrite._commit
-        statements: list[Callable[[], Any]] = []
+        concurrent_writes: list[Callable[[], Any]] = []
 
-        async def run_after_writer(self: ManifestRewrite, *arguments: Any) -> Any:
-            if statements:
-                await asyncio.to_thread(statements.pop())
+        async def write_and_commit(self: ManifestRewrite, *arguments: Any) -> Any:
+            if concurrent_writes:
+                await asyncio.to_thread(concurrent_writes.pop())
             return await commit(self, *arguments)
 
-        monkeypatch.setattr(ManifestRewrite, "_commit", run_after_writer)
+        monkeypatch.setattr(ManifestRewrite, "_commit", write_and_commit)
         # The writer must commit while the lock is free; in the server, this happens just before the lock is
         # taken.
         rewrite = server.components.manifest_rewrite
         monkeypatch.setattr(rewrite, "_publisher", _Unlocked(rewrite._publisher))
-        statements.append(lambda: append(client, "db.t", build_rows([7])))
+        concurrent_writes.append(lambda: append(client, "db.t", build_rows([7])))
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["conflicts"], report["manifests-before"]) == (0, 6)
         assert count_scanned_rows(client)[7, 1, "7"] == 1
@@ -191,18 +192,19 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
 
         for number in range(5):
             append(client, "db.t", build_rows([200 + number]))
-        statements.append(upsert_rows)
+        concurrent_writes.append(upsert_rows)
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert report["snapshot-id"] is not None
         assert count_scanned_rows(client)[0, 0, "new0"] == 1
         for number in range(5):
             append(client, "db.t", build_rows([300 + number]))
-        statements.extend([upsert_rows] * manifest_rewrite.REWRITE_ATTEMPTS_MAX)
+        concurrent_writes.extend([upsert_rows] * manifest_rewrite.REWRITE_ATTEMPTS_MAX)
         table = catalog.load_table("db.t")
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["snapshot-id"], report["conflicts"] > 0) == (None, True)
         assert run_manifests(client, ("db", "t")) == {}
         rows_before = count_scanned_rows(client)
+        # The first 6 appends add two rows each, and the later appends 1 and 10 rows.
         assert rows_before.total() == 12 + 1 + 10
         server.run(rewrite._cleanup.close())
         paths: set[Path] = set()
@@ -232,7 +234,7 @@ def test_policy_sets_the_number_of_manifests_from_which_a_rewrite_is_due(
     client: IndexClient, server: ServerThread
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
+        create_test_table(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
         for number in range(4):
             append(client, "db.t", build_rows([number]))
         assert run_manifests(client, ("db", "t")) != {}, "each partition is in four manifests"
@@ -251,7 +253,7 @@ def test_policy_sets_the_number_of_manifests_from_which_a_rewrite_is_due(
 @pytest.mark.slow
 def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 1)
+        create_test_table(catalog, 1)
         with pytest.raises(InvalidRequest, match="format version 1"):
             rewrite_manifests(client, "db.t")
 
@@ -264,7 +266,7 @@ def test_manifest_and_undo_commands_print_their_changes(client: IndexClient, ser
         return " ".join(result.output.split())
 
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_PART, **NO_MERGE)
+        create_test_table(catalog, 2, BY_PART, **NO_MERGE)
         assert "has no snapshot" in run_command("statistics", "db.t")
         for number in range(4):
             append(client, "db.t", build_rows(range(number * 3, number * 3 + 3)))

@@ -1,6 +1,6 @@
-"""Orphan file removal against PyIceberg's reading of the metadata.
+"""Tests that a removal of orphan files deletes exactly the old files that no snapshot names.
 
-It deletes exactly the aged files that no snapshot names.
+The tests read the metadata with PyIceberg.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from seamark.metaserver.commit.expiration import expiration
 from seamark.metaserver.commit.expiration import orphan_files as orphan_removal
 from seamark.metaserver.store.port import InstantFilter
 from tests.connector.jobs.test_expiration import (
+    AFTER_ALL_SNAPSHOTS_MS,
     ROW_CHANGES,
     change_rows,
     create_history,
@@ -39,10 +40,12 @@ from tests.connector.jobs.test_expiration import (
 )
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import build_rows, create
+from tests.connector.write.test_compaction import build_rows, create_test_table
 from tests.seeds import examples, list_seeds_by_version
 
 DAY_S = 24 * 3600
+CONTENT = b"left" * 100
+"""The content of each orphan file."""
 ORPHAN_NAMES = (
     "data/00000-7-left.parquet",
     "data/day=1/left.parquet",
@@ -70,7 +73,7 @@ KEPT_NAMES = (
 def put_file(table: Table, name: str, days: float = 30) -> Path:
     path = to_path(table.location()) / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"left" * 100)
+    path.write_bytes(CONTENT)
     age_file(path, days)
     return path
 
@@ -99,20 +102,20 @@ def test_exactly_the_old_files_without_a_reference_are_removed(client: IndexClie
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         files_before = list_all_files(table)
-        orphans, other_put_files = (
+        orphans, kept_files = (
             {put_file(table, name) for name in ORPHAN_NAMES},
             {put_file(table, name) for name in KEPT_NAMES},
         )
-        young = put_file(table, "data/young.parquet", days=2)
+        young_file = put_file(table, "data/young.parquet", days=2)
         age_all_files(table)
-        os.utime(young)
+        os.utime(young_file)
         dry_report = remove_orphan_files(client, "db.t", dry_run=True)
         assert {to_path(location) for location in dry_report.locations} == orphans
-        assert (dry_report.files, dry_report.size_bytes) == (len(orphans), 400 * len(orphans))
+        assert (dry_report.files, dry_report.size_bytes) == (len(orphans), len(CONTENT) * len(orphans))
         assert dry_report.listed == len(list_all_files(table))
-        assert list_all_files(table) == files_before | orphans | other_put_files | {young}
+        assert list_all_files(table) == files_before | orphans | kept_files | {young_file}
         assert remove_orphan_files(client, "db.t") == dry_report
-        assert list_all_files(table) == files_before | other_put_files | {young}
+        assert list_all_files(table) == files_before | kept_files | {young_file}
         assert run_orphan_files(client, ("db", "t")) == {}
         (instant,) = server.run(server.components.store.list_instants(InstantFilter(action=orphan_removal.ACTION), 100))
         assert instant.summary["deleted-files"] == len(orphans)
@@ -132,44 +135,47 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
     monkeypatch.setattr(orphan_removal, "_LISTED_OBJECTS_PER_BATCH", rng.choice([5, 1000]))
     removed_count = 0
     with open_catalog(server.url) as catalog:
-        create(catalog, version)
+        create_test_table(catalog, version)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
-        contents: dict[int, Any] = {}
+        rows_by_snapshot: dict[int, Any] = {}
         put_file(table, "data/first.parquet")
         for number in range(examples(30, 9)):
-            ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
+            ids, random_number = rng.sample(range(40), rng.randint(1, 6)), rng.random()
             table.refresh()
-            if kind < ROW_CHANGES:
-                change_rows(client, table, rng, kind, ids, number, version)
-            elif kind < 0.8:
+            if random_number < ROW_CHANGES:
+                change_rows(client, table, rng, random_number, ids, number, version)
+            elif random_number < 0.8:
                 table.manage_snapshots().create_branch(rng.choice(list_snapshot_ids(table)), f"b{number}").commit()
-            elif kind < 0.9:
+            elif random_number < 0.9:
                 orphan = put_file(table, f"data/{number}.parquet", rng.choice([0, 30]))
                 if rng.random() < 0.3:  # A copy with the name of a live file must stay.
                     live_file = rng.choice(sorted(list_needed_files(table)))
-                    orphan.rename(orphan.parent / live_file.name) if live_file.parent != orphan.parent else None
+                    if live_file.parent != orphan.parent:
+                        orphan.rename(orphan.parent / live_file.name)
             else:
                 ancestors = {entry.snapshot_id for entry in table.history()} & set(list_snapshot_ids(table))
                 table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()
             table.refresh()
             for snapshot_id in list_snapshot_ids(table):
-                contents.setdefault(snapshot_id, read_snapshot(client, snapshot_id))
+                rows_by_snapshot.setdefault(snapshot_id, read_snapshot(client, snapshot_id))
             if rng.random() < 0.25 or number == 29:
                 age_all_files(table)
                 # The newest file of a table confirms the ages of the other files.
                 put_file(table, "_seamark/newest", 0)
-                keep = list_needed_files(table) | list_metadata_files(table)
-                names = {path.name for path in keep}
+                needed_files = list_needed_files(table) | list_metadata_files(table)
+                needed_names = {path.name for path in needed_files}
                 expected = {
-                    path for path in list_stored_files(table) if path.name not in names and "_seamark" not in path.parts
+                    path
+                    for path in list_stored_files(table)
+                    if path.name not in needed_names and "_seamark" not in path.parts
                 }
                 files_before = list_stored_files(table)
                 removed_count += remove_orphan_files(client, "db.t").files
                 assert files_before - list_stored_files(table) == expected
-                assert keep <= list_all_files(table)
+                assert needed_files <= list_all_files(table)
                 for snapshot_id in list_snapshot_ids(table):
-                    assert read_snapshot(client, snapshot_id) == contents[snapshot_id]
+                    assert read_snapshot(client, snapshot_id) == rows_by_snapshot[snapshot_id]
     assert removed_count > 0
 
 
@@ -185,10 +191,10 @@ def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
         find = orphan_removal.OrphanRemoval._find_orphans
 
         async def find_and_add_late_file(self: orphan_removal.OrphanRemoval, *arguments: Any) -> Any:
-            actual = await find(self, *arguments)
-            assert {to_path(info.location) for info in actual[0]} == {late_file, orphan}
+            find_result = await find(self, *arguments)
+            assert {to_path(info.location) for info in find_result[0]} == {late_file, orphan}
             await asyncio.to_thread(table.add_files, [f"file://{late_file}"])
-            return actual
+            return find_result
 
         monkeypatch.setattr(orphan_removal.OrphanRemoval, "_find_orphans", find_and_add_late_file)
         assert remove_orphan_files(client, "db.t").files == 1
@@ -205,29 +211,29 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         assert run_indexing(client, ("db", "t"))
         with table.transaction() as transaction:
             transaction.set_properties({"write.metadata.previous-versions-max": "1"})
-        path_before = to_path(catalog.load_table("db.t").metadata_location)
+        old_metadata_path = to_path(catalog.load_table("db.t").metadata_location)
 
         async def refuse_deletion(*arguments: Any) -> None:
             raise StorageError("the storage refuses the deletion")
 
         with monkeypatch.context() as context:
             context.setattr(type(server.components.objects), "delete", refuse_deletion)
-            assert expire(client, "db.t", older_than_ms=1 << 60).files_failed > 0
+            assert expire(client, "db.t", older_than_ms=AFTER_ALL_SNAPSHOTS_MS).files_failed > 0
         for number in range(3):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         table.refresh()
-        assert path_before not in list_metadata_files(table)
+        assert old_metadata_path not in list_metadata_files(table)
         indexed_paths = {path for path in list_all_files(table) if "_seamark" in path.parts}
         assert indexed_paths
         age_all_files(table)
-        age_file(path_before)  # The file becomes older than the minimum age, relative to the newest file.
+        age_file(old_metadata_path)  # The file becomes older than the minimum age, relative to the newest file.
         remove_orphan_files(client, "db.t")
-        assert path_before.exists()
+        assert old_metadata_path.exists()
         assert indexed_paths <= list_all_files(table)
         monkeypatch.setattr(expiration, "_RESUMED_AFTER_MS", -1)
         assert server.run(server.components.expiration.resume()) == 1
         remove_orphan_files(client, "db.t")
-        assert not path_before.exists()
+        assert not old_metadata_path.exists()
         table.refresh()
         assert list_stored_files(table) - indexed_paths == list_needed_files(table)
 

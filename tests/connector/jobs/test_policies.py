@@ -1,4 +1,4 @@
-"""Policies of table services: inheritance from namespaces, the components that follow them, and the command."""
+"""Tests of policies of table services: inheritance from namespaces, the services that follow them, and the command."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ PROPERTIES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["1", "2", 
 @given(levels=st.lists(PROPERTIES, min_size=1, max_size=4))
 def test_policy_of_the_nearest_namespace_has_precedence(levels: list[dict[str, str]]) -> None:
     path = tuple(f"n{number}" for number in range(len(levels)))
-    actual: Mapping[str, Any] = {}
+    policies: Mapping[str, Any] = {}
     for number, properties in enumerate(levels):
-        actual = add_policies(actual, path[: number + 1], properties)
+        policies = add_policies(policies, path[: number + 1], properties)
     for name in NAMES:
-        setting = [number for number, properties in enumerate(levels) if name in properties]
-        if not setting or not name.startswith(PREFIXES):
-            assert name not in actual
+        defining_levels = [number for number, properties in enumerate(levels) if name in properties]
+        if not defining_levels or not name.startswith(PREFIXES):
+            assert name not in policies
         else:
-            assert actual[name][:2] == (levels[setting[-1]][name], path[: setting[-1] + 1])
+            assert policies[name][:2] == (levels[defining_levels[-1]][name], path[: defining_levels[-1] + 1])
 
 
 @pytest.mark.parametrize(
-    ("properties", "wrong_property"),
+    ("properties", "expected_error"),
     [
         ({"seamark.compaction.enabled": "true", "seamark.compaction.min-files": "3"}, None),
         ({"seamark.compaction.enabled": "yes"}, "must be true or false"),
@@ -60,9 +60,9 @@ def test_policy_of_the_nearest_namespace_has_precedence(levels: list[dict[str, s
         ({"x" * 5_000: "1"}, "is unknown; the properties of a policy are"),
     ],
 )
-def test_policy_with_an_invalid_value_is_refused(properties: dict[str, str], wrong_property: str | None) -> None:
-    policy = check_policy(properties)
-    assert policy is None if wrong_property is None else wrong_property in str(policy)
+def test_policy_with_an_invalid_value_is_refused(properties: dict[str, str], expected_error: str | None) -> None:
+    error = check_policy(properties)
+    assert error is None if expected_error is None else expected_error in str(error)
 
 
 @pytest.fixture
@@ -122,22 +122,25 @@ def test_policy_command_reports_each_invalid_argument(nested_client: IndexClient
 
 def test_nearest_policies_are_kept_if_there_are_too_many() -> None:
     policies: Policies = {}
+    # Each namespace sets 160 properties. The namespace below it sets 80 of them again, and 80 others.
     for depth in range(5):
         namespace_properties = {
             f"seamark.compaction.x{number}": str(depth) for number in range(depth * 80, depth * 80 + 160)
         }
         policies = add_policies(policies, ("a",) * (depth + 1), namespace_properties)
     assert len(policies) == INHERITED_MAX
-    numbers = {int(name.removeprefix("seamark.compaction.x")): policy.value for name, policy in policies.items()}
-    assert {number for number, depth in numbers.items() if depth == "4"} == set(range(320, 480))
-    assert {depth for number, depth in numbers.items() if number < 320} == {"3"}
+    depth_by_number = {
+        int(name.removeprefix("seamark.compaction.x")): policy.value for name, policy in policies.items()
+    }
+    assert {number for number, depth in depth_by_number.items() if depth == "4"} == set(range(320, 480))
+    assert {depth for number, depth in depth_by_number.items() if number < 320} == {"3"}
 
 
 @pytest.mark.slow
 def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -> None:
     """A writer of one namespace can create a thousand namespaces. This must not stop the services of all tables."""
-    parts = server.components
-    watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
+    components = server.components
+    watch = TableWatch(components.store, components.timeline, components.catalog.documents.peek, components.clock)
     seen_names: list[str] = []
 
     def skip_table(entry: Entry, metadata: Any) -> float:
@@ -146,8 +149,8 @@ def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -
 
     async def create_namespaces() -> None:
         deep_namespace = ("deep", *("a",) * (LEVELS_MAX - 1))
-        names = [CreateNamespace(deep_namespace[:count], {}) for count in range(1, LEVELS_MAX + 1)]
-        await parts.store.transact(names)
+        operations = [CreateNamespace(deep_namespace[:depth], {}) for depth in range(1, LEVELS_MAX + 1)]
+        await components.store.transact(operations)
         answer = await server.api(
             "POST", f"/v1/namespaces/{'%1F'.join(deep_namespace)}/tables", {"name": "t0", "schema": COLUMNS}
         )
@@ -161,8 +164,8 @@ def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -
 
 
 def test_services_and_jobs_follow_the_policy_of_a_namespace(nested_client: IndexClient, server: ServerThread) -> None:
-    parts = server.components
-    watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
+    components = server.components
+    watch = TableWatch(components.store, components.timeline, components.catalog.documents.peek, components.clock)
     policies: dict[str, dict[str, str]] = {}
 
     def skip_table(entry: Entry, metadata: Any) -> float:

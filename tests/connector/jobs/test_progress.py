@@ -1,4 +1,4 @@
-"""The progress of jobs: files and bytes read so far, and finally all that they expected."""
+"""Tests of the progress that jobs report: the files and bytes read so far, and finally all that a job expected."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import build_rows, create
+from tests.connector.write.test_compaction import build_rows, create_test_table
 
 
 @pytest.fixture(autouse=True)
-def _every_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def _report_every_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the pause between two reports."""
     monkeypatch.setattr(progress, "_PAUSE_S", 0.0)
 
 
@@ -41,7 +42,7 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
     client: IndexClient, server: ServerThread, name: str
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, PartitionSpec())
+        create_test_table(catalog, 2, PartitionSpec())
         for number in range(6):
             append(client, "db.t", build_rows(range(9 * number, 9 * number + 9)))
         client.put_index("db.t", "by_id", kind="bloom", columns=["id"])
@@ -52,10 +53,10 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
         list_jobs()[name](client)
     assert seen_progress[0] == WorkProgress(0, 6, 0, size_bytes)
     assert seen_progress[-1] == WorkProgress(6, 6, size_bytes, size_bytes)
-    bytes_done = [progress.bytes_done for progress in seen_progress]
+    bytes_done = [work.bytes_done for work in seen_progress]
     assert bytes_done == sorted(bytes_done)
     if name != "compaction":  # Compaction copies the files of a partition together.
-        assert len(set(bytes_done)) > 3
+        assert len(set(bytes_done)) > 3, "the job reports its progress between its start and its end"
 
 
 def test_each_batch_is_counted_once_whether_it_reports_files_or_not() -> None:

@@ -33,7 +33,13 @@ from seamark.formats.protocol.wire import RECHECK_AFTER
 from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create, read_with_pyiceberg
+from tests.connector.write.test_compaction import (
+    BY_PART,
+    build_rows,
+    count_pyiceberg_rows,
+    count_scanned_rows,
+    create_test_table,
+)
 from tests.seeds import first_seed, mark_fast
 
 SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
@@ -41,7 +47,7 @@ SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
 
 def test_second_rewrite_job_of_a_table_is_refused_and_stays_due(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
     with rewrite_lease(client, "db.t", job="a merge"):
         for service in ("compaction", "bucket-splitting"):
             assert JOBS[service](client, ("db", "t")).keys() == {RECHECK_AFTER}
@@ -56,7 +62,7 @@ def test_second_rewrite_job_of_a_table_is_refused_and_stays_due(client: IndexCli
 @pytest.mark.slow
 def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
     for number in range(3):
         append(client, "db.t", build_rows([number]))
     statement = parse_statement("ALTER TABLE db.t MERGE FILES")
@@ -66,19 +72,19 @@ def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexCl
         pytest.raises(RewriteRunning, match=r"rewrites files .* waited 0\.1 s"),
     ):
         run_statement(client, statement, utc=True, wait_s=0.1)
-    is_locked, waits = threading.Event(), threading.Event()
+    is_locked, may_end = threading.Event(), threading.Event()
 
     def hold_lease() -> None:
         with rewrite_lease(client, "db.t", job="a merge"):
             is_locked.set()
-            waits.wait(60)
+            may_end.wait(60)
 
     with ThreadPoolExecutor(2) as threads:
         holder = threads.submit(hold_lease)
         assert is_locked.wait(60)
         waiter = threads.submit(run_statement, client, statement, utc=True)
         assert not waiter.done()
-        waits.set()
+        may_end.set()
         assert waiter.result(120).files_after == 1
         holder.result(60)
 
@@ -86,7 +92,7 @@ def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexCl
 @pytest.mark.slow
 def test_files_with_recently_changed_rows_are_left_out_of_rewrites(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
     for number in range(3):
         append(client, "db.t", build_rows(range(10 * number, 10 * number + 10)))
     opened_table = open_table(client, "db.t", At(), history=True)
@@ -95,16 +101,17 @@ def test_files_with_recently_changed_rows_are_left_out_of_rewrites(client: Index
     assert select_settled(opened_table, tasks, 1 << 40, newest_ms) == tasks  # No row was changed yet.
     upsert(client, "db.t", build_rows([1], "new"), keys=["id"], mode="copy-on-write")
     opened_table = open_table(client, "db.t", At(), history=True)
-    times = {snapshot.sequence_number: 1000 * snapshot.sequence_number for snapshot in opened_table.history}
+    times_ms = {snapshot.sequence_number: 1000 * snapshot.sequence_number for snapshot in opened_table.history}
     history = tuple(
-        msgspec.structs.replace(snapshot, timestamp_ms=times[snapshot.sequence_number])
+        msgspec.structs.replace(snapshot, timestamp_ms=times_ms[snapshot.sequence_number])
         for snapshot in opened_table.history
     )
     opened_table = dataclasses.replace(opened_table, history=history)
     tasks = list(plan(client, opened_table, sequence_numbers=True))
-    for age_ms, numbers in ((500, [2, 3]), (1500, [2]), (2500, []), (0, [2, 3, 4])):
+    # Snapshot n is committed at n seconds, and now is 4.4 seconds. Snapshot 4 changed a row of the first file.
+    for age_ms, expected_numbers in ((500, [2, 3]), (1500, [2]), (2500, []), (0, [2, 3, 4])):
         settled_tasks = select_settled(opened_table, tasks, age_ms, 4400)
-        assert sorted(int(task.file["data-sequence-number"]) for task in settled_tasks) == numbers, age_ms
+        assert sorted(int(task.file["data-sequence-number"]) for task in settled_tasks) == expected_numbers, age_ms
     # The change is older than the time for which files are left out.
     assert select_settled(opened_table, tasks, 500, 10_000) == tasks
 
@@ -119,45 +126,45 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
     The writers' rows are kept.
     """
     rng = random.Random(f"{first_seed()} {version}")
-    partial_commits = 0
+    partial_commit_count = 0
     with open_catalog(server.url) as catalog:
         for number in range(6):
-            create(catalog, version, rng.choice([BY_PART, BY_PART, PartitionSpec()]))
+            create_test_table(catalog, version, rng.choice([BY_PART, BY_PART, PartitionSpec()]))
             model = {key: f"{number}{key}" for key in range(60)}
-            for first in range(0, 60, 15):
-                append(client, "db.t", build_rows(range(first, first + 15), f"{number}"))
-            rates = {part: rng.choice([0.1, 0.9]) for part in rng.sample(range(3), 2)}
-            changed_keys = [key for key in range(60) if rng.random() < rates.get(key % 3, 0)]
+            for first_id in range(0, 60, 15):
+                append(client, "db.t", build_rows(range(first_id, first_id + 15), f"{number}"))
+            change_probabilities = {part: rng.choice([0.1, 0.9]) for part in rng.sample(range(3), 2)}
+            changed_keys = [key for key in range(60) if rng.random() < change_probabilities.get(key % 3, 0)]
 
-            def write(changed_numbers: list[int] = changed_keys, model: dict[int, str] = model) -> None:
-                half = rng.randint(0, len(changed_numbers))
-                upsert(client, "db.t", build_rows(changed_numbers[:half], "new"), keys=["id"], mode=rng.choice(MODES))
-                model.update({key: f"new{key}" for key in changed_numbers[:half]})
-                delete(client, "db.t", keys=pa.table({"id": changed_numbers[half:]}), mode=rng.choice(MODES))
-                for key in changed_numbers[half:]:
+            def write(keys: list[int] = changed_keys, model: dict[int, str] = model) -> None:
+                upserted_count = rng.randint(0, len(keys))
+                upsert(client, "db.t", build_rows(keys[:upserted_count], "new"), keys=["id"], mode=rng.choice(MODES))
+                model.update({key: f"new{key}" for key in keys[:upserted_count]})
+                delete(client, "db.t", keys=pa.table({"id": keys[upserted_count:]}), mode=rng.choice(MODES))
+                for key in keys[upserted_count:]:
                     del model[key]
 
             pending_writes = [write]
 
-            def run_after_writer(*arguments: Any, pending_writes: list[Any] = pending_writes, **options: Any) -> Any:
+            def write_and_commit(*arguments: Any, pending_writes: list[Any] = pending_writes, **options: Any) -> Any:
                 if pending_writes:
                     pending_writes.pop()()
                 return commit(*arguments, **options)
 
-            with monkeypatch.context() as patch:
-                patch.setattr(replacements, "commit", run_after_writer)
+            with monkeypatch.context() as context:
+                context.setattr(replacements, "commit", write_and_commit)
                 report = compact(client, "db.t", policy=SMALL_FILES_POLICY)
             actual = {row[0]: row[2] for row in count_scanned_rows(client)}
             assert actual == model, f"seed {first_seed()}, round {number}"
             assert report.bytes_wasted == sum(report.wasted_by.values()) <= report.bytes_read
             assert report.commits + report.conflicts == 1
-            partial_commits += bool(report.commits and report.bytes_before < report.bytes_read - 1)
+            partial_commit_count += bool(report.commits and report.bytes_before < report.bytes_read - 1)
             table = catalog.load_table("db.t")
             assert {path for path in list_stored_files(table) if "_seamark" not in path.parts} <= list_needed_files(
                 table
             )
             catalog.drop_table("db.t")
-    assert partial_commits
+    assert partial_commit_count
 
 
 @pytest.mark.slow
@@ -167,34 +174,34 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
     PyIceberg does not have to repeat its commit, no row is lost, and no deleted row returns.
     """
     rng = random.Random(first_seed())
-    undone = 0
+    undone_count = 0
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         model: dict[int, str] = {}
         for number in range(8):
-            for first in range(0, 20, 10):
-                added_ids = range(100 * number + first, 100 * number + first + 10)
+            for first_id in range(0, 20, 10):
+                added_ids = range(100 * number + first_id, 100 * number + first_id + 10)
                 append(client, "db.t", build_rows(added_ids))
                 model.update({key: str(key) for key in added_ids})
-            late_table = catalog.load_table("db.t")
+            loaded_table = catalog.load_table("db.t")
             if rng.random() < 0.3:
                 upsert(client, "db.t", build_rows([100 * number], "new"), keys=["id"], mode="copy-on-write")
                 model[100 * number] = f"new{100 * number}"
-                late_table = catalog.load_table("db.t")
-            overtaken = bool(compact(client, "db.t", policy=SMALL_FILES_POLICY).commits)
-            removed_numbers = rng.sample(range(100 * number + 1, 100 * number + 20), 3)
+                loaded_table = catalog.load_table("db.t")
+            was_compacted = bool(compact(client, "db.t", policy=SMALL_FILES_POLICY).commits)
+            deleted_ids = rng.sample(range(100 * number + 1, 100 * number + 20), 3)
             if rng.random() < 0.5:
-                late_table.delete(f"id in ({', '.join(map(str, removed_numbers))})")
-                for key in removed_numbers:
+                loaded_table.delete(f"id in ({', '.join(map(str, deleted_ids))})")
+                for key in deleted_ids:
                     del model[key]
             else:
-                late_table.append(build_rows(range(100 * number + 50, 100 * number + 53), "late"))
+                loaded_table.append(build_rows(range(100 * number + 50, 100 * number + 53), "late"))
                 model.update({key: f"late{key}" for key in range(100 * number + 50, 100 * number + 53)})
             summary = catalog.load_table("db.t").current_snapshot().summary  # type: ignore[union-attr]
             assert summary is not None
-            undone += overtaken and "seamark.replacements-undone" in summary.additional_properties
+            undone_count += was_compacted and "seamark.replacements-undone" in summary.additional_properties
             assert {row[0]: row[2] for row in count_scanned_rows(client)} == model, (
                 f"seed {first_seed()}, round {number}"
             )
-            assert {row[0]: row[2] for row in read_with_pyiceberg(catalog)} == model
-    assert undone > 1
+            assert {row[0]: row[2] for row in count_pyiceberg_rows(catalog)} == model
+    assert undone_count > 1

@@ -1,6 +1,6 @@
-"""Statements that maintain tables.
+"""Tests of statements that maintain tables.
 
-The tests show which statements the grammar accepts, which ones it leaves to the engine, and what they do.
+They check which statements the grammar accepts, which statements it leaves to the engine, and what the statements do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.connector.server_thread import ServerThread
 from tests.faults.rigs.mortal_statement import run_killed_at
 from tests.seeds import first_seed
 
-PROTOTYPE = "day < DATE '2026-01-01'"
+DAY_CONDITION = "day < DATE '2026-01-01'"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ PROTOTYPE = "day < DATE '2026-01-01'"
         ("ALTER TABLE db.t MERGE FILES", MergeFiles(("db", "t"))),
         ("alter table t merge files;", MergeFiles(("t",))),
         ("ALTER TABLE a.b.t MERGE FILES TARGET SIZE '512MB' ; ", MergeFiles(("a", "b", "t"), None, 512 << 20)),
-        (f"ALTER TABLE db.t PARTITION ({PROTOTYPE}) MERGE FILES", MergeFiles(("db", "t"), PROTOTYPE)),
+        (f"ALTER TABLE db.t PARTITION ({DAY_CONDITION}) MERGE FILES", MergeFiles(("db", "t"), DAY_CONDITION)),
         (
             "ALTER TABLE db.t PARTITION ( (a IN (1, 2)) AND b = ')' ) DROP COLUMNS (payload, ext)",
             DropColumns(("db", "t"), "(a IN (1, 2)) AND b = ')'", ("payload", "ext")),
@@ -120,6 +120,7 @@ def test_spacing_quotes_and_comments_do_not_change_the_parsed_statement() -> Non
 
         words = ["ALTER", "TABLE", ".".join(map(quote_name, levels)), "PARTITION", f"({where})"]
         words += ["DROP", "COLUMNS", f"({', '.join(map(quote_name, columns))})"] if is_drop else ["MERGE", "FILES"]
+        # Word 2 is the name of the table.
         cased_words = [
             rng.choice([word, word.lower()]) if n != 2 and word.isupper() else word for n, word in enumerate(words)
         ]
@@ -131,8 +132,8 @@ def test_spacing_quotes_and_comments_do_not_change_the_parsed_statement() -> Non
 def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient, server: ServerThread) -> None:
     create_table(server, 2)
     rng = random.Random(1)
-    for first in range(0, 1200, 400):
-        append(client, "db.t", build_rows(rng, range(first, first + 400)))
+    for first_id in range(0, 1200, 400):
+        append(client, "db.t", build_rows(rng, range(first_id, first_id + 400)))
     rows_before = read_rows_by_id(client)
     merge = parse_statement("ALTER TABLE db.t PARTITION (part = 0) MERGE FILES TARGET SIZE '1MB'")
     assert merge is not None
@@ -168,7 +169,7 @@ def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient
 
 
 @pytest.mark.parametrize(
-    ("statement", "version", "step"),
+    ("statement", "version", "interval"),
     [
         ("ALTER TABLE db.t PARTITION (TRUE) DROP COLUMNS (payload)", 2, 120),
         pytest.param("ALTER TABLE db.t PARTITION (TRUE) DROP COLUMNS (payload)", 2, 41, marks=pytest.mark.slow),
@@ -177,13 +178,13 @@ def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient
     ],
 )
 def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
-    client: IndexClient, server: ServerThread, statement: str, version: int, step: int
+    client: IndexClient, server: ServerThread, statement: str, version: int, interval: int
 ) -> None:
-    """The process of the statement is killed before or after every `step`th of its writes and requests."""
+    """The process of the statement is killed before or after every `interval`-th of its writes and requests."""
     create_table(server, version)
     rng = random.Random(first_seed())
-    for first in range(0, 2400, 800):
-        append(client, "db.t", build_rows(rng, range(first, first + 800)))
+    for first_id in range(0, 2400, 800):
+        append(client, "db.t", build_rows(rng, range(first_id, first_id + 800)))
     rows_before, rows_after = read_rows_by_id(client), read_rows_by_id(client)
     if "DROP" in statement:
         for row in rows_after.values():
@@ -191,20 +192,20 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     parsed_statement = parse_statement(statement)
     assert parsed_statement is not None
     job = StatementJob(server.url, None, parsed_statement, utc=True)
-    killed_count, number, answer = 0, rng.randint(1, step), None
+    killed_count, killed_step, answer = 0, rng.randint(1, interval), None
     while answer is None:
-        answer = run_killed_at(number, job)
+        answer = run_killed_at(killed_step, job)
         actual = read_rows_by_id(client)
         if answer is None:
             killed_count += 1
-            assert actual in (rows_before, rows_after), number
-        number += step
+            assert actual in (rows_before, rows_after), killed_step
+        killed_step += interval
     assert killed_count > 1
     assert answer.error == ""
     assert actual == rows_after
     location = Path(json.loads(client.load_table("db.t").metadata)["location"].removeprefix("file://"))
     for path in location.rglob("*.parquet"):
-        os.utime(path, (1, 1))
+        os.utime(path, (1, 1))  # A removal of orphan files deletes only old files.
     day_ago_ms = time.time_ns() // 1_000_000 - 86_400_000
     assert remove_orphan_files(client, "db.t", older_than_ms=day_ago_ms).is_complete
     known_paths = {path for snapshot in list_snapshot_ids(client) for path in list_paths_at(client, snapshot)}

@@ -1,4 +1,4 @@
-"""Statistics of tables in random histories, against exact counts of the rows that a scan reads."""
+"""Tests of statistics of tables in random histories, compared with exact counts of the rows that a scan reads."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from seamark.formats.runtime.errors import BadRequest
 from tests.connector.jobs.test_orphan_files import age_all_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, create
+from tests.connector.write.test_compaction import BY_PART, build_rows, create_test_table
 from tests.connector.write.test_upserts import create_upsert_table as create_table
 from tests.seeds import first_seed
 
 
-def read_counts(catalog: RestCatalog, table: str = "db.t") -> dict[int, int]:
+def read_counts(catalog: RestCatalog, table_name: str = "db.t") -> dict[int, int]:
     """Return the number of distinct values of the current snapshot, by field id."""
-    metadata = catalog.load_table(table).metadata
-    (actual_file,) = [file for file in metadata.statistics if file.snapshot_id == metadata.current_snapshot_id]
-    return {blob.fields[0]: int((blob.properties or {})["ndv"]) for blob in actual_file.blob_metadata}
+    metadata = catalog.load_table(table_name).metadata
+    (statistics_file,) = [file for file in metadata.statistics if file.snapshot_id == metadata.current_snapshot_id]
+    return {blob.fields[0]: int((blob.properties or {})["ndv"]) for blob in statistics_file.blob_metadata}
 
 
-def count_distinct_values(client: IndexClient, table: str = "db.t") -> list[int]:
-    scanned_rows = scan(client, table).to_arrow()
-    return [len(set(scanned_rows[name].to_pylist()) - {None}) for name in scanned_rows.column_names]
+def count_distinct_values(client: IndexClient, table_name: str = "db.t") -> list[int]:
+    rows = scan(client, table_name).to_arrow()
+    return [len(set(rows[name].to_pylist()) - {None}) for name in rows.column_names]
 
 
 def list_statistics_files(catalog: RestCatalog) -> set[Path]:
@@ -59,38 +59,39 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
     """Values of removed rows count until a tenth of the rows is removed, so the upper limit includes them."""
-    rng, incremental = random.Random(first_seed()), 0
+    rng, incremental_count = random.Random(first_seed()), 0
     with open_catalog(server.url) as catalog:
-        create(catalog, version, rng.choice((PartitionSpec(), BY_PART)))
-        ever: set[int] = set()
+        create_test_table(catalog, version, rng.choice((PartitionSpec(), BY_PART)))
+        added_ids: set[int] = set()
         for step in range(14):
-            work = rng.random()
+            random_number = rng.random()
             ids = [rng.randrange(60_000) for _ in range(rng.choice((5, 900, 9000)))]
-            if work < 0.45 or step == 0:
+            if random_number < 0.45 or step == 0:
                 append(client, "db.t", build_rows(ids))
-                ever |= set(ids)
-            elif work < 0.65:
+                added_ids |= set(ids)
+            elif random_number < 0.65:
                 upsert(client, "db.t", build_rows(sorted(set(ids[:900])), "n"), keys=["id"], mode=rng.choice(MODES))
-                ever |= set(ids)
-            elif work < 0.8:
+                added_ids |= set(ids)
+            elif random_number < 0.8:
                 delete(client, "db.t", keys=pa.table({"id": sorted(set(ids))}), mode=rng.choice(MODES))
             else:
                 compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
             if rng.random() < 0.6:
                 continue
             report = compute_statistics(client, "db.t")
-            incremental += report.columns_read == 0 and report.files < report.files_total
+            incremental_count += report.columns_read == 0 and report.files < report.files_total
             actual_counts, live_counts = read_counts(catalog), count_distinct_values(client)
             for column, count in enumerate(live_counts, 1):
+                # A sketch keeps up to 4,096 values, so it counts them exactly.
                 error = 0 if count <= 4096 else 0.05 * count
-                removed_share = 0 if report.columns_read else 0.25 * max(1, report.rows + len(ever))
-                assert count - error <= actual_counts[column] <= count + error + removed_share, (
+                removed_max = 0 if report.columns_read else 0.25 * max(1, report.rows + len(added_ids))
+                assert count - error <= actual_counts[column] <= count + error + removed_max, (
                     step,
                     column,
                     count,
                     actual_counts,
                 )
-        assert incremental, "no statistics were computed from previous statistics"
+        assert incremental_count, "no statistics were computed from previous statistics"
 
 
 @pytest.mark.slow
@@ -98,7 +99,7 @@ def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
     client: IndexClient, server: ServerThread
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_PART)
+        create_test_table(catalog, 2, BY_PART)
         append(client, "db.t", build_rows(range(30_000)))
         assert compute_statistics(client, "db.t").files == 3
         append(client, "db.t", build_rows(range(30_000, 31_000)))
@@ -107,13 +108,13 @@ def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
         report = compute_statistics(client, "db.t")
         assert (report.files, report.files_total, report.rows, report.columns_read) == (6, 9, 2000, 0)
         assert (dry_report.files, dry_report.rows) == (report.files, report.rows)
-        count = read_counts(catalog)
+        counts_before = read_counts(catalog)
         assert compute_statistics(client, "db.t", full=True).files == 9
-        assert read_counts(catalog) == count
+        assert read_counts(catalog) == counts_before
         # Files that replace counted files are read only if rows were added before the replacement.
         compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
         assert compute_statistics(client, "db.t").files == 0
-        assert read_counts(catalog) == count
+        assert read_counts(catalog) == counts_before
         append(client, "db.t", build_rows(range(32_000, 33_000)))
         compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
         assert compute_statistics(client, "db.t").files == 3
@@ -154,7 +155,9 @@ def test_policy_decides_when_and_for_which_columns_statistics_are_computed(
     client: IndexClient, server: ServerThread
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **{"seamark_statistics_columns": "id, gone", "seamark_statistics_changed-percent": "20"})
+        create_test_table(
+            catalog, 2, **{"seamark_statistics_columns": "id, gone", "seamark_statistics_changed-percent": "20"}
+        )
         assert compute_statistics(client, "db.t").snapshot_id is None
         append(client, "db.t", build_rows(range(100)))
         assert run_statistics(client, ("db", "t"))["rows"] == 100
@@ -173,7 +176,7 @@ def test_policy_decides_when_and_for_which_columns_statistics_are_computed(
 
 def test_damaged_or_missing_statistics_are_computed_again(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         append(client, "db.t", build_rows(range(100)))
         compute_statistics(client, "db.t")
         (path,) = list_statistics_files(catalog)
@@ -194,7 +197,7 @@ def test_expiration_and_orphan_removal_keep_statistics_of_live_snapshots(
     client: IndexClient, server: ServerThread
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_PART)
+        create_test_table(catalog, 2, BY_PART)
         for number in range(3):
             append(client, "db.t", build_rows(range(number * 10, number * 10 + 10)))
             compute_statistics(client, "db.t")
@@ -222,7 +225,7 @@ def test_refused_statistics_commit_leaves_no_file(
         raise Conflict("refused")
 
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, BY_PART)
+        create_test_table(catalog, 2, BY_PART)
         append(client, "db.t", build_rows(range(10)))
         folder = Path(catalog.load_table("db.t").location().removeprefix("file://"))
         files_before = set(folder.rglob("*"))
@@ -238,7 +241,7 @@ def test_partition_statistics_contain_the_totals_of_each_partition(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, version, BY_PART)
+        create_test_table(catalog, version, BY_PART)
         append(client, "db.t", build_rows(range(300)))
         delete(client, "db.t", keys=pa.table({"id": [0, 1, 3]}), mode="merge-on-read")
         assert compute_statistics(client, "db.t").partitions == 3

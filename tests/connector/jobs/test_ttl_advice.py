@@ -1,4 +1,4 @@
-"""Advice on column TTLs: columns that plans or scan reports read are never advised, unread columns are."""
+"""Tests of advice on column TTLs: it names columns that neither plans nor scan reports read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def record_reads(
     """Record that the columns were read some days ago."""
     entry = server.run(server.components.catalog.tables.load(("db",), "t")).entry
     today = server.components.catalog.column_usage.today
-    reads = tuple((column, age_d, 1) for column in (*columns, -2))
+    reads = tuple((column, age_d, 1) for column in (*columns, NAMED_COLUMNS))
     server.run(server.components.store.transact([AddColumnReads(entry.uuid, today - days, reads)]))
 
 
@@ -106,15 +106,21 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
         for column in columns:
             read_dates[column] = min(oldest_day, read_dates.get(column, oldest_day))
         for column, age_d in list_advised_ages(client).items():
-            first_read = read_dates.get(column)
-            assert first_read is None or first_read > today - timedelta(days=age_d) - timedelta(days=31), (seed, column)
+            oldest_read = read_dates.get(column)
+            # A partition can begin up to 31 days before the day that the query names.
+            assert oldest_read is None or oldest_read > today - timedelta(days=age_d) - timedelta(days=31), (
+                seed,
+                column,
+            )
     for advice in advise_ttl(client, "db.t")["advice"]:
         statement = parse_statement(advice["statement"])
         assert statement is not None
         run_statement(client, statement, utc=True)
-        dropped_entries = set(scan(client, "db.t", ["at"], f"{advice['column']} IS NULL").to_arrow()["at"].to_pylist())
-        lost_values = {value if kind == "date" else value.date() for value in dropped_entries}
-        assert all(advice["column"] not in read_dates or day < read_dates[advice["column"]] for day in lost_values), (
+        times_without_value = set(
+            scan(client, "db.t", ["at"], f"{advice['column']} IS NULL").to_arrow()["at"].to_pylist()
+        )
+        lost_days = {value if kind == "date" else value.date() for value in times_without_value}
+        assert all(advice["column"] not in read_dates or day < read_dates[advice["column"]] for day in lost_days), (
             seed,
             advice,
         )
@@ -127,7 +133,7 @@ def test_scan_reports_count_as_reads_and_lower_the_confidence_if_they_name_no_co
     record_reads(client, server, 1)
 
     def report_scan(**fields: Any) -> None:
-        columns = {
+        body = {
             "report-type": "scan-report",
             "table-name": "db.t",
             "snapshot-id": 1,
@@ -138,13 +144,13 @@ def test_scan_reports_count_as_reads_and_lower_the_confidence_if_they_name_no_co
             "metrics": {},
             **fields,
         }
-        client._request("POST", "/v1/namespaces/db/tables/t/metrics", {}, json.dumps(columns).encode())
+        client._request("POST", "/v1/namespaces/db/tables/t/metrics", {}, json.dumps(body).encode())
 
-    spark = {"metadata": {"engine-name": "spark"}}
-    report_scan(**spark, **{"projected-field-ids": [3], "projected-field-names": ["payload"]})
+    spark_fields = {"metadata": {"engine-name": "spark"}}
+    report_scan(**spark_fields, **{"projected-field-ids": [3], "projected-field-names": ["payload"]})
     assert list_advised_ages(client) == {"id": 7, "ext": 7, "tags": 7}
     sanitized_filter = {"type": "eq", "term": "ext", "value": "(hash-12345678)"}
-    report_scan(**spark, filter=sanitized_filter, **{"projected-field-ids": [1]})
+    report_scan(**spark_fields, filter=sanitized_filter, **{"projected-field-ids": [1]})
     assert list_advised_ages(client) == {"tags": 7}
     assert advise_ttl(client, "db.t")["confidence"] == 1.0
     report_scan(**{"projected-field-ids": [1, 2, 3, 4, 5, 6]})  # Some engines always name all columns.
@@ -152,7 +158,7 @@ def test_scan_reports_count_as_reads_and_lower_the_confidence_if_they_name_no_co
     actual = advise_ttl(client, "db.t")
     assert (actual["reads"], actual["reads-with-columns"], actual["confidence"]) == (5, 3, 0.6)
     assert list_advised_ages(client) == {"tags": 7}
-    report_scan(**spark, **{"projected-field-ids": [1, 2, 3, 4, 5, 6]})
+    report_scan(**spark_fields, **{"projected-field-ids": [1, 2, 3, 4, 5, 6]})
     assert list_advised_ages(client) == {}
 
 

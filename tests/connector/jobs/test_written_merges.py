@@ -1,4 +1,4 @@
-"""The files of a write are merged before its commit: the written rows and all other files stay."""
+"""Tests that the files of a write are merged before its commit, and that the rows and all other files stay."""
 
 from __future__ import annotations
 
@@ -53,31 +53,32 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     if rng.random() < 0.5:
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
     append(client, "db.t", build_rows(rng, range(1_000_000, 1_000_100)))
-    rows_before, first, tables = read_rows_by_id(client), 0, []
-    for size in rng.choices([3, 200, 700, 4000], k=rng.randint(2, 6)):
-        tables.append(build_rows(rng, range(first, first + size)))
-        first += size
-    where = rng.choice(["part = 1", "part = 0"])
+    rows_before, first_id, tables = read_rows_by_id(client), 0, []
+    for row_count in rng.choices([3, 200, 700, 4000], k=rng.randint(2, 6)):
+        tables.append(build_rows(rng, range(first_id, first_id + row_count)))
+        first_id += row_count
+    replaced_part = rng.choice([1, 0])
+    where = f"part = {replaced_part}"
     if mode == OVERWRITE:
         tables = [
-            table.filter(pa.array([part == int(where[-1]) for part in table["part"].to_pylist()])) for table in tables
+            table.filter(pa.array([part == replaced_part for part in table["part"].to_pylist()])) for table in tables
         ]
     destination, parts = write_with_tasks(client, mode, tables, where)
-    merged_file = WrittenFiles.join(parts)
+    written_files = WrittenFiles.join(parts)
     merge_report = merge_written(client, "db.t", destination.target, parts, slots=rng.randint(1, 3))
-    assert merge_report.rows == merged_file.rows
-    assert len(merge_report.files) < len(merged_file.files), seed
-    removed_file_paths = {file["file-path"] for file in merged_file.files} - {
+    assert merge_report.rows == written_files.rows
+    assert len(merge_report.files) < len(written_files.files), seed
+    removed_file_paths = {file["file-path"] for file in written_files.files} - {
         file["file-path"] for file in merge_report.files
     }
     assert not removed_file_paths & list_stored_files(tmp_path)
     answer = destination.commit(client, merge_report)
     assert answer is not None
     expected = {row["id"]: row for table in tables for row in table.to_pylist()}
-    for number_before, row in rows_before.items():
-        is_replaced = mode == OVERWRITE_PARTITIONS or (mode == OVERWRITE and row["part"] == int(where[-1]))
+    for id_, row in rows_before.items():
+        is_replaced = mode == OVERWRITE_PARTITIONS or (mode == OVERWRITE and row["part"] == replaced_part)
         if not is_replaced:
-            expected[number_before] = row
+            expected[id_] = row
     assert read_rows_by_id(client) == expected, seed
     if version == 3:  # Each row has its own id, and was last changed by this commit or the previous commit.
         ids = scan(client, "db.t", [NAMES[0]]).to_arrow()[NAMES[0]].to_pylist()
@@ -95,7 +96,7 @@ def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexCli
     create_table(server, 2)
     rng = random.Random(1)
     even_rows = build_rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
-    other_rows = [build_rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
+    other_rows = [build_rows(rng, range(id_, id_ + 1)) for id_ in (50_001, 50_003)]
     destination, parts = write_with_tasks(client, APPEND, [even_rows, *other_rows])
     merge_report = merge_written(client, "db.t", destination.target, parts)
     large_paths = [file["file-path"] for file in parts[0].files]
@@ -104,11 +105,11 @@ def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexCli
     assert [file["file-path"] for file in merge_report.files][: len(large_paths)] == large_paths
     calls = []
 
-    def runner(batches: Batches) -> Batches:
+    def record_and_run(batches: Batches) -> Batches:
         calls.append(1)
         return batches
 
-    assert merge_written(client, "db.t", destination.target, [merge_report], runner=runner) == merge_report
+    assert merge_written(client, "db.t", destination.target, [merge_report], runner=record_and_run) == merge_report
     assert calls == []
 
 
@@ -123,10 +124,10 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
     def raise_invalid_request() -> Any:
         raise InvalidRequest("a Spark task failed: no memory")
 
-    def runner(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
+    def fail_all_tasks(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
         yield from ((batch, raise_invalid_request) for batch, _ in batches)
 
-    report = merge_written(client, "db.t", destination.target, parts, runner=runner)
+    report = merge_written(client, "db.t", destination.target, parts, runner=fail_all_tasks)
     assert report == WrittenFiles.join(parts)
     destination.commit(client, report)
     assert sorted(read_rows_by_id(client)) == list(range(27))
@@ -139,13 +140,13 @@ def test_interrupted_merge_leaves_no_file(client: IndexClient, server: ServerThr
     )
     assert list_stored_files(tmp_path)
 
-    def runner(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
+    def interrupt_after_one_task(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
         for batch, rewrite in batches:
             yield batch, rewrite
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        merge_written(client, "db.t", destination.target, parts, runner=runner)
+        merge_written(client, "db.t", destination.target, parts, runner=interrupt_after_one_task)
     assert list_stored_files(tmp_path) == set()
 
 

@@ -14,8 +14,8 @@ from seamark.connector.sql.session import SqlResult
 def to_comparable_value(value: Any) -> Any:
     """Return the value in a comparable form.
 
-    Sums of doubles depend on the order of the rows. Zeros of both signs are equal, and either can represent a
-    group.
+    Sums of doubles depend on the order of the rows, so only six digits are compared. Zeros of both signs are equal, and
+    either can represent a group.
     """
     match value:
         case float():

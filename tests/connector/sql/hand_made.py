@@ -1,6 +1,6 @@
 """Statements in `hand_made.sql`, one on each line, that are easily answered wrong.
 
-They have nulls in NOT IN, rows that outer joins keep, names that hide others, and conditions above windows,
+They have nulls in NOT IN, rows that outer joins keep, names that hide other names, and conditions above windows,
 groups and set operations. Their tables are in the schema `db`.
 
 The statements have the same meaning in DuckDB, as `open_plain_database` opens it, and in Trino. Those in
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 STATEMENTS = tuple(Path(__file__).with_suffix(".sql").read_text().splitlines())
 SPARK_STATEMENTS = tuple(Path(__file__).with_name("hand_made_spark.sql").read_text().splitlines())
-FOUND_FAULTS = tuple(
+FORMERLY_WRONG_STATEMENTS = tuple(
     statement
     for statement in STATEMENTS
     if re.search(r"year\(|, db\.\w+ (RIGHT|FULL)|ORDER BY (-t|x \+|total)", statement)
@@ -48,7 +48,7 @@ TRINO_STATEMENTS = (
     "SELECT k, s, b.id, c.n FROM db.b JOIN db.c USING (k, s)",
 )
 """Statements that have another meaning in DuckDB."""
-_FILE_ROWS = {"a": 4, "b": 3, "c": 2, "e": 1}
+_ROWS_PER_FILE = {"a": 4, "b": 3, "c": 2, "e": 1}
 TABLES = {
     "a": pa.schema(
         [
@@ -78,7 +78,7 @@ TABLES = {
     "c": pa.schema([("k", pa.int32()), ("n", pa.string()), ("s", pa.string()), ("d", pa.date32())]),
     "e": pa.schema([("id", pa.int64()), ("k", pa.int32()), ("s", pa.string()), ("v", pa.float64())]),
 }
-_KINDS = {
+_ICEBERG_TYPES = {
     pa.int64(): "long",
     pa.int32(): "int",
     pa.float64(): "double",
@@ -95,11 +95,13 @@ _NAN = float("nan")
 def list_iceberg_types(table: str) -> dict[str, str]:
     fields = TABLES[table]
     return {
-        field.name: _KINDS.get(field.type) or f"decimal({field.type.precision}, {field.type.scale})" for field in fields
+        field.name: _ICEBERG_TYPES.get(field.type) or f"decimal({field.type.precision}, {field.type.scale})"
+        for field in fields
     }
 
 
 def _build_row_of_a(n: int) -> dict[str, Any]:
+    """Return row `n` of the table `a`. In each column, some rows have null or another special value."""
     return {
         "id": n if n % 7 else None,
         "k": None if n % 11 == 3 else n // 4,
@@ -146,9 +148,10 @@ def split_into_files(table: str) -> list[pa.Table]:
         "c": [_build_row_of_c(n) for n in range(6)],
         "e": [],
     }[table]
-    size = _FILE_ROWS[table]
+    rows_per_file = _ROWS_PER_FILE[table]
     return [
-        pa.Table.from_pylist(rows[start : start + size], schema=TABLES[table]) for start in range(0, len(rows), size)
+        pa.Table.from_pylist(rows[start : start + rows_per_file], schema=TABLES[table])
+        for start in range(0, len(rows), rows_per_file)
     ]
 
 

@@ -6,7 +6,7 @@ import random
 
 NUMBERS = ("big", "fine", "id", "k", "price", "rate", "x", "y")
 TIMES = ("d", "ts", "tz")
-_SHARP = {
+_CONVERSION_SENSITIVE_VALUES = {
     "big": ("9007199254740992", "9007199254740993", "-9007199254740993"),
     "fine": ("0.3", "0.299999999999999999", "0.300000000000000001"),
     "price": ("0.3", "-250", "12.25"),
@@ -37,9 +37,9 @@ class MixedPredicates:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def draw_predicate(self, p: str = "") -> str:
+    def draw_predicate(self, prefix: str = "") -> str:
         column = self._rng.choice((*NUMBERS, *NUMBERS, *TIMES))
-        return self._draw_shape(p, column, TIMES if column in TIMES else NUMBERS)
+        return self._draw_comparison(prefix, column, TIMES if column in TIMES else NUMBERS)
 
     def draw_operand(self, column: str) -> str:
         rng = self._rng
@@ -49,12 +49,16 @@ class MixedPredicates:
             return rng.choice((f"DATE '{day}'", f"TIMESTAMP '{day} {clock}'", f"TIMESTAMP '{day} {clock} {zone}'"))
         if rng.random() < 0.06:
             return rng.choice(_NULLS)
-        return rng.choice(_SHARP[column] if column in _SHARP and rng.random() < 0.5 else _COMMON_NUMBERS)
+        return rng.choice(
+            _CONVERSION_SENSITIVE_VALUES[column]
+            if column in _CONVERSION_SENSITIVE_VALUES and rng.random() < 0.5
+            else _COMMON_NUMBERS
+        )
 
-    def _draw_shape(self, p: str, column: str, family: tuple[str, ...]) -> str:
-        rng, name = self._rng, f"{p}{column}"
+    def _draw_comparison(self, prefix: str, column: str, family: tuple[str, ...]) -> str:
+        rng, name = self._rng, f"{prefix}{column}"
         first, second, third = (self.draw_operand(column) for _ in range(3))
-        other_column = f"{p}{rng.choice(family)}"
+        other_column = f"{prefix}{rng.choice(family)}"
         op = rng.choice(("=", "<>", "<", "<=", ">", ">="))
         negated = rng.choice(("", "NOT "))
         return rng.choice(
@@ -75,12 +79,12 @@ class MixedPredicates:
             )
         )
 
-    def draw_trino_predicate(self, p: str = "") -> str:
+    def draw_trino_predicate(self, prefix: str = "") -> str:
         """Return a predicate that Trino supports. Other engines may not support it."""
         column = self._rng.choice((*NUMBERS, *TIMES))
         first, second, third = (self.draw_operand(column) for _ in range(3))
         negated = self._rng.choice(("", "NOT "))
-        name = f"{p}{column}"
+        name = f"{prefix}{column}"
         return self._rng.choice(
             (
                 f"({name}, 1) {negated}IN (({first}, 1), ({second}, 1.0))",
@@ -90,6 +94,6 @@ class MixedPredicates:
                 f"{name} IN (SELECT {first} UNION ALL SELECT {second})",
                 f"contains(ARRAY[{first}, {second}], {name})",
                 f"greatest({name}, {first}) {negated}IN ({second}, {third})",
-                self.draw_predicate(p),
+                self.draw_predicate(prefix),
             )
         )

@@ -1,4 +1,4 @@
-"""Random queries in the dialect of the SQL entry, and the tables that they read.
+"""Random queries for a `SqlSession`, and the tables that they read.
 
 The tables have nulls, NaN, zeros with a sign, decimals, dates, times with and without a zone, and non-ASCII
 texts.
@@ -32,17 +32,19 @@ SCHEMA = pa.schema(list(COLUMNS.items()))
 TABLES = ("t1", "t2", "t3")
 _DAY_US = 86_400_000_000
 _BIG = (2**53 - 1, 2**53, 2**53 + 1, 2**53 + 2, 3)
+"""Integers, of which doubles cannot represent 2**53 + 1."""
 _FINE = (3 * 10**17 - 1, 3 * 10**17, 3 * 10**17 + 1, 15 * 10**17, -225 * 10**16)
+"""Decimals with 18 digits after the point, some of which are equal as doubles."""
 _NAMES = ("", "a", "A", "ab", "Ärger", "b%c", "b_c", "zz top", "日本", "🙂x", " lead")
 _FLOATS = (0.0, -0.0, 1.5, -2.25, float("nan"), float("inf"), float("-inf"), 1e10, 0.1)
 
 
-def draw_rows(rng: random.Random, rows: int) -> pa.Table:
+def draw_rows(rng: random.Random, row_count: int) -> pa.Table:
     def replace_with_null(value: object) -> object:
         return None if rng.random() < 0.12 else value
 
     values: dict[str, list[object]] = {name: [] for name in COLUMNS}
-    for _ in range(rows):
+    for _ in range(row_count):
         values["id"].append(replace_with_null(rng.randint(-5, 40)))
         values["k"].append(replace_with_null(rng.choice((-3, 0, 1, 2, 3, 7))))
         values["name"].append(replace_with_null(rng.choice(_NAMES)))
@@ -84,38 +86,38 @@ class RandomQueries:
 
     def draw_query(self) -> str:
         if self._rng.random() < 0.1:
-            return self._draw_compared()
-        draw = self._rng.random()
-        if draw < 0.3:
-            return self._draw_plain()
-        if draw < 0.6:
-            return self._draw_grouped()
-        if draw < 0.75:
-            return self._draw_joined()
-        if draw < 0.85:
-            return self._draw_nested()
-        if draw < 0.93:
+            return self._draw_inequality_query()
+        random_number = self._rng.random()
+        if random_number < 0.3:
+            return self._draw_plain_query()
+        if random_number < 0.6:
+            return self._draw_grouped_query()
+        if random_number < 0.75:
+            return self._draw_join_query()
+        if random_number < 0.85:
+            return self._draw_nested_query()
+        if random_number < 0.93:
             word = self._rng.choice(("UNION", "UNION ALL", "EXCEPT", "INTERSECT"))
             column = self._rng.choice(("id", "name", "price", "d", "k"))
-            sides = [f"SELECT {column} FROM {self._choose_table()}" for _ in range(2)]
-            return f" {word} ".join(sides) + f" WHERE {self.draw_condition()}"
-        return self._draw_windowed()
+            queries = [f"SELECT {column} FROM {self._choose_table()}" for _ in range(2)]
+            return f" {word} ".join(queries) + f" WHERE {self.draw_condition()}"
+        return self._draw_window_query()
 
     def _choose_table(self) -> str:
         return f"{self._schema}.{self._rng.choice(TABLES)}"
 
-    def _draw_plain(self) -> str:
+    def _draw_plain_query(self) -> str:
         outputs = ", ".join(self.draw_expression() for _ in range(self._rng.randint(1, 4)))
         return f"SELECT {outputs} FROM {self._choose_table()} WHERE {self.draw_condition()}"
 
-    def _draw_grouped(self) -> str:
+    def _draw_grouped_query(self) -> str:
         key = self._rng.choice(("k", "name", "d", "ok", "year(d)", "month(ts)", "x", "k % 2", "substr(name, 1, 1)"))
         aggregates = ", ".join(self._draw_aggregate() for _ in range(self._rng.randint(1, 4)))
         having = f" HAVING count(*) > {self._rng.randint(0, 3)}" if self._rng.random() < 0.3 else ""
         table, condition = self._choose_table(), self.draw_condition()
         return f"SELECT {key}, {aggregates} FROM {table} WHERE {condition} GROUP BY {key}{having}"
 
-    def _draw_joined(self) -> str:
+    def _draw_join_query(self) -> str:
         kind = self._rng.choice(("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"))
         key = self._rng.choice(("id", "k", "name", "d", "x", "price"))
         where = self.draw_condition("a.") if self._rng.random() < 0.8 else "TRUE"
@@ -125,9 +127,9 @@ class RandomQueries:
             f" a.{key} = b.{key} WHERE {where}"
         )
 
-    def _draw_compared(self) -> str:
-        """Return a comparison with extremes of rows, or with columns of another table."""
-        column, other = self._rng.choice(
+    def _draw_inequality_query(self) -> str:
+        """Return a query that compares a column with extremes of rows, or with a column of another table."""
+        column, other_column = self._rng.choice(
             (
                 *(("id", "id"), ("id", "k"), ("k", "id"), ("d", "d"), ("ts", "ts"), ("ts", "d")),
                 *(("price", "price"), ("name", "name"), ("x", "x")),
@@ -136,13 +138,17 @@ class RandomQueries:
         op = self._rng.choice(("=", "<", "<=", ">", ">="))
         where = f" WHERE {self.draw_condition('q.')}" if self._rng.random() < 0.6 else ""
         rows = f"{self._choose_table()} q{where}"
-        low, high = (f"(SELECT {extreme}(q.{other}) FROM {rows})" for extreme in self._rng.sample(("min", "max"), 2))
+        low, high = (
+            f"(SELECT {extreme}(q.{other_column}) FROM {rows})" for extreme in self._rng.sample(("min", "max"), 2)
+        )
         between_condition = f"a.{column} BETWEEN {low} AND {high}"
         if self._rng.random() < 0.3 and column != "x":  # Engines return different extremes of columns with NaN.
             extreme = self._rng.choice(("min", "max"))
-            names = f"WITH m AS (SELECT {extreme}(q.{other}) AS e FROM {rows}), n AS (SELECT e AS l FROM m)"
+            named_queries = (
+                f"WITH m AS (SELECT {extreme}(q.{other_column}) AS e FROM {rows}), n AS (SELECT e AS l FROM m)"
+            )
             name, value = self._rng.choice((("m", "m.e"), ("n", "n.l")))
-            query = f"{names} SELECT a.id FROM {self._choose_table()} a"
+            query = f"{named_queries} SELECT a.id FROM {self._choose_table()} a"
             kind = self._rng.choice(("JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN"))
             return self._rng.choice(
                 (
@@ -157,8 +163,8 @@ class RandomQueries:
                 f" {self._rng.choice((f'a.{column} {op} {low}', between_condition))}"
             )
         kind = self._rng.choice(("JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN"))
-        end = f" AND a.{column} <= b.{other} + 0" if column == "id" else f" AND b.{other} >= a.{column}"
-        join_condition = f"a.{column} {op} b.{other}{end}"
+        end = f" AND a.{column} <= b.{other_column} + 0" if column == "id" else f" AND b.{other_column} >= a.{column}"
+        join_condition = f"a.{column} {op} b.{other_column}{end}"
         if column == "x":
             # Trino searches a sorted column for the rows of an inequality, and loses rows if the column has NaN. It
             # does not search a sum.
@@ -168,23 +174,24 @@ class RandomQueries:
             f"{join_condition} WHERE {self.draw_condition('b.')}"
         )
 
-    def _draw_nested(self) -> str:
+    def _draw_nested_query(self) -> str:
         condition, table, other_table = self.draw_condition(), self._choose_table(), self._choose_table()
-        of_a, of_b = self.draw_condition("a."), self.draw_condition("b.")
+        condition_on_a, condition_on_b = self.draw_condition("a."), self.draw_condition("b.")
         total = f"WITH w AS (SELECT k, sum(price) AS total FROM {table} GROUP BY k)"
         return self._rng.choice(
             (
                 f"SELECT id, name FROM {table} WHERE k IN (SELECT k FROM {other_table} WHERE {condition})",
                 f"SELECT id FROM {table} WHERE k NOT IN "
                 f"(SELECT k FROM {other_table} WHERE k IS NOT NULL AND {condition})",
-                f"SELECT id FROM {table} a WHERE EXISTS (SELECT 1 FROM {other_table} b WHERE b.id = a.id AND {of_b})",
+                f"SELECT id FROM {table} a WHERE EXISTS "
+                f"(SELECT 1 FROM {other_table} b WHERE b.id = a.id AND {condition_on_b})",
                 f"SELECT id, (SELECT max(price) FROM {other_table} b WHERE b.k = a.k) FROM {table} a",
-                f"{total} SELECT w.k, total / 3, a.id FROM w JOIN {other_table} a ON w.k = a.k WHERE {of_a}",
+                f"{total} SELECT w.k, total / 3, a.id FROM w JOIN {other_table} a ON w.k = a.k WHERE {condition_on_a}",
                 f"SELECT count(*), sum(p) FROM (SELECT DISTINCT k, price AS p FROM {table} WHERE {condition}) q",
             )
         )
 
-    def _draw_windowed(self) -> str:
+    def _draw_window_query(self) -> str:
         function = self._rng.choice(("rank()", "dense_rank()", "count(*)", "sum(k)", "max(price)"))
         return (
             f"SELECT id, {function} OVER (PARTITION BY k ORDER BY d, ts) FROM {self._choose_table()}"
@@ -221,53 +228,53 @@ class RandomQueries:
         )
 
     def draw_condition(self, prefix: str = "", depth: int = 2) -> str:
-        draw = self._rng.random()
-        if depth and draw < 0.45:
+        random_number = self._rng.random()
+        if depth and random_number < 0.45:
             word = self._rng.choice(("AND", "OR"))
             return f"({self.draw_condition(prefix, depth - 1)} {word} {self.draw_condition(prefix, depth - 1)})"
-        if depth and draw < 0.6:
+        if depth and random_number < 0.6:
             return f"NOT ({self.draw_condition(prefix, depth - 1)})"
         return self._draw_comparison(prefix)
 
-    def _draw_comparison(self, p: str) -> str:
+    def _draw_comparison(self, prefix: str) -> str:
         if self._rng.random() < 0.25:
-            return self._mixed_predicates.draw_predicate(p)
+            return self._mixed_predicates.draw_predicate(prefix)
         op = self._rng.choice(("=", "<>", "<", "<=", ">", ">="))
         number = self._rng.randint(-3, 30)
         day = f"2022-01-{self._rng.randint(8, 31):02d}"
         like = self._rng.choice(("LIKE", "NOT LIKE"))
         return self._rng.choice(
             (
-                f"{p}id {op} {number}",
-                f"{p}id {op} {p}k",
+                f"{prefix}id {op} {number}",
+                f"{prefix}id {op} {prefix}k",
                 # Trino 483 makes a range of neighbours beside NULL, `k IN (1, 2, NULL)`, and also finds the nulls
                 # of k.
-                f"{p}k IN (1, {number}, NULL)"
+                f"{prefix}k IN (1, {number}, NULL)"
                 if self._rng.random() < 0.3 and number not in (0, 2)
-                else f"{p}k IN (1, 3)",
-                f"{p}k NOT IN (1, {number})",
-                f"{p}price {op} {number * 10}",
-                f"{p}price {op} {number}.5",
-                f"{p}price BETWEEN -100 AND {number * 10}.25",
-                f"{p}x {op} 1.5",
-                f"{p}x {op} {p}y",
-                f"{p}y {op} 1.5E0",
-                f"{p}x IN (0E0, 1.5E0)",
-                f"{p}x BETWEEN -3E0 AND 2E0",
-                f"{p}name {op} 'b'",
-                f"{p}name {like} '{self._rng.choice(('a%', '%b%', '_', 'b!_c', '%x'))}'",
-                f"{p}name {like} 'b!_%' ESCAPE '!'",
-                f"{p}d {op} DATE '{day}'",
-                f"{p}d {op} CAST({p}ts AS date)",
-                f"{p}ts {op} TIMESTAMP '{day} 12:00:00'",
-                f"{p}ts {op} DATE '{day}'",
-                f"{p}tz {op} TIMESTAMP '{day} 01:00:00 UTC'",
-                f"{p}d + INTERVAL '1' month > DATE '{day}'",
-                f"{p}ok",
-                f"{p}{self._rng.choice(list(COLUMNS))} IS {self._rng.choice(('', 'NOT '))}NULL",
-                f"{p}k IS DISTINCT FROM {number}",
-                f"year({p}d) = 2022",
-                f"length({p}name) > 1",
+                else f"{prefix}k IN (1, 3)",
+                f"{prefix}k NOT IN (1, {number})",
+                f"{prefix}price {op} {number * 10}",
+                f"{prefix}price {op} {number}.5",
+                f"{prefix}price BETWEEN -100 AND {number * 10}.25",
+                f"{prefix}x {op} 1.5",
+                f"{prefix}x {op} {prefix}y",
+                f"{prefix}y {op} 1.5E0",
+                f"{prefix}x IN (0E0, 1.5E0)",
+                f"{prefix}x BETWEEN -3E0 AND 2E0",
+                f"{prefix}name {op} 'b'",
+                f"{prefix}name {like} '{self._rng.choice(('a%', '%b%', '_', 'b!_c', '%x'))}'",
+                f"{prefix}name {like} 'b!_%' ESCAPE '!'",
+                f"{prefix}d {op} DATE '{day}'",
+                f"{prefix}d {op} CAST({prefix}ts AS date)",
+                f"{prefix}ts {op} TIMESTAMP '{day} 12:00:00'",
+                f"{prefix}ts {op} DATE '{day}'",
+                f"{prefix}tz {op} TIMESTAMP '{day} 01:00:00 UTC'",
+                f"{prefix}d + INTERVAL '1' month > DATE '{day}'",
+                f"{prefix}ok",
+                f"{prefix}{self._rng.choice(list(COLUMNS))} IS {self._rng.choice(('', 'NOT '))}NULL",
+                f"{prefix}k IS DISTINCT FROM {number}",
+                f"year({prefix}d) = 2022",
+                f"length({prefix}name) > 1",
             )
         )
 

@@ -1,4 +1,7 @@
-"""Queries return the same rows from cubes as from rows: random tables, cubes, queries and changes of the table."""
+"""Tests that queries return the same rows from cubes as from data files.
+
+Tables, cubes, queries and changes of the tables are random.
+"""
 
 from __future__ import annotations
 
@@ -69,14 +72,14 @@ COMPARED_COLUMNS = [*OPERANDS, "name", "d", "ts", "tz"]
 SKETCHED = ["k", "id", "name", "d", "ts", "tz"]
 
 
-def draw_rows_with_exact_sums(rng: random.Random, rows: int) -> pa.Table:
+def draw_rows_with_exact_sums(rng: random.Random, row_count: int) -> pa.Table:
     """Return random rows, whose floats have exact sums and whose times are before and after 1970."""
-    table = draw_rows(rng, rows)
+    table = draw_rows(rng, row_count)
     for name in ("x", "y"):
-        values = [None if rng.random() < 0.1 else rng.choice(EXACT_FLOATS) for _ in range(rows)]
-        number = table.column_names.index(name)
-        table = table.set_column(number, name, pa.array(values, SCHEMA.field(name).type))
-    days = [None if rng.random() < 0.1 else rng.randint(-400, 400) for _ in range(rows)]
+        values = [None if rng.random() < 0.1 else rng.choice(EXACT_FLOATS) for _ in range(row_count)]
+        column_number = table.column_names.index(name)
+        table = table.set_column(column_number, name, pa.array(values, SCHEMA.field(name).type))
+    days = [None if rng.random() < 0.1 else rng.randint(-400, 400) for _ in range(row_count)]
     table = table.set_column(table.column_names.index("d"), "d", pa.array(days, pa.int32()).cast(pa.date32()))
     times = [None if day is None else day * 86_400_000_000 + rng.choice((0, -1, 3_600_000_001)) for day in days]
     for name in ("ts", "tz"):
@@ -85,7 +88,7 @@ def draw_rows_with_exact_sums(rng: random.Random, rows: int) -> pa.Table:
     return table
 
 
-def draw_rows_with_structs(rng: random.Random, rows: int) -> pa.Table:
+def draw_rows_with_structs(rng: random.Random, row_count: int) -> pa.Table:
     """Return random rows with a struct `n`, which is null itself, or has nulls at each level.
 
     The other columns are those that `draw_rows_with_exact_sums` draws without the struct.
@@ -108,14 +111,14 @@ def draw_rows_with_structs(rng: random.Random, rows: int) -> pa.Table:
             (None, values | {"deep": structs_rng.choice((None, deep, deep))}, values | {"deep": deep})
         )
 
-    structs = pa.array([draw_struct() for _ in range(rows)], STRUCT)
-    return draw_rows_with_exact_sums(rng, rows).append_column("n", structs)
+    structs = pa.array([draw_struct() for _ in range(row_count)], STRUCT)
+    return draw_rows_with_exact_sums(rng, row_count).append_column("n", structs)
 
 
 _GROUPING_PATTERN = re.compile("ROLLUP|CUBE|GROUPING SETS")
 
 
-def _group(keys: list[str], rng: random.Random) -> str:
+def _draw_grouping(keys: list[str], rng: random.Random) -> str:
     """Return the keys of GROUP BY, sometimes in several grouping sets if all of them are columns."""
     names = _list_keys(keys, rng)
     if not all(key.isidentifier() for key in keys) or rng.random() < 0.3:
@@ -143,7 +146,7 @@ class RandomAggregates:
         self._dimensions = DIMENSIONS | (STRUCT_DIMENSIONS if has_structs else {})
         self._operands = [*OPERANDS, *(STRUCT_OPERANDS if has_structs else [])]
         self._functions = ["sum", "avg", "count", "min", "max", *(["approx_distinct"] if has_sketches else [])]
-        self._group = _group if has_grouping_sets else _list_keys
+        self._draw_grouping = _draw_grouping if has_grouping_sets else _list_keys
 
     def draw_cube(self) -> tuple[list[str], list[str]]:
         """Return the dimensions and the measures of a cube."""
@@ -161,17 +164,18 @@ class RandomAggregates:
         return dimensions, sorted(measures)
 
     def query(self, dimensions: list[str], measures: list[str], source: str) -> str:
+        """Return a random query that a cube with these dimensions and measures can usually answer."""
         rng = self._rng
         expressions = [term for dimension in dimensions for term in self._dimensions[dimension]]
         keys = rng.sample(expressions, rng.randint(0, min(3, len(expressions))))
-        aggregates = [self._aggregate(measures, dimensions) for _ in range(rng.randint(0 if keys else 1, 3))]
-        outputs = [self._name(value) for value in (*keys, *aggregates)]
+        aggregates = [self._draw_aggregate(measures, dimensions) for _ in range(rng.randint(0 if keys else 1, 3))]
+        outputs = [self._draw_output(value) for value in (*keys, *aggregates)]
         distinct_keyword = "DISTINCT " if rng.random() < 0.1 else ""
         text = f"SELECT {distinct_keyword}{', '.join(outputs)} FROM {source} a"
         if rng.random() < 0.5:
             text += f" WHERE {' AND '.join(self._draw_condition(dimensions) for _ in range(rng.randint(1, 2)))}"
         if keys:
-            text += f" GROUP BY {self._group(keys, random.Random(text))}"
+            text += f" GROUP BY {self._draw_grouping(keys, random.Random(text))}"
         if rng.random() < 0.3:
             text += f" HAVING {rng.choice(measures)} IS NOT NULL AND count(*) > {rng.randint(0, 3)}"
         if rng.random() < 0.1:
@@ -183,33 +187,33 @@ class RandomAggregates:
 
     def _order_by_field(self, text: str, dimensions: list[str], outputs: list[str]) -> str:
         """Return the query, sometimes ordered by a field of a struct that has the name of a column of the table."""
-        names = " AS ", " ORDER BY ", "DISTINCT ", "ROLLUP", "CUBE", "GROUPING SETS"
-        if "n.name" not in outputs or "name" in outputs or any(name in text for name in names):
+        excluded_words = " AS ", " ORDER BY ", "DISTINCT ", "ROLLUP", "CUBE", "GROUPING SETS"
+        if "n.name" not in outputs or "name" in outputs or any(word in text for word in excluded_words):
             return text
         rng = random.Random(text)
         if "name" in dimensions and rng.random() < 0.7:
             text = text.replace(" GROUP BY ", " GROUP BY name, ")
         return f"{text} ORDER BY name, {', '.join(map(str, range(1, len(outputs) + 1)))} LIMIT {rng.choice((1, 3))}"
 
-    def _name(self, value: str) -> str:
-        """Return the value, sometimes with the name of a column, which then means the value in ORDER BY."""
+    def _draw_output(self, value: str) -> str:
+        """Return an output of SELECT, sometimes with the name of a column. In ORDER BY, the name means the output."""
         rng = self._rng
         return f"{value} AS {rng.choice(('k', 'id', 'name', 'ts', 'total'))}" if rng.random() < 0.15 else value
 
-    def _aggregate(self, measures: list[str], dimensions: list[str]) -> str:
+    def _draw_aggregate(self, measures: list[str], dimensions: list[str]) -> str:
         rng = self._rng
         measure = rng.choice(measures)
-        draw = rng.random()
+        random_number = rng.random()
         plain_dimensions = [
             dimension for dimension in dimensions if "(" not in dimension and dimension not in ("ok", "x", "y")
         ]
-        if draw < 0.15 and plain_dimensions:
+        if random_number < 0.15 and plain_dimensions:
             return rng.choice(("min({})", "max({})", "count(DISTINCT {})")).format(rng.choice(plain_dimensions))
-        if draw < 0.3:
+        if random_number < 0.3:
             return f"{measure} FILTER (WHERE {self._draw_condition(dimensions)})"
-        if draw < 0.35:
+        if random_number < 0.35:
             return f"count_if({self._draw_condition(dimensions)})"
-        if draw < 0.4:
+        if random_number < 0.4:
             return "sum(big)"  # Most cubes do not have this measure.
         return measure
 
@@ -245,7 +249,7 @@ class RandomAggregates:
 
 
 class CubeWorld:
-    """A table with cubes, a session with cubes and one without, and random changes of the table."""
+    """A table with cubes and tags, and changes of the table."""
 
     def __init__(self, server: ServerThread, client: IndexClient, rng: random.Random, name: str) -> None:
         self.server, self.client, self.rng, self.name = server, client, rng, name
@@ -254,10 +258,10 @@ class CubeWorld:
 
     @staticmethod
     def create(server: ServerThread, client: IndexClient, name: str) -> CubeWorld:
-        """Return the world of an existing table that has the cube `cube0`."""
-        world = CubeWorld(server, client, random.Random(1), name)
-        world.cubes.append(([], []))
-        return world
+        """Return an existing table that has the cube `cube0`."""
+        cubed_table = CubeWorld(server, client, random.Random(1), name)
+        cubed_table.cubes.append(([], []))
+        return cubed_table
 
     def create_table(self) -> None:
         with open_catalog(self.server.url) as catalog:
@@ -321,7 +325,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
         yield server
 
 
-def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
+def compare_random_queries(server: ServerThread, seed: int, query_count: int) -> Counter[str]:
     """Change a table at random, and compare the answers of queries with and without cubes."""
     rng = random.Random(seed)
     aggregates = RandomAggregates(rng, has_grouping_sets=True, has_sketches=True, has_structs=True)
@@ -331,32 +335,32 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
         SqlSession(server.url) as session,
         SqlSession(server.url, cubes=OFF) as plain_session,
     ):
-        world = CubeWorld(server, client, rng, f"db.t{seed}")
-        world.create_table()
-        world.append()
+        cubed_table = CubeWorld(server, client, rng, f"db.t{seed}")
+        cubed_table.create_table()
+        cubed_table.append()
         for _ in range(2):
-            world.add_cube(*aggregates.draw_cube())
+            cubed_table.add_cube(*aggregates.draw_cube())
         for _ in range(3):
             steps = ("append", "delete", "build", "tag", "build", "roll back", "append", "damage", "lose")
             for step in rng.sample(steps, 5):
                 match step:
                     case "append":
-                        world.append(rng.choice((1, 30)))
+                        cubed_table.append(rng.choice((1, 30)))
                     case "delete":
-                        world.delete(rng.choice(("id = 3", "k = 7", "name = 'a'")))
+                        cubed_table.delete(rng.choice(("id = 3", "k = 7", "name = 'a'")))
                     case "build":
-                        world.build()
+                        cubed_table.build()
                     case "tag":
-                        world.tag()
+                        cubed_table.tag()
                     case "roll back" if rng.random() < 0.3:
-                        world.roll_back()
+                        cubed_table.roll_back()
                     case "damage" | "lose":
-                        world.damage_index_file(loses=step == "lose")
-            for _ in range(queries):
-                source = world.name
-                if world.tags and rng.random() < 0.2:
-                    source += f" FOR VERSION AS OF '{rng.choice(world.tags)}'"
-                text = aggregates.query(*rng.choice(world.cubes), source)
+                        cubed_table.damage_index_file(loses=step == "lose")
+            for _ in range(query_count):
+                source = cubed_table.name
+                if cubed_table.tags and rng.random() < 0.2:
+                    source += f" FOR VERSION AS OF '{rng.choice(cubed_table.tags)}'"
+                text = aggregates.query(*rng.choice(cubed_table.cubes), source)
                 counts[_compare_sessions(session, plain_session, text, seed)] += 1
     return counts
 
@@ -383,7 +387,7 @@ def _compare_sessions(session: SqlSession, plain_session: SqlSession, text: str,
 def test_random_queries_return_the_same_rows_from_cubes(server: ServerThread) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed() + 1, first_seed() + 1 + examples(8, 1)):
-        counts += run_case(server, seed, 8)
+        counts += compare_random_queries(server, seed, 8)
     assert counts["cube"] + counts["cube and rows"] > counts.total() / 5, counts
     assert counts["cube and rows"] > 0, counts
 
@@ -393,21 +397,21 @@ def test_random_queries_return_the_same_rows_from_cubes(server: ServerThread) ->
 def test_thousands_of_random_queries_return_the_same_rows_from_cubes(server: ServerThread) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed() + 1000, first_seed() + 1100):
-        counts += run_case(server, seed, 15)
+        counts += compare_random_queries(server, seed, 15)
     assert counts["cube"] + counts["cube and rows"] > counts.total() / 5, counts
 
 
 @pytest.fixture
 def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[CubeWorld]:
     """Yield a table of one test with 3 files and a built cube by country and day."""
-    name = f"db.sales_{sum(map(ord, request.node.name))}"
+    name = f"db.sales_{sum(map(ord, request.node.name))}"  # Each test has its own table.
     with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         kinds = {"ts": pa.timestamp("us"), "country": pa.string(), "n": pa.int32(), "x": pa.float64()}
         table = catalog.create_table(name, schema=pa.schema(list(kinds.items())))
-        for part in range(3):
+        for file_number in range(3):
             times = [datetime(1969, 12, 31, 23, 50) + timedelta(minutes=number) for number in range(20)]
-            rows = {"ts": times, "country": ["a", "b"] * 10, "n": [part] * 20, "x": [0.5] * 20}
+            rows = {"ts": times, "country": ["a", "b"] * 10, "n": [file_number] * 20, "x": [0.5] * 20}
             table.append(pa.table(rows, schema=pa.schema(list(kinds.items()))))
     with closing(IndexClient(server.url)) as client:
         client.put_index(name, "cube0", kind="cube", columns=["day(ts)", "country"], measures=["avg(n)", "sum(x)"])
@@ -578,7 +582,7 @@ def test_query_that_a_cube_cannot_answer_reads_rows_and_states_the_reason(
     assert reason in (summary.reason or "")
 
 
-def test_create_refuses_a_cube_that_does_not_pay(server: ServerThread) -> None:
+def test_create_refuses_a_cube_with_as_many_groups_as_rows(server: ServerThread) -> None:
     schema = pa.schema([("id", pa.int64())])
     with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
@@ -601,9 +605,9 @@ def test_repeated_statement_reads_the_current_snapshots(server: ServerThread) ->
     with open_catalog(server.url) as catalog, SqlSession(server.url) as session:
         catalog.create_namespace("changing")
         table = catalog.create_table("changing.t", schema=schema)
-        for count in (1, 2):
-            table.append(pa.table({"a": [count]}, schema=schema))
-            assert read_rows(session)["a"].to_pylist() == list(range(1, count + 1))
+        for value in (1, 2):
+            table.append(pa.table({"a": [value]}, schema=schema))
+            assert read_rows(session)["a"].to_pylist() == list(range(1, value + 1))
         with table.update_schema() as update:
             update.rename_column("a", "b")
         assert read_rows(session).column_names == ["b"]

@@ -1,4 +1,4 @@
-"""An engine that does not answer or start is reported in one line that says what to do."""
+"""Tests that an engine that does not answer or start is reported in one line, which says what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
 from seamark.metaserver.services.job import JobFailed
 from tests.services.process import choose_free_port
 
-JDK = "install a JDK 17 or newer"
+JDK_ADVICE = "install a JDK 17 or newer"
 
 
 def test_error_of_an_unreachable_trino_names_its_address() -> None:
@@ -78,7 +78,7 @@ def test_missing_java_is_reported_differently_from_missing_spark(
     command = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
     result = CliRunner().invoke(cli, command)
     assert result.exit_code == 2
-    assert JDK in result.output
+    assert JDK_ADVICE in result.output
     assert "pip install" not in result.output
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert f"JAVA_HOME is {tmp_path}, which has no bin/java" in (find_java_problem() or "")
@@ -99,29 +99,29 @@ def test_java_outside_the_path_is_left_to_spark(tmp_path: Path, monkeypatch: pyt
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch(0o755)
     for name, home in (("JAVA_HOME", "jdk"), ("SPARK_HOME", "spark")):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, str(tmp_path / home))
+        with monkeypatch.context() as context:
+            context.setenv(name, str(tmp_path / home))
             command = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
             assert "spark-submit was started" in CliRunner().invoke(cli, command).output, name
 
 
-class Session:
+class FakeSparkSession:
     """A replacement for PySpark's builder and settings that starts no JVM."""
 
     def __init__(self, conf: dict[str, str], error: str = "") -> None:
         self.builder = self.conf = self
         self.settings, self.started_settings, self.error = conf, dict[str, str](), error
 
-    def master(self, url: str) -> Session:
+    def master(self, url: str) -> FakeSparkSession:
         if self.error:
             raise RuntimeError(self.error)
         return self
 
-    def config(self, key: str, value: str) -> Session:
+    def config(self, key: str, value: str) -> FakeSparkSession:
         self.started_settings[key] = value
         return self
 
-    def getOrCreate(self) -> Session:  # noqa: N802
+    def getOrCreate(self) -> FakeSparkSession:  # noqa: N802
         return self
 
     def getActiveSession(self) -> None:  # noqa: N802
@@ -142,27 +142,27 @@ def spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def start_spark(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def start_spark(session: FakeSparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_engine, "spark_sql", SimpleNamespace(SparkSession=session))
     spark_engine.SparkStatements("local[2]", "sea", build_catalog_conf("sea", "http://127.0.0.1:8181"))
 
 
 @pytest.mark.usefixtures("no_java", "spark_home")
 def test_error_of_spark_without_java_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session({}, f"[{NO_GATEWAY}] Java gateway process exited before sending its port number.")
-    with pytest.raises(Unreachable, match=f"No Spark at local.2.: there is no Java: {JDK}"):
+    session = FakeSparkSession({}, f"[{NO_GATEWAY}] Java gateway process exited before sending its port number.")
+    with pytest.raises(Unreachable, match=f"No Spark at local.2.: there is no Java: {JDK_ADVICE}"):
         start_spark(session, monkeypatch)
 
 
 def test_spark_without_settings_gets_icebergs_jar_and_the_catalog(
     spark_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Session({})
+    session = FakeSparkSession({})
     start_spark(session, monkeypatch)
     assert session.started_settings["spark.jars.packages"] == RUNTIME
     assert session.settings["spark.sql.catalog.sea.uri"] == "http://127.0.0.1:8181"
 
-    named_session = Session({"spark.sql.catalog.sea": "theirs"})
+    named_session = FakeSparkSession({"spark.sql.catalog.sea": "theirs"})
     (spark_home / "conf").mkdir()
     (spark_home / "conf" / "spark-defaults.conf").touch()
     start_spark(named_session, monkeypatch)

@@ -1,4 +1,4 @@
-"""Functions of the SQL entry return the values that Trino returns. The expected values were computed by Trino 483."""
+"""Tests that functions in a `SqlSession` return the values of Trino. Trino 483 has computed the expected values."""
 
 from __future__ import annotations
 
@@ -211,19 +211,19 @@ def test_division_by_a_typed_zero_is_an_error(session: SqlSession, expression: s
         session.sql(f"SELECT {expression} FROM db.t").to_arrow()
 
 
-def _nest(function: str, argument: str, times: int) -> str:
+def _nest_calls(function: str, argument: str, depth: int) -> str:
     """Return nested calls, each of which makes the text in DuckDB's SQL twice as long."""
-    return argument if times == 0 else function.format(_nest(function, argument, times - 1))
+    return argument if depth == 0 else function.format(_nest_calls(function, argument, depth - 1))
 
 
 @pytest.mark.parametrize(
     "query",
     [
-        "SELECT " + ", ".join([_nest("nullif({}, 1)", "id", 14)] * 40) + " FROM db.t",
-        f"SELECT count(*) FROM db.t WHERE {_nest('nullif({}, 1e0)', 'x', 12)} IN ({', '.join(['1e0'] * 5000)})",
-        f"SELECT CASE {_nest('nullif({}, 1)', 'id', 14)} {'WHEN 1 THEN 2 ' * 2000} END FROM db.t",
-        f"SELECT {_nest('nullif({}, 1)', 'id', 14)} FROM db.t GROUP BY {', '.join('1' * 5000)}",
-        f"SELECT id FROM db.t WHERE {' OR '.join([_nest('nullif({}, 1)', 'id', 14) + ' = 1'] * 40)}",
+        "SELECT " + ", ".join([_nest_calls("nullif({}, 1)", "id", 14)] * 40) + " FROM db.t",
+        f"SELECT count(*) FROM db.t WHERE {_nest_calls('nullif({}, 1e0)', 'x', 12)} IN ({', '.join(['1e0'] * 5000)})",
+        f"SELECT CASE {_nest_calls('nullif({}, 1)', 'id', 14)} {'WHEN 1 THEN 2 ' * 2000} END FROM db.t",
+        f"SELECT {_nest_calls('nullif({}, 1)', 'id', 14)} FROM db.t GROUP BY {', '.join('1' * 5000)}",
+        f"SELECT id FROM db.t WHERE {' OR '.join([_nest_calls('nullif({}, 1)', 'id', 14) + ' = 1'] * 40)}",
     ],
 )
 def test_statement_that_becomes_too_long_is_refused(session: SqlSession, query: str) -> None:

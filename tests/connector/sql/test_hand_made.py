@@ -1,4 +1,4 @@
-"""Hand-made statements return the rows of plain DuckDB.
+"""Tests that the statements of `hand_made.sql` return the rows of plain DuckDB.
 
 They run translated, on the rows that the analysis keeps, and on a server's tables.
 """
@@ -33,7 +33,7 @@ from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.hand_made import (
-    FOUND_FAULTS,
+    FORMERLY_WRONG_STATEMENTS,
     GROUPING_SETS,
     STATEMENTS,
     TABLES,
@@ -86,11 +86,13 @@ def answer_query(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[st
 
 
 def test_translated_statement_returns_the_rows_of_the_original(connection: duckdb.DuckDBPyConnection) -> None:
-    kinds = {table: {name: from_iceberg(kind) for name, kind in list_iceberg_types(table).items()} for table in TABLES}
+    types_by_table = {
+        table: {name: from_iceberg(kind) for name, kind in list_iceberg_types(table).items()} for table in TABLES
+    }
     translated_count = 0
     for text in STATEMENTS:
         try:
-            query = translate(parse(text).tree, lambda node: kinds[node.name.lower()], NOW)
+            query = translate(parse(text).tree, lambda node: types_by_table[node.name.lower()], NOW)
         except UnsupportedInDuckDB:
             continue
         for table in query.tables:
@@ -102,33 +104,33 @@ def test_translated_statement_returns_the_rows_of_the_original(connection: duckd
     assert translated_count > 0.85 * len(STATEMENTS)
 
 
-def _differs_from_plain(tree: exp.Expr) -> bool:
+def _differs_in_plain_duckdb(tree: exp.Expr) -> bool:
     """Return whether plain DuckDB computes other rows than Trino.
 
     In Trino, a cast to a timestamp rounds to milliseconds, and rows are compared field by field, with the rules of AND
     for null.
     """
-    rounds = any(cast.to.this is exp.DataType.Type.TIMESTAMP for cast in tree.find_all(exp.Cast))
-    return rounds or any(isinstance(pair.this, exp.Tuple) for pair in tree.find_all(exp.EQ, exp.NEQ))
+    has_rounding_cast = any(cast.to.this is exp.DataType.Type.TIMESTAMP for cast in tree.find_all(exp.Cast))
+    return has_rounding_cast or any(isinstance(pair.this, exp.Tuple) for pair in tree.find_all(exp.EQ, exp.NEQ))
 
 
-@pytest.mark.parametrize("lakes", [2, pytest.param(60, marks=pytest.mark.slow)])
-def test_translated_random_statements_return_the_rows_of_the_originals(lakes: int) -> None:
+@pytest.mark.parametrize("database_count", [2, pytest.param(60, marks=pytest.mark.slow)])
+def test_translated_random_statements_return_the_rows_of_the_originals(database_count: int) -> None:
     """The statements are those of the analysis of Trino's statements.
 
     They have the same meaning in plain DuckDB, except for names that DuckDB generates.
     """
     counts, seed = Counter[str](), first_seed()
-    for number in range(lakes):
+    for number in range(database_count):
         rng = random.Random(f"{seed}/{number}")
         statements = RandomStatements(rng, mixed_cases=False, recursive_share=0)
         with open_plain() as connection:
             for text in statements.make_tables():
                 connection.execute(text)
-            columns_by_name = {column_names.name.lower(): column_names for column_names in statements.tables}
-            kinds = {
-                name: {column: from_iceberg(kind) for column, kind in column_names.columns.items()}
-                for name, column_names in columns_by_name.items()
+            tables_by_name = {table.name.lower(): table for table in statements.tables}
+            types_by_table = {
+                name: {column: from_iceberg(kind) for column, kind in table.columns.items()}
+                for name, table in tables_by_name.items()
             }
             for _ in range(40):
                 text = statements.draw_query(rng.choice([1, 1, 2, 2, 3]))
@@ -142,13 +144,13 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
                 counts["queries"] += 1
                 try:
                     tree = parse(text).tree
-                    if _differs_from_plain(tree):
+                    if _differs_in_plain_duckdb(tree):
                         continue
-                    query = translate(tree, lambda node, kinds=kinds: kinds[node.name.lower()], NOW)
+                    query = translate(tree, lambda node, types=types_by_table: types[node.name.lower()], NOW)
                 except (UnsupportedInDuckDB, InvalidRequest):
                     continue
                 for table in query.tables:
-                    name = quote(columns_by_name[table.node.name.lower()].name)
+                    name = quote(tables_by_name[table.node.name.lower()].name)
                     columns = ", ".join(f"{quote(column)} AS c{index}" for index, column in enumerate(table.columns))
                     connection.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {columns} FROM {name}")
                 counts["translated"] += 1
@@ -157,17 +159,17 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
 
 
 @pytest.mark.parametrize(
-    ("is_known", "step"),
+    ("has_columns", "interval"),
     [(True, 4), pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 1, marks=pytest.mark.slow)],
 )
 def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
-    connection: duckdb.DuckDBPyConnection, is_known: bool, step: int
+    connection: duckdb.DuckDBPyConnection, has_columns: bool, interval: int
 ) -> None:
     columns = {table: list_iceberg_types(table) for table in TABLES}
     omitted_count = 0
-    for number, text in enumerate(STATEMENTS[::step]):
+    for number, text in enumerate(STATEMENTS[::interval]):
         scans = find_scans(
-            text, find_columns=lambda names: columns[names[2]] if is_known else None, utc=True, today=NOW.date()
+            text, find_columns=lambda names: columns[names[2]] if has_columns else None, utc=True, today=NOW.date()
         )
         replacements = []
         for scan_number, scan in enumerate(scans):
@@ -184,20 +186,20 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
         assert answer_query(connection, splice(text, replacements)) == answer_query(connection, text), (
             f"{text}\n{scans}"
         )
-    assert omitted_count > (200 if is_known else 100) / step
+    assert omitted_count > (200 if has_columns else 100) / interval
 
 
 @pytest.mark.parametrize(
     "statements",
-    [(*FOUND_FAULTS, *GROUPING_SETS), pytest.param(STATEMENTS, marks=pytest.mark.slow)],
-    ids=["found faults", "all"],
+    [(*FORMERLY_WRONG_STATEMENTS, *GROUPING_SETS), pytest.param(STATEMENTS, marks=pytest.mark.slow)],
+    ids=["formerly wrong", "all"],
 )
 def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
     server: ServerThread, connection: duckdb.DuckDBPyConnection, statements: tuple[str, ...]
 ) -> None:
     omitted_count = 0
     # A session caches the analysis of a statement, so the statement without an analysis runs in a separate session.
-    with SqlSession(server.url) as session, SqlSession(server.url) as whole_session:
+    with SqlSession(server.url) as session, SqlSession(server.url) as unpruned_session:
         for text in statements:
             try:
                 result = session.sql(text)
@@ -209,7 +211,7 @@ def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
             rows = count_rows(result.to_arrow())
             assert rows == answer_query(connection, text), text
             with patch.object(reads, "collect_scans", lambda *_, **__: ()):
-                assert count_rows(whole_session.sql(text).to_arrow()) == rows, text
+                assert count_rows(unpruned_session.sql(text).to_arrow()) == rows, text
     assert omitted_count > 10
 
 

@@ -1,4 +1,4 @@
-"""Random queries return the same rows with and without conditions and joins that leave files and rows out."""
+"""Tests that random queries return the same rows with and without conditions and joins that leave files out."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
         yield server
 
 
-def compare_random_queries(url: str, seed: int, queries: int) -> Counter[str]:
+def compare_random_queries(url: str, seed: int, query_count: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     random_queries = RandomQueries(random.Random(seed), "db")
     # A session caches the analysis of a statement, so the statement without an analysis runs in a separate session.
-    with SqlSession(url) as session, SqlSession(url) as whole_session:
-        for number in range(queries):
+    with SqlSession(url) as session, SqlSession(url) as unpruned_session:
+        for number in range(query_count):
             text = random_queries.draw_query()
-            pruned_frame = session.sql(text)
+            pruned_result = session.sql(text)
             counts["files left out"] += sum(
-                table.considered_files - table.files for table in pruned_frame.explanation.tables
+                table.considered_files - table.files for table in pruned_result.explanation.tables
             )
-            counts["joins"] += sum(len(table.joins) for table in pruned_frame.explanation.tables)
-            rows = count_rows(pruned_frame)
+            counts["joins"] += sum(len(table.joins) for table in pruned_result.explanation.tables)
+            rows = count_rows(pruned_result)
             with patch.object(reads, "collect_scans", lambda *_, **__: ()):
-                original_rows = whole_session.sql(text)
-                assert all(table.files == table.considered_files for table in original_rows.explanation.tables)
-                assert rows == count_rows(original_rows), f"seed {seed}, query {number}: {text}"
+                unpruned_result = unpruned_session.sql(text)
+                assert all(table.files == table.considered_files for table in unpruned_result.explanation.tables)
+                assert rows == count_rows(unpruned_result), f"seed {seed}, query {number}: {text}"
     return counts
 
 
@@ -102,20 +102,20 @@ def test_uuids_are_compared_joined_and_written_as_uuids(server: ServerThread) ->
         catalog.create_table("db.uuids", schema=schema)
     with closing(IndexClient(server.url)) as client:
         append(client, "db.uuids", pa.table(rows))
-    places = ("u", "st.u", "l[1]", "element_at(m, 'k')")
+    expressions = ("u", "st.u", "l[1]", "element_at(m, 'k')")
     with SqlSession(server.url) as session:
-        for place in places:
-            texts_query = f"SELECT {place} AS v, CAST({place} AS varchar) AS w FROM db.uuids ORDER BY id"
+        for expression in expressions:
+            texts_query = f"SELECT {expression} AS v, CAST({expression} AS varchar) AS w FROM db.uuids ORDER BY id"
             assert session.sql(texts_query).to_arrow().to_pydict() == {"v": texts, "w": texts}
             conditions = (
-                f"{place} = UUID '{texts[1]}'",
-                f"{place} = (SELECT max(u) FROM db.uuids)",
-                f"{place} IN (SELECT u FROM db.uuids WHERE id = 2)",
-                f"coalesce({place}, u) > (SELECT min(st.u) FROM db.uuids)",
-                f"contains(l, {place})",
+                f"{expression} = UUID '{texts[1]}'",
+                f"{expression} = (SELECT max(u) FROM db.uuids)",
+                f"{expression} IN (SELECT u FROM db.uuids WHERE id = 2)",
+                f"coalesce({expression}, u) > (SELECT min(st.u) FROM db.uuids)",
+                f"contains(l, {expression})",
             )
             result = session.sql(f"SELECT id FROM db.uuids WHERE {' AND '.join(conditions)}")
-            assert result.to_arrow().column(0).to_pylist() == [2], place
+            assert result.to_arrow().column(0).to_pylist() == [2], expression
         joined_rows = session.sql(
             "SELECT x.u FROM db.uuids x JOIN db.uuids y ON x.u = y.u JOIN db.uuids z ON y.u = z.st.u"
         )
@@ -127,7 +127,7 @@ def test_uuids_are_compared_joined_and_written_as_uuids(server: ServerThread) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "parses"),
+    ("text", "expected_count"),
     [
         ("SELECT name FROM db.t1 WHERE id = 4711", 1),
         ("\n-- a comment\n SELECT name FROM /* another */ db.t1 WHERE id = 4711", 1),
@@ -135,43 +135,43 @@ def test_uuids_are_compared_joined_and_written_as_uuids(server: ServerThread) ->
         ("DELETE FROM db.t1 WHERE id = 4711", 2),
     ],
 )
-def test_statement_is_parsed_once(server: ServerThread, text: str, parses: int) -> None:
+def test_statement_is_parsed_once(server: ServerThread, text: str, expected_count: int) -> None:
     """DELETE and UPDATE are parsed a second time, as the query of the rows that they change."""
-    count = Counter[str]()
+    parse_counts = Counter[str]()
 
-    def parse(*args: Any, **options: Any) -> Any:
-        count["parses"] += 1
+    def count_and_parse(*args: Any, **options: Any) -> Any:
+        parse_counts["parses"] += 1
         return parse_statements(*args, **options)
 
     with (
         SqlSession(server.url) as session,
-        patch.object(statement, "parse_statements", parse),
-        patch.object(scans, "parse_statements", parse),
+        patch.object(statement, "parse_statements", count_and_parse),
+        patch.object(scans, "parse_statements", count_and_parse),
     ):
         (table_report,) = session.explain(text).tables
     assert table_report.files < table_report.considered_files
-    assert count["parses"] == parses
+    assert parse_counts["parses"] == expected_count
 
 
 def test_tag_is_read_as_the_snapshot_that_it_names(server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        numbers = {}
+        snapshot_ids = {}
         for name in TABLES:
             table = catalog.load_table(f"db.{name}")
-            numbers[name] = table.snapshots()[2].snapshot_id
-            table.manage_snapshots().create_tag(numbers[name], "it's").commit()
+            snapshot_ids[name] = table.snapshots()[2].snapshot_id
+            table.manage_snapshots().create_tag(snapshot_ids[name], "it's").commit()
     queries = RandomQueries(random.Random(first_seed() + 1), "db")
     with SqlSession(server.url) as session:
         for number in range(examples(30, 4)):
             text = queries.draw_query()
             for name in TABLES:
                 text = text.replace(f"db.{name} ", f"db.{name} FOR VERSION AS OF 'it''s' ")
-            actual = session.sql(text)
+            result_at_tag = session.sql(text)
             for name in TABLES:
                 text = text.replace(
-                    f"db.{name} FOR VERSION AS OF 'it''s'", f"db.{name} FOR VERSION AS OF {numbers[name]}"
+                    f"db.{name} FOR VERSION AS OF 'it''s'", f"db.{name} FOR VERSION AS OF {snapshot_ids[name]}"
                 )
-            assert count_rows(actual) == count_rows(session.sql(text)), (
+            assert count_rows(result_at_tag) == count_rows(session.sql(text)), (
                 f"seed {first_seed() + 1}, query {number}: {text}"
             )
         with pytest.raises(InvalidRequest, match="Cannot find the branch or tag 'none'; the table has it's, main"):
@@ -208,9 +208,9 @@ def test_branch_is_loaded_once_for_a_statement_and_follows_its_commits(server: S
             table.append(draw_rows(random.Random(2), 5), branch="b")
             with table.update_schema() as update:
                 update.rename_column("name", "title")
-        moved_frame = session.sql(text)
+        result_after_commit = session.sql(text)
         snapshot_id = catalog.load_table(name).refs()["b"].snapshot_id
-        assert moved_frame.to_arrow().column_names == SCHEMA.names, "the schema of the snapshot"
+        assert result_after_commit.to_arrow().column_names == SCHEMA.names, "the schema of the snapshot"
         assert count_rows(session.sql(text)) == count_rows(
             session.sql(f"SELECT * FROM {name} FOR VERSION AS OF {snapshot_id}")
         )

@@ -1,4 +1,4 @@
-"""INSERT, UPDATE and DELETE of `seamark sql` change exactly the rows of their conditions, in any table layout."""
+"""Tests that INSERT, UPDATE and DELETE of `seamark sql` change exactly the rows of their conditions."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def create_table(
     fields = [{"id": n, "name": column, "required": False, "type": kind} for n, (column, kind) in enumerate(columns, 1)]
     body: dict[str, Any] = {"name": name, "schema": {"type": "struct", "fields": fields}, "properties": properties}
     if transform:
-        part = {"name": "part", "transform": transform, "source-id": len(columns), "field-id": 1000}
-        body["partition-spec"] = {"spec-id": 0, "fields": [part]}
+        field = {"name": "part", "transform": transform, "source-id": len(columns), "field-id": 1000}
+        body["partition-spec"] = {"spec-id": 0, "fields": [field]}
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
 
 
@@ -56,7 +56,8 @@ def count_changed_rows(session: SqlSession, text: str) -> int | None:
 @pytest.mark.parametrize("kind", TIMES)
 def test_rows_before_1970_are_changed(client: IndexClient, session: SqlSession, kind: str) -> None:
     """DuckDB's extension truncates months and days towards zero, and therefore leaves out the files of these rows."""
-    for transform in ("year", "month", "day", "hour", "bucket[3]", "identity")[:: 1 if kind == "timestamp" else 2]:
+    date_transforms = ("year", "day", "bucket[3]")
+    for transform in (*date_transforms, "month", "hour", "identity") if kind == "timestamp" else date_transforms:
         table = f"{kind}_{transform[:3]}"
         create_table(client, table, [("id", "long"), ("at", kind)], transform)
         values = ", ".join(f"({n}, {kind.upper()} '{text}')" for n, text in enumerate(TIMES[kind]))
@@ -80,21 +81,21 @@ def test_changed_rows_keep_their_other_columns_and_ids(
     nested_type = {"type": "list", "element-id": 9, "element-required": False, "element": "string"}
     columns = [("id", "long"), ("name", "string"), ("tags", nested_type), ("at", "timestamptz")]
     create_table(client, "t", columns, **{"format-version": str(version), **modes})
-    names = {"id": pa.int64(), "name": pa.string(), "tags": pa.list_(pa.string())}
-    kinds = pa.schema([*names.items(), ("at", pa.timestamp("us", "UTC"))])
+    arrow_types = {"id": pa.int64(), "name": pa.string(), "tags": pa.list_(pa.string())}
+    schema = pa.schema([*arrow_types.items(), ("at", pa.timestamp("us", "UTC"))])
     for start in (0, 4):
         rows = [{"id": n, "name": f"n{n}", "tags": ["é", None], "at": n} for n in range(start, start + 4)]
-        append(client, "db.t", pa.Table.from_pylist(rows, kinds))
-    read_columns = [*kinds.names, "_row_id"] if version == 3 else kinds.names
+        append(client, "db.t", pa.Table.from_pylist(rows, schema))
+    read_columns = [*schema.names, "_row_id"] if version == 3 else schema.names
     rows_before = {row["id"]: row for row in scan(client, "db.t", read_columns).to_arrow().to_pylist()}
     assert count_changed_rows(session, "UPDATE db.t SET name = upper(name) WHERE id IN (1, 5) OR name = 'n2'") == 3
     assert count_changed_rows(session, "DELETE FROM db.t WHERE id > 5") == 2
     rows_after = {row["id"]: row for row in scan(client, "db.t", read_columns).to_arrow().to_pylist()}
-    for changed_count in (1, 2, 5):
-        rows_before[changed_count]["name"] = f"N{changed_count}"
+    for changed_id in (1, 2, 5):
+        rows_before[changed_id]["name"] = f"N{changed_id}"
     assert rows_after == {number: row for number, row in rows_before.items() if number <= 5}
-    kind = str(client.files("db.t", content="all")["content"].to_pylist())
-    assert ("position-deletes" in kind) == (mode != "copy-on-write"), kind
+    contents = client.files("db.t", content="all")["content"].to_pylist()
+    assert ("position-deletes" in contents) == (mode != "copy-on-write"), contents
 
 
 def test_condition_of_a_change_can_read_the_changed_table(client: IndexClient, session: SqlSession) -> None:
@@ -122,21 +123,21 @@ def test_change_runs_again_after_a_concurrent_commit(
 ) -> None:
     create_table(client, "t", [("id", "long"), ("n", "long")])
     session.sql("INSERT INTO db.t VALUES (1, 1)")
-    compute_rows, operations = (
+    compute_rows, concurrent_writes = (
         sessions.SqlSession._compute_rows,
         [lambda: append(client, "db.t", pa.table({"id": [2], "n": [1]}))],
     )
 
-    def overtake(self: SqlSession, *arguments: Any) -> Any:
+    def compute_and_write(self: SqlSession, *arguments: Any) -> Any:
         rows = compute_rows(self, *arguments)
-        for work in operations:
-            thread = threading.Thread(target=work)
+        for write in concurrent_writes:
+            thread = threading.Thread(target=write)
             thread.start()
             thread.join()
-        operations.clear()
+        concurrent_writes.clear()
         return rows
 
-    monkeypatch.setattr(sessions.SqlSession, "_compute_rows", overtake)
+    monkeypatch.setattr(sessions.SqlSession, "_compute_rows", compute_and_write)
     assert count_changed_rows(session, "UPDATE db.t SET n = n + 1 WHERE n = 1") == 2
     assert session.sql("SELECT id, n FROM db.t ORDER BY id").to_arrow()["n"].to_pylist() == [2, 2]
 

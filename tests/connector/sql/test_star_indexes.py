@@ -1,4 +1,4 @@
-"""Joins return the same rows as without plans if indexes on attributes of dimension tables prune facts."""
+"""Tests that joins return the same rows if indexes on attributes of dimension tables leave out files of facts."""
 
 from __future__ import annotations
 
@@ -64,14 +64,17 @@ class CountingWorkers(InProcessWorkers):
 
 
 class IndexedStar:
-    """Facts in small files, and two dimension tables, in the namespace `name`, with a reader that is the truth."""
+    """Facts in small files, and two dimension tables, in the namespace `name`.
+
+    `compare` compares answers with the rows that PyIceberg reads.
+    """
 
     def __init__(self, catalog: RestCatalog, client: IndexClient, session: SqlSession, name: str, seed: int) -> None:
         self._catalog, self._client, self._session, self.name = catalog, client, session, name
         self._rng = random.Random(seed)
         self._rows: dict[tuple[str, int], pa.Table] = {}
         """The rows that PyIceberg has read, by table and snapshot."""
-        self._facts = 0
+        self._fact_count = 0
         self.has_tag = self.is_refused = False
         self.definitions: set[str] = set()
 
@@ -89,20 +92,24 @@ class IndexedStar:
     def append_facts(self, files: int) -> None:
         """Append files, each with the keys of few shops."""
         for _ in range(files):
-            first, rows = self._rng.randrange(SHOPS_MAX), []
+            first_shop, rows = self._rng.randrange(SHOPS_MAX), []
             for _ in range(self._rng.randint(1, 4)):
-                shop = self._rng.choice((first, first + 1, None) if self._rng.random() < 0.2 else (first,))
-                item = self._rng.choice((f"i{first % 7}", f"i{first % 7}", None))
-                rows.append({"id": self._facts, "shop": shop, "item": item, "day": None})
-                self._facts += 1
+                shop = self._rng.choice(
+                    (first_shop, first_shop + 1, None) if self._rng.random() < 0.2 else (first_shop,)
+                )
+                item = self._rng.choice((f"i{first_shop % 7}", f"i{first_shop % 7}", None))
+                rows.append({"id": self._fact_count, "shop": shop, "item": item, "day": None})
+                self._fact_count += 1
             self._append("facts", rows)
 
     def define(self) -> None:
         """Define indexes on some attributes at the present snapshots of the dimension tables."""
-        for table, (key, partner) in KEYS.items():
+        for table, (key, dimension_key) in KEYS.items():
             for attribute in self._rng.sample(ATTRIBUTES[table], 2):
                 kind = self._rng.choice(("bitmap", "bitmap", "bloom"))
-                self._define(f"{table}_{attribute}", kind, f"{self.name}.{table}.{attribute} via {key} = {partner}")
+                self._define(
+                    f"{table}_{attribute}", kind, f"{self.name}.{table}.{attribute} via {key} = {dimension_key}"
+                )
 
     def define_city(self) -> None:
         self._define("city", "bitmap", f"{self.name}.shops.city via shop = shop_id")
@@ -149,7 +156,7 @@ class IndexedStar:
 
     @contextmanager
     def hide_metadata(self, table: str) -> Iterator[None]:
-        """Move the metadata file of a table away for a while."""
+        """Hide the metadata file of a table until the context ends."""
         path = Path(self._catalog.load_table(f"{self.name}.{table}").metadata_location.removeprefix("file://"))
         hidden_path = path.rename(path.with_name("hidden"))
         try:
@@ -166,7 +173,7 @@ class IndexedStar:
         Returns:
             The number of entries that were computed, and not copied.
         """
-        self.is_refused, computed = False, 0
+        self.is_refused, computed_count = False, 0
         for name in sorted(self.definitions):
             with closing(CountingWorkers()) as workers:
                 try:
@@ -174,8 +181,8 @@ class IndexedStar:
                 except InvalidRequest as refusal:
                     assert "is not a key" in str(refusal)  # noqa: PT017
                     self.is_refused = True
-                computed += workers.files
-        return computed
+                computed_count += workers.files
+        return computed_count
 
     def maintain(self) -> None:
         """Run the job that defines indexes again whose dimension tables have changed."""
@@ -224,8 +231,8 @@ class IndexedStar:
         joined_tables = []
         for table in tables:
             word = rng.choice(("JOIN", "JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN"))
-            key, partner = KEYS[table]
-            joined_tables.append(f"{word} {{0}}.{table}{{1}} {table} ON facts.{key} = {table}.{partner}")
+            key, dimension_key = KEYS[table]
+            joined_tables.append(f"{word} {{0}}.{table}{{1}} {table} ON facts.{key} = {table}.{dimension_key}")
         where = f" {rng.choice(('AND', 'AND', 'OR'))} ".join(conditions)
         columns = ", ".join(["facts.id", *(f"{table}.{rng.choice(ATTRIBUTES[table])}" for table in tables)])
         return f"SELECT {columns} FROM {{0}}.facts{{1}} facts {' '.join(joined_tables)} WHERE {where}"
@@ -242,7 +249,7 @@ class IndexedStar:
         """Check that a plan by names of attributes keeps the files of all matching rows.
 
         Returns:
-            Whether the plan left out files.
+            How the plan used the indexes, for counts of the outcomes.
         """
         name = self._rng.choice(sorted(self.definitions))
         table = name.partition("_")[0]
@@ -256,9 +263,9 @@ class IndexedStar:
         explanation = self._client.explain(
             (self.name, "facts"), condition.replace(f"{table}.", f"{table}_"), files=True
         )
-        key, partner = KEYS[table]
+        key, dimension_key = KEYS[table]
         truth = self._read_truth(
-            f"SELECT id FROM {{0}}.facts LEFT JOIN {{0}}.{table} {table} ON {key} = {partner} WHERE {condition}",
+            f"SELECT id FROM {{0}}.facts LEFT JOIN {{0}}.{table} {table} ON {key} = {dimension_key} WHERE {condition}",
             is_past=False,
         )
         kept_ids = Counter[str]()
@@ -344,11 +351,12 @@ def describe_use(answer: SqlResult) -> str:
     facts = next((table for table in answer.explanation.tables if table.name[-1] == "facts"), None)
     if facts is None or not facts.joins:
         return "no join"
+    # A join by attributes of an index has read no keys of the dimension table.
     pruning = "pruned" if facts.files < facts.considered_files else "not pruned"
     return f"{'attributes' if any(keys is None for _, keys in facts.joins) else 'keys'}, {pruning}"
 
 
-def run_case(server: ServerThread, seed: int, queries: int, rounds: int = 3) -> Counter[str]:
+def compare_random_queries(server: ServerThread, seed: int, query_count: int, round_count: int = 3) -> Counter[str]:
     """Change a star schema at random, and compare the answers of queries with the truth.
 
     After three rounds, the indexes are defined and built again, and audited.
@@ -365,18 +373,18 @@ def run_case(server: ServerThread, seed: int, queries: int, rounds: int = 3) -> 
         star.define()
         star.build()
         counts.update(star.compare_named_attributes() for _ in range(4))
-        for _ in range(rounds):
-            counts.update(star.compare(star.draw_query()) for _ in range(queries))
+        for _ in range(round_count):
+            counts.update(star.compare(star.draw_query()) for _ in range(query_count))
             steps = (star.define, star.maintain, star.tag, star.delete_facts, star.build)
             for change in (star.change_dimension, rng.choice(steps)):
                 change()
             star.append_facts(rng.choice((0, 0, 2)))
             counts.update(star.compare_named_attributes() for _ in range(4))
-        if rounds < 3:
+        if round_count < 3:
             return counts
         star.define()
         star.build()
-        counts.update(star.compare(star.draw_query()) for _ in range(queries))
+        counts.update(star.compare(star.draw_query()) for _ in range(query_count))
         if not star.is_refused:
             star.audit()
     return counts
@@ -385,7 +393,7 @@ def run_case(server: ServerThread, seed: int, queries: int, rounds: int = 3) -> 
 def test_random_joins_return_the_same_rows_by_indexes_on_attributes(server: ServerThread) -> None:
     counts = Counter[str]()
     for seed in range(first_seed(), first_seed() + examples(6, 1)):
-        counts += run_case(server, seed, 5, rounds=examples(3, 1))
+        counts += compare_random_queries(server, seed, 5, round_count=examples(3, 1))
     assert counts["attributes, pruned"] > 0, counts
     assert counts["named, pruned"] > 0, counts
     assert counts["keys, pruned"] + counts["keys, not pruned"] > 0, counts
@@ -396,7 +404,7 @@ def test_random_joins_return_the_same_rows_by_indexes_on_attributes(server: Serv
 def test_thousands_of_random_joins_return_the_same_rows_by_indexes_on_attributes(server: ServerThread) -> None:
     counts = Counter[str]()
     for seed in range(first_seed() + 1000, first_seed() + 1060):
-        counts += run_case(server, seed, 12)
+        counts += compare_random_queries(server, seed, 12)
     assert counts["attributes, pruned"] > counts.total() / 12, counts
     assert counts["named, pruned"] > counts.total() / 20, counts
 
@@ -440,7 +448,7 @@ def test_name_of_an_index_on_an_attribute_is_a_column_of_filters(star: IndexedSt
     assert star.explain("city = 'c' OR city = 'a'").files == 2
     assert star.explain("NOT (city = 'c')").files == 2
     assert star.explain("lower(city) = 'c'").files == 3
-    # Statistics leave out the file of the second shop, and the index does.
+    # Both the statistics and the index leave out the file of the second shop.
     mixed_explanation = star.explain("city = 'c' OR id < 1")
     assert (mixed_explanation.files, mixed_explanation.stages[-1].name) == (2, "disjunctions")
     assert star.explain("(city = 'c' AND id < 3) OR (id > 11 AND city = 'a') OR shop IS NULL").files == 1
@@ -611,7 +619,7 @@ def test_changed_keys_equal_those_of_dictionaries() -> None:
     rng = random.Random(first_seed())
     for kind in (pa.int64(), pa.string()):
         for _ in range(100):
-            rows = [
+            attributes_by_key = [
                 {
                     key * 3: (rng.choice("ab "), rng.choice((True, None)))
                     for key in rng.sample(range(12), rng.randrange(12))
@@ -619,7 +627,7 @@ def test_changed_keys_equal_those_of_dictionaries() -> None:
                 for _ in range(2)
             ]
             if rng.random() < 0.5:
-                rows[1] = {**rows[0], **dict(list(rows[1].items())[:2])}
+                attributes_by_key[1] = {**attributes_by_key[0], **dict(list(attributes_by_key[1].items())[:2])}
             tables = [
                 pa.table(
                     {
@@ -630,7 +638,8 @@ def test_changed_keys_equal_those_of_dictionaries() -> None:
                         "7": pa.array([flag for _, flag in attributes.values()], pa.bool_()),
                     }
                 )
-                for attributes in rows
+                for attributes in attributes_by_key
             ]
-            changed = {key for key in rows[0].keys() | rows[1].keys() if rows[0].get(key) != rows[1].get(key)}
-            assert {int(key) for key in find_changed_keys(*tables).to_pylist()} == changed
+            old, new = attributes_by_key
+            expected_keys = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+            assert {int(key) for key in find_changed_keys(*tables).to_pylist()} == expected_keys

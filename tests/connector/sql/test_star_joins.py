@@ -1,4 +1,7 @@
-"""Joins of facts with dimension tables return the same rows from cubes as from rows, while the tables change."""
+"""Tests that joins of facts with dimension tables return the same rows from cubes as from data files.
+
+The tables change between the queries.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ FACTS = pa.schema(
 SHOPS = pa.schema([("shop_id", pa.int32()), ("city", pa.string()), ("region", pa.string()), ("amount", pa.int64())])
 ITEMS = pa.schema([("item_id", pa.int64()), ("brand", pa.string()), ("weight", pa.int32())])
 DAYS = pa.schema([("day", pa.date32()), ("month", pa.int32()), ("week", pa.int32())])
-JOINED = {"s": ("shops", "shop_id"), "i": ("items", "item_id"), "d": ("days", "day")}
+DIMENSIONS = {"s": ("shops", "shop_id"), "i": ("items", "item_id"), "d": ("days", "day")}
 """The dimension tables and their keys, which have the same name in the facts, by alias."""
 ATTRIBUTES = {
     "s": ["s.city", "region", "region", "s.amount"],
@@ -76,7 +79,7 @@ ATTRIBUTE_CUBE = (
     ["sum(amount)", "count(amount)", "sum(amount * discount)", "min(price)"],
 )
 """A cube with attributes of the dimension tables, in the namespace {0}."""
-DAY = date(2026, 1, 1)
+FIRST_DAY = date(2026, 1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +108,7 @@ class StarSchema:
         doubled_keys = [2, 1] if self.has_doubled_keys else []
         self._append("shops", [self._draw_shop(key) for key in [*range(4), None, *doubled_keys[:1]]], SHOPS)
         self._append("items", [self._draw_item(key) for key in [*range(5), None, *doubled_keys[1:]]], ITEMS)
-        days = [{"day": DAY + timedelta(n), "month": 1 + n // 15, "week": n // 7} for n in range(28)]
+        days = [{"day": FIRST_DAY + timedelta(n), "month": 1 + n // 15, "week": n // 7} for n in range(28)]
         self._append("days", days, DAYS)
 
     def append_facts(self, rows: int) -> None:
@@ -115,7 +118,7 @@ class StarSchema:
             values = {
                 "shop_id": rng.randrange(6),
                 "item_id": rng.randrange(7),
-                "day": DAY + timedelta(rng.randrange(30)),
+                "day": FIRST_DAY + timedelta(rng.randrange(30)),
                 "discount": rng.randrange(5),
                 "amount": rng.randint(-5, 50),
                 "price": Decimal(rng.randint(-500, 5000)) / 100,
@@ -180,7 +183,7 @@ class StarSchema:
     def draw_query(self) -> str:
         """Return a random query, which a cube can usually answer."""
         rng = self._rng
-        aliases = rng.sample(list(JOINED), rng.choice((1, 1, 2, 3)))
+        aliases = rng.sample(list(DIMENSIONS), rng.choice((1, 1, 2, 3)))
         keys = [attribute for alias in aliases for attribute in rng.sample(ATTRIBUTES[alias], rng.randint(0, 2))]
         keys += rng.sample(["f.shop_id", "discount", "date_trunc('month', f.day)"], rng.choice((0, 0, 1)))
         aggregates = rng.sample(MEASURES, rng.randint(1, 3))
@@ -204,9 +207,9 @@ class StarSchema:
         """Return a random text of FROM. Conditions of the joins may be added to `conditions`."""
         rng = self._rng
         version = " FOR VERSION AS OF 'old'" if self.has_tag and rng.random() < 0.3 else ""
-        sources = {alias: f"{self._name}.{JOINED[alias][0]}{version} {alias}" for alias in aliases}
+        sources = {alias: f"{self._name}.{DIMENSIONS[alias][0]}{version} {alias}" for alias in aliases}
         facts = f"{self._name}.facts{version} f"
-        join_conditions = {alias: f"f.{JOINED[alias][1]} = {alias}.{JOINED[alias][1]}" for alias in aliases}
+        join_conditions = {alias: f"f.{DIMENSIONS[alias][1]} = {alias}.{DIMENSIONS[alias][1]}" for alias in aliases}
         if rng.random() < 0.4:
             conditions += join_conditions.values()
             all_tables = [facts, *sources.values()]
@@ -214,9 +217,9 @@ class StarSchema:
             return ", ".join(all_tables)
         text = facts
         if rng.random() < 0.3:
-            first = aliases[0]
+            first_alias = aliases[0]
             word = rng.choice(("JOIN", "LEFT JOIN", "RIGHT JOIN"))
-            text = f"{sources.pop(first)} {word} {facts} ON {join_conditions[first]}"
+            text = f"{sources.pop(first_alias)} {word} {facts} ON {join_conditions[first_alias]}"
         for alias, source in sources.items():
             word = rng.choice(("JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"))
             text += f" {word} {source} ON {join_conditions[alias]}"
@@ -240,7 +243,7 @@ class StarSchema:
             session.sql(text.format(self._name)).close()
 
 
-def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
+def compare_random_queries(server: ServerThread, seed: int, query_count: int) -> Counter[str]:
     """Change a star schema at random, and compare the answers of queries with and without cubes."""
     rng = random.Random(seed)
     counts: Counter[str] = Counter()
@@ -254,7 +257,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
 
         def compare_queries() -> None:
             # The session has translated the first queries before the tables changed.
-            texts[:] = [*texts[-3:], *(star.draw_query() for _ in range(queries))]
+            texts[:] = [*texts[-3:], *(star.draw_query() for _ in range(query_count))]
             for text in texts:
                 counts[_compare_sessions(server, session, text, seed)] += 1
 
@@ -306,7 +309,7 @@ def test_random_star_joins_return_the_same_rows_from_cubes(
     for seed in range(first_seed(), first_seed() + examples(5, 2)):
         # For some seeds, compare the costs of groups and rows, although the tables are small.
         monkeypatch.setattr(plans, "CUBE_UNCHECKED_ROWS_MAX", 0 if seed % 3 == 0 else 200_000)
-        counts += run_case(server, seed, 6)
+        counts += compare_random_queries(server, seed, 6)
     _check_counts(counts)
     assert counts["cube and rows"] > 0, counts
 
@@ -316,7 +319,7 @@ def test_random_star_joins_return_the_same_rows_from_cubes(
 def test_thousands_of_random_star_joins_return_the_same_rows_from_cubes(server: ServerThread) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed() + 1000, first_seed() + 1080):
-        counts += run_case(server, seed, 15)
+        counts += compare_random_queries(server, seed, 15)
     _check_counts(counts)
     assert counts["cube and rows, attributes"] > 0, counts
 
@@ -393,7 +396,7 @@ def test_join_that_a_cube_cannot_answer_reads_rows_and_states_the_reason(
 @pytest.fixture
 def sales(server: ServerThread, request: pytest.FixtureRequest) -> str:
     """Return the namespace of facts with the cube `by_region`, which has an attribute of the dimension `shops`."""
-    name = f"sales{sum(map(ord, request.node.name))}"
+    name = f"sales{sum(map(ord, request.node.name))}"  # Each test has its own namespace.
     with open_catalog(server.url) as catalog:
         catalog.create_namespace(name)
         facts = [{"shop_id": key, "discount": 1, "amount": 10} for key in (0, 1, 1, 2, None)]
@@ -489,9 +492,9 @@ def test_indexer_backs_off_from_a_dropped_dimension_table(server: ServerThread, 
     with closing(IndexClient(server.url)) as client:
         indexer = Indexer(client, open_in_process_workers)
         assert indexer.maintain(facts).failed == 1
-        builds = len(list(client.timeline(facts, action="indexing")))
+        build_count = len(list(client.timeline(facts, action="indexing")))
         assert indexer.maintain(facts).failed == 0
-        assert len(list(client.timeline(facts, action="indexing"))) == builds
+        assert len(list(client.timeline(facts, action="indexing"))) == build_count
         with closing(InProcessWorkers()) as workers, pytest.raises(InvalidRequest, match=r"\.shops does not exist"):
             build(client, facts, "by_region", workers)
 
@@ -505,8 +508,8 @@ def test_index_files_are_merged_after_their_dimension_table_is_dropped(server: S
             build(client, facts, "by_region", workers)
         with open_catalog(server.url) as catalog:
             catalog.drop_table(f"{sales}.shops")
-        round_ = Indexer(client, open_in_process_workers).maintain(facts)
-        assert (round_.merges, round_.failed) == (1, 0)
+        indexing_round = Indexer(client, open_in_process_workers).maintain(facts)
+        assert (indexing_round.merges, indexing_round.failed) == (1, 0)
 
 
 @pytest.mark.slow

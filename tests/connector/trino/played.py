@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.errors import NoSuchResource
@@ -19,6 +19,7 @@ from seamark.connector.plans.async_client import (
     TablePlanResponse,
     View,
 )
+from seamark.connector.trino.rewrite_results import RewriteResult
 from seamark.connector.trino.rewriter import RewriteLimits, Rewriter
 from seamark.formats.iceberg.expressions.expression import Expression
 
@@ -33,10 +34,23 @@ def parse_filter(predicate: str | None) -> Expression | None:
     return None if predicate is None else find_scans(f"SELECT * FROM t WHERE {predicate}")[0].filter
 
 
+def count_planned_tables(rewrite: RewriteResult) -> int:
+    """Return how often the rewritten statement reads a plan of `NumberedPlans`, whose ids begin with 1."""
+    return (rewrite.statement or "").count(" FOR VERSION AS OF 1")
+
+
 READER = "rita"
 """The user of statements over plan views."""
 PATIENT = RewriteLimits(budget_s=10.0)
-ViewAsked = tuple[Name, View, str, tuple[Reference, ...]]
+
+
+class ViewRequest(NamedTuple):
+    """A request to plan a view, as `NumberedPlans` has received it."""
+
+    name: Name
+    view: View
+    predicate: str
+    references: tuple[Reference, ...]
 
 
 @dataclass
@@ -57,7 +71,7 @@ class NumberedPlans:
     views: dict[str | Name, View] = field(default_factory=dict)
     """The views by name, with or without the schema. `plan_view` returns the n-th as `v~plan~n`, or raises an error."""
     answer: Callable[[Name], str | None] | None = None
-    view_requests: list[ViewAsked] = field(default_factory=list)
+    view_requests: list[ViewRequest] = field(default_factory=list)
     read_views: list[Name] = field(default_factory=list)
     leases: list[tuple[Name, list[int], int | None]] = field(default_factory=list)
 
@@ -89,7 +103,7 @@ class NumberedPlans:
     ) -> PlanView | None:
         assert reader == READER
         number = len(self.view_requests)
-        self.view_requests.append((name, view, predicate, tuple(references)))
+        self.view_requests.append(ViewRequest(name, view, predicate, tuple(references)))
         text = f"{name[-1]}~plan~{number}" if self.answer is None else self.answer(name)
         return None if text is None else PlanView(text, 200 + number, tuple(view.columns))
 

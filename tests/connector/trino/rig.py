@@ -1,11 +1,11 @@
-"""The proxy between coordinators and a Seamark that a test scripts, all in the test's event loop."""
+"""Runs the proxy between scripted coordinators and a scripted Seamark, all in the test's event loop."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import web
@@ -19,15 +19,22 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 CATALOG = "lake"
 
 
+class ReceivedRequest(NamedTuple):
+    method: str
+    target: str
+    headers: Any
+    body: bytes
+
+
 @dataclass
 class FakeServer:
-    """A scripted server. `requests` has the method, target, headers and body of each request."""
+    """A scripted server."""
 
     url: str = ""
-    requests: list[tuple[str, str, Any, bytes]] = field(default_factory=list)
+    requests: list[ReceivedRequest] = field(default_factory=list)
 
     def list_bodies(self, method: str = "POST") -> list[str]:
-        return [body.decode() for request_method, _, _, body in self.requests if request_method == method]
+        return [request.body.decode() for request in self.requests if request.method == method]
 
 
 @asynccontextmanager
@@ -39,7 +46,8 @@ async def run_fake_server(
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
-        fake_server.requests.append((request.method, request.rel_url.raw_path_qs, request.headers, body))
+        received_request = ReceivedRequest(request.method, request.rel_url.raw_path_qs, request.headers, body)
+        fake_server.requests.append(received_request)
         return await answer(fake_server, request, body)
 
     async with serve_requests(handle) as fake_server.url:
@@ -79,6 +87,7 @@ class ProxyRig:
         return URL(self.url + target, encoded=True)
 
     async def ask(self, method: str, target: str, **options: Any) -> tuple[int, Any, bytes]:
+        """Send a request, and return the status, the headers and the body of the answer."""
         async with self.http.request(method, self.make_url(target), allow_redirects=False, **options) as answer:
             return answer.status, answer.headers, await answer.read()
 
@@ -93,9 +102,9 @@ async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings:
     sock = bind("127.0.0.1", 0)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)
-        of_proxy = ProxySettings(trino=trino, seamark=seamark or reserve_dead_address(), **arguments)
-        proxy = await stack.enter_async_context(open_proxy(of_proxy))
-        await stack.enter_async_context(serve_proxy(proxy, of_proxy, sock, tls))
+        proxy_settings = ProxySettings(trino=trino, seamark=seamark or reserve_dead_address(), **arguments)
+        proxy = await stack.enter_async_context(open_proxy(proxy_settings))
+        await stack.enter_async_context(serve_proxy(proxy, proxy_settings, sock, tls))
         http = aiohttp.ClientSession(
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -1,4 +1,4 @@
-"""The proxy plans only for clients whose login Trino accepts, and checks a login once a minute."""
+"""Tests that the proxy plans only for clients whose login Trino accepts, and checks a login once a minute."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ async def _request_plan_header(rig: ProxyRig, authorization: str, statement: str
     return str(answer["X-Seamark-Plan"])
 
 
-def _play(statement: str) -> list[Page]:
+def _answer_with_rows(statement: str) -> list[Page]:
     return [ROWS, END]
 
 
 async def test_plans_are_made_only_for_accepted_logins_which_are_checked_once() -> None:
     async with (
-        run_fake_trino(_play) as trino,
+        run_fake_trino(_answer_with_rows) as trino,
         run_fake_seamark() as seamark,
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
@@ -58,7 +58,7 @@ async def test_plans_are_made_only_for_accepted_logins_which_are_checked_once() 
 @pytest.mark.parametrize("status", [302, 400, 401, 403, 429, 500, 503])
 async def test_answer_with_another_status_accepts_no_login(status: int) -> None:
     async with (
-        run_fake_trino(_play) as trino,
+        run_fake_trino(_answer_with_rows) as trino,
         run_fake_seamark() as seamark,
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
@@ -69,7 +69,7 @@ async def test_answer_with_another_status_accepts_no_login(status: int) -> None:
 
 async def test_login_of_single_use_is_not_checked() -> None:
     async with (
-        run_fake_trino(_play) as trino,
+        run_fake_trino(_answer_with_rows) as trino,
         run_fake_seamark() as seamark,
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
@@ -80,7 +80,7 @@ async def test_login_of_single_use_is_not_checked() -> None:
 async def test_slow_login_check_delays_a_statement_only_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECK_S", 0.05)
     async with (
-        run_fake_trino(_play) as trino,
+        run_fake_trino(_answer_with_rows) as trino,
         run_fake_seamark() as seamark,
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
@@ -121,10 +121,10 @@ class _Response:
 async def test_login_is_checked_again_after_a_minute_and_for_changed_credentials() -> None:
     trino, now_s = _Trino(), [1000.0]
     logins = AcceptedLogins(trino.send, lambda: now_s[0])
-    first = CIMultiDict({"Authorization": "Basic a", "X-Trino-User": "ann", "X-Trino-Source": "x"})
-    assert all(await asyncio.gather(*(logins.accepts(COORDINATOR, first) for _ in range(5))))
+    first_headers = CIMultiDict({"Authorization": "Basic a", "X-Trino-User": "ann", "X-Trino-Source": "x"})
+    assert all(await asyncio.gather(*(logins.accepts(COORDINATOR, first_headers) for _ in range(5))))
     assert len(trino.requests) == 1
-    other_requests = (
+    header_changes = (
         {"Authorization": "Basic b"},
         {"X-Trino-User": "bob"},
         {"X-Presto-User": "bob"},
@@ -133,18 +133,20 @@ async def test_login_is_checked_again_after_a_minute_and_for_changed_credentials
         {"Cookie": "token=1"},
         {"X-Forwarded-Proto": "http"},
     )
-    for number, later_request in enumerate(other_requests):
-        assert await logins.accepts(COORDINATOR, CIMultiDict({**first, **later_request}))
+    for number, changed_headers in enumerate(header_changes):
+        assert await logins.accepts(COORDINATOR, CIMultiDict({**first_headers, **changed_headers}))
         assert len(trino.requests) == 2 + number
-    assert await logins.accepts(Coordinator("http://other", ""), first)
-    count = len(trino.requests)
-    assert await logins.accepts(COORDINATOR, CIMultiDict({**first, "X-Trino-Source": "y", "X-Trino-Session": "a=1"}))
+    assert await logins.accepts(Coordinator("http://other", ""), first_headers)
+    check_count = len(trino.requests)
+    assert await logins.accepts(
+        COORDINATOR, CIMultiDict({**first_headers, "X-Trino-Source": "y", "X-Trino-Session": "a=1"})
+    )
     now_s[0] += REMEMBERED_S - 1
-    assert await logins.accepts(COORDINATOR, first)
-    assert len(trino.requests) == count
+    assert await logins.accepts(COORDINATOR, first_headers)
+    assert len(trino.requests) == check_count
     now_s[0] += 1
-    assert await logins.accepts(COORDINATOR, first)
-    assert len(trino.requests) == count + 1
+    assert await logins.accepts(COORDINATOR, first_headers)
+    assert len(trino.requests) == check_count + 1
     assert not logins._login_checks
     assert not any(b"Basic" in key for key in logins._accepted_until_s)
 

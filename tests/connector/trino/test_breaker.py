@@ -1,6 +1,6 @@
 """Tests of the circuit breaker of a failing server.
 
-It opens for growing times, and then one request tries the server.
+The breaker opens for growing times. After each time, one request tries the server.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def test_open_breaker_allows_one_trial_request_whose_success_closes_it() -> None
 def test_each_failed_trial_doubles_the_pause_up_to_a_maximum() -> None:
     clock = BreakerClock()
     breaker = open_breaker(clock)
-    waits = []
+    pauses_s = []
     for _ in range(10):
-        begun_s = clock.now_s
+        start_s = clock.now_s
         while not breaker.allow_request():
             clock.now_s += BACKOFF_S / 4
-        waits.append(clock.now_s - begun_s)
+        pauses_s.append(clock.now_s - start_s)
         breaker.record_failure()
-    assert waits[:4] == [BACKOFF_S, 2 * BACKOFF_S, 4 * BACKOFF_S, 8 * BACKOFF_S]
-    assert waits[-1] == BACKOFF_MAX_S
+    assert pauses_s[:4] == [BACKOFF_S, 2 * BACKOFF_S, 4 * BACKOFF_S, 8 * BACKOFF_S]
+    assert pauses_s[-1] == BACKOFF_MAX_S
 
 
 def test_failures_of_requests_that_were_sent_before_the_breaker_opened_change_nothing() -> None:

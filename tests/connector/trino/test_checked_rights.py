@@ -1,4 +1,4 @@
-"""A check of rights is not repeated for some seconds for the same sender, session and columns."""
+"""Tests that a check of rights is not repeated for some seconds for the same sender, session and columns."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def make_headers(**changes: str) -> CIMultiDict[str]:
     return headers
 
 
-def choose_coordinator(number: int = 0) -> Coordinator:
+def get_coordinator(number: int = 0) -> Coordinator:
     return Coordinators(("http://127.0.0.1:1", "http://127.0.0.1:2")).all[number]
 
 
 def test_check_is_remembered_for_the_same_sender_session_and_columns() -> None:
     now_s = 0.0
     rights = CheckedRights(10.0, lambda: now_s)
-    coordinator = choose_coordinator()
+    coordinator = get_coordinator()
     assert not rights.has(coordinator, make_headers(), CHECK)
     rights.add(coordinator, make_headers(), CHECK)
     assert rights.has(coordinator, make_headers(), CHECK)
@@ -32,15 +32,15 @@ def test_check_is_remembered_for_the_same_sender_session_and_columns() -> None:
         assert not rights.has(coordinator, make_headers(**{name: value}), CHECK)
     assert not rights.has(coordinator, make_headers(X_Trino_Schema="other"), CHECK)
     assert not rights.has(coordinator, make_headers(), CHECK.replace("t0.a", "t0.b"))
-    assert not rights.has(choose_coordinator(1), make_headers(), CHECK)
+    assert not rights.has(get_coordinator(1), make_headers(), CHECK)
     now_s = 10.0
     assert not rights.has(coordinator, make_headers(), CHECK)
 
 
-def test_no_check_is_remembered_without_a_time() -> None:
+def test_no_check_is_remembered_if_the_time_is_zero() -> None:
     rights = CheckedRights(0.0, lambda: 0.0)
-    rights.add(choose_coordinator(), make_headers(), CHECK)
-    assert not rights.has(choose_coordinator(), make_headers(), CHECK)
+    rights.add(get_coordinator(), make_headers(), CHECK)
+    assert not rights.has(get_coordinator(), make_headers(), CHECK)
 
 
 def test_number_of_remembered_checks_is_limited() -> None:

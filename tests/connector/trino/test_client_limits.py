@@ -1,4 +1,7 @@
-"""Limits on clients of the proxy: idle connections, floods, large and slow headers and bodies, unread answers."""
+"""Tests of the limits on clients of the proxy.
+
+They cover idle and too many connections, large and slow headers and bodies, and unread answers.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,13 @@ async def connect_to_proxy(
     stack: AsyncExitStack, rig: ProxyRig, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> RawConnection:
     port = int(rig.url.rpartition(":")[2])
-    connection = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), ssl=tls)
-    return await stack.enter_async_context(RawConnection(*connection))
+    streams = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), ssl=tls)
+    return await stack.enter_async_context(RawConnection(*streams))
 
 
-async def is_answered(wire: RawConnection) -> bool:
-    await wire.send(INFO_REQUEST)
-    return (await wire.answer())[0] == 200
+async def is_answered(connection: RawConnection) -> bool:
+    await connection.send(INFO_REQUEST)
+    return (await connection.answer())[0] == 200
 
 
 def build_head(path: str, *headers: str) -> bytes:
@@ -50,9 +53,9 @@ async def test_header_that_does_not_arrive_in_time_ends_the_connection(first_byt
         run_proxy(trino.url, header_timeout_s=0.2) as rig,
         AsyncExitStack() as stack,
     ):
-        wire = await connect_to_proxy(stack, rig)
-        await wire.send(first_bytes)
-        assert b"HTTP/1.1 408 " in await wire.read_rest()
+        connection = await connect_to_proxy(stack, rig)
+        await connection.send(first_bytes)
+        assert b"HTTP/1.1 408 " in await connection.read_rest()
 
 
 async def test_idle_connection_is_closed_after_its_time() -> None:
@@ -61,47 +64,47 @@ async def test_idle_connection_is_closed_after_its_time() -> None:
         run_proxy(trino.url, idle_timeout_s=3) as rig,
         AsyncExitStack() as stack,
     ):
-        wire = await connect_to_proxy(stack, rig)
-        assert await is_answered(wire)
-        assert await wire.read_rest() == b""
+        connection = await connect_to_proxy(stack, rig)
+        assert await is_answered(connection)
+        assert await connection.read_rest() == b""
 
 
 async def test_silent_connections_are_closed_in_favour_of_active_ones() -> None:
     async with run_fake_server(echo) as trino, run_proxy(trino.url, connections=8) as rig, AsyncExitStack() as stack:
-        old_wire = await connect_to_proxy(stack, rig)
-        assert await is_answered(old_wire)
+        old_connection = await connect_to_proxy(stack, rig)
+        assert await is_answered(old_connection)
         for number in range(30):
             await connect_to_proxy(stack, rig, f"127.0.0.{2 + number % 4}")
-        new_wire = await connect_to_proxy(stack, rig, "127.0.0.9")
-        assert await is_answered(new_wire)
-        assert await is_answered(old_wire)
+        new_connection = await connect_to_proxy(stack, rig, "127.0.0.9")
+        assert await is_answered(new_connection)
+        assert await is_answered(old_connection)
 
 
 async def test_address_has_a_connection_limit_that_interrupts_no_request() -> None:
-    go = asyncio.Event()
+    may_answer = asyncio.Event()
 
-    async def wait(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
-        await go.wait()
+    async def answer_late(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
+        await may_answer.wait()
         return web.Response(text="late")
 
     async with (
-        run_fake_server(wait) as trino,
+        run_fake_server(answer_late) as trino,
         run_proxy(trino.url, connections_per_address=2) as rig,
         AsyncExitStack() as stack,
     ):
-        wires = [await connect_to_proxy(stack, rig) for _ in range(2)]
-        for wire in wires:
-            await wire.send(INFO_REQUEST)
+        connections = [await connect_to_proxy(stack, rig) for _ in range(2)]
+        for connection in connections:
+            await connection.send(INFO_REQUEST)
         async with asyncio.timeout(60):
             while len(trino.requests) < 2:
                 await asyncio.sleep(0.01)
-        third = await connect_to_proxy(stack, rig)
-        assert (await third.answer())[0] == 429
+        third_connection = await connect_to_proxy(stack, rig)
+        assert (await third_connection.answer())[0] == 429
         other_client = await connect_to_proxy(stack, rig, "127.0.0.2")
         await other_client.send(INFO_REQUEST)
-        go.set()
-        for wire in (*wires, other_client):
-            assert await wire.answer() == (200, b"late")
+        may_answer.set()
+        for connection in (*connections, other_client):
+            assert await connection.answer() == (200, b"late")
 
 
 @pytest.mark.parametrize(("fields", "size"), [(1, 20_000), (40, 1_000), (1000, 10)])
@@ -111,12 +114,12 @@ async def test_header_above_the_size_limit_is_refused(fields: int, size: int) ->
         run_proxy(trino.url, header_bytes=16_384) as rig,
         AsyncExitStack() as stack,
     ):
-        wire = await connect_to_proxy(stack, rig)
-        await wire.send(INFO_REQUEST[:-2])
+        connection = await connect_to_proxy(stack, rig)
+        await connection.send(INFO_REQUEST[:-2])
         for number in range(fields):
-            wire.writer.write(f"x-{number}: {'y' * size}\r\n".encode())
+            connection.writer.write(f"x-{number}: {'y' * size}\r\n".encode())
             await asyncio.sleep(0)
-        assert b" 431 " in await wire.read_rest()
+        assert b" 431 " in await connection.read_rest()
         assert trino.requests == []
 
 
@@ -126,33 +129,33 @@ async def test_body_and_answer_do_not_count_towards_the_header_limit() -> None:
         run_proxy(trino.url, header_bytes=16_384) as rig,
         AsyncExitStack() as stack,
     ):
-        wire = await connect_to_proxy(stack, rig)
+        connection = await connect_to_proxy(stack, rig)
         for _ in range(3):
-            await wire.send(build_head("/v1/x", "Content-Length: 100000"))
+            await connection.send(build_head("/v1/x", "Content-Length: 100000"))
             for _ in range(10):
-                await wire.send(b"x" * 10_000)
+                await connection.send(b"x" * 10_000)
                 await asyncio.sleep(0)
-            assert await wire.answer() == (200, b"100000 bytes")
+            assert await connection.answer() == (200, b"100000 bytes")
 
 
 @pytest.mark.parametrize("path", ["/v1/statement", "/v1/other"])
-@pytest.mark.parametrize("announced", [True, False])
-async def test_large_body_is_refused(path: str, announced: bool) -> None:
+@pytest.mark.parametrize("has_content_length", [True, False])
+async def test_large_body_is_refused(path: str, has_content_length: bool) -> None:
     limits = {"body_bytes": 10_000, "statement_bytes": 1_000}
     async with run_fake_server(echo) as trino, run_proxy(trino.url, **limits) as rig, AsyncExitStack() as stack:
-        wire = await connect_to_proxy(stack, rig)
-        if announced:
-            await wire.send(build_head(path, "Content-Length: 10001"))
+        connection = await connect_to_proxy(stack, rig)
+        if has_content_length:
+            await connection.send(build_head(path, "Content-Length: 10001"))
         else:
-            await wire.send(build_head(path, "Transfer-Encoding: chunked"))
+            await connection.send(build_head(path, "Transfer-Encoding: chunked"))
             for _ in range(11):
-                await wire.send(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
-        status, body = await wire.answer()
+                await connection.send(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
+        status, body = await connection.answer()
         assert (status, b"10,000 bytes" in body) == (413, True)
         assert trino.requests == []
-        fits = await connect_to_proxy(stack, rig)
-        await fits.send(build_head(path, "Content-Length: 10000") + b"x" * 10_000)
-        assert await fits.answer() == (200, b"10000 bytes")
+        second_connection = await connect_to_proxy(stack, rig)
+        await second_connection.send(build_head(path, "Content-Length: 10000") + b"x" * 10_000)
+        assert await second_connection.answer() == (200, b"10000 bytes")
 
 
 @pytest.mark.parametrize("path", ["/v1/statement", "/v1/other"])
@@ -162,19 +165,19 @@ async def test_body_that_stops_or_arrives_slowly_is_refused(path: str) -> None:
         run_proxy(trino.url, body_timeout_s=0.3) as rig,
         AsyncExitStack() as stack,
     ):
-        stops, dribbles = await connect_to_proxy(stack, rig), await connect_to_proxy(stack, rig)
-        for wire in (stops, dribbles):
-            await wire.send(build_head(path, "Content-Length: 1000") + b"x")
+        stopped_connection, slow_connection = await connect_to_proxy(stack, rig), await connect_to_proxy(stack, rig)
+        for connection in (stopped_connection, slow_connection):
+            await connection.send(build_head(path, "Content-Length: 1000") + b"x")
 
         async def send_slowly() -> None:
             while True:
-                await dribbles.send(b"x")
+                await slow_connection.send(b"x")
                 await asyncio.sleep(0.02)
 
         slow_client = asyncio.create_task(send_slowly())
         try:
-            for wire in (stops, dribbles):
-                assert (await wire.answer())[0] == 408
+            for connection in (stopped_connection, slow_connection):
+                assert (await connection.answer())[0] == 408
         finally:
             slow_client.cancel()
         assert trino.requests == []
@@ -211,27 +214,27 @@ async def test_connection_of_a_client_that_does_not_read_its_answer_is_closed() 
         run_proxy(trino, send_timeout_s=0.3) as rig,
         AsyncExitStack() as stack,
     ):
-        wire = await connect_to_proxy(stack, rig)
-        wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await wire.send(INFO_REQUEST)
+        connection = await connect_to_proxy(stack, rig)
+        connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await connection.send(INFO_REQUEST)
         async with asyncio.timeout(60):
             await end_event.wait()
 
 
 @pytest.mark.parametrize(
-    ("raw", "status"),
+    ("request_bytes", "status"),
     [
         (b"GET / HTTP/1.1\r\nHost: a\r\nAuthorization Bearer verysecret\r\n\r\n", 400),
         (b"verysecret\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: verysecret\r\n\r\n", 400),
     ],
 )
-async def test_invalid_http_requests_are_counted_and_not_quoted(raw: bytes, status: int) -> None:
+async def test_invalid_http_requests_are_counted_and_not_quoted(request_bytes: bytes, status: int) -> None:
     async with run_fake_server(echo) as trino, run_proxy(trino.url) as rig, AsyncExitStack() as stack:
-        wire = await connect_to_proxy(stack, rig)
+        connection = await connect_to_proxy(stack, rig)
         with structlog.testing.capture_logs() as events:
-            await wire.send(raw)
-            answer = await wire.read_rest()
+            await connection.send(request_bytes)
+            answer = await connection.read_rest()
         assert int(answer.split()[1]) == status
         assert "verysecret" not in answer.decode() + str(events)
         assert b"aiohttp/" not in answer
@@ -256,18 +259,19 @@ async def test_connections_count_before_their_tls_handshake(authority: Authority
         run_proxy(trino.url, tls=server_context, connections=8) as rig,
         AsyncExitStack() as stack,
     ):
-        old_wire = await connect_to_proxy(stack, rig, tls=tls_context)
-        assert await is_answered(old_wire)
+        old_connection = await connect_to_proxy(stack, rig, tls=tls_context)
+        assert await is_answered(old_connection)
         silent_connections = [await connect_to_proxy(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
-        new_wire = await connect_to_proxy(stack, rig, tls=tls_context)
-        reading = [asyncio.create_task(wire.read_rest()) for wire in silent_connections]
-        await until(lambda: sum(task.done() for task in reading) >= 30 - 8)
-        assert {task.result() for task in reading if task.done()} == {b""}
-        assert await is_answered(old_wire)
-        assert await is_answered(new_wire)
-        for task in reading:
+        new_connection = await connect_to_proxy(stack, rig, tls=tls_context)
+        read_tasks = [asyncio.create_task(connection.read_rest()) for connection in silent_connections]
+        # The proxy keeps at most 8 of the 30 connections.
+        await until(lambda: sum(task.done() for task in read_tasks) >= 30 - 8)
+        assert {task.result() for task in read_tasks if task.done()} == {b""}
+        assert await is_answered(old_connection)
+        assert await is_answered(new_connection)
+        for task in read_tasks:
             task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
+        await asyncio.gather(*read_tasks, return_exceptions=True)
 
 
 async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(authority: Authority) -> None:
@@ -280,9 +284,9 @@ async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(aut
         AsyncExitStack() as stack,
     ):
         for first_bytes in (b"", b"\x16\x03\x01", INFO_REQUEST):
-            wire = await connect_to_proxy(stack, rig)
-            await wire.send(first_bytes)
-            assert b"HTTP" not in await wire.read_rest()
+            connection = await connect_to_proxy(stack, rig)
+            await connection.send(first_bytes)
+            assert b"HTTP" not in await connection.read_rest()
 
 
 def test_limit_per_address_does_not_apply_behind_another_proxy() -> None:

@@ -1,4 +1,4 @@
-"""Groups of a cube are written as VALUES outside of the event loop, and only up to the limit of a statement."""
+"""Tests that groups of a cube are written as VALUES outside of the event loop, up to the limit of a statement."""
 
 from __future__ import annotations
 
@@ -59,39 +59,43 @@ def test_few_groups_are_values_and_more_are_one_text() -> None:
     )
 
 
-@pytest.mark.parametrize(("characters_max", "written_count"), [(3 * 2 * 2000 - 1, 0), (3 * 2 * 2000, 2000)])
-def test_writing_ends_when_the_text_is_too_long(
-    monkeypatch: pytest.MonkeyPatch, characters_max: int, written_count: int
-) -> None:
-    texts = list[int]()
+SHORTEST_TEXT = 3 * 2 * 2000
+"""The characters of the shortest text of 2,000 groups: each of the two values of a group has at least 3 characters."""
 
-    def write_query(value: int) -> str:
-        texts.append(value)
+
+@pytest.mark.parametrize(("characters_max", "written_max"), [(SHORTEST_TEXT - 1, 0), (SHORTEST_TEXT, 2000)])
+def test_writing_ends_when_the_text_is_too_long(
+    monkeypatch: pytest.MonkeyPatch, characters_max: int, written_max: int
+) -> None:
+    written_values = list[int]()
+
+    def record_and_write(value: int) -> str:
+        written_values.append(value)
         return str(value)
 
-    monkeypatch.setattr(cube_values, "_find_json_form", lambda *_: cube_values._JsonForm(write_query))
+    monkeypatch.setattr(cube_values, "_find_json_form", lambda *_: cube_values._JsonForm(record_and_write))
     with pytest.raises(NotFromCube, match=f"more than {characters_max:,} characters"):
         write_values(build_groups(2000), make_statement(), characters_max)
-    assert len(texts) <= written_count, "most groups are not written"
+    assert len(written_values) <= written_max, "most groups are not written"
 
 
 async def test_parsing_and_writing_run_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = dict[str, int]()
+    thread_ids = dict[str, int]()
 
     async def scan_cube(*_: object) -> Any:
         return SimpleNamespace(groups=build_groups(5000), plan_snapshot_id=None)
 
-    def note_thread(name: str) -> None:
+    def record_thread(name: str) -> None:
         run_function = getattr(cube_rewrites, name)
 
-        def run_and_note(*arguments: Any, **options: Any) -> Any:
-            threads[name] = threading.get_ident()
+        def run_and_record(*arguments: Any, **options: Any) -> Any:
+            thread_ids[name] = threading.get_ident()
             return run_function(*arguments, **options)
 
-        monkeypatch.setattr(cube_rewrites, name, run_and_note)
+        monkeypatch.setattr(cube_rewrites, name, run_and_record)
 
-    note_thread("find_scans")
-    note_thread("write_values")
+    record_thread("find_scans")
+    record_thread("write_values")
     monkeypatch.setattr(cube_rewrites, "scan_cube", scan_cube)
     text = "SELECT name, count(*) FROM db.t WHERE n < 5 GROUP BY 1"
     scan = SimpleNamespace(
@@ -111,8 +115,8 @@ async def test_parsing_and_writing_run_outside_of_the_event_loop(monkeypatch: py
         client, StatementReader(), StatementText(text), planned_scan, make_statement(), table, (), until_s
     )
     assert "json_parse('[null," in rewrite.text
-    assert set(threads) == {"find_scans", "write_values"}
-    assert threading.get_ident() not in threads.values()
+    assert set(thread_ids) == {"find_scans", "write_values"}
+    assert threading.get_ident() not in thread_ids.values()
 
 
 def test_reason_why_no_cube_is_used_has_no_text_of_a_server_error() -> None:

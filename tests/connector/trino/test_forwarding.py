@@ -1,4 +1,4 @@
-"""The proxy forwards requests and answers unchanged, however large, slow or broken they are."""
+"""Tests that the proxy forwards requests and answers unchanged, also if they are large, slow or broken."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ async def test_repeated_headers_stay_separate_and_in_order() -> None:
         _, headers, _ = await rig.ask("GET", "/v1/info", headers=request_headers)
         assert headers.getall("Set-Cookie") == ["a=1; Path=/ui; HttpOnly", "b=2"]
         assert headers["X-Trino-Set-Session"] == "x=1"
-        assert trino.requests[0][2].getall("X-Trino-Session") == ["a=1", "b=2"]
+        assert trino.requests[0].headers.getall("X-Trino-Session") == ["a=1", "b=2"]
         await rig.ask("GET", "/v1/info")
-        assert "Cookie" not in trino.requests[1][2]  # Cookies belong to clients, so the proxy stores none.
+        assert "Cookie" not in trino.requests[1].headers  # Cookies belong to clients, so the proxy stores none.
 
 
 async def test_connection_headers_are_not_forwarded() -> None:
@@ -76,13 +76,14 @@ async def test_connection_headers_are_not_forwarded() -> None:
         }
         _, headers, _ = await rig.ask("GET", "/v1/info", headers={**request_headers, "X-Seamark": "off"})
         assert (
-            list_lower_case_names(trino.requests[0][2]) & {"x-hop", "te", "proxy-authorization", "x-seamark"} == set()
+            list_lower_case_names(trino.requests[0].headers) & {"x-hop", "te", "proxy-authorization", "x-seamark"}
+            == set()
         )
-        assert trino.requests[0][2]["Via"] == "1.1 seamark"
+        assert trino.requests[0].headers["Via"] == "1.1 seamark"
         assert list_lower_case_names(headers) & {"x-mine", "keep-alive"} == set()
 
 
-async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -> None:
+async def test_forwarded_headers_describe_the_client_and_replace_forged_headers() -> None:
     forged_headers = {
         **{"Forwarded": "proto=https", "X-Forwarded-For": "1.1.1.1", "X-Forwarded-Proto": "https"},
         **{"X-Forwarded-Host": "evil", "X-Forwarded-Port": "1", "X-Forwarded-Prefix": "/x", "X-Proxied-Https": "on"},
@@ -92,7 +93,7 @@ async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -
         await rig.ask("GET", "/v1/info", headers={**forged_headers, "Host": "trino.example:8443"})
         received_headers = {
             name: value
-            for name, value in trino.requests[0][2].items()
+            for name, value in trino.requests[0].headers.items()
             if name.lower() in {header.lower() for header in forged_headers}
         }
         assert received_headers == {
@@ -102,15 +103,15 @@ async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -
             "X-Forwarded-Port": "8443",
         }
         await rig.ask("GET", "/v1/info", headers={"Host": "trino.example"})
-        assert trino.requests[1][2]["X-Forwarded-Port"] == "80"
-        assert trino.requests[1][2]["Host"] == trino.url.removeprefix("http://")
+        assert trino.requests[1].headers["X-Forwarded-Port"] == "80"
+        assert trino.requests[1].headers["Host"] == trino.url.removeprefix("http://")
 
 
 async def test_forwarded_headers_are_trusted_if_a_setting_enables_it() -> None:
     request_headers = {"X-Forwarded-For": "10.1.1.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "trino.example"}
     async with run_fake_server(echo) as trino, run_proxy(trino.url, trust_forwarded=True) as rig:
         await rig.ask("GET", "/v1/info", headers={**request_headers, "X-Forwarded-Prefix": "/lake/"})
-        received_headers = trino.requests[0][2]
+        received_headers = trino.requests[0].headers
         assert received_headers["X-Forwarded-For"] == "10.1.1.1, 127.0.0.1"
         assert (received_headers["X-Forwarded-Proto"], received_headers["X-Forwarded-Host"]) == (
             "https",
@@ -131,8 +132,8 @@ async def test_compressed_bodies_are_forwarded_unchanged() -> None:
             _, headers, body = await rig.ask("POST", target, data=packed_body, headers=request_headers)
             assert (body, headers["Content-Encoding"]) == (packed_body, "gzip")
             assert headers["Content-Length"] == str(len(packed_body))
-            assert trino.requests[-1][3] == packed_body
-            assert trino.requests[-1][2]["Accept-Encoding"] == "gzip, zstd"
+            assert trino.requests[-1].body == packed_body
+            assert trino.requests[-1].headers["Accept-Encoding"] == "gzip, zstd"
 
 
 async def test_proxy_adds_only_forwarding_headers() -> None:
@@ -143,7 +144,7 @@ async def test_proxy_adds_only_forwarding_headers() -> None:
         assert (await reader.read()).endswith(b"nothing")
         writer.close()
         added_headers = {"host", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto"}
-        assert list_lower_case_names(trino.requests[0][2]) == added_headers
+        assert list_lower_case_names(trino.requests[0].headers) == added_headers
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("DELETE", 204), ("GET", 304), ("GET", 200)])
@@ -153,8 +154,8 @@ async def test_answers_without_a_body_stay_without_one(method: str, status: int)
 
     async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
         for _ in range(2):  # The connection still works for the second request.
-            actual, headers, body = await rig.ask(method, "/v1/statement/executing/x")
-            assert (actual, body, headers["ETag"]) == (status, b"", '"1"')
+            actual_status, headers, body = await rig.ask(method, "/v1/statement/executing/x")
+            assert (actual_status, body, headers["ETag"]) == (status, b"", '"1"')
 
 
 async def test_redirects_are_passed_to_the_client() -> None:
@@ -199,8 +200,8 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
     ):
         await result.content.readexactly(MIB)
         await asyncio.sleep(0.5)
-        held_bytes = sent_bytes - MIB
-        assert held_bytes < 24 * MIB, held_bytes  # Most of the answer is in buffers of sockets.
+        unread_bytes = sent_bytes - MIB
+        assert unread_bytes < 24 * MIB, unread_bytes  # Most of the answer is in buffers of sockets.
         size = MIB
         async for chunk in result.content.iter_any():
             size += len(chunk)
@@ -208,8 +209,9 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
 
 
 async def test_too_long_statement_is_streamed_without_analysis() -> None:
+    text = b"SELECT 1 FROM t WHERE x = 1 "
     arrived_bytes = 0
-    go_event = asyncio.Event()
+    may_continue = asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:
         nonlocal arrived_bytes
@@ -218,17 +220,17 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
         return web.Response(text=str(arrived_bytes))
 
     async def send_long_body() -> AsyncIterator[bytes]:
-        yield b"SELECT 1 FROM t WHERE x = 1 " + b" " * MIB
-        await go_event.wait()
+        yield text + b" " * MIB
+        await may_continue.wait()
         yield b" " * MIB
 
     async with serve_requests(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=send_long_body()))
         # The coordinator receives the body before the client has sent all of it.
         await until(lambda: arrived_bytes >= MIB)
-        go_event.set()
+        may_continue.set()
         _, headers, body = await task
-        assert body == str(28 + 2 * MIB).encode()
+        assert body == str(len(text) + 2 * MIB).encode()
         assert headers["X-Seamark-Plan"] == "unchanged; the statement is longer than 1000 bytes"
 
 
@@ -247,7 +249,7 @@ async def test_answer_in_pieces_arrives_completely(sizes: tuple[int, ...], pause
         return response
 
     async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
-        for _ in range(3):  # Both requests use one connection.
+        for _ in range(3):  # All requests use one connection.
             status, _, body = await rig.ask("GET", "/v1/info")
             assert (status, body) == (200, b"".join(pieces))
 
@@ -256,7 +258,7 @@ async def test_announced_content_length_is_kept() -> None:
     async with run_fake_server(echo) as trino, run_proxy(trino.url, statement_bytes=1000) as rig:
         for size in (10, 100_000):
             await rig.ask("POST", "/v1/statement", data=b" " * size)
-            headers = trino.requests[-1][2]
+            headers = trino.requests[-1].headers
             assert headers["Content-Length"] == str(size)
             assert "Transfer-Encoding" not in headers
 
@@ -279,10 +281,10 @@ async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
         await asyncio.wait_for(has_ended.wait(), 60)
 
 
-@pytest.mark.parametrize("length", [True, False])
-async def test_answer_that_trino_interrupts_is_interrupted_for_the_client(length: bool) -> None:
+@pytest.mark.parametrize("has_content_length", [True, False])
+async def test_answer_that_trino_interrupts_is_interrupted_for_the_client(has_content_length: bool) -> None:
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Length": "1000000"} if length else {})
+        response = web.StreamResponse(headers={"Content-Length": "1000000"} if has_content_length else {})
         await response.prepare(request)
         await response.write(b"[1, 2, 3" * 1000)
         await asyncio.sleep(0.05)
@@ -342,15 +344,15 @@ async def test_statements_rotate_over_coordinators_and_each_stays_at_its_coordin
             await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
         assert (len(first.requests), len(second.requests)) == (2, 2)
         prefixes = {
-            fake_server.url: fake_server.requests[0][2]["X-Forwarded-Prefix"] for fake_server in (first, second)
+            fake_server.url: fake_server.requests[0].headers["X-Forwarded-Prefix"] for fake_server in (first, second)
         }
         assert len(set(prefixes.values())) == 2
         for fake_server in (first, second, second, first):
             _, headers, _ = await rig.ask("GET", f"{prefixes[fake_server.url]}/v1/statement/queued/1?maxWait=1s")
             assert headers["X-Fake"] == fake_server.url
-            assert fake_server.requests[-1][1] == "/v1/statement/queued/1?maxWait=1s"
-            page = {"Referer": f"http://proxy{prefixes[fake_server.url]}/ui/"}
-            _, headers, _ = await rig.ask("GET", "/ui/api/stats", headers=page)
+            assert fake_server.requests[-1].target == "/v1/statement/queued/1?maxWait=1s"
+            page_headers = {"Referer": f"http://proxy{prefixes[fake_server.url]}/ui/"}
+            _, headers, _ = await rig.ask("GET", "/ui/api/stats", headers=page_headers)
             assert headers["X-Fake"] == fake_server.url
         async with run_proxy(first.url, reserve_dead_address()) as other_proxy:
             status, _, body = await other_proxy.ask("GET", f"{prefixes[second.url]}/v1/statement/queued/1")
@@ -361,7 +363,7 @@ async def test_statements_rotate_over_coordinators_and_each_stays_at_its_coordin
 async def test_single_coordinator_gets_no_prefix() -> None:
     async with run_fake_server(echo) as trino, run_proxy(trino.url) as rig:
         await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
-        assert "X-Forwarded-Prefix" not in trino.requests[0][2]
+        assert "X-Forwarded-Prefix" not in trino.requests[0].headers
 
 
 async def test_statements_skip_an_unreachable_coordinator() -> None:
@@ -370,7 +372,7 @@ async def test_statements_skip_an_unreachable_coordinator() -> None:
             body = b"x" * (300_000 if number % 2 else 10)
             status, _, _ = await rig.ask("POST", "/v1/statement", data=body)
             assert status == 200
-        assert [len(request[3]) for request in live_trino.requests] == [10, 300_000, 10, 300_000]
+        assert [len(request.body) for request in live_trino.requests] == [10, 300_000, 10, 300_000]
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
 
 
@@ -396,11 +398,14 @@ async def test_answers_of_the_proxy_contain_no_address_behind_it() -> None:
             assert hidden_address not in body.decode() + str(dict(headers)), path
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("has_several_coordinators", [False, True])
 async def test_logs_do_not_contain_the_secrets_of_query_results(
-    several: bool, capsys: pytest.CaptureFixture[str]
+    has_several_coordinators: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with run_fake_server(echo) as trino, run_proxy(trino.url, *[reserve_dead_address()] * several) as rig:
+    async with (
+        run_fake_server(echo) as trino,
+        run_proxy(trino.url, *[reserve_dead_address()] * has_several_coordinators) as rig,
+    ):
         prefix = rig.proxy._coordinators.all[0].prefix
         for path in ("statement/queued/q1/SECRET/1", "statement/executing/q2/SECRET/1", "spooled/download/SECRET"):
             assert (await rig.ask("GET", f"{prefix}/v1/{path}"))[0] == 200
@@ -428,7 +433,7 @@ async def test_proxy_serves_https_and_verifies_coordinators(tmp_path: Path) -> N
     tls = create_server_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
     async with run_fake_server(echo) as trino, run_proxy(trino.url, tls=tls) as rig:
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
-        assert trino.requests[0][2]["X-Forwarded-Proto"] == "https"
+        assert trino.requests[0].headers["X-Forwarded-Proto"] == "https"
         # The proxy verifies the certificate of a coordinator with https.
         with pytest.raises(ssl.SSLError):
             create_server_tls(tmp_path / "key.pem", tmp_path / "key.pem")

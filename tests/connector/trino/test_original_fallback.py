@@ -43,9 +43,12 @@ def make_script(*pages: Page) -> Any:
 
 
 @asynccontextmanager
-async def run_stage(play: Any, *other_urls: str, **settings: Any) -> AsyncIterator[tuple[ScriptedTrino, ProxyRig]]:
+async def run_scripted_trino(
+    script: Any, *other_urls: str, **settings: Any
+) -> AsyncIterator[tuple[ScriptedTrino, ProxyRig]]:
+    """Yield a coordinator with this script, and a proxy that plans with a fake Seamark."""
     async with (
-        run_fake_trino(play) as trino,
+        run_fake_trino(script) as trino,
         run_fake_seamark() as seamark,
         run_proxy(trino.url, *other_urls, seamark=seamark.url, **{"plan_header": True, **settings}) as rig,
     ):
@@ -74,7 +77,7 @@ def list_original_statements(trino: ScriptedTrino) -> list[str]:
 
 
 async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
-    async with run_stage(make_script(QUEUED_PAGE, PLANNING_PAGE, ROWS, ROWS, END)) as (trino, rig):
+    async with run_scripted_trino(make_script(QUEUED_PAGE, PLANNING_PAGE, ROWS, ROWS, END)) as (trino, rig):
         rows, error, plan_header = await fetch_result(rig)
         assert (rows, error) == ([[1], [1]], None)
         assert plan_header.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
@@ -97,11 +100,13 @@ async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
         [QUEUED_PAGE, build_failure_page("SYNTAX_ERROR", "line 1:30: mismatched input")],
     ],
 )
-@pytest.mark.parametrize("several", [False, True])
-async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page], several: bool) -> None:
+@pytest.mark.parametrize("has_several_coordinators", [False, True])
+async def test_original_runs_if_the_rewritten_statement_fails(
+    pages: list[Page], has_several_coordinators: bool
+) -> None:
     async with (
         run_fake_trino(make_script(*pages)) as other_trino,
-        run_stage(make_script(*pages), *[other_trino.url] * several) as (trino, rig),
+        run_scripted_trino(make_script(*pages), *[other_trino.url] * has_several_coordinators) as (trino, rig),
     ):
         rows, error, plan_header = await fetch_result(rig)
         assert (rows, error) == ([["the original's"]], None)
@@ -114,7 +119,10 @@ async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page],
 
 
 async def test_client_gets_the_error_of_the_original_statement() -> None:
-    async with run_stage(lambda text: [QUEUED_PAGE, build_failure_page("COLUMN_NOT_FOUND", text)]) as (trino, rig):
+    async with run_scripted_trino(lambda text: [QUEUED_PAGE, build_failure_page("COLUMN_NOT_FOUND", text)]) as (
+        trino,
+        rig,
+    ):
         _, error, _ = await fetch_result(rig)
         assert error == "COLUMN_NOT_FOUND"
         assert list_original_statements(trino) == [STATEMENT]
@@ -125,14 +133,17 @@ async def test_client_gets_the_error_of_the_original_statement() -> None:
     [build_failure_page("USER_CANCELED"), build_failure_page("EXCEEDED_MEMORY_LIMIT", kind="INSUFFICIENT_RESOURCES")],
 )
 async def test_cancelled_or_too_large_statement_is_not_run_again(error: Page) -> None:
-    async with run_stage(make_script(QUEUED_PAGE, error)) as (trino, rig):
+    async with run_scripted_trino(make_script(QUEUED_PAGE, error)) as (trino, rig):
         _, name, _ = await fetch_result(rig)
         assert name == error["error"]["errorName"]
         assert list_original_statements(trino) == []
 
 
 async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
-    async with run_stage(make_script(QUEUED_PAGE, ROWS, build_failure_page("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
+    async with run_scripted_trino(make_script(QUEUED_PAGE, ROWS, build_failure_page("GENERIC_INTERNAL_ERROR"))) as (
+        trino,
+        rig,
+    ):
         rows, error, _ = await fetch_result(rig)
         assert (rows, error) == ([[1]], "GENERIC_INTERNAL_ERROR")
         assert list_original_statements(trino) == []
@@ -140,7 +151,7 @@ async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
 
 async def test_slow_statement_is_passed_to_the_client() -> None:
     slow_page = {**QUEUED_PAGE, "wait": 0.2}
-    async with run_stage(make_script(QUEUED_PAGE, *[slow_page] * 4, ROWS, END), hold_s=0.3, rules=False) as (
+    async with run_scripted_trino(make_script(QUEUED_PAGE, *[slow_page] * 4, ROWS, END), hold_s=0.3, rules=False) as (
         trino,
         rig,
     ):
@@ -152,13 +163,13 @@ async def test_slow_statement_is_passed_to_the_client() -> None:
 
 
 async def test_proxy_reads_no_page_ahead_if_its_hold_time_is_zero() -> None:
-    async with run_stage(make_script(QUEUED_PAGE, ROWS, END), hold_s=0.0) as (trino, rig):
+    async with run_scripted_trino(make_script(QUEUED_PAGE, ROWS, END), hold_s=0.0) as (trino, rig):
         await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert trino.fetched_pages == []
 
 
 async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> None:
-    async with run_stage(make_script(QUEUED_PAGE, PLANNING_PAGE, {**PLANNING_PAGE, "abort": True}, END)) as (
+    async with run_scripted_trino(make_script(QUEUED_PAGE, PLANNING_PAGE, {**PLANNING_PAGE, "abort": True}, END)) as (
         trino,
         rig,
     ):
@@ -170,7 +181,7 @@ async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> No
 
 
 async def test_original_is_sent_if_the_coordinator_drops_the_rewritten_statement() -> None:
-    async with run_stage(make_script({"abort": True})) as (_, rig):
+    async with run_scripted_trino(make_script({"abort": True})) as (_, rig):
         rows, _, plan_header = await fetch_result(rig)
         assert rows == [["the original's"]]
         # The error depends on whether the kernel still had unread bytes of the request.
@@ -178,14 +189,16 @@ async def test_original_is_sent_if_the_coordinator_drops_the_rewritten_statement
 
 
 async def test_refused_login_is_passed_to_the_client() -> None:
-    async with run_stage(make_script({"status": 401})) as (trino, rig):
+    async with run_scripted_trino(make_script({"status": 401})) as (trino, rig):
         status, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert (status, headers["Set-Cookie"]) == (401, "token=0")
         assert list_original_statements(trino) == []
 
 
 async def test_client_that_disconnects_cancels_its_statement() -> None:
-    async with run_stage(make_script(QUEUED_PAGE, PLANNING_PAGE, {**PLANNING_PAGE, "wait": 5}, END), hold_s=30.0) as (
+    async with run_scripted_trino(
+        make_script(QUEUED_PAGE, PLANNING_PAGE, {**PLANNING_PAGE, "wait": 5}, END), hold_s=30.0
+    ) as (
         trino,
         rig,
     ):
@@ -196,31 +209,30 @@ async def test_client_that_disconnects_cancels_its_statement() -> None:
 
 
 async def test_requests_of_the_proxy_have_the_clients_headers_without_body_headers() -> None:
-    async with run_stage(make_script(QUEUED_PAGE, ROWS, END)) as (trino, rig):
+    async with run_scripted_trino(make_script(QUEUED_PAGE, ROWS, END)) as (trino, rig):
         request_headers = {"Authorization": "Basic x", "Content-Type": "text/plain; charset=utf-8", "X-Trino-User": "u"}
         await rig.ask(
             "POST", "/v1/statement", data=STATEMENT.encode(), headers={**request_headers, "Accept-Encoding": "gzip"}
         )
-        (_, _, fallback_request, text), *later_requests = (
-            request for request in trino.server.requests if request[1] != LOGIN_PATH
+        statement_request, *later_requests = (
+            request for request in trino.server.requests if request.target != LOGIN_PATH
         )
-        assert {target.partition("?")[0] for _, target, _, _ in later_requests} == {
+        assert {request.target.partition("?")[0] for request in later_requests} == {
             "/v1/statement/queued/0/slug/1",
             "/v1/query/q0",
         }
-        actual = later_requests[0][2]
-        assert fallback_request["Content-Length"] == str(len(text))
-        assert fallback_request["Content-Type"] == request_headers["Content-Type"]
-        assert "Content-Type" not in actual
-        assert "Content-Length" not in actual
-        for headers in (fallback_request, *(request_headers for _, _, request_headers, _ in later_requests)):
-            assert (headers["Authorization"], headers["X-Trino-User"]) == ("Basic x", "u")
-            assert headers["Accept-Encoding"] == "identity"
+        assert statement_request.headers["Content-Length"] == str(len(statement_request.body))
+        assert statement_request.headers["Content-Type"] == request_headers["Content-Type"]
+        assert "Content-Type" not in later_requests[0].headers
+        assert "Content-Length" not in later_requests[0].headers
+        for request in (statement_request, *later_requests):
+            assert (request.headers["Authorization"], request.headers["X-Trino-User"]) == ("Basic x", "u")
+            assert request.headers["Accept-Encoding"] == "identity"
 
 
 async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads() -> None:
-    play = make_script(QUEUED_PAGE, ROWS, END)
-    async with run_fake_trino(play) as second, run_stage(play, second.url) as (first, rig):
+    script = make_script(QUEUED_PAGE, ROWS, END)
+    async with run_fake_trino(script) as second, run_scripted_trino(script, second.url) as (first, rig):
         for _ in range(2):
             rows, _, plan_header = await fetch_result(rig)
             assert rows == [[1]]
@@ -230,7 +242,7 @@ async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads
 
 async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
     failure = build_failure_page("ICEBERG_INVALID_METADATA", "Cannot read /t/_seamark/plans/0/1.avro", "EXTERNAL")
-    async with run_stage(make_script(QUEUED_PAGE, failure)) as (trino, rig):
+    async with run_scripted_trino(make_script(QUEUED_PAGE, failure)) as (trino, rig):
         for _ in range(FAILURES_MAX):
             assert (await fetch_result(rig))[2] == "original; ICEBERG_INVALID_METADATA"
         assert (await fetch_result(rig))[2].startswith("unchanged; recently, Trino could not read its plans")
@@ -238,7 +250,7 @@ async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
 
 
 async def test_user_whose_rules_forbid_plans_gets_no_plans_for_a_while() -> None:
-    async with run_stage(make_script(QUEUED_PAGE, ROWS, END)) as (trino, rig):
+    async with run_scripted_trino(make_script(QUEUED_PAGE, ROWS, END)) as (trino, rig):
         trino.rules = build_rules(build_table(masks={"x": "1"}))
         for _ in range(FAILURES_MAX):
             assert (await fetch_result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
@@ -251,13 +263,13 @@ async def test_user_whose_rules_forbid_plans_gets_no_plans_for_a_while() -> None
 
 # Trino's rules
 
-FREE = build_rules(build_table())
+RULES_WITHOUT_EFFECT = build_rules(build_table())
 
 
 @pytest.mark.parametrize(
     ("rules", "expected"),
     [
-        (FREE, "rewritten"),
+        (RULES_WITHOUT_EFFECT, "rewritten"),
         (build_rules(build_table(filters=["a = 1"])), "planned"),
         (build_rules(build_table(masks={"y": "'XXXX'"})), "planned"),
         (build_rules(build_table(), build_table("u", filters=["a = 1"])), "planned"),
@@ -265,12 +277,12 @@ FREE = build_rules(build_table())
 )
 async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[str, Any], expected: str) -> None:
     for is_enabled in (False, True):
-        async with run_stage(make_script(QUEUED_PAGE, ROWS, END), plan_header=is_enabled) as (trino, rig):
+        async with run_scripted_trino(make_script(QUEUED_PAGE, ROWS, END), plan_header=is_enabled) as (trino, rig):
             trino.rules = rules
             rows, _, outcome = await fetch_result(rig)
             assert rows == [[1]]
             assert outcome == expected or (is_enabled and expected == "rewritten" and "files=3/100" in outcome)
-            assert ("3/100" in outcome) == (is_enabled and rules is FREE)
+            assert ("3/100" in outcome) == (is_enabled and rules is RULES_WITHOUT_EFFECT)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +302,7 @@ async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[
     "pages", [[QUEUED_PAGE, PLANNING_PAGE, ROWS, END], [QUEUED_PAGE, END], [QUEUED_PAGE, ROWS, ROWS, END]]
 )
 async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict[str, Any], pages: list[Page]) -> None:
-    async with run_stage(make_script(*pages)) as (trino, rig):
+    async with run_scripted_trino(make_script(*pages)) as (trino, rig):
         trino.rules = rules
         rows, error, plan_header = await fetch_result(rig)
         assert (rows, error, plan_header) == ([["the original's"]], None, "planned")
@@ -301,7 +313,7 @@ async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict
 async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
     """Trino reports the tables of a statement only after it has analysed the statement."""
     slow_page = {**QUEUED_PAGE, "wait": 0.2}
-    async with run_stage(make_script(QUEUED_PAGE, *[slow_page] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
+    async with run_scripted_trino(make_script(QUEUED_PAGE, *[slow_page] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
         trino.rules = {}
         assert (await fetch_result(rig))[0] == [["the original's"]]
         assert list_original_statements(trino) == [STATEMENT]
@@ -309,7 +321,7 @@ async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
 
 async def test_rules_are_requested_once_and_only_if_there_are_rules() -> None:
     for rules in (True, False):
-        async with run_stage(make_script(QUEUED_PAGE, QUEUED_PAGE, PLANNING_PAGE, ROWS, END), rules=rules) as (
+        async with run_scripted_trino(make_script(QUEUED_PAGE, QUEUED_PAGE, PLANNING_PAGE, ROWS, END), rules=rules) as (
             trino,
             rig,
         ):
@@ -318,8 +330,8 @@ async def test_rules_are_requested_once_and_only_if_there_are_rules() -> None:
 
 
 async def test_explain_of_a_user_with_rules_runs_as_the_original() -> None:
-    for rules, original_count in ((FREE, 0), (build_rules(build_table(filters=["a = 1"])), 1)):
-        async with run_stage(make_script(QUEUED_PAGE, ROWS, END)) as (trino, rig):
+    for rules, original_count in ((RULES_WITHOUT_EFFECT, 0), (build_rules(build_table(filters=["a = 1"])), 1)):
+        async with run_scripted_trino(make_script(QUEUED_PAGE, ROWS, END)) as (trino, rig):
             trino.rules = rules
             await fetch_result(rig, f"EXPLAIN ANALYZE {STATEMENT}")
             assert len(list_original_statements(trino)) == original_count
@@ -332,7 +344,7 @@ async def test_counts_of_a_plan_are_shown_only_to_users_who_may_read_the_table(s
     Until Trino has planned the statement, the proxy does not know whether the user may read the table.
     """
     slow_page = {"stats": {"state": state}, "wait": 1.5}
-    async with run_stage(make_script(QUEUED_PAGE, slow_page, slow_page, ROWS, END), hold_s=1.2) as (_, rig):
+    async with run_scripted_trino(make_script(QUEUED_PAGE, slow_page, slow_page, ROWS, END), hold_s=1.2) as (_, rig):
         _, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert ("3/100" in headers["X-Seamark-Plan"]) == (state == "RUNNING")
         assert (headers["X-Seamark-Plan"] == "planned") == (state != "RUNNING")
@@ -357,7 +369,7 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
-    async with run_stage(lambda _: [QUEUED_PAGE, QUEUED_PAGE, PLANNING_PAGE, ROWS, END]) as (trino, rig):
+    async with run_scripted_trino(lambda _: [QUEUED_PAGE, QUEUED_PAGE, PLANNING_PAGE, ROWS, END]) as (trino, rig):
         rows, error, plan_header = await fetch_result(rig, UNCHANGED_STATEMENT)
         assert (rows, error) == ([[1]], None)
         assert plan_header == "unchanged; the statement has no condition that can prune files"
@@ -368,7 +380,7 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
 
 @pytest.mark.parametrize("statement", ["SET SESSION a = 1", "/* a comment */ SELECT 1", "INSERT INTO t SELECT 1"])
 async def test_statement_that_is_not_a_plain_query_gets_the_answer_of_trino(statement: str) -> None:
-    async with run_stage(lambda _: [QUEUED_PAGE, QUEUED_PAGE, END]) as (trino, rig):
+    async with run_scripted_trino(lambda _: [QUEUED_PAGE, QUEUED_PAGE, END]) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=statement.encode())
         assert json.loads(body)["nextUri"].endswith("/queued/0/slug/1")
         assert trino.fetched_pages == []
@@ -384,7 +396,7 @@ async def test_statement_that_is_not_a_plain_query_gets_the_answer_of_trino(stat
     ],
 )
 async def test_page_after_the_queue_is_left_to_the_client(page: Page) -> None:
-    async with run_stage(lambda _: [QUEUED_PAGE, page, END]) as (_, rig):
+    async with run_scripted_trino(lambda _: [QUEUED_PAGE, page, END]) as (_, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode())
         answer = json.loads(body)
         assert "data" not in answer
@@ -394,7 +406,7 @@ async def test_page_after_the_queue_is_left_to_the_client(page: Page) -> None:
 
 async def test_query_that_stays_in_the_queue_is_passed_to_the_client_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 0.05)
-    async with run_stage(lambda _: [QUEUED_PAGE, {**QUEUED_PAGE, "wait": 0.1}, *[QUEUED_PAGE] * 5, END]) as (
+    async with run_scripted_trino(lambda _: [QUEUED_PAGE, {**QUEUED_PAGE, "wait": 0.1}, *[QUEUED_PAGE] * 5, END]) as (
         trino,
         rig,
     ):
@@ -405,7 +417,7 @@ async def test_query_that_stays_in_the_queue_is_passed_to_the_client_soon(monkey
 
 async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
-    async with run_stage(lambda _: [QUEUED_PAGE, {**QUEUED_PAGE, "wait": 5}, END]) as (trino, rig):
+    async with run_scripted_trino(lambda _: [QUEUED_PAGE, {**QUEUED_PAGE, "wait": 5}, END]) as (trino, rig):
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode()))
         await until(lambda: (0, 1) in trino.fetched_pages)
         task.cancel()
@@ -413,6 +425,6 @@ async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatc
 
 
 async def test_queued_query_is_sent_to_one_coordinator_only() -> None:
-    async with run_stage(lambda _: [{**QUEUED_PAGE, "abort": True}]) as (trino, rig):
+    async with run_scripted_trino(lambda _: [{**QUEUED_PAGE, "abort": True}]) as (trino, rig):
         status, _, _ = await rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode())
         assert (status, trino.requests) == (502, [UNCHANGED_STATEMENT])

@@ -1,4 +1,4 @@
-"""A statement can wait in Trino's queue for longer than the leases of its plans, while its client waits, too."""
+"""Tests that plans are renewed while their statement waits in Trino's queue for longer than their leases."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_number_of_remembered_statements_is_bounded() -> None:
     statements = QueuedStatements(lease_s=0)
     for number in range(100_000):
         statements.add(f"/v1/statement/queued/q{number}/slug/1", PLANS, time.monotonic())
-    count_before = sum(
+    remembered_count = sum(
         bool(statements.list_plans_to_renew(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000)
     )
-    assert 1000 < count_before < 50_000
+    assert 1000 < remembered_count < 50_000
     assert statements.list_plans_to_renew("/v1/statement/queued/q99999/slug/2") == PLANS
 
 
-async def list_renewed_plans(trino: ScriptedTrino, several: bool, slow_stage: str) -> list[str]:
+async def list_renewed_plans(trino: ScriptedTrino, has_several_coordinators: bool, slow_stage: str) -> list[str]:
     """Run a statement, and return the plans that were renewed before its first rows.
 
     Each page of `slow_stage` takes ten seconds.
@@ -74,7 +74,7 @@ async def list_renewed_plans(trino: ScriptedTrino, several: bool, slow_stage: st
         run_fake_trino(lambda _: [END]) as other_trino,
         run_proxy(
             trino.url,
-            *[other_trino.url] * several,
+            *[other_trino.url] * has_several_coordinators,
             seamark=seamark.url,
             lease_s=1,
             hold_s=0,
@@ -82,13 +82,14 @@ async def list_renewed_plans(trino: ScriptedTrino, several: bool, slow_stage: st
             limits=SLOW_LIMITS,
         ) as rig,
     ):
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(queued_statements, "time", SimpleNamespace(monotonic=lambda: now_s))
+        monkeypatch = stack.enter_context(pytest.MonkeyPatch.context())
+        monkeypatch.setattr(queued_statements, "time", SimpleNamespace(monotonic=lambda: now_s))
         _, headers, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert headers["X-Seamark-Plan"] == "planned"
         page = json.loads(body)
         while "nextUri" in page:
-            now_s += 10 * (f"/{slow_stage}/" in page["nextUri"])
+            if f"/{slow_stage}/" in page["nextUri"]:
+                now_s += 10
             _, _, body = await rig.ask("GET", page["nextUri"].removeprefix(rig.url))
             page = json.loads(body)
     assert all(request == {"snapshot-ids": [PLAN_ID], "lease-s": 1} for _, request in seamark.renewals)
@@ -97,8 +98,8 @@ async def list_renewed_plans(trino: ScriptedTrino, several: bool, slow_stage: st
 
 async def test_proxy_renews_the_plans_of_a_queued_statement() -> None:
     async with run_fake_trino(lambda _: [*[QUEUED_PAGE] * 8, ROWS, END]) as trino:
-        for several in (False, True):
-            renewed_plans = await list_renewed_plans(trino, several, "queued")
+        for has_several_coordinators in (False, True):
+            renewed_plans = await list_renewed_plans(trino, has_several_coordinators, "queued")
             assert set(renewed_plans) == {"db/t"}
 
 

@@ -1,4 +1,4 @@
-"""Plans are visible as long as a statement needs them, and no statement loses a plan that it has taken."""
+"""Tests that plans are visible while a statement needs them, and that no statement loses a plan that it has taken."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class PlanRecorder:
         self.visible_plans: set[tuple[Name, int]] = set()
         self.requests: list[tuple[Name, list[int], int | None]] = []
         self.wait_s = 0.0
-        self.fails = False
+        self.is_failing = False
 
-    def note_plans(self, *plans: tuple[Name, int]) -> None:
+    def add_plans(self, *plans: tuple[Name, int]) -> None:
         self.visible_plans.update(plans)
 
     async def lease(self, name: Name, ids: list[int], lease_s: int | None) -> None:
         self.requests.append((name, ids, lease_s))
         await asyncio.sleep(self.wait_s)
-        if self.fails:
+        if self.is_failing:
             raise ServerFailed("down")
         plans = {(name, id_) for id_ in ids}
         self.visible_plans = self.visible_plans - plans if lease_s == 0 else self.visible_plans | plans
@@ -46,8 +46,8 @@ async def open_withdrawal(idle_s: float = 0.05) -> AsyncIterator[tuple[PlanRecor
     await withdrawal.close()
 
 
-def note_plans(catalog: PlanRecorder, withdrawal: PlanWithdrawal, *plans: tuple[Name, int]) -> None:
-    catalog.note_plans(*plans)
+def make_plans(catalog: PlanRecorder, withdrawal: PlanWithdrawal, *plans: tuple[Name, int]) -> None:
+    catalog.add_plans(*plans)
     for plan in plans:
         withdrawal.note(plan, time.monotonic())
 
@@ -55,7 +55,7 @@ def note_plans(catalog: PlanRecorder, withdrawal: PlanWithdrawal, *plans: tuple[
 async def test_unneeded_plans_are_withdrawn_with_one_request_for_each_table() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
         plans = [(T, 1), (T, 2), (U, 3)]
-        note_plans(catalog, withdrawal, *plans)
+        make_plans(catalog, withdrawal, *plans)
         await withdrawal.take(plans)
         await withdrawal.take([(T, 1)])
         withdrawal.release(plans)
@@ -70,14 +70,14 @@ async def test_unneeded_plans_are_withdrawn_with_one_request_for_each_table() ->
 
 async def test_plans_that_no_statement_used_are_withdrawn() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
-        note_plans(catalog, withdrawal, (T, 1))
+        make_plans(catalog, withdrawal, (T, 1))
         await until(lambda: not catalog.visible_plans)
 
 
 async def test_plan_that_is_taken_during_its_withdrawal_is_leased_again() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
         catalog.wait_s = 0.5
-        note_plans(catalog, withdrawal, (T, 1))
+        make_plans(catalog, withdrawal, (T, 1))
         await until(lambda: (T, [1], 0) in catalog.requests)
         await withdrawal.take([(T, 1)])
         assert catalog.requests == [(T, [1], 0), (T, [1], None)]
@@ -88,34 +88,34 @@ async def test_plan_that_is_taken_during_its_withdrawal_is_leased_again() -> Non
 
 async def test_plan_that_was_made_before_its_withdrawal_is_leased_again() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
-        asked_s = time.monotonic()
-        note_plans(catalog, withdrawal, (T, 1))
+        requested_s = time.monotonic()
+        make_plans(catalog, withdrawal, (T, 1))
         await until(lambda: not catalog.visible_plans)
-        withdrawal.note((T, 1), asked_s)
+        withdrawal.note((T, 1), requested_s)
         await withdrawal.take([(T, 1)])
         assert catalog.visible_plans == {(T, 1)}
 
 
 async def test_failed_lease_is_raised_to_the_statement_that_takes_the_plan() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
-        catalog.fails = True
+        catalog.is_failing = True
         with pytest.raises(ClientError):
             await withdrawal.take([(T, 1)])
-        catalog.fails = False
+        catalog.is_failing = False
 
 
 async def test_all_plans_are_withdrawn_at_the_end_even_if_the_server_fails() -> None:
-    for fails in (False, True):
+    for is_failing in (False, True):
         async with open_withdrawal(600.0) as (catalog, withdrawal):
-            note_plans(catalog, withdrawal, (T, 1), (U, 2))
+            make_plans(catalog, withdrawal, (T, 1), (U, 2))
             await withdrawal.take([(T, 1)])
-            catalog.fails = fails
-        assert bool(catalog.visible_plans) == fails
+            catalog.is_failing = is_failing
+        assert bool(catalog.visible_plans) == is_failing
 
 
 async def test_flush_withdraws_unneeded_plans_immediately() -> None:
     async with open_withdrawal(600.0) as (catalog, withdrawal):
-        note_plans(catalog, withdrawal, (T, 1), (T, 2))
+        make_plans(catalog, withdrawal, (T, 1), (T, 2))
         await withdrawal.take([(T, 1)])
         await withdrawal.flush()
         assert catalog.visible_plans == {(T, 1)}
@@ -123,7 +123,7 @@ async def test_flush_withdraws_unneeded_plans_immediately() -> None:
 
 async def test_plan_that_trino_may_not_have_analysed_is_left_to_its_lease() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
-        note_plans(catalog, withdrawal, (T, 1))
+        make_plans(catalog, withdrawal, (T, 1))
         await withdrawal.take([(T, 1)])
         withdrawal.forget([(T, 1)])
         await asyncio.sleep(0.2)
@@ -133,7 +133,7 @@ async def test_plan_that_trino_may_not_have_analysed_is_left_to_its_lease() -> N
 async def test_client_that_disconnects_during_a_lease_keeps_no_plan() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
         catalog.wait_s = 0.5
-        note_plans(catalog, withdrawal, (T, 1))
+        make_plans(catalog, withdrawal, (T, 1))
         await until(lambda: (T, [1], 0) in catalog.requests)
         take_task = asyncio.create_task(withdrawal.take([(T, 1)]))
         await asyncio.sleep(0.01)
@@ -142,5 +142,5 @@ async def test_client_that_disconnects_during_a_lease_keeps_no_plan() -> None:
             await take_task
         await until(lambda: not catalog.visible_plans)
         catalog.wait_s = 0.0
-        note_plans(catalog, withdrawal, (T, 1))
+        make_plans(catalog, withdrawal, (T, 1))
         await until(lambda: not catalog.visible_plans)

@@ -1,4 +1,4 @@
-"""Trino's answer about its access rules, and whether a rewritten statement may return its rows."""
+"""Tests of Trino's answer about its access rules, which decides whether a rewritten statement may return its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ALTER TABLE … MERGE FILES and DROP COLUMNS through the proxy.
+"""Tests of ALTER TABLE … MERGE FILES and DROP COLUMNS through the proxy.
 
 Trino decides who may run them, and the client gets an answer in Trino's protocol.
 """
@@ -42,17 +42,17 @@ RESULT = StatementResult(5, 1, 500, 400, 3, 1, 1, 0)
 
 @dataclass
 class SimulatedJobs:
-    """Simulated jobs. `started_jobs` contains the jobs that have started, and `ends` lets them end."""
+    """Simulated jobs. `started_jobs` contains the jobs that have started, and they end after `may_end` is set."""
 
     started_jobs: list[StatementJob] = field(default_factory=list)
-    ends: asyncio.Event = field(default_factory=asyncio.Event)
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
     killed_count: int = 0
     answer: StatementAnswer = field(default_factory=lambda: StatementAnswer(RESULT))
 
     async def run(self, job: StatementJob, *, authorities: str | None = None) -> StatementAnswer:
         self.started_jobs.append(job)
         try:
-            await self.ends.wait()
+            await self.may_end.wait()
         except asyncio.CancelledError:
             self.killed_count += 1
             raise
@@ -61,13 +61,13 @@ class SimulatedJobs:
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> SimulatedJobs:
-    new_jobs = SimulatedJobs()
-    monkeypatch.setattr(table_statements, "run_in_process", new_jobs.run)
-    return new_jobs
+    simulated_jobs = SimulatedJobs()
+    monkeypatch.setattr(table_statements, "run_in_process", simulated_jobs.run)
+    return simulated_jobs
 
 
 @asynccontextmanager
-async def run_rig(refused_text: str = "", **settings: Any) -> AsyncIterator[tuple[ScriptedTrino, ProxyRig]]:
+async def run_scripted_trino(refused_text: str = "", **settings: Any) -> AsyncIterator[tuple[ScriptedTrino, ProxyRig]]:
     """Yield a coordinator and a proxy. Trino refuses statements that contain the text `refused_text`."""
 
     def answer_statement(text: str) -> list[Page]:
@@ -99,10 +99,10 @@ async def follow_pages(rig: ProxyRig, answer: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_client_gets_the_counts_of_the_job(jobs: SimulatedJobs) -> None:
-    async with run_rig() as (trino, rig):
+    async with run_scripted_trino() as (trino, rig):
         answer = await post_statement(rig, MERGE)
         assert answer["stats"]["state"] == "RUNNING"
-        jobs.ends.set()
+        jobs.may_end.set()
         last_page = await follow_pages(rig, answer)
         assert [column["name"] for column in last_page["columns"]][:2] == ["files_before", "files_after"]
         assert last_page["data"] == [[5, 1, 500, 400, 3, 1, 1, 0]]
@@ -117,8 +117,8 @@ async def test_client_gets_the_counts_of_the_job(jobs: SimulatedJobs) -> None:
 
 
 async def test_drop_columns_requires_the_right_to_update_each_column(jobs: SimulatedJobs) -> None:
-    async with run_rig() as (trino, rig):
-        jobs.ends.set()
+    async with run_scripted_trino() as (trino, rig):
+        jobs.may_end.set()
         await follow_pages(rig, await post_statement(rig, DROP))
         assert trino.requests == [
             'EXPLAIN (TYPE VALIDATE) UPDATE "lake"."db"."t" SET "x" = NULL, "y" = NULL',
@@ -130,7 +130,7 @@ async def test_drop_columns_requires_the_right_to_update_each_column(jobs: Simul
 @pytest.mark.parametrize("refused_kind", ["EXPLAIN", "SELECT"])
 @pytest.mark.parametrize("text", [MERGE, DROP])
 async def test_statement_that_trino_refuses_does_not_run(jobs: SimulatedJobs, text: str, refused_kind: str) -> None:
-    async with run_rig(refused_kind) as (_, rig):
+    async with run_scripted_trino(refused_kind) as (_, rig):
         answer = await follow_pages(rig, await post_statement(rig, text))
         assert answer["error"]["errorName"] == "PERMISSION_DENIED"
         assert jobs.started_jobs == []
@@ -147,7 +147,7 @@ async def test_statement_that_trino_refuses_does_not_run(jobs: SimulatedJobs, te
     ],
 )
 async def test_row_filter_or_mask_forbids_the_statement(jobs: SimulatedJobs, rules: dict[str, Any]) -> None:
-    async with run_rig() as (trino, rig):
+    async with run_scripted_trino() as (trino, rig):
         trino.rules = rules
         for text in (MERGE, DROP):
             answer = await follow_pages(rig, await post_statement(rig, text))
@@ -156,8 +156,9 @@ async def test_row_filter_or_mask_forbids_the_statement(jobs: SimulatedJobs, rul
 
 
 async def test_statement_fails_if_its_job_fails(jobs: SimulatedJobs) -> None:
-    jobs.answer, _ = StatementAnswer(error="x is required"), jobs.ends.set()
-    async with run_rig() as (_, rig):
+    jobs.answer = StatementAnswer(error="x is required")
+    jobs.may_end.set()
+    async with run_scripted_trino() as (_, rig):
         answer = await follow_pages(rig, await post_statement(rig, DROP))
         assert answer["error"]["message"] == "x is required"
         assert answer["stats"]["state"] == "FAILED"
@@ -165,7 +166,7 @@ async def test_statement_fails_if_its_job_fails(jobs: SimulatedJobs) -> None:
 
 
 async def test_cancelled_statement_kills_its_job(jobs: SimulatedJobs) -> None:
-    async with run_rig() as (_, rig):
+    async with run_scripted_trino() as (_, rig):
         answer = await post_statement(rig, MERGE)
         while not jobs.started_jobs:
             await asyncio.sleep(0.01)
@@ -179,12 +180,12 @@ async def test_cancelled_statement_kills_its_job(jobs: SimulatedJobs) -> None:
 
 
 async def test_one_statement_runs_while_ten_wait_and_further_statements_are_refused(jobs: SimulatedJobs) -> None:
-    async with run_rig() as (_, rig):
+    async with run_scripted_trino() as (_, rig):
         answers = [await post_statement(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
         assert len(jobs.started_jobs) == 1
         refusal = await post_statement(rig, MERGE)
         assert refusal["error"]["errorName"] == "QUERY_QUEUE_FULL"
-        jobs.ends.set()
+        jobs.may_end.set()
         last_pages = [await follow_pages(rig, answer) for answer in answers]
         assert all("data" in page for page in last_pages)
         assert len(jobs.started_jobs) == len(answers)
@@ -205,20 +206,20 @@ async def test_one_statement_runs_while_ten_wait_and_further_statements_are_refu
 async def test_statement_that_is_not_for_seamark_is_sent_to_trino(
     jobs: SimulatedJobs, text: str, headers: dict[str, str]
 ) -> None:
-    async with run_rig() as (trino, rig):
+    async with run_scripted_trino() as (trino, rig):
         await post_statement(rig, text, **headers)
         assert trino.requests == [text]
         assert jobs.started_jobs == []
 
 
 async def test_trino_gets_all_statements_if_the_option_is_off(jobs: SimulatedJobs) -> None:
-    async with run_rig(maintenance=0) as (trino, rig):
+    async with run_scripted_trino(maintenance=0) as (trino, rig):
         await post_statement(rig, MERGE)
         assert trino.requests == [MERGE]
 
 
 async def test_syntax_errors_and_transactions_are_refused_before_a_request_to_trino(jobs: SimulatedJobs) -> None:
-    async with run_rig() as (trino, rig):
+    async with run_scripted_trino() as (trino, rig):
         assert (await post_statement(rig, f"{MERGE} NOW"))["error"]["errorName"] == "SYNTAX_ERROR"
         refusal = await post_statement(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})
         assert refusal["error"]["errorName"] == "NOT_SUPPORTED"

@@ -1,4 +1,4 @@
-"""`seamark trino-proxy`: the options that it refuses, its start and its end."""
+"""Tests of `seamark trino-proxy`: the options that it refuses, its start and its end."""
 
 from __future__ import annotations
 

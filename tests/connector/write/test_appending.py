@@ -1,4 +1,4 @@
-"""Rows that plain Python appends through a server, as PyIceberg and the catalog read them."""
+"""Tests of appends and overwrites by plain Python: PyIceberg and the catalog read the expected rows."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ INDEX_PROPERTIES = {
     "seamark.index.lands": "bitmap(land)",
     "seamark.index.b": "bloom(id)",
 }
+FILES_OF_AN_APPEND = 1 + len(INDEX_PROPERTIES)
+"""An append to one partition writes one data file and one file of each index."""
 
 
 @pytest.fixture
@@ -82,18 +84,19 @@ def test_append_with_too_many_index_files_commits_only_some_of_them(
     for module_name in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
         monkeypatch.setattr(f"{module_name}.INDEX_FILES_MAX", limit)
     destination = open_destination(client, "db.t")
-    tasks = -(-(limit + 1) // len(INDEX_PROPERTIES))
+    # Rounded up: together, the tasks write more than `limit` index files.
+    task_count = -(-(limit + 1) // len(INDEX_PROPERTIES))
     written_files = WrittenFiles.join(
-        write_batches(destination.target, [build_rows(number).to_batches()[0]]) for number in range(tasks)
+        write_batches(destination.target, [build_rows(number).to_batches()[0]]) for number in range(task_count)
     )
     assert len(written_files.index_files) > limit
     destination.commit(client, written_files)
-    assert read_ids_by_land(client) == {"de": list(range(tasks))}
+    assert read_ids_by_land(client) == {"de": list(range(task_count))}
     puffins = [written_file for written_file in server.list_written_files() if written_file.suffix == ".puffin"]
     assert len(puffins) == limit, "index files that no commit names are deleted"
     index_reports = client.indexes("db.t")
     assert sum(report.files for report in index_reports) == limit
-    assert sum(report.lag_files for report in index_reports) == tasks * len(INDEX_PROPERTIES) - limit
+    assert sum(report.lag_files for report in index_reports) == task_count * len(INDEX_PROPERTIES) - limit
 
 
 def test_appends_to_the_same_table_all_succeed(client: IndexClient) -> None:
@@ -110,14 +113,14 @@ def test_append_of_no_rows_commits_nothing(client: IndexClient, server: ServerTh
 
 
 def test_append_with_a_repeated_producer_sequence_is_committed_once(client: IndexClient, server: ServerThread) -> None:
-    first = append(client, "db.t", build_rows(1), producer=("job", 1))
+    first_report = append(client, "db.t", build_rows(1), producer=("job", 1))
     files_before = server.list_written_files()
     second_report = append(client, "db.t", build_rows(1), producer=("job", 1))
     assert server.list_written_files() == files_before, "the repeated write leaves no file"
-    assert first is not None
+    assert first_report is not None
     assert second_report is not None
-    assert (first["duplicate"], second_report["duplicate"]) == (False, True)
-    assert second_report["snapshot-id"] == first["snapshot-id"]
+    assert (first_report["duplicate"], second_report["duplicate"]) == (False, True)
+    assert second_report["snapshot-id"] == first_report["snapshot-id"]
     append(client, "db.t", build_rows(2), producer=("job", 2))
     assert read_ids_by_land(client) == {"de": [1, 2]}
 
@@ -128,7 +131,7 @@ def test_files_of_a_commit_with_a_lost_answer_are_kept(
     commit = CommitClient.commit
 
     def commit_twice(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
-        commit(self, table, body)
+        commit(self, table, body)  # The client does not receive this answer, and sends the commit again.
         return commit(self, table, body)
 
     monkeypatch.setattr(CommitClient, "commit", commit_twice)
@@ -136,7 +139,7 @@ def test_files_of_a_commit_with_a_lost_answer_are_kept(
     assert answer is not None
     assert answer["duplicate"]
     assert read_ids_by_land(client) == {"de": [1, 2]}
-    assert len(server.list_written_files()) == 4
+    assert len(server.list_written_files()) == FILES_OF_AN_APPEND
 
 
 def test_overwrite_replaces_exactly_the_partitions_of_its_rows(client: IndexClient) -> None:
@@ -213,7 +216,7 @@ def test_files_are_kept_if_an_earlier_request_may_have_committed_them(
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", refuse_request)
     with pytest.raises((Refused, Unavailable)):
         append(client, "db.t", build_rows(1, 2), producer=producer)
-    assert len(server.list_written_files()) == 4
+    assert len(server.list_written_files()) == FILES_OF_AN_APPEND
 
 
 def test_append_of_invalid_rows_commits_nothing(client: IndexClient, server: ServerThread) -> None:
@@ -230,7 +233,7 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
     commit = CommitClient.commit
     kept_paths: set[Path] = set()
 
-    def overtake(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+    def append_and_commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         monkeypatch.setattr(CommitClient, "commit", commit)
         written_files = server.list_written_files()
         append(client, "db.t", build_rows(2))
@@ -238,7 +241,7 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
         return commit(self, table, body)
 
     files_before = server.list_written_files()
-    monkeypatch.setattr(CommitClient, "commit", overtake)
+    monkeypatch.setattr(CommitClient, "commit", append_and_commit)
     with pytest.raises(Refused) as error:
         overwrite(client, "db.t", build_rows(9), where="land = 'de'")
     assert error.value.status == 409
@@ -261,7 +264,7 @@ def test_files_of_a_commit_with_an_unknown_outcome_are_kept(
     with pytest.raises(type(error)):
         append(client, "db.t", build_rows(1, 2))
     assert read_ids_by_land(client) == {"de": [1, 2]}
-    assert len(server.list_written_files()) == 4
+    assert len(server.list_written_files()) == FILES_OF_AN_APPEND
 
 
 def test_rows_are_appended_to_a_branch(client: IndexClient) -> None:

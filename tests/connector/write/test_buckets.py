@@ -21,9 +21,9 @@ from tests.connector.write.test_upserts import build_rows, create_upsert_table, 
 from tests.support.commands import invoke_seamark
 
 
-def compute_bucket(count: int, key: int) -> int:
+def compute_bucket(bucket_count: int, key: int) -> int:
     """Return the bucket of the key, computed by PyIceberg."""
-    return int(BucketTransform(count).transform(LongType())(key) or 0)
+    return int(BucketTransform(bucket_count).transform(LongType())(key) or 0)
 
 
 def build_key_rows(keys: list[int], land: str | None = None) -> pa.Table:
@@ -84,27 +84,25 @@ def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_th
     create_upsert_table(client)
     append(client, "db.t", build_key_rows([1]))  # The file of this append has no bucket.
     set_spec(client, ("b", "bucket[2]", 1))
-    key = next(number for number in range(100) if compute_bucket(2, number) == 1)
-    append(client, "db.t", build_key_rows([key] * 8))
+    key_of_bucket_1 = next(number for number in range(100) if compute_bucket(2, number) == 1)
+    append(client, "db.t", build_key_rows([key_of_bucket_1] * 8))
     resize(client, "db.t", buckets=4)
-    valid_key = next(number for number in range(100) if compute_bucket(4, number) == 3)
-    append(client, "db.t", build_key_rows([valid_key] * 5))
+    key_of_bucket_3 = next(number for number in range(100) if compute_bucket(4, number) == 3)
+    append(client, "db.t", build_key_rows([key_of_bucket_3] * 5))
     (bucket_size,) = compute_bucket_sizes(client, "db.t")
     assert bucket_size.files.tolist() == [1, 2, 1, 3]
-    # The row of the unbucketed file is counted in any one bucket.
-    assert bucket_size.rows.tolist() == [
-        1,
-        4,
-        0,
-        9,
-    ]
+    # The row of the unbucketed file counts in bucket 0. Buckets 1 and 3 share the 8 rows of bucket 1 of 2.
+    assert bucket_size.rows.tolist() == [1, 4, 0, 9]
     assert bucket_size.shared_files == 2
-    sizes = {value["spec_id"]: value["file_size_in_bytes"] for value in client.files("db.t").to_pylist()}
-    assert bucket_size.shared_bytes == sizes[0] + sizes[1]
-    assert abs(int(bucket_size.bytes[3]) - (sizes[0] / 4 + sizes[1] / 2 + sizes[2])) < 1
+    file_size_by_spec = {value["spec_id"]: value["file_size_in_bytes"] for value in client.files("db.t").to_pylist()}
+    assert bucket_size.shared_bytes == file_size_by_spec[0] + file_size_by_spec[1]
+    assert (
+        abs(int(bucket_size.bytes[3]) - (file_size_by_spec[0] / 4 + file_size_by_spec[1] / 2 + file_size_by_spec[2]))
+        < 1
+    )
     apply_updates(client, {"action": "set-default-spec", "spec-id": 1})
-    (coarse,) = compute_bucket_sizes(client, "db.t")
-    assert (coarse.buckets, coarse.files.tolist(), coarse.shared_files) == (2, [1, 3], 1)
+    (coarse_sizes,) = compute_bucket_sizes(client, "db.t")
+    assert (coarse_sizes.buckets, coarse_sizes.files.tolist(), coarse_sizes.shared_files) == (2, [1, 3], 1)
 
 
 @pytest.mark.slow
@@ -122,9 +120,9 @@ def test_advised_bucket_count_is_the_doubling_nearest_to_the_target_size(client:
     create_upsert_table(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", build_key_rows(list(range(1000))))
     total = int(compute_bucket_sizes(client, "db.t")[0].bytes.sum())
-    for share, advice in ((1, 4), (4, 4), (5, 4), (6, 8), (11, 8), (12, 16), (64, 64), (100, 128)):
-        (bucket_size,) = compute_bucket_sizes(client, "db.t", target_bytes=total // share)
-        assert bucket_size.advice == advice, f"the target is a {share}th of the table"
+    for divisor, advice in ((1, 4), (4, 4), (5, 4), (6, 8), (11, 8), (12, 16), (64, 64), (100, 128)):
+        (bucket_size,) = compute_bucket_sizes(client, "db.t", target_bytes=total // divisor)
+        assert bucket_size.advice == advice, f"the target is a {divisor}th part of the table"
     with pytest.raises(ValueError, match="target_bytes is 0"):
         compute_bucket_sizes(client, "db.t", target_bytes=0)
 
@@ -134,17 +132,17 @@ def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
     client: IndexClient,
 ) -> None:
     create_upsert_table(client, spec=[("identity", 2), ("bucket[2]", 1)])
-    for land, count in (("de", 3000), ("fr", 3000), ("it", 10), (None, 10)):
-        append(client, "db.t", build_key_rows(list(range(count)), land))
+    for land, row_count in (("de", 3000), ("fr", 3000), ("it", 10), (None, 10)):
+        append(client, "db.t", build_key_rows(list(range(row_count)), land))
     (bucket_size,) = compute_bucket_sizes(client, "db.t")
-    by_land: dict[str, int] = {}
+    bytes_by_land: dict[str, int] = {}
     files = client.files("db.t")
     for text, size in zip(*(files[name].to_pylist() for name in ("partition", "file_size_in_bytes")), strict=True):
         land = json.loads(text)["p0"]
-        by_land[land] = by_land.get(land, 0) + size
-    assert bucket_size.partition_bytes in (by_land["de"], by_land["fr"])
-    assert int(bucket_size.bytes.sum()) == sum(by_land.values())
-    assert compute_bucket_sizes(client, "db.t", target_bytes=by_land["de"] // 2)[0].advice == 2
+        bytes_by_land[land] = bytes_by_land.get(land, 0) + size
+    assert bucket_size.partition_bytes in (bytes_by_land["de"], bytes_by_land["fr"])
+    assert int(bucket_size.bytes.sum()) == sum(bytes_by_land.values())
+    assert compute_bucket_sizes(client, "db.t", target_bytes=bytes_by_land["de"] // 2)[0].advice == 2
 
 
 @pytest.mark.slow
@@ -159,10 +157,7 @@ def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> 
     ]
     append(client, "db.t", build_rows((1, None)))
     # Null is in no bucket.
-    assert [bucket_size.rows.sum() for bucket_size in compute_bucket_sizes(client, "db.t")] == [
-        1,
-        0,
-    ]
+    assert [bucket_size.rows.sum() for bucket_size in compute_bucket_sizes(client, "db.t")] == [1, 0]
     create_upsert_table(client, "plain", spec=[("truncate[4]", 1)])
     assert compute_bucket_sizes(client, "db.plain") == []
 
@@ -195,9 +190,9 @@ def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClie
 def test_repeated_resize_changes_nothing(client: IndexClient) -> None:
     create_upsert_table(client, spec=[("bucket[8]", 1)])
     resize(client, "db.t", buckets=64)  # One resize may double the buckets several times.
-    location = load_metadata(client)
+    metadata = load_metadata(client)
     assert resize(client, "db.t", buckets=64) == ResizeResult("id", 64, 64, 1)
-    assert load_metadata(client) == location
+    assert load_metadata(client) == metadata
 
 
 @pytest.mark.slow
@@ -308,12 +303,12 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
     other_specs = [[bucket_spec, ("land", "identity", 2)], [("note", "truncate[1]", 4), bucket_spec]]
     update = buckets._update
 
-    def overtake(*arguments: Any) -> Any:
+    def set_other_spec_and_update(*arguments: Any) -> Any:
         if other_specs:
             set_spec(client, *other_specs.pop(0))
         return update(*arguments)
 
-    monkeypatch.setattr(buckets, "_update", overtake)
+    monkeypatch.setattr(buckets, "_update", set_other_spec_and_update)
     monkeypatch.setattr(buckets, "_WAIT_S", 0)
     assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 3)
     assert other_specs == []
@@ -336,46 +331,46 @@ def test_resize_gives_up_after_repeated_conflicts(client: IndexClient, monkeypat
 def test_concurrent_resizes_to_the_same_count_make_one_spec(client: IndexClient) -> None:
     create_upsert_table(client, spec=[("bucket[8]", 1)])
     with ThreadPoolExecutor(6) as pool:
-        results = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
-    assert {future.result().buckets for future in results} == {16}
+        futures = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
+    assert {future.result().buckets for future in futures} == {16}
     assert len(load_metadata(client)["partition-specs"]) == 2
 
 
 def test_plan_of_a_key_reads_its_old_bucket_and_its_new_bucket(client: IndexClient) -> None:
     create_upsert_table(client, spec=[("bucket[8]", 1)])
     append(client, "db.t", build_key_rows(list(range(400))))
-    for count in (16, 32, 64):
-        resize(client, "db.t", buckets=count)
+    for bucket_count in (16, 32, 64):
+        resize(client, "db.t", buckets=bucket_count)
     # Only every second key is upserted, so old files keep rows and are not removed.
     upsert(client, "db.t", build_key_rows(list(range(1, 2000, 2)), "new"), keys=["id"], mode="merge-on-read")
-    original_files = client.explain("db.t", "id = 7", files=True).kept_files
-    assert original_files is not None
-    actual = {tuple(file["partition"].items()) for file in original_files}
+    planned_files = client.explain("db.t", "id = 7", files=True).kept_files
+    assert planned_files is not None
+    actual = {tuple(file["partition"].items()) for file in planned_files}
     assert actual == {(("p0", compute_bucket(8, 7)),), (("id_bucket_64", compute_bucket(64, 7)),)}
-    assert len(original_files) == 2
+    assert len(planned_files) == 2
 
 
 # The command
 
 
-def run_seamark(client: IndexClient, *arguments: str) -> tuple[int, str]:
+def run_buckets_command(client: IndexClient, *arguments: str) -> tuple[int, str]:
     return invoke_seamark("buckets", *arguments, url=client.url)
 
 
 def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
     create_upsert_table(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", build_key_rows(list(range(1000))))
-    code, text = run_seamark(client, "db.t")
+    code, text = run_buckets_command(client, "db.t")
     assert (code, "id" in text, "--resize" in text) == (0, True, False), text
     size = int(compute_bucket_sizes(client, "db.t")[0].bytes.sum())
-    code, text = run_seamark(client, "db.t", "--target-bytes", str(size // 16))
+    code, text = run_buckets_command(client, "db.t", "--target-bytes", str(size // 16))
     assert (code, "seamark buckets db.t --resize 16" in text) == (0, True), text
-    code, text = run_seamark(client, "db.t", "--double")
+    code, text = run_buckets_command(client, "db.t", "--double")
     assert (code, "id: 8 buckets from now on (partition spec 1)" in text) == (0, True), text
-    code, text = run_seamark(client, "db.t", "--resize", "8", "--column", "id")
+    code, text = run_buckets_command(client, "db.t", "--resize", "8", "--column", "id")
     assert (code, "id: 8 buckets from now on, as before" in text) == (0, True), text
-    assert "4 files (" in run_seamark(client, "db.t")[1]
-    _, text = run_seamark(client, "db.t", "--json")
+    assert "4 files (" in run_buckets_command(client, "db.t")[1]
+    _, text = run_buckets_command(client, "db.t", "--json")
     (report,) = json.loads(text[text.index("\n[\n") :])  # Logs are part of the output.
     assert (report["buckets"], report["advice"], len(report["sizes"]), report["shared-files"]) == (8, 8, 8, 4)
     assert sum(size["rows"] for size in report["sizes"]) == 1000
@@ -396,6 +391,6 @@ def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> 
         (("t",), 2, "not the name of a table"),
     ]
     for arguments, code, expected in cases:
-        actual, text = run_seamark(client, *arguments)
-        assert (actual, expected in text) == (code, True), (arguments, text)
+        actual_code, text = run_buckets_command(client, *arguments)
+        assert (actual_code, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments

@@ -1,7 +1,7 @@
 """Tests that double the number of buckets while writers commit.
 
-No commit fails or is repeated because of it. Every snapshot matches a plain dict, with Seamark's reader and with
-PyIceberg. The dict contains rows and no buckets.
+No commit fails or is repeated because of a doubling. Seamark's reader and PyIceberg read every snapshot, and its rows
+equal those of a plain dict, which knows no buckets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DOUBLINGS = (16, 32, 64)
 
 @dataclass
 class CommittedStep:
-    """A committed step, with the default spec before and after it."""
+    """A committed step. `specs` are the ids of the default spec before and after it."""
 
     step: Step
     attempts: int
@@ -60,7 +60,7 @@ class Writers:
 
     def run(self, make_step: Callable[[int], Step], write: Callable[[IndexClient, Step], Report | None]) -> int:
         """Run one writer until it must stop, and return its number of steps."""
-        client, count = IndexClient(self.url), 0
+        client, step_count = IndexClient(self.url), 0
         try:
             while not self.stop.is_set():
                 with self._lock:
@@ -71,17 +71,17 @@ class Writers:
                 self.committed_steps[number] = CommittedStep(
                     step, attempts, time.monotonic() - start_s, (spec_id_before, self.spec_id)
                 )
-                count += 1
+                step_count += 1
         finally:
             client.close()
             self.stop.set()  # A failed writer stops the other writer.
-        return count
+        return step_count
 
     def wait_for(self, count: int) -> None:
         """Wait until `count` further steps are committed."""
-        until = len(self.committed_steps) + count
-        for _ in range(6000):
-            if len(self.committed_steps) >= until or self.stop.is_set():
+        wanted_count = len(self.committed_steps) + count
+        for _ in range(6000):  # At most a minute.
+            if len(self.committed_steps) >= wanted_count or self.stop.is_set():
                 return
             time.sleep(0.01)
         raise AssertionError("the writers make no progress")
@@ -90,7 +90,7 @@ class Writers:
         """Wait until each of the two writers has committed `steps` steps."""
 
         def have_both_committed() -> bool:
-            appends = sum(value.step.kind == "append" for value in list(self.committed_steps.values()))
+            appends = sum(committed.step.kind == "append" for committed in list(self.committed_steps.values()))
             return min(appends, len(self.committed_steps) - appends) >= steps
 
         block_until(lambda: have_both_committed() or self.stop.is_set())
@@ -101,7 +101,7 @@ def build_row(rng: random.Random, key: int, number: int) -> dict[str, Any]:
 
 
 def make_upserting_writer(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], Report]]:
-    """Return a writer that upserts some of 300 keys, whole rows or one column."""
+    """Return two functions: the first draws an upsert of some of 300 keys, and the second commits it."""
     rng = random.Random(seed)
 
     def make_step(number: int) -> Step:
@@ -111,14 +111,14 @@ def make_upserting_writer(seed: int, mode: str) -> tuple[Callable[[int], Step], 
     def write(client: IndexClient, step: Step) -> Report:
         columns = ["note"] if step.kind == "partial" else None
         input_table = pa.Table.from_pylist(step.rows, ARROW)
-        options = {"step": str(step.number)}
-        return upsert(client, "db.t", input_table, keys=["id"], columns=columns, mode=mode, summary=options)
+        summary = {"step": str(step.number)}
+        return upsert(client, "db.t", input_table, keys=["id"], columns=columns, mode=mode, summary=summary)
 
     return make_step, write
 
 
 def make_appending_writer(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
-    """Return a writer that appends keys that no other writer uses."""
+    """Return two functions: the first draws rows with keys of no other writer, and the second appends them."""
     rng, new_keys = random.Random(seed), itertools.count(10_000)
 
     def make_step(number: int) -> Step:
@@ -133,8 +133,8 @@ def make_appending_writer(seed: int) -> tuple[Callable[[int], Step], Callable[[I
 def double_buckets(client: IndexClient, writers: Writers) -> None:
     """Double the buckets three times. The writers commit before, between and after the changes."""
     writers.wait_for(4)
-    for count in DOUBLINGS:
-        writers.spec_id = resize(client, "db.t", buckets=count).spec_id
+    for bucket_count in DOUBLINGS:
+        writers.spec_id = resize(client, "db.t", buckets=bucket_count).spec_id
         writers.wait_for(6)
 
 
@@ -164,28 +164,32 @@ def check_snapshots(client: IndexClient, committed_steps: Mapping[int, Committed
 
 def check_files(client: IndexClient, committed_steps: Mapping[int, CommittedStep], note: str) -> None:
     """Check that each data file has the spec that was the default at its commit, and only rows of its bucket."""
-    counts = dict(enumerate((8, *DOUBLINGS)))
-    files_by_spec = dict.fromkeys(counts, 0)
+    counts_by_spec = dict(enumerate((8, *DOUBLINGS)))  # By spec id.
+    file_counts = dict.fromkeys(counts_by_spec, 0)
     for snapshot in list_snapshots(client):
         added_files = client.files("db.t", content="data", at=At(snapshot_id=snapshot["snapshot-id"])).to_pylist()
         step = committed_steps[int(snapshot["summary"]["step"])]
         for file in (file for file in added_files if file["snapshot_id"] == snapshot["snapshot-id"]):
             assert step.specs[0] <= file["spec_id"] <= step.specs[1], f"{note}, step {step}: {file}"
-            (number,) = json.loads(file["partition"]).values()
+            (bucket,) = json.loads(file["partition"]).values()
             keys = pq.read_table(file["file_path"].removeprefix("file://"), columns=["id"], partitioning=None)
-            assert {compute_bucket(counts[file["spec_id"]], key) for key in keys["id"].to_pylist()} == {number}, note
-            files_by_spec[file["spec_id"]] += 1
-    assert all(files_by_spec.values()), f"{note}: not every spec has files"
+            assert {compute_bucket(counts_by_spec[file["spec_id"]], key) for key in keys["id"].to_pylist()} == {
+                bucket
+            }, note
+            file_counts[file["spec_id"]] += 1
+    assert all(file_counts.values()), f"{note}: not every spec has files"
 
 
 def check_plans(client: IndexClient, note: str) -> None:
     """Check that a plan of an equality reads one bucket of each bucket count, and finds the key."""
-    names = {"p0": 8, **{f"id_bucket_{count}": count for count in DOUBLINGS}}
-    for key in (1, 77, 299, 10_003):
-        original_files = client.explain("db.t", f"id = {key}", files=True).kept_files
-        assert original_files is not None
-        pairs = {pair for file in original_files for pair in file["partition"].items()}
-        assert pairs <= {(name, compute_bucket(count, key)) for name, count in names.items()}, f"{note}: {key}"
+    bucket_counts = {"p0": 8, **{f"id_bucket_{bucket_count}": bucket_count for bucket_count in DOUBLINGS}}
+    for key in (1, 77, 299, 10_003):  # Three upserted keys and an appended key.
+        planned_files = client.explain("db.t", f"id = {key}", files=True).kept_files
+        assert planned_files is not None
+        pairs = {pair for file in planned_files for pair in file["partition"].items()}
+        assert pairs <= {(name, compute_bucket(bucket_count, key)) for name, bucket_count in bucket_counts.items()}, (
+            f"{note}: {key}"
+        )
 
 
 @pytest.mark.slow
@@ -206,7 +210,7 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
     create_upsert_table(client, version=version, spec=[("bucket[8]", 1)], properties=properties)
     writers = Writers(client.url)
     with ThreadPoolExecutor(2) as pool:
-        running_commits = [
+        running_writers = [
             pool.submit(writers.run, *make_upserting_writer(seed, mode)),
             pool.submit(writers.run, *make_appending_writer(seed)),
         ]
@@ -215,9 +219,9 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
             writers.wait_for_both(4)
         finally:
             writers.stop.set()
-        counts = [commit.result(60) for commit in running_commits]
-    assert min(counts) > 3, note
-    assert {value.attempts for value in writers.committed_steps.values()} == {1}, (
+        step_counts = [writer.result(60) for writer in running_writers]
+    assert min(step_counts) > 3, note
+    assert {committed_step.attempts for committed_step in writers.committed_steps.values()} == {1}, (
         f"{note}: a resize must not cause a second attempt"
     )
     check_snapshots(client, writers.committed_steps, version, note)
@@ -257,11 +261,11 @@ def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
     upsert(client, "db.t", build_rows(*((key, "old") for key in range(40))), keys=["id"])
     other_key = next(key for key in range(40) if compute_bucket(8, key) != compute_bucket(8, 5))
 
-    def overtake() -> None:
+    def upsert_the_same_key() -> None:
         resize(client, "db.t", buckets=16)
         upsert(client, "db.t", build_rows((5, "theirs", 1)), keys=["id"], mode=mode)
 
-    run_before_commits(monkeypatch, overtake)
+    run_before_commits(monkeypatch, upsert_the_same_key)
     report = upsert(client, "db.t", build_rows((5, "ours")), keys=["id"], columns=["land"], mode=mode)
     assert (report.attempts, report.updated) == (2, 1)
     assert [row for row in read_rows(client) if row[0] == 5] == [(5, "ours", 1, None)]

@@ -20,10 +20,12 @@ from tests.connector.write.test_upserts_at_once import run_before_commits
 from tests.seeds import mark_fast
 
 SPECS: dict[str, list[tuple[str, int]]] = {"whole": [], "bucketed": [("bucket[4]", 1)]}
+OWN_KEYS = range(31, 171, 14)
+"""Ten odd keys. The other writer changes only even keys."""
 
 
-def create_filled(client: IndexClient, version: int, spec: str, **table: Any) -> None:
-    create_upsert_table(client, version=version, spec=SPECS[spec], **table)
+def create_filled_table(client: IndexClient, version: int, spec: str, **options: Any) -> None:
+    create_upsert_table(client, version=version, spec=SPECS[spec], **options)
     append(client, "db.t", build_rows(*((key, "old", 0) for key in range(200))))
 
 
@@ -35,7 +37,7 @@ def read_lands(client: IndexClient) -> dict[int, str]:
 
 @contextmanager
 def run_upsert_stream(url: str, keys: list[int]) -> Iterator[list[int]]:
-    """Run equality upserts of these keys until the context ends, and yield a list with the number of each upsert."""
+    """Run equality upserts of these keys until the context ends. The only item of the yielded list is their number."""
     stop, write_count, failures = threading.Event(), [0], []
 
     def write() -> None:
@@ -67,31 +69,31 @@ def run_upsert_stream(url: str, keys: list[int]) -> Iterator[list[int]]:
 def test_concurrent_equality_upserts_of_different_keys_do_not_conflict(
     client: IndexClient, version: int, spec: str, is_indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create_filled(client, version, spec, properties=BY_ID if is_indexed else {})
+    create_filled_table(client, version, spec, properties=BY_ID if is_indexed else {})
     other_rows = build_rows(*((key, "theirs", 1) for key in range(0, 200, 2)))
     run_before_commits(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id"], strategy=EQUALITY))
-    own_rows = build_rows(*((key, "ours", 1) for key in range(31, 171, 14)))
+    own_rows = build_rows(*((key, "ours", 1) for key in OWN_KEYS))
     report = upsert(client, "db.t", own_rows, keys=["id"], mode="merge-on-read")
     assert (report.attempts, report.updated) == (1, 10)
     expected = {key: "theirs" if key % 2 == 0 else "old" for key in range(200)}
-    assert read_lands(client) == expected | dict.fromkeys(range(31, 171, 14), "ours")
+    assert read_lands(client) == expected | dict.fromkeys(OWN_KEYS, "ours")
     run_before_commits(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id"], strategy=EQUALITY))
-    removed_delete = delete(client, "db.t", keys=pa.table({"id": [31, 45]}), mode="merge-on-read")
-    assert (removed_delete.attempts, removed_delete.deleted) == (1, 2)
+    delete_report = delete(client, "db.t", keys=pa.table({"id": [31, 45]}), mode="merge-on-read")
+    assert (delete_report.attempts, delete_report.deleted) == (1, 2)
 
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("deletes", [False, True], ids=["upsert", "delete"])
+@pytest.mark.parametrize("is_delete", [False, True], ids=["upsert", "delete"])
 @pytest.mark.parametrize("mode", MODES)
 def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
-    client: IndexClient, version: int, spec: str, deletes: bool, mode: str, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, version: int, spec: str, is_delete: bool, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create_filled(client, version, spec)
+    create_filled_table(client, version, spec)
 
     def write_concurrently() -> None:
-        if deletes:
+        if is_delete:
             delete(client, "db.t", keys=pa.table({"id": [10, 59, 190]}), strategy=EQUALITY)
         else:
             upsert(
@@ -103,7 +105,7 @@ def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
     assert report.attempts == 2
     lands_by_id = read_lands(client)
     assert (lands_by_id[31], lands_by_id[59]) == ("ours", "ours")
-    assert lands_by_id.get(10) == (None if deletes else "theirs")
+    assert lands_by_id.get(10) == (None if is_delete else "theirs")
 
 
 def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +122,7 @@ def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monk
 def test_delete_by_another_column_conflicts_with_equality_deletes(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create_filled(client, 3, "whole")
+    create_filled_table(client, 3, "whole")
     run_before_commits(
         monkeypatch, lambda: upsert(client, "db.t", build_rows((7, "x")), keys=["id"], strategy=EQUALITY)
     )
@@ -134,14 +136,14 @@ def test_delete_by_another_column_conflicts_with_equality_deletes(
 def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
     client: IndexClient, spec: str, mode: str
 ) -> None:
-    """With copy-on-write, the stream changes every file, so each attempt conflicts whatever its keys are."""
-    create_filled(client, 3, spec)
-    with run_upsert_stream(client.url, list(range(0, 200, 2))) as stream_commits:
+    """With copy-on-write, the stream changes every file, so each attempt conflicts, even if its keys are other keys."""
+    create_filled_table(client, 3, spec)
+    with run_upsert_stream(client.url, list(range(0, 200, 2))) as stream_upsert_count:
         for number in range(3):
-            own_rows = build_rows(*((key, f"ours{number}") for key in range(31, 171, 14)))
+            own_rows = build_rows(*((key, f"ours{number}") for key in OWN_KEYS))
             report = upsert(client, "db.t", own_rows, keys=["id"], mode=mode)
             # An idle machine needs 2 to 4 of the 50 attempts. On a busy machine, the upsert gets its priority later.
             assert report.attempts <= 25
     lands_by_id = read_lands(client)
-    assert {lands_by_id[key] for key in range(31, 171, 14)} == {"ours2"}
-    assert stream_commits[0]
+    assert {lands_by_id[key] for key in OWN_KEYS} == {"ours2"}
+    assert stream_upsert_count[0]

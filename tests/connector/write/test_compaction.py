@@ -1,4 +1,4 @@
-"""Compaction against a model: the rows stay the same, before and during any changes of writers."""
+"""Tests that a compaction keeps the rows of a model, also while other writers change the table."""
 
 from __future__ import annotations
 
@@ -41,26 +41,27 @@ ARROW = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("text", pa.string(
 BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 
 
-def build_rows(ids: range | list[int], seed: str = "") -> pa.Table:
+def build_rows(ids: range | list[int], prefix: str = "") -> pa.Table:
     return pa.table(
-        {"id": list(ids), "part": [number % 3 for number in ids], "text": [f"{seed}{number}" for number in ids]},
+        {"id": list(ids), "part": [number % 3 for number in ids], "text": [f"{prefix}{number}" for number in ids]},
         schema=ARROW,
     )
 
 
-def count_scanned_rows(client: IndexClient, table: str = "db.t") -> Counter[tuple[Any, ...]]:
-    """Return the rows that Seamark's reader returns. It applies all kinds of deletes."""
-    return Counter(tuple(row.values()) for row in scan(client, table).to_arrow().to_pylist())
+def count_scanned_rows(client: IndexClient, table_name: str = "db.t") -> Counter[tuple[Any, ...]]:
+    """Count the rows that Seamark's reader returns. It applies all kinds of deletes."""
+    return Counter(tuple(row.values()) for row in scan(client, table_name).to_arrow().to_pylist())
 
 
-def read_with_pyiceberg(catalog: RestCatalog, table: str = "db.t") -> Counter[tuple[Any, ...]]:
-    """Return the rows that PyIceberg returns. It does not support equality deletes."""
-    return Counter(tuple(row.values()) for row in catalog.load_table(table).scan().to_arrow().to_pylist())
+def count_pyiceberg_rows(catalog: RestCatalog, table_name: str = "db.t") -> Counter[tuple[Any, ...]]:
+    """Count the rows that PyIceberg returns. It does not support equality deletes."""
+    return Counter(tuple(row.values()) for row in catalog.load_table(table_name).scan().to_arrow().to_pylist())
 
 
-def create(
+def create_test_table(
     catalog: RestCatalog, version: int, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC, **properties: str
 ) -> None:
+    """Create `db.t`. An underscore in the name of a property represents a dot."""
     catalog.create_namespace_if_not_exists("db")
     options = {"format-version": str(version), **{name.replace("_", "."): value for name, value in properties.items()}}
     catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=options)
@@ -68,7 +69,7 @@ def create(
 
 def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Create 6 small files in each of 3 partitions; a compaction commits each partition separately."""
-    create(catalog, 2, BY_PART)
+    create_test_table(catalog, 2, BY_PART)
     for number in range(6):
         upsert(client, "db.t", build_rows(range(number * 9, number * 9 + 9)), keys=["id"])
     monkeypatch.setattr(compaction, "BATCH_FILES", 6)
@@ -81,7 +82,7 @@ def test_small_files_are_compacted_to_few_files_with_the_same_rows(
     client: IndexClient, server: ServerThread, version: int, spec: PartitionSpec
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, version, spec)
+        create_test_table(catalog, version, spec)
         for number in range(12):
             upsert(client, "db.t", build_rows(range(number * 10, number * 10 + 10)), keys=["id"])
         rows_before = count_scanned_rows(client)
@@ -97,13 +98,13 @@ def test_small_files_are_compacted_to_few_files_with_the_same_rows(
         assert client.files("db.t").num_rows == partitions
         assert count_scanned_rows(client) == rows_before
         if version == 2:
-            assert read_with_pyiceberg(catalog) == rows_before
+            assert count_pyiceberg_rows(catalog) == rows_before
         assert compact(client, "db.t").commits == 0
 
 
 def test_compaction_applies_deletes_and_removes_their_files(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         table = catalog.load_table("db.t")
         table.append(build_rows(range(1000)))
         delete(client, "db.t", keys=pa.table({"id": list(range(500))}), mode=MERGE_ON_READ)
@@ -113,12 +114,12 @@ def test_compaction_applies_deletes_and_removes_their_files(client: IndexClient,
         assert (report.commits, report.deletes_applied) == (1, 1)
         assert client.files("db.t", content="deletes").num_rows == 0
         assert count_scanned_rows(client) == expected
-        assert read_with_pyiceberg(catalog) == expected
+        assert count_pyiceberg_rows(catalog) == expected
 
 
 def test_compacted_rows_keep_their_ids_and_sequence_numbers(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 3)
+        create_test_table(catalog, 3)
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         upsert(client, "db.t", build_rows([2, 4], "new "), keys=["id"])
@@ -143,7 +144,7 @@ def test_concurrent_change_of_a_file_discards_only_its_batch(
         def write_and_change(*arguments: Any) -> Any:
             written_files = write(*arguments)
             calls.append(1)
-            if len(calls) == 2:
+            if len(calls) == 2:  # The first batch is committed. The other two lose their rows to the delete.
                 delete(client, "db.t", keys=pa.table({"id": list(range(54))}))
                 upsert(client, "db.t", build_rows([100, 101, 102]), keys=["id"])
             return written_files
@@ -162,23 +163,24 @@ def test_tiered_compaction_of_a_growing_table_rewrites_few_rows(
     client: IndexClient, server: ServerThread, appends: int, files_max: int
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         rng = random.Random(3)
-        rewritten = 0
+        rewritten_rows = 0
         for number in range(appends):
             text = [rng.randbytes(200).hex() for _ in range(50)]
-            part = pa.table({"id": range(number * 50, number * 50 + 50), "part": [0] * 50, "text": text}, schema=ARROW)
-            append(client, "db.t", part)
+            batch = pa.table({"id": range(number * 50, number * 50 + 50), "part": [0] * 50, "text": text}, schema=ARROW)
+            append(client, "db.t", batch)
             if number % 2:
-                rewritten += compact(client, "db.t").rows
+                rewritten_rows += compact(client, "db.t").rows
         assert sum(count_scanned_rows(client).values()) == 50 * appends
         assert client.files("db.t").num_rows < files_max
-        assert rewritten < 4 * 50 * appends, "each row is rewritten about log5(appends) times"
+        # A merge takes at least five files, so a row is rewritten about log5(appends) times, which is less than 3.
+        assert rewritten_rows < 4 * 50 * appends
 
 
 def test_compaction_of_a_version_1_table_is_refused(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 1)
+        create_test_table(catalog, 1)
         with pytest.raises(InvalidRequest, match="version 1"):
             compact(client, "db.t")
 
@@ -222,17 +224,17 @@ def test_random_histories_with_compactions_keep_the_rows(
 
     monkeypatch.setattr(compaction, "rewrite_rows", write_and_change)
     monkeypatch.setattr(compaction, "BATCH_FILES", rng.choice([3, 7, 2000]))
-    compactions = 0
+    commit_count = 0
     with open_catalog(server.url) as catalog:
-        create(catalog, version, rng.choice([PartitionSpec(), BY_PART]))
+        create_test_table(catalog, version, rng.choice([PartitionSpec(), BY_PART]))
         for _ in range(examples(25, 8)):
             change(next(numbers))
             if rng.random() < 0.4:
                 policy = CompactionPolicy(rng.choice([3000, 1 << 20]), rng.choice([2, 5]))
                 report = compact(client, "db.t", policy=policy)
-                compactions += report.commits
+                commit_count += report.commits
                 assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
-    assert compactions > 0
+    assert commit_count > 0
 
 
 @pytest.mark.few_cases(1)
@@ -248,20 +250,21 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
 ) -> None:
     """Writers also commit before each repeated commit of the compaction.
 
-    The expected rows are in a dictionary. Rows that no writer changes keep their row ids.
+    The expected rows are in a dictionary. Rows that no writer changes keep their row ids. With an odd seed, the table
+    is not partitioned, and some upserts are equality upserts. With a seed above 1, the table is sorted.
     """
     rng = random.Random(f"{seed} {version}")
     model: dict[int, str] = {}
     touched_ids: set[int] = set()
     numbers = iter(range(10_000))
-    create_ids = iter(range(1000, 100_000))
+    new_ids = iter(range(1000, 100_000))
 
     def change() -> None:
         number, ids = next(numbers), rng.sample(sorted(model), rng.randint(1, 5))
         touched_ids.update(ids)
         mode = rng.choice([*MODES, None])
         if rng.random() < 0.5:
-            ids.append(next(create_ids))
+            ids.append(next(new_ids))
             strategy = "equality" if seed % 2 and rng.random() < 0.4 else None
             upsert(
                 client,
@@ -300,12 +303,12 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
     monkeypatch.setattr(replacements, "_WAIT_S", 0.001)
     deleted_count = 0
     with open_catalog(server.url) as catalog:
-        create(catalog, version, PartitionSpec() if seed % 2 else BY_PART)
+        create_test_table(catalog, version, PartitionSpec() if seed % 2 else BY_PART)
         if seed > 1:
             sort_by_text_descending(client)
         for _ in range(4):
             for _ in range(6):
-                ids = [next(create_ids) for _ in range(rng.randint(20, 60))]
+                ids = [next(new_ids) for _ in range(rng.randint(20, 60))]
                 rng.shuffle(ids)
                 upsert(client, "db.t", build_rows(ids), keys=["id"])
                 model.update((id_, str(id_)) for id_ in ids)
@@ -318,7 +321,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
             if version == 3:
                 lineage_after = read_lineage()
                 assert {id_: lineage_after[id_] for id_ in model.keys() & lineage_before.keys() - touched_ids} == {
-                    record: lineage_before[record] for record in model.keys() & lineage_before.keys() - touched_ids
+                    id_: lineage_before[id_] for id_ in model.keys() & lineage_before.keys() - touched_ids
                 }
             if rng.random() < 0.5:
                 evolve_spec(client)
@@ -330,7 +333,7 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
 ) -> None:
     """The rollback restores rows that the new files do not have."""
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", build_rows(range(number * 50, number * 50 + 50)), keys=["id"])
         rows_before, snapshot = count_scanned_rows(client), catalog.load_table("db.t").metadata.current_snapshot_id
@@ -344,13 +347,13 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
             )
             return written_files
 
-        disk = set(server.home.rglob("*.parquet"))
+        paths_on_disk = set(server.home.rglob("*.parquet"))
         with monkeypatch.context() as context:
             context.setattr(compaction, "rewrite_rows", write_and_roll_back)
             report = compact(client, "db.t")
         assert (report.commits, report.conflicts) == (0, 1)
         assert count_scanned_rows(client) == rows_before
-        assert set(server.home.rglob("*.parquet")) == disk
+        assert set(server.home.rglob("*.parquet")) == paths_on_disk
 
 
 def sort_by_text_descending(client: IndexClient) -> None:
@@ -373,7 +376,7 @@ def evolve_spec(client: IndexClient) -> None:
 
 def test_deletion_vectors_in_one_file_count_for_each_data_file(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 3)
+        create_test_table(catalog, 3)
         for number in range(10):
             upsert(client, "db.t", build_rows(range(number * 20, number * 20 + 20)), keys=["id"])
         delete(client, "db.t", keys=pa.table({"id": list(range(0, 200, 4))}), mode=MERGE_ON_READ)
@@ -390,7 +393,7 @@ def test_upgrade_during_a_compaction_is_a_conflict(
     """Otherwise the rows would lose the row ids that the upgrade has assigned."""
     columns = ["id", "_row_id", "_last_updated_sequence_number"]
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         write = compaction.rewrite_rows
@@ -431,18 +434,18 @@ def test_missing_file_stops_only_the_batch_that_contains_it(
 def test_compaction_that_would_not_reduce_files_is_discarded(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example, the writer of a sorted table ends a file when its buffer is full, whatever the target size is."""
+    """For example, the writer of a sorted table ends a file when its buffer is full, regardless of the target size."""
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         paths_before = set(client.files("db.t")["file_path"].to_pylist())
-        disk = set(server.home.rglob("*.parquet"))
-        monkeypatch.setattr(compaction, "NEW_FILES_MAX_FRACTION", 0.1)
+        paths_on_disk = set(server.home.rglob("*.parquet"))
+        monkeypatch.setattr(compaction, "NEW_FILES_MAX_FRACTION", 0.1)  # One new file for 6 is too many.
         report = compact(client, "db.t")
         assert (report.commits, report.given_up) == (0, 1)
         assert set(client.files("db.t")["file_path"].to_pylist()) == paths_before
-        assert set(server.home.rglob("*.parquet")) == disk
+        assert set(server.home.rglob("*.parquet")) == paths_on_disk
         assert (
             CompactionPolicy.from_metadata(open_table(client, "db.t", CURRENT).metadata, {}).small
             == SMALL_FILE_MAX_FRACTION
@@ -462,7 +465,7 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
 
 def test_file_that_was_added_twice_stays_and_other_files_are_merged(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_test_table(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         table = catalog.load_table("db.t")
@@ -479,7 +482,7 @@ def test_file_that_was_added_twice_stays_and_other_files_are_merged(client: Inde
 @pytest.mark.slow
 def test_target_size_above_two_gibibytes_is_accepted_by_every_writer(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **{"write_target-file-size-bytes": str(3 << 30)})
+        create_test_table(catalog, 2, **{"write_target-file-size-bytes": str(3 << 30)})
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         assert compact(client, "db.t").files_after == 1
@@ -487,7 +490,7 @@ def test_target_size_above_two_gibibytes_is_accepted_by_every_writer(client: Ind
 
 @pytest.mark.slow
 def test_files_with_uuids_in_nested_columns_are_merged(client: IndexClient) -> None:
-    uuids: dict[str, Any] = {
+    uuid_types: dict[str, Any] = {
         "one": {"type": "struct", "fields": [{"id": 5, "name": "u", "required": False, "type": "uuid"}]},
         "many": {"type": "list", "element-id": 6, "element-required": False, "element": "uuid"},
         "named": {
@@ -496,17 +499,18 @@ def test_files_with_uuids_in_nested_columns_are_merged(client: IndexClient) -> N
         },
     }
     fields = [
-        {"id": 1 + n, "name": name, "required": False, "type": kind} for n, (name, kind) in enumerate(uuids.items())
+        {"id": 1 + n, "name": name, "required": False, "type": kind}
+        for n, (name, kind) in enumerate(uuid_types.items())
     ]
     create_table(client, fields=fields)
-    kinds = [pa.struct([("u", pa.binary(16))]), pa.list_(pa.binary(16)), pa.map_(pa.string(), pa.binary(16))]
-    written_files = []
+    arrow_types = [pa.struct([("u", pa.binary(16))]), pa.list_(pa.binary(16)), pa.map_(pa.string(), pa.binary(16))]
+    written_rows = []
     for number in range(2):
         key = bytes([number] * 16)
-        values_of_rows = [{"one": {"u": key}, "many": [key, None], "named": [("a", key)]}, dict.fromkeys(uuids)]
-        append(client, "db.t", pa.Table.from_pylist(values_of_rows, pa.schema(list(zip(uuids, kinds, strict=True)))))
-        written_files += values_of_rows
+        rows = [{"one": {"u": key}, "many": [key, None], "named": [("a", key)]}, dict.fromkeys(uuid_types)]
+        append(client, "db.t", pa.Table.from_pylist(rows, pa.schema(list(zip(uuid_types, arrow_types, strict=True)))))
+        written_rows += rows
     report = compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     assert (report.files_before, report.files_after) == (2, 1)
     values = scan(client, "db.t").to_arrow().to_pylist()
-    assert sorted(map(repr, values)) == sorted(map(repr, written_files))
+    assert sorted(map(repr, values)) == sorted(map(repr, written_rows))

@@ -1,4 +1,4 @@
-"""Written delete files, as PyIceberg, the server and Seamark's reader read them."""
+"""Tests of written delete files: PyIceberg, the server and Seamark's reader read the expected deletes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def read_deleted_positions(file: dict[str, Any], path: str) -> list[int]:
     offset, length = file.get("content-offset", 0), file.get("content-size-in-bytes", len(data))
     delete_file_fields = (
         file["file-format"].lower(),
-        1,
+        1,  # The content code of position deletes.
         len(data),
         file["record-count"],
         file.get("referenced-data-file"),
@@ -72,6 +72,8 @@ def read_deleted_positions(file: dict[str, Any], path: str) -> list[int]:
     return delete_content.get_positions(path).tolist()
 
 
+FILE_PATH_FIELD_ID, POSITION_FIELD_ID = 2147483546, 2147483545
+"""The specification reserves these field ids for the two columns of a position delete file."""
 POSITIONS = st.lists(
     st.integers(0, 300) | st.integers(0, 2**20) | st.integers(2**32 - 3, 2**32 + 3) | st.integers(0, 2**62), min_size=1
 )
@@ -81,6 +83,7 @@ POSITIONS = st.lists(
 def test_encoded_vector_matches_the_specification(positions: list[int]) -> None:
     distinct_positions = sorted(set(positions))
     blob = encode_vector(build_positions(*distinct_positions))
+    # The parts are: the length of magic number and bitmap, the magic number, the bitmap, and a checksum.
     assert struct.unpack(">I", blob[:4])[0] == len(blob) - 8
     assert blob[4:8].hex() == "d1d33964"
     assert struct.unpack(">I", blob[-4:])[0] == zlib.crc32(blob[4:-4])
@@ -101,12 +104,12 @@ def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
     written_files = write_deletes(build_target(metadata), rows, Deletes(Storage(), metadata))
     assert written_files.removed == ()
     (puffin,) = list_files(tmp_path)
-    read_columns = {
+    vectors_by_path = {
         deletion_vector.referenced_data_file: deletion_vector.to_vector()
         for deletion_vector in deletion_vectors_from_puffin_file(PuffinFile(puffin.read_bytes()))
     }
     expected = {path: sorted(set(positions)) for path, positions in positions_by_file.items() if positions}
-    assert {path: column.to_pylist() for path, column in read_columns.items()} == expected
+    assert {path: vector.to_pylist() for path, vector in vectors_by_path.items()} == expected
     for file in written_files.files:
         content_file = decode_content_file(file, metadata)
         assert content_file.file_size_in_bytes == puffin.stat().st_size
@@ -122,18 +125,16 @@ def test_new_vector_includes_earlier_deletes_and_names_what_it_replaces(tmp_path
     old_metadata, metadata = build_metadata(tmp_path, SCHEMA, version=2), build_metadata(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
     a, b, c = "file:///a.parquet", "file:///b.parquet", "file:///c.parquet"
-    position_deletes = write_deletes(
+    deletes_of_a_and_b = write_deletes(
         build_target(old_metadata), [DeletedRows(path, 0, [], build_positions(7)) for path in (a, b)], reader
     ).files
-    written_deletes = write_deletes(
-        build_target(old_metadata), [DeletedRows(b, 0, [], build_positions(8))], reader
-    ).files
-    first = write_deletes(build_target(metadata), [DeletedRows(c, 0, [], build_positions(1, 2))], reader).files
-    keys = write_equality_deletes(build_target(metadata), pa.table({"id": [9]}), ["id"]).files
+    deletes_of_b = write_deletes(build_target(old_metadata), [DeletedRows(b, 0, [], build_positions(8))], reader).files
+    vector_of_c = write_deletes(build_target(metadata), [DeletedRows(c, 0, [], build_positions(1, 2))], reader).files
+    equality_deletes = write_equality_deletes(build_target(metadata), pa.table({"id": [9]}), ["id"]).files
     rows = [
-        DeletedRows(a, 0, [], build_positions(0), [*position_deletes, *keys]),
-        DeletedRows(b, 0, [], build_positions(0), [*position_deletes, *written_deletes]),
-        DeletedRows(c, 0, [], build_positions(2, 3), first),
+        DeletedRows(a, 0, [], build_positions(0), [*deletes_of_a_and_b, *equality_deletes]),
+        DeletedRows(b, 0, [], build_positions(0), [*deletes_of_a_and_b, *deletes_of_b]),
+        DeletedRows(c, 0, [], build_positions(2, 3), vector_of_c),
     ]
     written_files = write_deletes(build_target(metadata), rows, reader)
     actual = {
@@ -142,8 +143,8 @@ def test_new_vector_includes_earlier_deletes_and_names_what_it_replaces(tmp_path
     }
     assert actual == {a: [0, 7], b: [0, 7, 8], c: [1, 2, 3]}
     assert list(written_files.removed) == [
-        {"file-path": written_deletes[0]["file-path"]},
-        {"file-path": first[0]["file-path"], "content-offset": first[0]["content-offset"]},
+        {"file-path": deletes_of_b[0]["file-path"]},
+        {"file-path": vector_of_c[0]["file-path"], "content-offset": vector_of_c[0]["content-offset"]},
     ]
 
 
@@ -169,9 +170,11 @@ def test_new_vector_includes_a_delete_file_with_repeated_positions(tmp_path: Pat
 def test_deletes_without_new_positions_write_no_file(tmp_path: Path) -> None:
     metadata = build_metadata(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
-    first = write_deletes(build_target(metadata), [DeletedRows("file:///a", 0, [], build_positions(1, 2))], reader)
+    first_deletes = write_deletes(
+        build_target(metadata), [DeletedRows("file:///a", 0, [], build_positions(1, 2))], reader
+    )
     second_deletes = [
-        DeletedRows("file:///a", 0, [], build_positions(2), first.files),
+        DeletedRows("file:///a", 0, [], build_positions(2), first_deletes.files),
         DeletedRows("file:///b", 0, [], build_positions()),
     ]
     assert write_deletes(build_target(metadata), second_deletes, reader) == WrittenDeletes()
@@ -184,16 +187,16 @@ def test_deletes_without_new_positions_write_no_file(tmp_path: Path) -> None:
 
 def test_change_with_an_unreadable_delete_file_is_refused_and_restores_no_row(tmp_path: Path) -> None:
     metadata = build_metadata(tmp_path, SCHEMA)
-    first = write_deletes(
+    first_deletes = write_deletes(
         build_target(metadata), [DeletedRows("file:///a", 0, [], build_positions(1, 2))], Deletes(Storage(), metadata)
     )
-    data = bytearray(to_path(first.files[0]).read_bytes())
-    data[first.files[0]["content-offset"] + 20] ^= 1
-    to_path(first.files[0]).write_bytes(data)
-    row = DeletedRows("file:///a", 0, [], build_positions(5), first.files)
+    data = bytearray(to_path(first_deletes.files[0]).read_bytes())
+    data[first_deletes.files[0]["content-offset"] + 20] ^= 1  # A bit of the bitmap.
+    to_path(first_deletes.files[0]).write_bytes(data)
+    row = DeletedRows("file:///a", 0, [], build_positions(5), first_deletes.files)
     with pytest.raises(Unreadable, match="checksum"):
         write_deletes(build_target(metadata), [row], Deletes(Storage(), metadata))
-    first.discard(Storage())
+    first_deletes.discard(Storage())
     with pytest.raises(Unreadable, match="puffin"):
         write_deletes(build_target(metadata), [row], Deletes(Storage(), metadata))
     assert list_files(tmp_path) == []
@@ -209,16 +212,16 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
     long_path = "file:///" + "x" * 5000
     partitions = [("file:///b", ["de"]), ("file:///a", ["de"]), ("file:///c", [None]), (long_path, ["fr"])]
     rows = [DeletedRows(path, 0, partition, build_positions(5, 1, 5, 2**40)) for path, partition in partitions]
-    written_delete = write_deletes(build_target(metadata), rows, Deletes(Storage(), metadata))
-    assert len(written_delete.files) == (4 if by_file else 3)
-    written_files = []
-    for file in written_delete.files:
+    written_deletes = write_deletes(build_target(metadata), rows, Deletes(Storage(), metadata))
+    assert len(written_deletes.files) == (4 if by_file else 3)
+    written_partitions = []
+    for file in written_deletes.files:
         decode_content_file(file, metadata)
         with pq.ParquetFile(to_path(file)) as parquet_file:
             assert [parquet_file.schema_arrow.field(n).name for n in (0, 1)] == ["file_path", "pos"]
             assert [int(parquet_file.schema_arrow.field(n).metadata[b"PARQUET:field_id"]) for n in (0, 1)] == [
-                2147483546,
-                2147483545,
+                FILE_PATH_FIELD_ID,
+                POSITION_FIELD_ID,
             ]
             assert parquet_file.metadata.row_group(0).column(0).compression == "GZIP"
             assert parquet_file.metadata.metadata[b"delete-type"] == b"position"
@@ -227,12 +230,12 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
         pairs = list(zip(rows_of_file["file_path"], rows_of_file["pos"], strict=True))
         assert pairs == [(path, position) for path in paths for position in (1, 5, 2**40)]
         lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
-        assert (lower[2147483546].decode(), upper[2147483546].decode()) == (paths[0], paths[-1])
-        assert struct.unpack("<qq", lower[2147483545] + upper[2147483545]) == (1, 2**40)
+        assert (lower[FILE_PATH_FIELD_ID].decode(), upper[FILE_PATH_FIELD_ID].decode()) == (paths[0], paths[-1])
+        assert struct.unpack("<qq", lower[POSITION_FIELD_ID] + upper[POSITION_FIELD_ID]) == (1, 2**40)
         assert file.get("referenced-data-file") == (paths[0] if len(paths) == 1 else None)
         assert file.get("sort-order-id") is None
-        written_files.extend((path, file["partition"]) for path in paths)
-    assert sorted(written_files, key=str) == sorted(partitions, key=str)
+        written_partitions.extend((path, file["partition"]) for path in paths)
+    assert sorted(written_partitions, key=str) == sorted(partitions, key=str)
 
 
 def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: Path) -> None:
@@ -240,17 +243,17 @@ def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: 
     write_target = build_target(metadata)
     keys = pa.table({"land": ["de", "fr", None, "de"], "id": [1, 1, None, 7], "ratio": [0.0] * 4})
     written_files = write_equality_deletes(write_target, keys, ["id", "land"])
-    held_rows = []
+    written_rows = []
     for file in written_files.files:
         assert decode_content_file(file, metadata).equality_ids == (1, 2)
         with pq.ParquetFile(to_path(file)) as parquet_file:
             rows = parquet_file.read().to_pylist()
         assert {row["land"] for row in rows} == {file["partition"][0]}
-        held_rows.extend(rows)
-    assert sorted(held_rows, key=str) == sorted(keys.select(["id", "land"]).to_pylist(), key=str)
-    everywhere = write_equality_deletes(write_target, keys, ["id"], spec=UNPARTITIONED)
-    assert [file["partition"] for file in everywhere.files] == [[]]
-    assert everywhere.files[0]["record-count"] == 4
+        written_rows.extend(rows)
+    assert sorted(written_rows, key=str) == sorted(keys.select(["id", "land"]).to_pylist(), key=str)
+    global_deletes = write_equality_deletes(write_target, keys, ["id"], spec=UNPARTITIONED)
+    assert [file["partition"] for file in global_deletes.files] == [[]]
+    assert global_deletes.files[0]["record-count"] == 4
 
 
 @pytest.mark.parametrize(
@@ -277,15 +280,15 @@ def test_each_format_version_has_its_own_kind_of_deletes(tmp_path: Path) -> None
         return metadata, Deletes(Storage(), metadata)
 
     deletes = [DeletedRows("file:///a", 0, [], build_positions(1))]
-    for version, form in ((2, "PARQUET"), (3, "PUFFIN")):
+    for version, file_format in ((2, "PARQUET"), (3, "PUFFIN")):
         metadata, reader = build_table_and_deletes(version)
-        assert write_deletes(build_target(metadata), deletes, reader).files[0]["file-format"] == form
-    for refused_deletes in (
+        assert write_deletes(build_target(metadata), deletes, reader).files[0]["file-format"] == file_format
+    for write_refused_deletes in (
         lambda target: write_deletes(target, deletes, build_table_and_deletes(1)[1]),
         lambda target: write_equality_deletes(target, pa.table({"id": [1]}), ["id"]),
     ):
         with pytest.raises(Unwritable, match="version 1"):
-            refused_deletes(build_target(build_table_and_deletes(1)[0]))
+            write_refused_deletes(build_target(build_table_and_deletes(1)[0]))
 
 
 def test_negative_and_repeated_positions_are_refused(tmp_path: Path) -> None:
@@ -317,43 +320,46 @@ def test_data_file_without_remaining_rows_is_removed(tmp_path: Path, version: in
     metadata = build_metadata(tmp_path, SCHEMA, version=version)
     new_target, reader = build_target(metadata), Deletes(Storage(), metadata)
     a, b = "file:///a.parquet", "file:///b.parquet"
-    first = write_deletes(
+    first_deletes = write_deletes(
         new_target,
-        [DeletedRows(a, 0, [], build_positions(0, 2), (), 4), DeletedRows(b, 0, [], build_positions(1), (), 2)],
+        [DeletedRows(a, 0, [], build_positions(0, 2), records=4), DeletedRows(b, 0, [], build_positions(1), records=2)],
         reader,
     )
-    assert first.removed == ()
+    assert first_deletes.removed == ()
     old_deletes = {
-        path: [file for file in first.files if file.get("referenced-data-file") in (path, None)] for path in (a, b)
+        path: [file for file in first_deletes.files if file.get("referenced-data-file") in (path, None)]
+        for path in (a, b)
     }
     files_before = list_files(tmp_path)
-    second = write_deletes(new_target, [DeletedRows(a, 0, [], build_positions(1, 3), old_deletes[a], 4)], reader)
-    assert (second.files, second.removed) == ((), ({"file-path": a},)), (
+    second_deletes = write_deletes(
+        new_target, [DeletedRows(a, 0, [], build_positions(1, 3), old_deletes[a], records=4)], reader
+    )
+    assert (second_deletes.files, second_deletes.removed) == ((), ({"file-path": a},)), (
         "the data file's own deletes are removed with it"
     )
     assert list_files(tmp_path) == files_before
     rows = [
-        DeletedRows(a, 0, [], build_positions(1), old_deletes[a], 4),
-        DeletedRows(b, 0, [], build_positions(0), old_deletes[b], 2),
+        DeletedRows(a, 0, [], build_positions(1), old_deletes[a], records=4),
+        DeletedRows(b, 0, [], build_positions(0), old_deletes[b], records=2),
     ]
-    third = write_deletes(new_target, rows, reader)
-    assert third.removed[0] == {"file-path": b}
-    assert [read_deleted_positions(file, a) for file in third.files] == [[0, 1, 2] if version == 3 else [1]]
-    assert all(read_deleted_positions(file, b) == [] for file in third.files if version == 2)
+    third_deletes = write_deletes(new_target, rows, reader)
+    assert third_deletes.removed[0] == {"file-path": b}
+    assert [read_deleted_positions(file, a) for file in third_deletes.files] == [[0, 1, 2] if version == 3 else [1]]
+    assert all(read_deleted_positions(file, b) == [] for file in third_deletes.files if version == 2)
 
 
 def test_data_file_is_kept_if_its_remaining_rows_are_unknown(tmp_path: Path) -> None:
     """Equality deletes have no positions, and rows that are deleted twice count once."""
     metadata = build_metadata(tmp_path, SCHEMA)
     new_target, reader, a = build_target(metadata), Deletes(Storage(), metadata), "file:///a.parquet"
-    by_key = write_equality_deletes(new_target, pa.table({"id": [1]}), ["id"]).files
-    (written_files,) = write_deletes(
-        new_target, [DeletedRows(a, 0, [], build_positions(0, 1), by_key, 3)], reader
+    equality_deletes = write_equality_deletes(new_target, pa.table({"id": [1]}), ["id"]).files
+    (vector,) = write_deletes(
+        new_target, [DeletedRows(a, 0, [], build_positions(0, 1), equality_deletes, records=3)], reader
     ).files
-    assert read_deleted_positions(written_files, a) == [0, 1]
+    assert read_deleted_positions(vector, a) == [0, 1]
     second_deletes = write_deletes(
-        new_target, [DeletedRows(a, 0, [], build_positions(0, 1), [written_files], 4)], reader
+        new_target, [DeletedRows(a, 0, [], build_positions(0, 1), [vector], records=4)], reader
     )
     assert second_deletes == WrittenDeletes()
-    unknown_deletes = write_deletes(new_target, [DeletedRows(a, 0, [], build_positions(0, 1, 2))], reader)
-    assert (len(unknown_deletes.files), unknown_deletes.removed) == (1, ())
+    deletes_without_row_count = write_deletes(new_target, [DeletedRows(a, 0, [], build_positions(0, 1, 2))], reader)
+    assert (len(deletes_without_row_count.files), deletes_without_row_count.removed) == (1, ())

@@ -1,7 +1,7 @@
 """Upserts and deletes by equality deletes, without lookups of the stored rows.
 
-The tests check the table after them, beside other writers, across partition specs, and in random histories with all
-other kinds of row changes.
+The tests check the rows of the table after such changes: with concurrent writers, across partition specs, and in random
+histories with all other kinds of row changes.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def test_equality_upsert_replaces_rows_with_its_keys_and_reads_no_file(
     assert (report.attempts, report.files_read, report.duplicate) == (1, 0, False)
     upsert(client, "db.t", build_rows((5, "newer")), keys=["id"], strategy=EQUALITY)
     assert read_lands(client) == expected | {5: "newer"}
-    removed_delete = delete(client, "db.t", keys=pa.table({"id": [6, 7, 555]}), strategy=EQUALITY)
-    assert removed_delete.files_written > 0
+    delete_report = delete(client, "db.t", keys=pa.table({"id": [6, 7, 555]}), strategy=EQUALITY)
+    assert delete_report.files_written > 0
     remaining_lands = {key: land for key, land in (expected | {5: "newer"}).items() if key not in (6, 7)}
     assert read_lands(client) == remaining_lands
     report = upsert(client, "db.t", build_rows((5, "located"), (6, "back")), keys=["id"], mode="merge-on-read")
@@ -74,8 +74,8 @@ def test_equality_upsert_replaces_keys_within_their_partitions(client: IndexClie
 
 def test_equality_upsert_replaces_rows_of_all_earlier_specs(client: IndexClient) -> None:
     create_upsert_table(client, spec=[("bucket[2]", 1)])
-    for number, count in enumerate((2, 4, 8)):
-        resize(client, "db.t", buckets=count)
+    for number, bucket_count in enumerate((2, 4, 8)):
+        resize(client, "db.t", buckets=bucket_count)
         append(client, "db.t", build_rows(*((key, "old") for key in range(20 * number, 20 * number + 20))))
     upsert(client, "db.t", build_rows(*((key, "new") for key in range(0, 60, 3))), keys=["id"], strategy=EQUALITY)
     assert read_lands(client) == {key: "old" if key % 3 else "new" for key in range(60)}
@@ -86,7 +86,7 @@ def test_equality_upsert_requires_a_spec_without_fields_or_with_key_fields(clien
     append(client, "db.t", build_rows((1, "de"), (2, "fr")))
     with pytest.raises(Unwritable, match="spec 0 of the table has the field p0, which is not derived from the key id"):
         upsert(client, "db.t", build_rows((1, "it")), keys=["id"], strategy=EQUALITY)
-    change_spec(client, "t", "", 0, 1)
+    change_spec(client, "t", "", 0, 1)  # The new spec has no field.
     append(client, "db.t", build_rows((3, "de")))
     change_spec(client, "t", "identity", 2, 2)
     upsert(client, "db.t", build_rows((1, "it"), (3, "it")), keys=["id"], strategy=EQUALITY)
@@ -95,8 +95,8 @@ def test_equality_upsert_requires_a_spec_without_fields_or_with_key_fields(clien
 
 def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(client: IndexClient) -> None:
     """In a truncation of the smallest int the result overflows, but not in a truncation of the same long."""
-    ints = [{**field, "type": "int"} if field["name"] == "id" else field for field in FIELDS]
-    create_upsert_table(client, spec=[("truncate[10]", 1)], fields=ints)
+    fields_with_int_id = [{**field, "type": "int"} if field["name"] == "id" else field for field in FIELDS]
+    create_upsert_table(client, spec=[("truncate[10]", 1)], fields=fields_with_int_id)
     minimum = -(2**31)
     append(client, "db.t", build_rows((minimum, "de"), (5, "de")))
     updates = [
@@ -155,13 +155,13 @@ def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexC
     with pytest.raises(Unwritable, match="a key must not have nulls"):
         delete(client, "db.f", keys=pa.table({"y": pa.array([None], pa.int32())}), strategy=EQUALITY)
     assert server.list_written_files() == set()
-    none = pa.table({"y": pa.array([], pa.int32())})
-    assert delete(client, "db.f", keys=none, strategy=EQUALITY).snapshot_id is None
+    no_keys = pa.table({"y": pa.array([], pa.int32())})
+    assert delete(client, "db.f", keys=no_keys, strategy=EQUALITY).snapshot_id is None
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("expected", "message"),
+    ("options", "message"),
     [
         ({"precombine": "ts"}, "precombine needs the stored rows"),
         ({"columns": ["land"]}, "columns needs the stored rows"),
@@ -170,11 +170,11 @@ def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexC
     ids=["precombine", "columns", "copy-on-write"],
 )
 def test_equality_upsert_refuses_options_that_need_the_stored_rows(
-    client: IndexClient, expected: dict[str, Any], message: str
+    client: IndexClient, options: dict[str, Any], message: str
 ) -> None:
     create_upsert_table(client)
     with pytest.raises(ValueError, match=message):
-        upsert(client, "db.t", build_rows((1, "de")), keys=["id"], strategy=EQUALITY, **expected)
+        upsert(client, "db.t", build_rows((1, "de")), keys=["id"], strategy=EQUALITY, **options)
     with pytest.raises(ValueError, match="rows are deleted by keys, not by a predicate"):
         delete(client, "db.t", where="id = 1", strategy=EQUALITY)
 
@@ -214,13 +214,13 @@ def test_equality_upsert_replaces_rows_that_are_written_concurrently_with_a_new_
 ) -> None:
     create_upsert_table(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", build_rows((1, "old"), (2, "old")))
-    new_keys: set[Any] = set()
+    other_paths: set[Any] = set()
 
     def resize_and_upsert() -> None:
         files_before = server.list_written_files()
         resize(client, "db.t", buckets=8)
         upsert(client, "db.t", build_rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
-        new_keys.update(server.list_written_files() - files_before)
+        other_paths.update(server.list_written_files() - files_before)
 
     files_before = server.list_written_files()
     run_before_commits(monkeypatch, resize_and_upsert)
@@ -228,7 +228,7 @@ def test_equality_upsert_replaces_rows_that_are_written_concurrently_with_a_new_
     assert report.attempts == 2
     assert read_lands(client) == {1: "ours", 2: "old", 3: "ours"}
     # The first attempt left no file.
-    assert len(server.list_written_files() - files_before - new_keys) == report.files_written
+    assert len(server.list_written_files() - files_before - other_paths) == report.files_written
 
 
 def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
@@ -272,22 +272,22 @@ class EqualityDeleteStep(Step):
     """A step that changes rows by equality deletes instead of lookups."""
 
     def take(self, client: IndexClient, name: str) -> None:
-        options = {"step": str(self.number)}
+        summary = {"step": str(self.number)}
         input_table = pa.Table.from_pylist(self.rows, ARROW)
         if self.kind == "upsert":
-            upsert(client, name, input_table, keys=["id"], summary=options, strategy=EQUALITY)
+            upsert(client, name, input_table, keys=["id"], summary=summary, strategy=EQUALITY)
         else:
-            delete(client, name, keys=input_table.select(["id"]), summary=options, strategy=EQUALITY)
+            delete(client, name, keys=input_table.select(["id"]), summary=summary, strategy=EQUALITY)
 
 
-def draw_mixed_steps(rng: random.Random, count: int) -> list[Step]:
-    """Return random steps; half of the deletes and of the upserts by key alone use equality deletes."""
+def draw_mixed_steps(rng: random.Random, step_count: int) -> list[Step]:
+    """Return random steps. Most of the upserts and deletes by key use equality deletes."""
     new_steps: list[Step] = []
-    for step in draw_steps(rng, count, MODES):
-        blind = step.kind == "keys" or (step.kind == "upsert" and step.precombine_column is None)
+    for step in draw_steps(rng, step_count, MODES):
+        needs_no_lookup = step.kind == "keys" or (step.kind == "upsert" and step.precombine_column is None)
         if step.kind == "upsert" and rng.random() < 0.4:
             new_steps.append(EqualityDeleteStep(step.number, "upsert", step.rows))
-        elif blind and rng.random() < 0.6:
+        elif needs_no_lookup and rng.random() < 0.6:
             new_steps.append(EqualityDeleteStep(step.number, step.kind, step.rows))
         else:
             new_steps.append(step)
@@ -302,18 +302,21 @@ SHAPES = (
 )
 
 
-def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, check_interval: int) -> None:
+def run_steps(
+    client: IndexClient, seed: int, shape: Shape, step_count: int, *, writers: int, check_interval: int
+) -> None:
     """Run the steps with several writers while partition specs change, and check the snapshots.
 
     The rows are read with Seamark only, because PyIceberg does not support equality deletes.
     """
     note = f"seed {seed}, {shape}, {writers} writers"
-    first = [shape.specs[0]] if shape.specs else []
-    create_upsert_table(client, version=shape.version, spec=first, properties=dict(shape.properties))
-    steps_by_number = {step.number: step for step in draw_mixed_steps(random.Random(seed), count)}
+    first_spec = [shape.specs[0]] if shape.specs else []
+    create_upsert_table(client, version=shape.version, spec=first_spec, properties=dict(shape.properties))
+    steps_by_number = {step.number: step for step in draw_mixed_steps(random.Random(seed), step_count)}
     spec_count = max(1, len(shape.specs))
-    if first == [("identity", 2)]:  # Deletes for all partitions require an unpartitioned spec first.
-        early_steps = [step for step in steps_by_number.values() if step.number <= count // spec_count + writers]
+    if first_spec == [("identity", 2)]:
+        # Before a spec without fields exists, equality deletes by id are refused. Until then, the steps use lookups.
+        early_steps = [step for step in steps_by_number.values() if step.number <= step_count // spec_count + writers]
         steps_by_number |= {
             step.number: Step(step.number, step.kind, step.rows)
             for step in early_steps
@@ -322,15 +325,15 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers + 1) as pool:
         for round_number in range(spec_count):
-            worker_steps = [
-                step for step in steps_by_number.values() if step.number * spec_count // count == round_number
+            round_steps = [
+                step for step in steps_by_number.values() if step.number * spec_count // step_count == round_number
             ]
-            for start in range(0, len(worker_steps), writers):
-                concurrent_steps = zip(worker_steps[start : start + writers], clients, strict=False)
+            for start in range(0, len(round_steps), writers):
+                concurrent_steps = zip(round_steps[start : start + writers], clients, strict=False)
                 futures = [pool.submit(step.take, own_client, "db.t") for step, own_client in concurrent_steps]
                 if round_number and not start:
                     pool.submit(change_spec, client, "t", *shape.specs[round_number], round_number).result(60)
-                for step, future in zip(worker_steps[start:], futures, strict=False):
+                for step, future in zip(round_steps[start:], futures, strict=False):
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
     for own_client in clients:
         own_client.close()

@@ -1,6 +1,6 @@
 """Tests that plans which name many keys leave out the files between the keys.
 
-The client accepts index answers for many keys, however long they are.
+The client accepts index answers of any length.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
 from tests.connector.write.test_upserts import BY_ID, build_rows, create_upsert_table
 
-FILES, ROWS = 120, 4
+FILES, ROWS_PER_FILE = 120, 4
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(("bytes_max", "files_read"), [(4 << 20, FILES // 2), (100, FILES)])
-def test_plan_names_more_keys_than_ranges_if_they_are_short_enough(
+def test_plan_names_each_of_many_keys_if_the_keys_are_short_enough(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, bytes_max: int, files_read: int
 ) -> None:
     monkeypatch.setattr("seamark.connector.write.row_locations.FEW_VALUES_MAX", 5)
     monkeypatch.setattr("seamark.connector.write.row_locations._VALUES_BYTES_MAX", bytes_max)
     create_upsert_table(client)
     destination = open_destination(client, "db.t")
-    parts = [range(ROWS * number, ROWS * (number + 1)) for number in range(FILES)]
+    keys_of_files = [range(ROWS_PER_FILE * number, ROWS_PER_FILE * (number + 1)) for number in range(FILES)]
     written_files = [
-        write_batches(destination.target, build_rows(*((key, "de", 1, "n") for key in part)).to_batches())
-        for part in parts
+        write_batches(destination.target, build_rows(*((key, "de", 1, "n") for key in keys_of_file)).to_batches())
+        for keys_of_file in keys_of_files
     ]
     destination.commit(client, WrittenFiles.join(written_files))
-    keys = [ROWS * number + number % ROWS for number in range(0, FILES, 2)]
+    keys = [ROWS_PER_FILE * number + number % ROWS_PER_FILE for number in range(0, FILES, 2)]
     assert len(keys) > RANGES_MAX
     report = delete(client, "db.t", keys=pa.table({"id": keys}), mode=MERGE_ON_READ)
     assert report.deleted == len(keys)
@@ -51,31 +51,32 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
     """One path of a MiB represents thousands of paths of usual length. Each answer has its own dictionary."""
     create_upsert_table(client, properties=BY_ID)
     append(client, "db.t", build_rows((1, "de")))
-    count, path = 2100, "p" * (1 << 20)
-    requests: list[int] = []
+    row_count, path = 2100, "p" * (1 << 20)
+    request_sizes: list[int] = []
 
     def build_answer(*_: Any, **__: Any) -> LookupAnswer:
-        first = sum(requests)
-        requests.append(min(700, count - first))
-        paths = ["q", path][:: 1 if len(requests) % 2 else -1]
-        codes = pa.array([paths.index(path)] * requests[-1], pa.int32())
-        expected = {
-            "key": pa.array(range(requests[-1])),
+        first_position = sum(request_sizes)
+        request_sizes.append(min(700, row_count - first_position))
+        # The order of the paths differs between answers, so a path has not the same code in all dictionaries.
+        paths = ["q", path][:: 1 if len(request_sizes) % 2 else -1]
+        codes = pa.array([paths.index(path)] * request_sizes[-1], pa.int32())
+        columns = {
+            "key": pa.array(range(request_sizes[-1])),
             "file_path": pa.DictionaryArray.from_arrays(codes, pa.array(paths)),
-            "position": pa.array(range(first, first + requests[-1])),
-            "undecided": pa.array([False] * requests[-1]),
+            "position": pa.array(range(first_position, first_position + request_sizes[-1])),
+            "undecided": pa.array([False] * request_sizes[-1]),
         }
-        return LookupAnswer(1, "ids", pa.table(expected), 0, True, 0, (), 0, ())
+        return LookupAnswer(1, "ids", pa.table(columns), 0, True, 0, (), 0, ())
 
     monkeypatch.setattr("seamark.connector.write.row_locations._LOOKUP_KEYS_MAX", 700)
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient.lookup", build_answer)
-    task = ScanTask({"file-path": path, "record-count": count}, ())
+    task = ScanTask({"file-path": path, "record-count": row_count}, ())
     monkeypatch.setattr("seamark.connector.write.row_locations.plan", lambda *_: iter([task]))
     opened_table = open_table(client, "db.t", CURRENT)
     location_result = locate(
-        client, opened_table, BatchKeys(find_key_fields(opened_table.schema, ["id"]), [pa.array(range(count))])
+        client, opened_table, BatchKeys(find_key_fields(opened_table.schema, ["id"]), [pa.array(range(row_count))])
     )
     (file,) = location_result.files  # The result does not contain the path that no row uses.
-    assert file.positions.tolist() == file.keys.tolist() == list(range(count))
-    assert requests == [700] * 3
+    assert file.positions.tolist() == file.keys.tolist() == list(range(row_count))
+    assert request_sizes == [700] * 3
     assert not location_result.read

@@ -1,4 +1,4 @@
-"""Written data files as other readers read them, and their ContentFile metrics."""
+"""Tests of written data files: other readers read the same values, and the metrics in the ContentFile are correct."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ from tests.seeds import examples
 KINDS = list(typed.SAMPLES)
 
 
-def draw_rows(seed: int, count: int, nulls: float = 0.2) -> pa.Table:
+def draw_rows(seed: int, row_count: int, null_fraction: float = 0.2) -> pa.Table:
     rng = random.Random(seed)
-    columns = {kind: typed.draw_column(rng, kind, count, nulls) for kind in KINDS}
-    return build_every_type(columns, [rng.randrange(12) for _ in range(count)])
+    columns = {kind: typed.draw_column(rng, kind, row_count, null_fraction) for kind in KINDS}
+    return build_every_type(columns, [rng.randrange(12) for _ in range(row_count)])
 
 
 def write_data_file(
@@ -69,18 +69,19 @@ def write_data_file(
         written_table = write_target.ordering.sort(written_table)
     writer = open_data_file_writer(write_target, location)
     try:
-        step = row_group_rows or max(1, written_table.num_rows)
-        for start in range(0, written_table.num_rows, step):
-            writer.write(written_table.slice(start, step))
+        rows_per_group = row_group_rows or max(1, written_table.num_rows)
+        for start in range(0, written_table.num_rows, rows_per_group):
+            writer.write(written_table.slice(start, rows_per_group))
         return finish_data_file(writer, write_target, ())
     except BaseException:
         writer.abort()
         raise
 
 
-def write_and_read(
+def write_file(
     folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **arguments: Any
 ) -> tuple[dict[str, Any], Any]:
+    """Write one data file, and return its ContentFile and the metadata of its table."""
     metadata = build_metadata(folder, schema, **arguments)
     write_target = build_target(metadata)
     return write_data_file(rows, write_target, write_target.generate_location(()), row_group_rows=7), metadata
@@ -89,11 +90,11 @@ def write_and_read(
 @pytest.mark.parametrize(("seed", "count"), [(0, 0), (1, 1), (2, 7), (3, 100)])
 def test_pyiceberg_reads_the_written_values(tmp_path: Path, seed: int, count: int) -> None:
     rows = draw_rows(seed, count)
-    file, metadata = write_and_read(tmp_path, rows)
+    file, metadata = write_file(tmp_path, rows)
     actual_table = read_by_pyiceberg(metadata, [file])
     assert actual_table.num_rows == count
-    for place, kind in enumerate(KINDS):
-        name = f"c{place} {kind}"
+    for position, kind in enumerate(KINDS):
+        name = f"c{position} {kind}"
         assert typed.are_all_same(typed.to_plain(kind, actual_table[name]), typed.to_plain(kind, rows[name])), (
             seed,
             kind,
@@ -107,14 +108,14 @@ def test_pyiceberg_reads_the_written_values(tmp_path: Path, seed: int, count: in
 
 def test_duckdb_reads_the_written_values(tmp_path: Path) -> None:
     rows = draw_rows(4, 100)
-    file, _ = write_and_read(tmp_path, rows)
+    file, _ = write_file(tmp_path, rows)
     path = file["file-path"].removeprefix("file://")
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         actual_table = connection.sql(f"SELECT * FROM '{path}'").to_arrow_table()
-    for place, kind in enumerate(KINDS):
-        name = make_file_name(f"c{place} {kind}")
-        written_values, read_values = typed.to_plain(kind, rows.column(place)), actual_table[name]
+    for position, kind in enumerate(KINDS):
+        name = make_file_name(f"c{position} {kind}")
+        written_values, read_values = typed.to_plain(kind, rows.column(position)), actual_table[name]
         if kind == "uuid":
             values = read_values.to_pylist()
             assert [None if value is None else UUID(str(value)).bytes for value in values] == written_values
@@ -138,7 +139,7 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
     @given(typed.draw_columns(kind, size_min=1, size_max=12), st.sampled_from(["truncate(1)", "truncate(3)", "full"]))
     def check_bounds(values: list[Any], mode: str) -> None:
         rows = pa.table({"c": typed.build_array(kind, values)})
-        file, metadata = write_and_read(tmp_path, rows, schema, properties={"write.metadata.metrics.default": mode})
+        file, metadata = write_file(tmp_path, rows, schema, properties={"write.metadata.metrics.default": mode})
         decode_content_file(file, metadata)
         lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
         present_values = [value for value in values if value is not None and value == value]
@@ -169,7 +170,7 @@ def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) 
     schema = Schema((Field(1, "c", False, kind),))
     for seed in range(8):
         values = typed.draw_column(random.Random(seed), kind, 5, 0.3)
-        file, metadata = write_and_read(tmp_path, pa.table({"c": typed.build_array(kind, values)}), schema)
+        file, metadata = write_file(tmp_path, pa.table({"c": typed.build_array(kind, values)}), schema)
         expected_schema = to_pyiceberg_metadata(metadata).schema()
         for value in values:
             if kind == "float" and value in (float("inf"), float("-inf")):
@@ -201,10 +202,10 @@ def _to_literal(kind: str, value: Any) -> Any:
 
 
 def test_metrics_equal_the_metrics_of_pyicebergs_writer(tmp_path: Path) -> None:
-    """Bounds of zeros differ, because Seamark's have a sign. PyIceberg writes no bounds for fields of structs."""
+    """Bounds of zeros differ, because Seamark's bounds have a sign. PyIceberg writes no bounds of fields in structs."""
     kept_fields = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
     rows = draw_rows(5, 60).select([field.name for field in kept_fields])
-    file, metadata = write_and_read(tmp_path, rows, Schema(tuple(kept_fields)))
+    file, metadata = write_file(tmp_path, rows, Schema(tuple(kept_fields)))
     expected_schema = sanitize_column_names(to_pyiceberg_metadata(metadata).schema())
     expected_statistics = data_file_statistics_from_parquet_metadata(
         pq.read_metadata(file["file-path"].removeprefix("file://")),
@@ -216,9 +217,9 @@ def test_metrics_equal_the_metrics_of_pyicebergs_writer(tmp_path: Path) -> None:
     assert index_by_column(file["null-value-counts"]) == expected_statistics["null_value_counts"]
     assert file["split-offsets"] == expected_statistics["split_offsets"]
     assert file["record-count"] == 60
-    for lower_key, their_bounds in (("lower-bounds", "lower_bounds"), ("upper-bounds", "upper_bounds")):
-        expected = expected_statistics[their_bounds]
-        actual = index_by_column(file[lower_key])
+    for key, pyiceberg_key in (("lower-bounds", "lower_bounds"), ("upper-bounds", "upper_bounds")):
+        expected = expected_statistics[pyiceberg_key]
+        actual = index_by_column(file[key])
         fixed_field = next(field.id for field in kept_fields if "fixed" in field.name)
         assert {field_id: actual[field_id] for field_id in expected if field_id != fixed_field} == {
             field_id: value for field_id, value in expected.items() if field_id != fixed_field
@@ -227,10 +228,12 @@ def test_metrics_equal_the_metrics_of_pyicebergs_writer(tmp_path: Path) -> None:
 
 
 def test_columns_in_structs_have_metrics_and_columns_in_lists_have_only_sizes(tmp_path: Path) -> None:
-    file, _ = write_and_read(tmp_path, draw_rows(6, 60, nulls=0.0))
+    file, _ = write_file(tmp_path, draw_rows(6, 60, null_fraction=0.0))
+    # The fields 31, 32 and 35 are in structs. The fields from 37 on are in lists and maps.
     assert set(index_by_column(file["column-sizes"])) == {*range(1, len(KINDS) + 1), 31, 32, 35, 37, 39, 41, 44}
     assert set(index_by_column(file["value-counts"])) == {*range(1, len(KINDS) + 1), 31, 32, 35}
     assert decode_single_value("double", index_by_column(file["lower-bounds"])[35]) == 0
+    # The lower bound of zeros is -0.0, which differs from 0.0 only in its last byte.
     assert index_by_column(file["lower-bounds"])[35] == index_by_column(file["upper-bounds"])[35][:-1] + b"\x80"
 
 
@@ -238,15 +241,16 @@ def test_columns_in_structs_have_metrics_and_columns_in_lists_have_only_sizes(tm
 def test_long_values_have_bounds_although_the_footer_has_none(tmp_path: Path, length: int) -> None:
     schema = Schema((Field(1, "s", False, "string"), Field(2, "b", False, "binary")))
     rows = pa.table({"s": ["m", "a" * length, "zz", None] * 4, "b": [b"m", b"\xff" * length, b"z", b"a"] * 4})
-    file, _ = write_and_read(tmp_path, rows, schema)
+    file, _ = write_file(tmp_path, rows, schema)
     lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
     assert lower == {1: b"a" * 16, 2: b"a"}
     assert upper == {1: b"zz"}
-    assert decode_full(tmp_path, rows, schema) == ("a" * length, "zz", b"a", b"\xff" * length)
+    # The full bounds come from the values: PyArrow writes no statistics for values of more than 4,096 bytes.
+    assert read_full_bounds(tmp_path, rows, schema) == ("a" * length, "zz", b"a", b"\xff" * length)
 
 
-def decode_full(folder: Path, rows: pa.Table, schema: Schema) -> tuple[Any, ...]:
-    file, _ = write_and_read(folder, rows, schema, properties={"write.metadata.metrics.default": "full"})
+def read_full_bounds(folder: Path, rows: pa.Table, schema: Schema) -> tuple[Any, ...]:
+    file, _ = write_file(folder, rows, schema, properties={"write.metadata.metrics.default": "full"})
     lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
     return lower[1].decode(), upper[1].decode(), lower[2], upper[2]
 
@@ -260,7 +264,7 @@ def test_truncated_text_is_a_valid_bound(text: str, length: int) -> None:
         assert len(text) > length
     else:
         assert upper_bound.encode() >= text.encode()
-        assert len(upper_bound) <= max(length, len(text) if len(text) <= length else length)
+        assert len(upper_bound) <= length
 
 
 @given(
@@ -279,6 +283,7 @@ def test_truncated_bytes_are_a_valid_bound(data: bytes, length: int) -> None:
 
 
 WIDE_SCHEMA = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(120)))
+"""By default, only the first 100 columns of a table have metrics."""
 
 
 @pytest.mark.parametrize(
@@ -340,7 +345,7 @@ def test_files_have_the_encodings_of_the_table_properties(tmp_path: Path) -> Non
         write_target = build_target(metadata)
         file = write_data_file(rows, write_target, write_target.generate_location(()))
         with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
-            chunks = [parquet_file.metadata.row_group(0).column(place) for place in (0, 1)]
+            chunks = [parquet_file.metadata.row_group(0).column(column_number) for column_number in (0, 1)]
             assert {chunk.compression for chunk in chunks} == {
                 {"uncompressed": "UNCOMPRESSED", "lz4": "LZ4"}.get(codec, codec.upper())
             }
@@ -365,14 +370,14 @@ def test_files_have_the_encodings_of_the_table_properties(tmp_path: Path) -> Non
 )
 def test_invalid_property_is_refused_by_name(tmp_path: Path, properties: dict[str, str], message: str) -> None:
     with pytest.raises((Unwritable, BadRequest), match=message):
-        write_and_read(tmp_path, pa.table({"id": [1]}), Schema((Field(1, "id", False, "long"),)), properties=properties)
+        write_file(tmp_path, pa.table({"id": [1]}), Schema((Field(1, "id", False, "long"),)), properties=properties)
     assert not list(tmp_path.rglob("*.parquet"))
 
 
 # Rows that do not fit
 
 
-def build_single_column(kind: Any, required: bool = False) -> Schema:
+def build_one_column_schema(kind: Any, required: bool = False) -> Schema:
     return Schema((Field(1, "c", required, kind),))
 
 
@@ -424,7 +429,7 @@ def test_value_that_a_cast_would_change_is_refused_with_its_column(
     tmp_path: Path, kind: Any, column: pa.Array, message: str
 ) -> None:
     with pytest.raises(Unwritable, match=message):
-        write_and_read(tmp_path, pa.table({"c": column}), build_single_column(kind))
+        write_file(tmp_path, pa.table({"c": column}), build_one_column_schema(kind))
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -453,7 +458,7 @@ def test_value_that_a_cast_would_change_is_refused_with_its_column(
     ],
 )
 def test_value_is_cast_if_it_stays_the_same(tmp_path: Path, kind: str, column: pa.Array, expected: Any) -> None:
-    file, metadata = write_and_read(tmp_path, pa.table({"c": column}), build_single_column(kind))
+    file, metadata = write_file(tmp_path, pa.table({"c": column}), build_one_column_schema(kind))
     assert typed.are_all_same(typed.to_plain(kind, read_by_pyiceberg(metadata, [file])["c"]), expected)
 
 
@@ -470,22 +475,22 @@ def test_value_is_cast_if_it_stays_the_same(tmp_path: Path, kind: str, column: p
     ids=["large", "view", "a slice", "a null with elements"],
 )
 def test_every_list_type_of_arrow_is_written(tmp_path: Path, column: pa.Array) -> None:
-    file, metadata = write_and_read(tmp_path, pa.table({"c": column}), build_single_column(ListType(2, "long", True)))
+    file, metadata = write_file(tmp_path, pa.table({"c": column}), build_one_column_schema(ListType(2, "long", True)))
     assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == [[1, 2], None, []]
 
 
 def test_required_field_can_be_null_only_if_its_struct_is_null(tmp_path: Path) -> None:
-    schema = build_single_column(
+    schema = build_one_column_schema(
         StructType((Field(2, "x", True, "string"), Field(3, "y", True, ListType(4, "int", True))))
     )
     rows = pa.table({"c": [None, {"x": "a", "y": [1]}, {"x": "", "y": []}]})
-    file, metadata = write_and_read(tmp_path, rows, schema)
+    file, metadata = write_file(tmp_path, rows, schema)
     assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == rows["c"].to_pylist()
     assert index_by_column(file["null-value-counts"]) == {2: 1}
     with pytest.raises(Unwritable, match=r"column c is required, but 1 .* row 1"):
-        write_and_read(tmp_path, pa.table({"c": [1, None, 3]}), build_single_column("int", required=True))
+        write_file(tmp_path, pa.table({"c": [1, None, 3]}), build_one_column_schema("int", required=True))
     with pytest.raises(Unwritable, match=r"column c\.c is required, but the data does not have it"):
-        write_and_read(tmp_path, pa.table({"c": [{}]}), build_single_column(StructType((Field(2, "c", True, "int"),))))
+        write_file(tmp_path, pa.table({"c": [{}]}), build_one_column_schema(StructType((Field(2, "c", True, "int"),))))
 
 
 def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
@@ -531,10 +536,10 @@ def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
 
 def test_column_that_the_table_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match="no column d; it has c"):
-        write_and_read(tmp_path, pa.table({"c": [1], "d": [2]}), build_single_column("int"))
+        write_file(tmp_path, pa.table({"c": [1], "d": [2]}), build_one_column_schema("int"))
     repeated_columns = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["c", "c"])
     with pytest.raises(Unwritable, match="several columns named c"):
-        write_and_read(tmp_path, repeated_columns, build_single_column("int"))
+        write_file(tmp_path, repeated_columns, build_one_column_schema("int"))
 
 
 def test_column_names_are_escaped_as_in_iceberg_without_conflicts() -> None:
@@ -555,26 +560,27 @@ def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: s
     rows = pa.table({"c": typed.build_array(kind, values), "n": list(range(60))})
     schema = Schema((Field(1, "c", False, kind), Field(2, "n", False, "long")))
     sort_order = build_order(("identity", 1, direction, nulls), ("truncate[10]", 2, "desc", "nulls-last"))
-    file, metadata = write_and_read(tmp_path, rows, schema, order=sort_order)
+    file, metadata = write_file(tmp_path, rows, schema, order=sort_order)
     assert file["sort-order-id"] == 1
     actual_table = read_by_pyiceberg(metadata, [file])
-    expected = sorted(range(60), key=lambda row: -(row // 10))
-    present_rows = [row for row in expected if values[row] is not None]
-    present_rows.sort(key=lambda row: _compute_rank(values[row]), reverse=direction == "desc")
-    # A reversed stable sort also reverses equal rows.
-    ties: dict[Any, list[int]] = {}
-    for row in expected:
-        ties.setdefault(None if values[row] is None else _compute_rank(values[row]), []).append(row)
-    absent_rows = ties.pop(None, [])
+    rows_by_second_field = sorted(range(60), key=lambda row: -(row // 10))
+    present_rows = [row for row in rows_by_second_field if values[row] is not None]
+    present_rows.sort(key=lambda row: _make_sort_key(values[row]), reverse=direction == "desc")
+    # A reversed stable sort also reverses equal rows. Therefore each value takes its rows from `rows_by_value`.
+    rows_by_value: dict[Any, list[int]] = {}
+    for row in rows_by_second_field:
+        rows_by_value.setdefault(None if values[row] is None else _make_sort_key(values[row]), []).append(row)
+    null_rows = rows_by_value.pop(None, [])
     sorted_rows = [
-        row for key in dict.fromkeys(_compute_rank(values[row]) for row in present_rows) for row in ties[key]
+        row for key in dict.fromkeys(_make_sort_key(values[row]) for row in present_rows) for row in rows_by_value[key]
     ]
     assert actual_table["n"].to_pylist() == (
-        absent_rows + sorted_rows if nulls == "nulls-first" else sorted_rows + absent_rows
+        null_rows + sorted_rows if nulls == "nulls-first" else sorted_rows + null_rows
     )
 
 
-def _compute_rank(value: Any) -> Any:
+def _make_sort_key(value: Any) -> Any:
+    """Return a key with which Python sorts values as Iceberg does: -0.0 before 0.0, and NaN last."""
     if isinstance(value, float):
         if value != value:
             return (2, 0.0, 0)
@@ -598,29 +604,31 @@ def test_file_contains_exactly_the_conformed_rows(tmp_path: Path) -> None:
 
 
 def test_column_without_repeated_values_has_no_dictionary(tmp_path: Path) -> None:
-    rows = 40_000
-    numbers = [random.Random(7).randrange(2**60) + number for number in range(rows)]
+    row_count = 40_000
+    numbers = [random.Random(7).randrange(2**60) + number for number in range(row_count)]
     input_table = pa.table(
         {
             "id": numbers,
-            "run": [number // 1000 for number in range(rows)],
-            "word": [f"w{number % 100}" for number in range(rows)],
+            "run": [number // 1000 for number in range(row_count)],
+            "word": [f"w{number % 100}" for number in range(row_count)],
             "unique": [f"{number:x}" if number % 3 else None for number in numbers],
         }
     )
     kinds = {"id": "long", "run": "long", "word": "string", "unique": "string"}
     schema = Schema(tuple(Field(place, name, False, kind) for place, (name, kind) in enumerate(kinds.items(), 1)))
     write_target = build_target(build_metadata(tmp_path, schema))
-    for count, unbounded_columns in (
-        (rows, {"id", "unique"}),
+    for written_rows, columns_without_dictionary in (
+        (row_count, {"id", "unique"}),
         (1000, {"id", "unique"}),
         (100, {"id", "unique", "word"}),
     ):
-        file = write_data_file(input_table.slice(0, count), write_target, write_target.generate_location(()))
+        file = write_data_file(input_table.slice(0, written_rows), write_target, write_target.generate_location(()))
         with pq.ParquetFile(file["file-path"].removeprefix("file://")) as parquet_file:
             chunks = [parquet_file.metadata.row_group(0).column(place) for place in range(len(kinds))]
-            assert {chunk.path_in_schema for chunk in chunks if not chunk.has_dictionary_page} == unbounded_columns
-            assert parquet_file.read().equals(input_table.slice(0, count).cast(parquet_file.schema_arrow))
+            assert {
+                chunk.path_in_schema for chunk in chunks if not chunk.has_dictionary_page
+            } == columns_without_dictionary
+            assert parquet_file.read().equals(input_table.slice(0, written_rows).cast(parquet_file.schema_arrow))
 
 
 def test_values_of_a_large_column_without_repeats_are_not_counted(
@@ -629,13 +637,14 @@ def test_values_of_a_large_column_without_repeats_are_not_counted(
     """Counting all values takes several times as long as writing them, and a sample is enough for such a column."""
     counted_rows: list[int] = []
 
-    def count(column: pa.ChunkedArray) -> pa.Scalar:
+    def record_and_count(column: pa.ChunkedArray) -> pa.Scalar:
         counted_rows.append(len(column))
         return count_distinct(column)
 
     count_distinct = pc.count_distinct
-    monkeypatch.setattr(pc, "count_distinct", count)
-    schema = build_single_column("long")
+    monkeypatch.setattr(pc, "count_distinct", record_and_count)
+    schema = build_one_column_schema("long")
     write_target = build_target(build_metadata(tmp_path, schema, properties={"write.parquet.dict-size-bytes": "1024"}))
     write_data_file(pa.table({"c": range(40_000)}), write_target, write_target.generate_location(()))
-    assert counted_rows == [16_384]
+    sample_rows = 16_384
+    assert counted_rows == [sample_rows]

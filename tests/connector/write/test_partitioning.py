@@ -1,4 +1,4 @@
-"""Partitions of rows, against the transforms of single values and against PyIceberg."""
+"""Tests of the partitions of rows, compared with the transforms of single values and with PyIceberg."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ TRANSFORMS = [
 PAIRS = [(transform, kind) for kind in typed.SAMPLES for transform in TRANSFORMS if accepts_type(transform, kind)]
 
 
-def compute_results(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    actual_transform = apply_transform(transform, kind, column)
-    return [actual_transform.values[code] for code in actual_transform.codes.tolist()]
+def compute_partition_values(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    result = apply_transform(transform, kind, column)
+    return [result.values[code] for code in result.codes.tolist()]
 
 
 @pytest.mark.few_cases(60)
@@ -43,7 +43,7 @@ def test_transform_of_a_column_equals_the_transform_of_each_value(transform: str
     def check_transform(values: list[Any], split: int) -> None:
         parts = [typed.build_array(kind, part) for part in (values[:split], values[split:])]
         expected = [compute_transform(transform, kind, value) for value in values]
-        assert typed.are_all_same(compute_results(transform, kind, pa.chunked_array(parts)), expected)
+        assert typed.are_all_same(compute_partition_values(transform, kind, pa.chunked_array(parts)), expected)
 
     check_transform()
 
@@ -56,11 +56,11 @@ def test_transform_of_a_column_equals_the_transform_of_each_value(transform: str
 def test_pyiceberg_computes_the_same_partition_values(transform: str, kind: str) -> None:
     """Types for which PyIceberg uses its own objects are left out; `test_transforms.py` compares their functions."""
     iceberg_type: IcebergType = IcebergType.handle_primitive_type(kind, lambda name: name)
-    check_transform = parse_transform(transform).transform(iceberg_type)
+    transform_function = parse_transform(transform).transform(iceberg_type)
     values = typed.draw_column(random.Random(7), kind, 60)
-    partition_values = compute_results(transform, kind, typed.build_array(kind, values))
+    partition_values = compute_partition_values(transform, kind, typed.build_array(kind, values))
     for value, actual_value in zip(values, partition_values, strict=True):
-        expected = check_transform(value)
+        expected = transform_function(value)
         if transform.startswith("truncate") and value in (-(2**31), -(2**63)):
             continue  # The truncation overflows in Java and Seamark, but PyIceberg has unbounded integers.
         assert typed.are_same(expected, actual_value), (value, expected, actual_value)
@@ -119,33 +119,31 @@ def draw_rows(seed: int, count: int) -> pa.RecordBatch:
     ids=str,
 )
 def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int]]) -> None:
-    for seed, count in enumerate([0, 1, 2, 300]):
-        batch = draw_rows(seed, count)
+    for seed, row_count in enumerate([0, 1, 2, 300]):
+        batch = draw_rows(seed, row_count)
         partitions = Partitioner(build_spec(*fields), SCHEMA).split(batch)
         columns: list[list[Any]] = []
-        for transform, source in fields:
-            column = SCHEMA.column(source)
+        for transform, source_id in fields:
+            column = SCHEMA.column(source_id)
             assert column is not None
             assert isinstance(column.type, str)
-            column_number = ("id", "name", "at", "st", "", "ratio").index(column.name.partition(".")[0])
-            array = batch.column(column_number if column_number < 4 else 4)
-            flat_values = (
-                pa.array([None if value is None else value["land"] for value in array.to_pylist()])
-                if column_number == 3
-                else array
-            )
+            column_name, _, field_name = column.name.partition(".")
+            flat_values = batch.column(column_name)
+            if field_name:
+                structs = flat_values.to_pylist()
+                flat_values = pa.array([None if struct is None else struct[field_name] for struct in structs])
             columns.append(
                 [compute_transform(transform, column.type, value) for value in typed.to_plain(column.type, flat_values)]
             )
-        partition_numbers: list[int] = []
+        all_row_numbers: list[int] = []
         for partition, row_indexes in partitions:
-            row_numbers = list(range(count)) if row_indexes is None else row_indexes.tolist()
+            row_numbers = list(range(row_count)) if row_indexes is None else row_indexes.tolist()
             assert row_numbers == sorted(row_numbers)
-            partition_numbers.extend(row_numbers)
+            all_row_numbers.extend(row_numbers)
             for row in row_numbers:
                 assert typed.are_all_same([column[row] for column in columns], list(partition)), (seed, row)
-        assert sorted(partition_numbers) == list(range(count))
-        keys = [repr([column[row] for column in columns]) for row in range(count)]
+        assert sorted(all_row_numbers) == list(range(row_count))
+        keys = [repr([column[row] for column in columns]) for row in range(row_count)]
         assert len(partitions) == len(set(keys)), "a partition was split in two"
 
 

@@ -1,4 +1,4 @@
-"""Producers and their sequence numbers: writers check them before a write, and each commit records them."""
+"""Tests of producers and their sequence numbers: a writer checks them before a write, and a commit records them."""
 
 from __future__ import annotations
 
@@ -33,25 +33,29 @@ def test_producer_json_has_the_form_that_commits_use() -> None:
 
 
 def test_invalid_producer_or_key_list_is_refused_without_a_request() -> None:
-    nowhere, rows, invalid_producer = SeamarkClient("http://127.0.0.1:1"), pa.table({"id": [1]}), ("job", "1")
+    unreachable_client, rows, invalid_producer = (
+        SeamarkClient("http://127.0.0.1:1"),
+        pa.table({"id": [1]}),
+        ("job", "1"),
+    )
     for change in (
-        lambda: upsert(nowhere, "db.t", rows, keys=["id"], producer=invalid_producer),  # type: ignore[arg-type]
-        lambda: delete(nowhere, "db.t", keys=rows, producer=invalid_producer),  # type: ignore[arg-type]
+        lambda: upsert(unreachable_client, "db.t", rows, keys=["id"], producer=invalid_producer),  # type: ignore[arg-type]
+        lambda: delete(unreachable_client, "db.t", keys=rows, producer=invalid_producer),  # type: ignore[arg-type]
     ):
         with pytest.raises(ValueError, match="producer is"):
             change()
     with pytest.raises(ValueError, match="lists of names"):
-        upsert(nowhere, "db.t", rows, keys="id")
+        upsert(unreachable_client, "db.t", rows, keys="id")
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_append_of_no_rows_is_recorded_and_its_repeat_appends_nothing(client: IndexClient, version: int) -> None:
     create_upsert_table(client, version=version)
-    first = append(client, "db.t", build_rows(), producer=("job", 4))
-    assert first is not None
+    first_report = append(client, "db.t", build_rows(), producer=("job", 4))
+    assert first_report is not None
     second_report = append(client, "db.t", build_rows((1, "a")), producer=("job", 4))
     assert second_report is not None
-    assert (second_report["duplicate"], second_report["snapshot-id"]) == (True, first["snapshot-id"])
+    assert (second_report["duplicate"], second_report["snapshot-id"]) == (True, first_report["snapshot-id"])
     assert append(client, "db.t", build_rows()) is None, "without a producer there is nothing to record"
     assert read_rows(client) == []
 
@@ -78,7 +82,7 @@ CHANGES: dict[str, Callable[..., Any]] = {
 def test_repeat_of_a_change_without_effect_changes_no_later_rows(client: IndexClient, name: str, version: int) -> None:
     create_upsert_table(client, version=version)
     append(client, "db.t", build_rows((9, "a", 7)))
-    if name == "upsert":
+    if name == "upsert":  # Without a producer, an upsert of no rows commits nothing.
         assert upsert(client, "db.t", build_rows(), keys=["id"]).snapshot_id is None
     CHANGES[name](client, producer=("job", 1))
     append(client, "db.t", build_rows((5, "new", 7)))

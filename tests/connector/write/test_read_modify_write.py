@@ -1,4 +1,4 @@
-"""Read-modify-write: a change is committed only if its rows are the same as when they were read."""
+"""Tests of read-modify-write: a change is committed only if its rows are the same as when they were read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CONCURRENT_CHANGES: dict[str, Any] = {
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
-    ("version", "during"),
+    ("version", "is_during_write"),
     [
         pytest.param(2, True, id="2-before its commit"),
         pytest.param(3, False, id="3-before it began"),
@@ -55,13 +55,13 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
     version: int,
     concurrent_change: str,
     mode: str,
-    during: bool,
+    is_during_write: bool,
     monkeypatch: Any,
 ) -> None:
-    create_upsert_table(client, version=version, properties=BY_ID if during else {})
+    create_upsert_table(client, version=version, properties=BY_ID if is_during_write else {})
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1), (3, "a", 1)))
     snapshot, _ = read_counter(client, 1)
-    if during:
+    if is_during_write:
         run_before_commits(monkeypatch, lambda: CONCURRENT_CHANGES[concurrent_change](client))
     else:
         CONCURRENT_CHANGES[concurrent_change](client)
@@ -102,14 +102,15 @@ def test_insert_is_refused_if_its_row_was_inserted_since_the_read(client: IndexC
 
 
 def test_read_snapshot_outside_the_history_is_refused(client: IndexClient) -> None:
+    unknown_id = 4711
     create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a", 1)))
     with pytest.raises(Conflict, match="has expired"):
-        upsert(client, "db.t", build_rows((1, "b", 1)), keys=["id"], read_snapshot_id=4711)
+        upsert(client, "db.t", build_rows((1, "b", 1)), keys=["id"], read_snapshot_id=unknown_id)
     with pytest.raises(ValueError, match="needs the stored rows"):
-        upsert(client, "db.t", build_rows((1, "b", 1)), keys=["id"], strategy=EQUALITY, read_snapshot_id=4711)
+        upsert(client, "db.t", build_rows((1, "b", 1)), keys=["id"], strategy=EQUALITY, read_snapshot_id=unknown_id)
     with pytest.raises(ValueError, match="by keys, not by a predicate"):
-        delete(client, "db.t", where="id = 1", read_snapshot_id=4711)
+        delete(client, "db.t", where="id = 1", read_snapshot_id=unknown_id)
 
 
 @pytest.mark.few_cases(1)
@@ -148,9 +149,10 @@ def test_concurrent_increments_of_counters_are_all_counted(
         thread.join()
     assert not failures
     counters = {key: value for key, _, value, _ in read_rows(client)}
+    # Three threads add 1 four times each, to the counters 0 and 1 alternately.
     assert counters == {0: 6, 1: 6, 2: 0, 3: 0}
-    snapshots = scan(client, "db.t", ["ts"], where="id = 0", at=At(ref="main")).to_arrow()["ts"].to_pylist()
-    assert snapshots == [6]
+    counters_of_main = scan(client, "db.t", ["ts"], where="id = 0", at=At(ref="main")).to_arrow()["ts"].to_pylist()
+    assert counters_of_main == [6]
 
 
 REPEATABLE_CHANGES: dict[str, Any] = {
@@ -162,27 +164,27 @@ REPEATABLE_CHANGES: dict[str, Any] = {
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", REPEATABLE_CHANGES)
-@pytest.mark.parametrize("since", [False, True], ids=["as it was left", "others came since"])
+@pytest.mark.parametrize("is_changed_again", [False, True], ids=["unchanged since", "changed since"])
 def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_rows(
-    client: IndexClient, server: ServerThread, name: str, mode: str, since: bool
+    client: IndexClient, server: ServerThread, name: str, mode: str, is_changed_again: bool
 ) -> None:
     """After a lost reply, the producer does not know that its change was committed."""
     create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
     snapshot, _ = read_counter(client, 1)
     write_options: dict[str, Any] = {"mode": mode, "read_snapshot_id": snapshot}
-    first = REPEATABLE_CHANGES[name](client, **write_options, producer=("counter", 3))
-    if since:
+    first_report = REPEATABLE_CHANGES[name](client, **write_options, producer=("counter", 3))
+    if is_changed_again:
         upsert(client, "db.t", build_rows((1, "d", 3)), keys=["id"])
-    files_before, written_files = read_rows(client), server.list_written_files()
+    rows_before, files_before = read_rows(client), server.list_written_files()
     second_report = REPEATABLE_CHANGES[name](client, **write_options, producer=("counter", 3))
-    assert (second_report.duplicate, second_report.snapshot_id) == (True, first.snapshot_id)
-    assert (read_rows(client), server.list_written_files()) == (files_before, written_files)
+    assert (second_report.duplicate, second_report.snapshot_id) == (True, first_report.snapshot_id)
+    assert (read_rows(client), server.list_written_files()) == (rows_before, files_before)
     with pytest.raises(Conflict, match="changed since snapshot"):
         REPEATABLE_CHANGES[name](client, **write_options, producer=("counter", 4))
     with pytest.raises(Conflict, match="changed since snapshot"):
         REPEATABLE_CHANGES[name](client, **write_options)
-    current_rows, _ = read_counter(client, 1)
+    current_snapshot, _ = read_counter(client, 1)
     assert not REPEATABLE_CHANGES[name](
-        client, mode=mode, read_snapshot_id=current_rows, producer=("counter", 4)
+        client, mode=mode, read_snapshot_id=current_snapshot, producer=("counter", 4)
     ).duplicate

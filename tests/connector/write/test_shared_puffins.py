@@ -1,6 +1,7 @@
-"""No snapshot marks a Puffin file as removed while one of its deletion vectors is live, as PyIceberg reads it.
+"""Tests that no snapshot marks a Puffin file as removed while one of its deletion vectors is live.
 
-Iceberg's incremental clean-up deletes the file of each entry with status DELETED of an expired snapshot.
+Iceberg's incremental clean-up deletes the file of each entry with status DELETED of an expired snapshot. The tests read
+the manifests with PyIceberg.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create_test_table
 from tests.seeds import first_seed, mark_fast
 
 
-class Vectors:
+class PuffinFiles:
     """The Puffin files of a table's snapshots.
 
     Attributes:
@@ -59,8 +60,8 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
 ) -> None:
     rng = random.Random(seed)
     with open_catalog(server.url) as catalog:
-        merges = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
-        create(catalog, 3, rng.choice([PartitionSpec(), BY_PART]), **merges)
+        merge_properties = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
+        create_test_table(catalog, 3, rng.choice([PartitionSpec(), BY_PART]), **merge_properties)
         model: dict[int, str] = {}
         shared_count = 0
         for step in range(14):
@@ -80,9 +81,9 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
                     model.pop(deleted_id, None)
             else:
                 compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
-            vectors = Vectors(catalog.load_table("db.t"))
-            shared_count += sum(count > 1 for count in vectors.live_paths.values())
-            assert not vectors.marked_paths & vectors.live_paths.keys(), step
-            assert vectors.all_paths - vectors.live_paths.keys() <= vectors.marked_paths, step
+            puffin_files = PuffinFiles(catalog.load_table("db.t"))
+            shared_count += sum(vector_count > 1 for vector_count in puffin_files.live_paths.values())
+            assert not puffin_files.marked_paths & puffin_files.live_paths.keys(), step
+            assert puffin_files.all_paths - puffin_files.live_paths.keys() <= puffin_files.marked_paths, step
         assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
         assert shared_count, "no Puffin file had two live vectors"

@@ -1,4 +1,4 @@
-"""Upserts and deletes by key through a server: the rows afterwards, and the files that were read for it."""
+"""Tests of upserts and deletes by key through a server: the rows afterwards, and the files that a change reads."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ def create_upsert_table(
         "properties": {"format-version": str(version), **(properties or {})},
     }
     if spec:
-        parts = [
+        partition_fields = [
             {"name": f"p{n}", "transform": transform, "source-id": source, "field-id": 1000 + n}
             for n, (transform, source) in enumerate(spec)
         ]
-        body["partition-spec"] = {"spec-id": 0, "fields": parts}
+        body["partition-spec"] = {"spec-id": 0, "fields": partition_fields}
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
 
 
-def build_rows(*arguments: tuple[Any, ...]) -> pa.Table:
+def build_rows(*rows: tuple[Any, ...]) -> pa.Table:
     """Return rows of (id, land, ts, note); trailing values may be missing."""
-    return pa.Table.from_pylist([dict(zip(COLUMNS, row, strict=False)) for row in arguments], ARROW)
+    return pa.Table.from_pylist([dict(zip(COLUMNS, row_values, strict=False)) for row_values in rows], ARROW)
 
 
-def read_rows(client: IndexClient, name: str = "db.t", index: At = CURRENT) -> list[tuple[Any, ...]]:
-    values = scan(client, name, COLUMNS, at=index).to_arrow().sort_by("id").to_pylist()
+def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tuple[Any, ...]]:
+    values = scan(client, name, COLUMNS, at=at).to_arrow().sort_by("id").to_pylist()
     return [tuple(value.values()) for value in values]
 
 
@@ -74,8 +74,13 @@ def test_upsert_replaces_rows_with_existing_keys_and_inserts_rows_with_new_keys(
     client: IndexClient, mode: str, version: int, is_indexed: bool
 ) -> None:
     create_upsert_table(client, version=version, properties=BY_ID if is_indexed else {})
-    first = upsert(client, "db.t", build_rows((1, "de", 1), (2, "fr", 1), (3, None, 1)), keys=["id"], mode=mode)
-    assert (first.inserted, first.updated, first.files_read, first.files_removed) == (3, 0, 0, 0)
+    first_report = upsert(client, "db.t", build_rows((1, "de", 1), (2, "fr", 1), (3, None, 1)), keys=["id"], mode=mode)
+    assert (first_report.inserted, first_report.updated, first_report.files_read, first_report.files_removed) == (
+        3,
+        0,
+        0,
+        0,
+    )
     append(client, "db.t", build_rows((7, "it", 1)))
     report = upsert(client, "db.t", build_rows((2, "es", 2), (9, "at", 2)), keys=["id"], mode=mode)
     assert read_rows(client) == [
@@ -100,16 +105,18 @@ def test_upsert_replaces_rows_with_existing_keys_and_inserts_rows_with_new_keys(
 # Files that are read and written
 
 
-def create_seeded(client: IndexClient, files: int, rows_each: int, *, sorted_keys: bool, **table: Any) -> None:
-    """Create a table with the keys from 0 on.
+def create_table_of_files(
+    client: IndexClient, files: int, rows_per_file: int, *, sorted_keys: bool, **options: Any
+) -> None:
+    """Create a table with the keys from 0 on, in `files` files.
 
-    The keys are ordered over the files, or spread so that each file spans all of them.
+    With `sorted_keys`, each file has consecutive keys. Otherwise, each file has every n-th key of `files` = n.
     """
-    create_upsert_table(client, **table)
-    for file in range(files):
-        first, step = (file * rows_each, 1) if sorted_keys else (file, files)
-        ids = pa.array(range(first, first + rows_each * step, step), pa.int64())
-        append(client, "db.t", pa.table({"id": ids, "note": pa.array(["old"] * rows_each)}))
+    create_upsert_table(client, **options)
+    for file_number in range(files):
+        first_key, step = (file_number * rows_per_file, 1) if sorted_keys else (file_number, files)
+        ids = pa.array(range(first_key, first_key + rows_per_file * step, step), pa.int64())
+        append(client, "db.t", pa.table({"id": ids, "note": pa.array(["old"] * rows_per_file)}))
 
 
 @pytest.mark.few_cases(1)
@@ -119,7 +126,9 @@ def test_upsert_reads_and_writes_only_files_that_contain_its_keys(
     client: IndexClient, mode: str, is_indexed: bool
 ) -> None:
     files, rows_per_file = 40, 250
-    create_seeded(client, files, rows_per_file, sorted_keys=not is_indexed, properties=BY_ID if is_indexed else {})
+    create_table_of_files(
+        client, files, rows_per_file, sorted_keys=not is_indexed, properties=BY_ID if is_indexed else {}
+    )
     keys = list(range(3, 10_000, 997))
     matching_files = {(key % files if is_indexed else key // rows_per_file) for key in keys}
     table = pa.table({"id": keys, "note": [f"new {key}" for key in keys]})
@@ -127,7 +136,7 @@ def test_upsert_reads_and_writes_only_files_that_contain_its_keys(
     assert (report.updated, report.inserted) == (len(keys), 0)
     if mode == "merge-on-read":
         assert report.files_read == (0 if is_indexed else len(matching_files))
-        assert (report.files_written, report.files_removed) == (2, 0)
+        assert (report.files_written, report.files_removed) == (2, 0)  # A data file and a Puffin file.
     else:
         assert (report.files_read, report.files_removed) == (len(matching_files), len(matching_files))
         assert report.files_written <= len(matching_files)
@@ -291,8 +300,8 @@ def test_upsert_without_effect_reports_the_matching_rows(client: IndexClient, mo
     create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a", 5), (3, "a", 5)))
     location_before = client.load_table("db.t").location
-    late_report = upsert(client, "db.t", build_rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
-    assert late_report == Report(stale=2, files_read=1)
+    stale_report = upsert(client, "db.t", build_rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
+    assert stale_report == Report(stale=2, files_read=1)
     assert delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode) == Report(files_read=1)
     assert delete(client, "db.t", where="land > 'a' OR id = 2", mode=mode) == Report(files_read=1)
     assert client.load_table("db.t").location == location_before, "nothing is committed"
@@ -308,11 +317,11 @@ def test_partial_upsert_keeps_the_other_columns(client: IndexClient, mode: str) 
     assert read_rows(client) == [(1, "de", 1, "a"), (2, None, 2, "B"), (3, "fr", 3, "c"), (4, None, None, "D")]
     assert (report.inserted, report.updated) == (1, 1)
     assert report.files_read == 1
-    all_report = upsert(
+    report_of_all_columns = upsert(
         client, "db.t", build_rows((1, "it", 7, "z")), keys=["id"], columns=["ts", "note", "land"], mode=mode
     )
     assert read_rows(client)[0] == (1, "it", 7, "z")
-    assert all_report.updated == 1
+    assert report_of_all_columns.updated == 1
 
 
 def test_upsert_of_a_repeated_key_leaves_one_row(client: IndexClient) -> None:

@@ -1,4 +1,4 @@
-"""Tests of upserts beside other writers: after conflicts, with lost answers, and by eight writers concurrently."""
+"""Tests of upserts during other commits: after conflicts, with lost answers, and by eight concurrent writers."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> lis
     """
     commit, remaining_operations, attempts = CommitClient.commit, list(operations), [0]
 
-    def commit_and_note(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+    def run_and_commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         attempts[0] += 1
         if remaining_operations:
-            work = remaining_operations.pop(0)
+            operation = remaining_operations.pop(0)
             monkeypatch.setattr(CommitClient, "commit", commit)
-            work()
-            monkeypatch.setattr(CommitClient, "commit", commit_and_note)
+            operation()
+            monkeypatch.setattr(CommitClient, "commit", run_and_commit)
         answer: dict[str, Any] = commit(self, table, body)
         return answer
 
-    monkeypatch.setattr(CommitClient, "commit", commit_and_note)
+    monkeypatch.setattr(CommitClient, "commit", run_and_commit)
     return attempts
 
 
@@ -93,12 +93,12 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
 ) -> None:
     create_upsert_table(client)
     upsert(client, "db.t", build_rows((1, "a")), keys=["id"])
-    remaining_keys = set()
+    other_paths = set()
 
     def write_concurrently() -> None:
         files_before = server.list_written_files()
         upsert(client, "db.t", build_rows((1, "b")), keys=["id"])
-        remaining_keys.update(server.list_written_files() - files_before)
+        other_paths.update(server.list_written_files() - files_before)
 
     files_before = server.list_written_files()
     run_before_commits(monkeypatch, write_concurrently, write_concurrently, write_concurrently)
@@ -106,7 +106,7 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
         upsert(client, "db.t", build_rows((1, "c")), keys=["id"], attempts=3)
     assert error.value.status == 409
     assert read_rows(client)[0][1] == "b"
-    assert server.list_written_files() == files_before | remaining_keys
+    assert server.list_written_files() == files_before | other_paths
 
 
 @pytest.mark.few_cases(1)
@@ -193,14 +193,14 @@ def test_upsert_with_a_lost_reply_is_committed_once(
     append(client, "db.t", build_rows((1, "a"), (2, "a")))
     send_request, lost_count = type(client)._request, [0]
 
-    def request_and_note(self: Any, method: str, path: str, *args: Any, **options: Any) -> bytes:
+    def lose_first_answer(self: Any, method: str, path: str, *args: Any, **options: Any) -> bytes:
         answer = send_request(self, method, path, *args, **options)
         if path.endswith("/commit") and not lost_count[0]:
             lost_count[0] += 1
             raise ServerFailed("gone", status=502)
         return answer
 
-    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request_and_note)
+    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", lose_first_answer)
     report = upsert(
         client, "db.t", build_rows((1, "b"), (3, "b")), keys=["id"], producer=("job", 1), mode="merge-on-read"
     )
@@ -216,7 +216,7 @@ def test_upsert_with_a_lost_reply_is_committed_once(
 def run_in_threads(client: IndexClient, operations: Sequence[Any]) -> None:
     """Run each operation in its own thread, with its own client."""
     with ThreadPoolExecutor(len(operations)) as pool:
-        futures = [pool.submit(work, IndexClient(client.url)) for work in operations]
+        futures = [pool.submit(operation, IndexClient(client.url)) for operation in operations]
     for future in futures:
         future.result()
 
@@ -226,23 +226,24 @@ def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: Index
     create_upsert_table(client, spec=[("bucket[8]", 1)])
     append(client, "db.t", pa.table({"id": list(range(400)), "ts": pa.array([0] * 400, pa.int32())}))
     rounds = 1 + examples(5, 2)
-    by_bucket = [read_file_keys(task.path) for task in plan(client, open_table(client, "db.t", CURRENT))]
-    assert len(by_bucket) == 8
+    keys_by_bucket = [read_file_keys(task.path) for task in plan(client, open_table(client, "db.t", CURRENT))]
+    assert len(keys_by_bucket) == 8
     reports: list[Report] = []
 
     def build_writer(keys: list[int]) -> Any:
         def upsert_rounds(own_client: IndexClient) -> None:
             for round_number in range(1, rounds):
+                # Each round changes about a third of the keys of the bucket.
                 input_rows = build_rows(*((key, None, round_number) for key in keys[round_number::3]))
                 reports.append(upsert(own_client, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode))
 
         return upsert_rounds
 
-    run_in_threads(client, [build_writer(keys) for keys in by_bucket])
+    run_in_threads(client, [build_writer(keys) for keys in keys_by_bucket])
     assert len(reports) == 8 * (rounds - 1)
     assert {report.attempts for report in reports} == {1}
     expected = dict.fromkeys(range(400), 0)
-    for keys in by_bucket:
+    for keys in keys_by_bucket:
         for round_number in range(1, rounds):
             expected |= dict.fromkeys(keys[round_number::3], round_number)
     assert {row[0]: row[2] for row in read_rows(client)} == expected
@@ -278,6 +279,7 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
 
     run_in_threads(client, [build_writer(number) for number in range(8)])
     assert max(attempts) > 1
+    # Of the rows that all writers upsert in all rounds, the row with the largest `ts` remains.
     assert [(row[0], row[2]) for row in read_rows(client)] == [
         (1, 8 * rounds - 1),
         (2, 8 * rounds - 2),

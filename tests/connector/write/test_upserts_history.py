@@ -1,8 +1,8 @@
-"""Random histories of changes by concurrent writers, against a plain dict at every snapshot.
+"""Tests of random histories of changes by concurrent writers: every snapshot has the rows of a model, which is a dict.
 
-The changes are appends, upserts and deletes. The snapshots decide the order of the steps: each names the step that made
-it, and the model applies the steps in that order. The model knows rows and no files, and shares no code with the
-writers.
+The changes are appends, upserts and deletes. The snapshots decide the order of the steps: each snapshot names the step
+that made it, and the model applies the steps in that order. The model has rows and no files, and shares no code with
+the writers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ from tests.seeds import examples
 
 Row = dict[str, Any]
 LANDS = ("de", "fr", "it", None, "d\0e", "\0", "a/../b")
+"""Partition values. Some have characters that are special in paths."""
+FIRST_APPENDED_KEY = 1000
 
 
 @dataclass(frozen=True)
 class Step:
     """A change of one `kind`: append, upsert, partial, unlocated, keys or where.
+
+    A partial step upserts some columns. An unlocated step upserts by equality deletes, without a lookup of the rows.
 
     Each step has its own producer, so it always makes a snapshot, even if it changes nothing, and it can be repeated at
     any time.
@@ -48,6 +52,7 @@ class Step:
     range_condition: tuple[str, int] = ("", 0)
 
     def take(self, client: IndexClient, name: str) -> Any:
+        """Commit the change, and return its report."""
         options: dict[str, Any] = {"summary": {"step": str(self.number)}, "producer": (f"step {self.number}", 0)}
         write_options: dict[str, Any] = {"mode": self.mode, "strategy": self.strategy}
         input_table = pa.Table.from_pylist(self.rows, ARROW)
@@ -92,32 +97,33 @@ class Step:
         )
 
     def apply_to(self, model: dict[int, Row]) -> dict[int, Row]:
+        """Return the rows by key after the step."""
         new_model = dict(model)
         if self.kind == "append":
             return new_model | {row["id"]: row for row in self.rows}
         if self.kind == "keys":
-            return {number: row for number, row in new_model.items() if number not in {row["id"] for row in self.rows}}
+            return {key: row for key, row in new_model.items() if key not in {row["id"] for row in self.rows}}
         if self.kind == "where":
             land, ts = self.range_condition
             return {
-                number: row
-                for number, row in new_model.items()
+                key: row
+                for key, row in new_model.items()
                 if not (row["land"] == land and row["ts"] is not None and row["ts"] < ts)
             }
-        best: dict[int, Row] = {}
+        latest_rows: dict[int, Row] = {}
         for row in self.rows:
-            if row["id"] not in best or not self.is_older(row, best[row["id"]]):
-                best[row["id"]] = row
-        for number, row in best.items():
-            stored_row = new_model.get(number)
+            if row["id"] not in latest_rows or not self.is_older(row, latest_rows[row["id"]]):
+                latest_rows[row["id"]] = row
+        for key, row in latest_rows.items():
+            stored_row = new_model.get(key)
             if stored_row is not None and self.is_older(row, stored_row):
                 continue
             if self.kind == "partial":
-                identity = {"id": number, "note": row["note"]} | (
+                changed_columns = {"id": key, "note": row["note"]} | (
                     {self.precombine_column: row[self.precombine_column]} if self.precombine_column else {}
                 )
-                row = (stored_row or dict.fromkeys(COLUMNS)) | identity
-            new_model[number] = row
+                row = (stored_row or dict.fromkeys(COLUMNS)) | changed_columns
+            new_model[key] = row
         return new_model
 
     def is_older(self, row: Row, other: Row) -> bool:
@@ -129,24 +135,28 @@ class Step:
         return bool(own_key < other_key)
 
 
-def draw_steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: bool = False) -> Iterator[Step]:
-    next_key, settled_ids = 1000, [1000]  # The next key to append, and that key after each step.
+def draw_steps(
+    rng: random.Random, step_count: int, modes: tuple[str, ...], *, unlocated: bool = False
+) -> Iterator[Step]:
+    """Yield random steps. With `unlocated`, some are upserts by equality deletes."""
+    next_key = FIRST_APPENDED_KEY
+    next_key_after_steps = [next_key]
 
     def draw_row(key: int, number: int) -> Row:
         ts = None if rng.random() < 0.1 else rng.randrange(100)
         return {"id": key, "land": rng.choice(LANDS), "ts": ts, "note": f"{number}.{rng.randrange(10)}"}
 
-    for number in range(count):
+    for number in range(step_count):
         kinds = ("append", "upsert", "partial", "keys", "where", "unlocated")
         kind = rng.choices(kinds, (2, 6, 4, 2, 1, 6 if unlocated else 0))[0]
         ids = [rng.randrange(-20, 60) for _ in range(rng.choice((1, 3, 12)))]
         if kind == "append":
             ids = list(range(next_key, next_key + 5))
             next_key += 5
-        elif rng.random() < 0.3 and settled_ids[-5:][0] > 1000:
-            # A concurrent append does not check whether keys exist.
-            ids.append(rng.randrange(1000, settled_ids[-5:][0]))
-        settled_ids.append(next_key)
+        elif rng.random() < 0.3 and (end := next_key_after_steps[-5:][0]) > FIRST_APPENDED_KEY:
+            # Use only keys that were appended several steps ago: a concurrent append does not check whether keys exist.
+            ids.append(rng.randrange(FIRST_APPENDED_KEY, end))
+        next_key_after_steps.append(next_key)
         yield Step(
             number,
             kind,
@@ -162,11 +172,11 @@ def list_model_rows(model: dict[int, Row]) -> list[tuple[Any, ...]]:
     return [tuple(model[id_][column] for column in COLUMNS) for id_ in sorted(model)]
 
 
-def change_spec(client: IndexClient, name: str, transform: str, source: int, number: int) -> None:
+def change_spec(client: IndexClient, name: str, transform: str, source: int, spec_id: int) -> None:
     """Add a partition spec with one field, or with none if `transform` is empty, and make it the default."""
-    part = {"name": f"q{number}", "transform": transform, "source-id": source, "field-id": 2000 + number}
+    field = {"name": f"q{spec_id}", "transform": transform, "source-id": source, "field-id": 2000 + spec_id}
     updates = [
-        {"action": "add-spec", "spec": {"spec-id": number, "fields": [part] if transform else []}},
+        {"action": "add-spec", "spec": {"spec-id": spec_id, "fields": [field] if transform else []}},
         {"action": "set-default-spec", "spec-id": -1},
     ]
     body = json.dumps({"requirements": [], "updates": updates}).encode()
@@ -186,29 +196,29 @@ def check_snapshots(
     """Check each snapshot with Seamark's reader, and every few snapshots with PyIceberg if it supports the version."""
     metadata = json.loads(client.load_table(f"db.{name}", history=True).metadata)
     model: dict[int, Row] = {}
-    numbers: set[int] = set()
+    checked_numbers: set[int] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with RestCatalog("sea", uri=client.url) as catalog:
             pyiceberg_table = catalog.load_table(f"db.{name}") if version == 2 else None
             snapshots = sorted(metadata.get("snapshots", []), key=lambda snapshot: snapshot["sequence-number"])
-            for place, snapshot in enumerate(snapshots):
+            for position, snapshot in enumerate(snapshots):
                 number = int(snapshot["summary"]["step"])
-                assert number not in numbers, f"{note}: step {number} is in two snapshots"
-                numbers.add(number)
+                assert number not in checked_numbers, f"{note}: step {number} is in two snapshots"
+                checked_numbers.add(number)
                 model = taken_steps[number].apply_to(model)
                 expected, snapshot_id = list_model_rows(model), snapshot["snapshot-id"]
                 message = f"{note}, after step {taken_steps[number]}"
-                is_last = place == len(snapshots) - 1
-                if place % check_interval == 0 or is_last:
+                is_last = position == len(snapshots) - 1
+                if position % check_interval == 0 or is_last:
                     assert read_rows(client, f"db.{name}", At(snapshot_id=snapshot_id)) == expected, message
-                if pyiceberg_table is not None and (place % (5 * check_interval) == 0 or is_last):
+                if pyiceberg_table is not None and (position % (5 * check_interval) == 0 or is_last):
                     rows = pyiceberg_table.scan(snapshot_id=snapshot_id, selected_fields=COLUMNS).to_arrow()
                     assert [
                         tuple(value.values()) for value in rows.select(COLUMNS).sort_by("id").to_pylist()
                     ] == expected, message
-    assert taken_steps.keys() == numbers, (
-        f"{note}: these steps are lost: {[taken_steps[step] for step in sorted(taken_steps.keys() - numbers)]}"
+    assert taken_steps.keys() == checked_numbers, (
+        f"{note}: these steps are lost: {[taken_steps[step] for step in sorted(taken_steps.keys() - checked_numbers)]}"
     )
 
 
@@ -221,11 +231,10 @@ class Shape:
     properties: tuple[tuple[str, str], ...] = ()
 
     @property
-    def by_key(self) -> bool:
-        """True if equality deletes by the key apply to every file.
+    def supports_equality_upserts(self) -> bool:
+        """True if equality deletes by the key apply to every file, and the checks can read them.
 
-        In version 2 the result is False, because PyIceberg checks the rows and does not support equality
-        deletes.
+        PyIceberg checks the rows of tables of version 2, and does not support equality deletes.
         """
         return self.version == 3 and not any(name == "identity" for name, _ in self.specs)
 
@@ -249,31 +258,33 @@ SHAPES = (
 
 
 def run_steps(
-    client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, check_interval: int, name: str = "t"
+    client: IndexClient, seed: int, shape: Shape, step_count: int, *, writers: int, check_interval: int, name: str = "t"
 ) -> None:
     note = f"seed {seed}, {shape}"
     rng = random.Random(seed)
-    first = [shape.specs[0]] if shape.specs and shape.specs[0][0] else []
-    create_upsert_table(client, name, version=shape.version, spec=first, properties=dict(shape.properties))
-    steps_by_number = {step.number: step for step in draw_steps(rng, count, MODES, unlocated=shape.by_key)}
+    first_spec = [shape.specs[0]] if shape.specs and shape.specs[0][0] else []
+    create_upsert_table(client, name, version=shape.version, spec=first_spec, properties=dict(shape.properties))
+    steps_by_number = {
+        step.number: step for step in draw_steps(rng, step_count, MODES, unlocated=shape.supports_equality_upserts)
+    }
     spec_count = max(1, len(shape.specs))
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers) as pool:
         for round_number in range(spec_count):
             if round_number:
                 change_spec(client, name, *shape.specs[round_number], round_number)
-            worker_steps = [
-                step for step in steps_by_number.values() if step.number * spec_count // count == round_number
+            round_steps = [
+                step for step in steps_by_number.values() if step.number * spec_count // step_count == round_number
             ]
-            for start in range(0, len(worker_steps), writers):
-                concurrent_steps = zip(worker_steps[start : start + writers], clients, strict=False)
+            for start in range(0, len(round_steps), writers):
+                concurrent_steps = zip(round_steps[start : start + writers], clients, strict=False)
                 futures = [pool.submit(step.take, own_client, f"db.{name}") for step, own_client in concurrent_steps]
-                for step, future in zip(worker_steps[start:], futures, strict=False):
+                for step, future in zip(round_steps[start:], futures, strict=False):
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
                     attempts = getattr(future.result(), "attempts", 1)
                     assert attempts <= ATTEMPTS_MAX, f"{note}, {step}: it needed {attempts} attempts"
                 if start and rng.random() < 0.3:
-                    rng.choice(worker_steps[:start]).repeat(clients[0], f"db.{name}")
+                    rng.choice(round_steps[:start]).repeat(clients[0], f"db.{name}")
     for open_client in clients:
         open_client.close()
     check_snapshots(
@@ -281,13 +292,14 @@ def run_steps(
     )
 
 
-QUICK = (1,)
-"""The shapes of the fast tests: both versions, both kinds of indexes, no buckets, and growing buckets."""
+FAST_SHAPES = (1,)
+"""The positions in `SHAPES` of the tables that the fast tests use."""
 
 
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
-    "number", [pytest.param(number, marks=[] if number in QUICK else pytest.mark.slow) for number in range(len(SHAPES))]
+    "number",
+    [pytest.param(number, marks=[] if number in FAST_SHAPES else pytest.mark.slow) for number in range(len(SHAPES))],
 )
 def test_every_snapshot_matches_its_history(client: IndexClient, number: int, writers: int) -> None:
     run_steps(client, 100 * writers + number, SHAPES[number], examples(30, 10), writers=writers, check_interval=1)

@@ -1,4 +1,4 @@
-"""Batches become data files: every row is in one file of its partition, in order, and no file is too large."""
+"""Tests of the data files of batches: each row is in one file of its partition, in order, and no file is too large."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ INDEX_PROPERTIES = {
 }
 
 
+EPOCH_ORDINAL = 719_163
+"""Python's number of the day 1970-01-01. Iceberg counts days from there."""
+
+
 def build_rows(count: int, seed: int = 1) -> pa.Table:
     """Return rows with unique ids, so that a test can identify each row."""
     rng = random.Random(seed)
@@ -67,24 +71,25 @@ def check_files(metadata: TableMetadata, written_files: WrittenFiles, input_tabl
     assert sort_rows_by_id(read_by_pyiceberg(metadata, written_files.files)) == sort_rows_by_id(input_table)
     assert written_files.rows == input_table.num_rows
     values = {row["id"]: row for row in input_table.to_pylist()}
-    for json in written_files.files:
-        file = decode_content_file(json, metadata)
+    for content_file_json in written_files.files:
+        file = decode_content_file(content_file_json, metadata)
         path = Path(file.file_path.removeprefix("file://"))
         assert path.stat().st_size == file.file_size_in_bytes
-        ids = read_ids(json)
+        ids = read_ids(content_file_json)
         assert len(ids) == file.record_count
         for id_ in ids:
             row = values[id_]
-            forms = {1: row["id"], 2: row["name"], 3: None if row["day"] is None else row["day"].toordinal() - 719_163}
+            day = None if row["day"] is None else row["day"].toordinal() - EPOCH_ORDINAL
+            encoded_values = {1: row["id"], 2: row["name"], 3: day}
             for field, value in zip(metadata.default_spec.fields, file.partition, strict=True):
                 column = SCHEMA.column(field.sources[0])
                 assert column is not None
                 assert isinstance(column.type, str)
-                assert compute_transform(field.transform, column.type, forms[column.id]) == value
+                assert compute_transform(field.transform, column.type, encoded_values[column.id]) == value
 
 
 LIMITS = {
-    "at leisure": WriteLimits(),
+    "default limits": WriteLimits(),
     "little memory": WriteLimits(buffered_bytes=10_000),
     "few files open": WriteLimits(buffered_bytes=10_000, open_files=2, index_bytes=99),
 }
@@ -110,25 +115,25 @@ SLOW_CASES = {
     [
         pytest.param(
             LIMITS[limit],
-            SPECS[other],
-            ORDERS[third],
-            id=f"{limit}, {other}, {third}",
-            marks=[pytest.mark.slow] if (limit, other, third) in SLOW_CASES else [],
+            SPECS[spec],
+            ORDERS[order],
+            id=f"{limit}, {spec}, {order}",
+            marks=[pytest.mark.slow] if (limit, spec, order) in SLOW_CASES else [],
         )
         for limit in LIMITS
-        for other in SPECS
-        for third in ORDERS
+        for spec in SPECS
+        for order in ORDERS
     ],
 )
 def test_every_row_is_written_once_into_its_partition(
     tmp_path: Path, fields: Any, sort_fields: Any, limits: WriteLimits
 ) -> None:
-    sort_order = build_order(*sort_fields) if sort_fields else build_order()
+    sort_order = build_order(*sort_fields) if sort_fields else _make_unsorted_order()
     metadata = build_metadata(
         tmp_path,
         SCHEMA,
         spec=build_spec(*fields),
-        order=sort_order if sort_fields else _make_unsorted_order(),
+        order=sort_order,
         properties=INDEX_PROPERTIES,
     )
     input_rows = build_rows(1500)
@@ -160,24 +165,24 @@ def check_indexes(write_target: WriteTarget, written_files: WrittenFiles) -> Non
     files = [
         DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"]) for file in written_files.files
     ]
-    objects_by_key = {}
+    expected_data_by_index = {}
     for task in write_target.indexes:
         location = index_data_files(task, files).location
         assert location is not None
-        objects_by_key[task.definition.id] = Path(location.removeprefix("file://")).read_bytes()
-    for json in written_files.index_files:
-        assert json["location"].startswith(f"{write_target.location}/{INDEX_FOLDER}/")
-        data = Path(json["location"].removeprefix("file://")).read_bytes()
-        assert len(data) == json["size-in-bytes"]
-        index_file = open_index_file(data, json["location"])
-        assert data == objects_by_key.pop(index_file.header.definition)
-    assert objects_by_key == {}
+        expected_data_by_index[task.definition.id] = Path(location.removeprefix("file://")).read_bytes()
+    for index_file_json in written_files.index_files:
+        assert index_file_json["location"].startswith(f"{write_target.location}/{INDEX_FOLDER}/")
+        data = Path(index_file_json["location"].removeprefix("file://")).read_bytes()
+        assert len(data) == index_file_json["size-in-bytes"]
+        index_file = open_index_file(data, index_file_json["location"])
+        assert data == expected_data_by_index.pop(index_file.header.definition)
+    assert expected_data_by_index == {}
 
 
 @pytest.mark.slow
 def test_files_have_the_target_size(tmp_path: Path) -> None:
-    size = 150_000
-    properties = {"write.target-file-size-bytes": str(size), "write.parquet.row-group-size-bytes": "40000"}
+    target_bytes = 150_000
+    properties = {"write.target-file-size-bytes": str(target_bytes), "write.parquet.row-group-size-bytes": "40000"}
     for sort_order in (_make_unsorted_order(), build_order(("identity", 2, "asc", "nulls-first"))):
         metadata = build_metadata(
             tmp_path, SCHEMA, spec=build_spec(("bucket[2]", 1)), order=sort_order, properties=properties
@@ -187,10 +192,10 @@ def test_files_have_the_target_size(tmp_path: Path) -> None:
         check_files(metadata, written_files, input_rows)
         sizes = sorted(file["file-size-in-bytes"] for file in written_files.files)
         assert len(sizes) > 6
-        assert sizes[-1] < 2 * size
-        assert sizes[2] > size / 2, "all files but the last of each bucket are full"
-        groups = [len(file["split-offsets"]) for file in written_files.files]
-        assert max(groups) >= 3
+        assert sizes[-1] < 2 * target_bytes
+        assert sizes[2] > target_bytes / 2, "all files but the last of each bucket are full"
+        row_group_counts = [len(file["split-offsets"]) for file in written_files.files]
+        assert max(row_group_counts) >= 3
 
 
 def test_memory_of_a_writer_is_limited(tmp_path: Path) -> None:
@@ -205,43 +210,43 @@ def test_memory_of_a_writer_is_limited(tmp_path: Path) -> None:
             yield pa.RecordBatch.from_pydict({"id": ids, "name": names})
 
     bytes_before = pa.total_allocated_bytes()
-    maximum = 0
+    added_bytes_max = 0
     with TableWriter(build_target(metadata), WriteLimits(buffered_bytes=4 << 20)) as writer:
         for batch in build_batches():
             writer.write(batch)
             del batch
-            maximum = max(maximum, pa.total_allocated_bytes() - bytes_before)
+            added_bytes_max = max(added_bytes_max, pa.total_allocated_bytes() - bytes_before)
         written_files = writer.close()
     assert written_files.rows == 600_000
-    assert maximum < 40 << 20, "the input has 70 MB"
+    assert added_bytes_max < 40 << 20, "the input has 70 MB"
     del writer
     assert pa.total_allocated_bytes() - bytes_before < 1 << 20
 
 
 def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened_numbers: set[int] = set()
-    maximum = 0
-    begin, close = FileWriter._open_writer, FileWriter.close
+    open_writer_ids: set[int] = set()
+    open_writers_max = 0
+    open_writer, close = FileWriter._open_writer, FileWriter.close
 
-    def begin_and_record(self: FileWriter, count: int) -> Any:
-        nonlocal maximum
-        opened_numbers.add(id(self))
-        maximum = max(maximum, len(opened_numbers))
-        return begin(self, count)
+    def open_and_record(self: FileWriter, count: int) -> Any:
+        nonlocal open_writers_max
+        open_writer_ids.add(id(self))
+        open_writers_max = max(open_writers_max, len(open_writer_ids))
+        return open_writer(self, count)
 
     def close_and_forget(self: FileWriter) -> dict[str, Any]:
         data_file = close(self)
-        opened_numbers.discard(id(self))
+        open_writer_ids.discard(id(self))
         return data_file
 
-    monkeypatch.setattr(FileWriter, "_open_writer", begin_and_record)
+    monkeypatch.setattr(FileWriter, "_open_writer", open_and_record)
     monkeypatch.setattr(FileWriter, "close", close_and_forget)
     metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("bucket[100]", 1)))
     input_rows = build_rows(1000)
     limits = WriteLimits(buffered_bytes=300_000, open_files=7)
     written_files = write_batches(build_target(metadata), input_rows.to_batches(max_chunksize=100), limits=limits)
     check_files(metadata, written_files, input_rows)
-    assert maximum == 7
+    assert open_writers_max == 7
     assert len(written_files.files) < 400, "there must not be a file for each batch and partition"
 
 
@@ -333,7 +338,8 @@ def test_table_with_required_encryption_is_not_written(tmp_path: Path) -> None:
 def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
     metadata = build_metadata(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
     written_files = write_batches(build_target(metadata), build_rows(10).to_batches())
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 4
+    # A data file and an index file of each index.
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1 + len(INDEX_PROPERTIES)
     for _ in range(2):
         written_files.discard(Storage())
         assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -404,9 +410,10 @@ PARTITION_CASES = {
     "identity": (["name", "a day"], ["identity", "day"], ["string", "date"], ["x/y ü%", 19_000]),
     "null": (["name"], ["truncate[2]"], ["string"], [None]),
     "numbers": (["b", "y", "m", "h"], ["bucket[4]", "year", "month", "hour"], ["int"] * 4, [3, 50, 649, 438_291]),
-    "before": (["y", "m", "h", "d"], ["year", "month", "hour", "day"], ["int"] * 3 + ["date"], [-1, -1, -1, -1]),
+    "before 1970": (["y", "m", "h", "d"], ["year", "month", "hour", "day"], ["int"] * 3 + ["date"], [-1, -1, -1, -1]),
     "bytes": (["b", "f"], ["identity", "identity"], ["binary", "boolean"], [b"\xff\0", True]),
 }
+"""Of each partition: the names of the fields, their transforms, their result types and their values."""
 
 
 @pytest.mark.parametrize("name", PARTITION_CASES)
@@ -415,7 +422,7 @@ def test_partition_folders_have_the_names_that_iceberg_gives_them(name: str) -> 
         "identity": "name=x%2Fy+%C3%BC%25/a+day=2022-01-08",
         "null": "name=null",
         "numbers": "b=3/y=2020/m=2024-02/h=2020-01-01-03",
-        "before": "y=1969/m=1969-12/h=1969-12-31-23/d=1969-12-31",
+        "before 1970": "y=1969/m=1969-12/h=1969-12-31-23/d=1969-12-31",
         "bytes": "b=%2FwA%3D/f=true",
     }
     assert format_partition_path(*PARTITION_CASES[name]) == expected[name]

@@ -1,4 +1,4 @@
-"""Tables that consist of metadata only, for tests of written files, and PyIceberg as their reader."""
+"""Metadata of tables without snapshots, for tests of written files, and functions that read the files by PyIceberg."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io.pyarrow import ArrowScan, PyArrowFileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask
-from pyiceberg.table.metadata import TableMetadata as TheirMetadata
+from pyiceberg.table.metadata import TableMetadata as PyIcebergMetadata
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.typedef import Record
 
@@ -28,7 +28,7 @@ from tests.connector.read import typed
 
 EVERY_TYPE = Schema(
     (
-        *(Field(1 + place, f"c{place} {kind}", False, kind) for place, kind in enumerate(typed.SAMPLES)),
+        *(Field(1 + position, f"c{position} {kind}", False, kind) for position, kind in enumerate(typed.SAMPLES)),
         Field(30, "st", False, StructType((Field(31, "a", True, "int"), Field(32, "b.c", False, "string")))),
         Field(33, "deep", False, StructType((Field(34, "in", False, StructType((Field(35, "d", False, "double"),))),))),
         Field(36, "list", False, ListType(37, "long", False)),
@@ -85,15 +85,15 @@ def build_target(metadata: TableMetadata) -> WriteTarget:
     return create_target(metadata, Storage())
 
 
-def to_pyiceberg_metadata(metadata: TableMetadata) -> TheirMetadata:
+def to_pyiceberg_metadata(metadata: TableMetadata) -> PyIcebergMetadata:
     return TableMetadataUtil.parse_raw(encode_table(metadata).decode())
 
 
-def to_pyiceberg_file(json: Mapping[str, Any]) -> DataFile:
+def to_pyiceberg_file(content_file: Mapping[str, Any]) -> DataFile:
     """Return the file in the form of PyIceberg's manifests."""
 
     def index_by_id(name: str) -> dict[int, Any] | None:
-        field_value = json.get(name)
+        field_value = content_file.get(name)
         return None if field_value is None else dict(zip(field_value["keys"], field_value["values"], strict=True))
 
     def decode_bounds(name: str) -> dict[int, bytes] | None:
@@ -102,21 +102,21 @@ def to_pyiceberg_file(json: Mapping[str, Any]) -> DataFile:
 
     data_file = DataFile.from_args(
         content=DataFileContent.DATA,
-        file_path=json["file-path"],
-        file_format=FileFormat(json["file-format"].upper()),
-        partition=Record(*json["partition"]),
-        record_count=json["record-count"],
-        file_size_in_bytes=json["file-size-in-bytes"],
+        file_path=content_file["file-path"],
+        file_format=FileFormat(content_file["file-format"].upper()),
+        partition=Record(*content_file["partition"]),
+        record_count=content_file["record-count"],
+        file_size_in_bytes=content_file["file-size-in-bytes"],
         column_sizes=index_by_id("column-sizes"),
         value_counts=index_by_id("value-counts"),
         null_value_counts=index_by_id("null-value-counts"),
         nan_value_counts=index_by_id("nan-value-counts"),
         lower_bounds=decode_bounds("lower-bounds"),
         upper_bounds=decode_bounds("upper-bounds"),
-        split_offsets=json["split-offsets"],
-        sort_order_id=json["sort-order-id"],
+        split_offsets=content_file["split-offsets"],
+        sort_order_id=content_file["sort-order-id"],
     )
-    data_file.spec_id = json["spec-id"]
+    data_file.spec_id = content_file["spec-id"]
     return data_file
 
 
@@ -131,7 +131,9 @@ def read_by_pyiceberg(
 
 def build_every_type(columns: Mapping[str, Sequence[Any]], nested_ids: Sequence[int]) -> pa.Table:
     """Return rows of `EVERY_TYPE` with the given values. Each nested value is derived from a number in `nested_ids`."""
-    arrays = {f"c{place} {kind}": typed.build_array(kind, columns[kind]) for place, kind in enumerate(typed.SAMPLES)}
+    arrays = {
+        f"c{position} {kind}": typed.build_array(kind, columns[kind]) for position, kind in enumerate(typed.SAMPLES)
+    }
     arrays["st"] = pa.array(
         [[None, {"a": 1, "b.c": None}, {"a": -1, "b.c": "x" * 20}][number % 3] for number in nested_ids],
         pa.struct([("a", pa.int32()), ("b.c", pa.string())]),

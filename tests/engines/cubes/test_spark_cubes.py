@@ -1,4 +1,4 @@
-"""`seamark.spark.sql` answers aggregate queries from cubes, with the rows and types that Spark returns without them."""
+"""Tests that `seamark.spark.sql` returns the same rows and types from cubes as Spark returns without cubes."""
 
 from __future__ import annotations
 
@@ -128,25 +128,25 @@ def test_distinct_values_are_estimated_from_sketches(spark: SparkSession, tmp_pa
         with open_catalog(server.base_url) as tables:
             tables.create_namespace("db")
             table = tables.create_table("db.visitors", schema=rows.schema)
-            for part in (rows, rows.slice(20_000), rows.slice(0, 3)):
-                table.append(part)
+            for file_rows in (rows, rows.slice(20_000), rows.slice(0, 3)):
+                table.append(file_rows)
         client.put_index("db.visitors", "cube", kind="cube", columns=["country"], measures=["approx_distinct(id)"])
         with closing(InProcessWorkers()) as workers:
             build(client, "db.visitors", "cube", workers)
         text = f"SELECT country, approx_count_distinct(id) AS n FROM {catalog}.db.visitors GROUP BY ROLLUP (country)"
-        rewritten = rewrite_query(spark, text, cubes="on").cube
-        assert rewritten is not None
-        assert (rewritten.index, rewritten.row_files) == ("cube", 0)
+        cube_answer = rewrite_query(spark, text, cubes="on").cube
+        assert cube_answer is not None
+        assert (cube_answer.index, cube_answer.row_files) == ("cube", 0)
         estimates = sorted((row.n for row in sql(spark, text, cubes="on").collect()), reverse=True)
         for estimate, count in zip(estimates, (40_000, *[10_000] * 4), strict=True):
             assert abs(estimate - count) <= 5 * STANDARD_ERROR * count
-        none = f"SELECT approx_count_distinct(id) AS n FROM {catalog}.db.visitors WHERE country = 'XX'"
-        assert [row.n for row in sql(spark, none, cubes="on").collect()] == [0]
+        query_without_rows = f"SELECT approx_count_distinct(id) AS n FROM {catalog}.db.visitors WHERE country = 'XX'"
+        assert [row.n for row in sql(spark, query_without_rows, cubes="on").collect()] == [0]
         with open_catalog(server.base_url) as tables:
             tables.load_table("db.visitors").append(rows.slice(0, 3))
-        refused = rewrite_query(spark, text, cubes="on").cube
-        assert refused is not None
-        assert "rows cannot be added to its sketches" in str(refused.reason)
+        refusal = rewrite_query(spark, text, cubes="on").cube
+        assert refusal is not None
+        assert "rows cannot be added to its sketches" in str(refusal.reason)
 
 
 def test_random_star_joins_return_the_same_rows_from_attributes(spark: SparkSession, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructF
 
 from seamark.metaserver.objects.local import drop_checksums
 
-MASTERS = {"kf": 1, "k1": 2, "k2": 3}
+MASTER_KEY_BYTES = {"kf": 1, "k1": 2, "k2": 3}
+"""The master keys. Each of the 16 bytes of a key has this value."""
 CASES = {
     "uniform": {"uniform.key": "kf"},
     "columns": {"footer.key": "kf", "column.keys": "k1:text;k2:long,tags.list.element"},
@@ -51,12 +52,12 @@ def main(folder: Path, classes: str) -> None:
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.hadoop.parquet.crypto.factory.class": "org.apache.parquet.crypto.keytools.PropertiesDrivenCryptoFactory",
         "spark.hadoop.parquet.encryption.kms.client.class": "LocalKms",
-        **{f"spark.hadoop.test.master.{name}": str(number) for name, number in MASTERS.items()},
+        **{f"spark.hadoop.test.master.{name}": str(number) for name, number in MASTER_KEY_BYTES.items()},
     }
     spark = SparkSession.builder.master("local[1]").config(map=conf).getOrCreate()
     for name, options in CASES.items():
-        for part in range(2):
-            rows = [(number, f"t{part} {number % 97}", [f"{number}"] * (number % 3)) for number in range(ROWS)]
+        for file_number in range(2):
+            rows = [(number, f"t{file_number} {number % 97}", [f"{number}"] * (number % 3)) for number in range(ROWS)]
             writer = spark.createDataFrame(rows, SCHEMA).coalesce(1).write
             write_options = {f"parquet.encryption.{key}": value for key, value in options.items()}
             write_options |= {"parquet.bloom.filter.enabled#text": "true", "parquet.page.row.count.limit": "500"}
@@ -65,7 +66,7 @@ def main(folder: Path, classes: str) -> None:
             )
             if name == "version2":
                 write_options["parquet.writer.version"] = "v2"
-            writer.options(**write_options).parquet(str(folder / f"{name}-{part}"))
+            writer.options(**write_options).parquet(str(folder / f"{name}-{file_number}"))
     print("written", flush=True)
     sys.stdin.readline()
     for path in sorted(folder.glob("ours*.parquet")):
@@ -74,9 +75,11 @@ def main(folder: Path, classes: str) -> None:
         row = spark.sql(
             "SELECT count(*), sum(long), count(DISTINCT text), sum(size(tags)), max(get(tags, 1)) FROM t"
         ).collect()[0]
-        by_text = spark.sql("SELECT count(*) FROM t WHERE text = 't1 5'").collect()[0][0]
-        by_page = spark.sql("SELECT sum(size(tags)), count(text) FROM t WHERE long BETWEEN 1200 AND 1203").collect()[0]
-        print(json.dumps([path.stem, *row, by_text, *by_page]), flush=True)
+        rows_with_text = spark.sql("SELECT count(*) FROM t WHERE text = 't1 5'").collect()[0][0]
+        totals_of_page = spark.sql(
+            "SELECT sum(size(tags)), count(text) FROM t WHERE long BETWEEN 1200 AND 1203"
+        ).collect()[0]
+        print(json.dumps([path.stem, *row, rows_with_text, *totals_of_page]), flush=True)
     for path in sorted(folder.glob("replaced-*")):
         (file,) = path.glob("*.parquet")
         read_frame = spark.read.schema(SCHEMA).parquet(str(path))

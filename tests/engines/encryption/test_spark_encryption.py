@@ -1,5 +1,6 @@
-"""Tests that Spark reads the merged form of encrypted files, which Spark (parquet-java's key tools) and pyarrow
-wrote.
+"""Tests that Spark reads the merged form of encrypted files.
+
+Spark has written the files, with the key tools of parquet-java.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, find_scheme
 from seamark.connector.parquet.encryption.kms import MasterKeyFile
 from tests.connector.parquet.copied import merge_files
-from tests.engines.encryption.spark_files import CASES, MASTERS, ROWS
+from tests.engines.encryption.spark_files import CASES, MASTER_KEY_BYTES, ROWS
 from tests.services.java import find_java_17
 
 FOLDER = Path(__file__).parent
-KEYS = ParquetKeys(MasterKeyFile({name: bytes([number]) * 16 for name, number in MASTERS.items()}))
+KEYS = ParquetKeys(MasterKeyFile({name: bytes([number]) * 16 for name, number in MASTER_KEY_BYTES.items()}))
 SCHEMA = pa.schema(
     [
         pa.field("long", pa.int64(), metadata={"PARQUET:field_id": "1"}),
@@ -35,7 +36,11 @@ SCHEMA = pa.schema(
 )
 SCHEMES = ("uniform", "columns", "signed", "plain")
 EXPECTED = [2 * ROWS, 2 * sum(range(ROWS)), 2 * 97, 2 * sum(n % 3 for n in range(ROWS)), "998", 31, 6, 8]
-"""The expected totals over two files that Spark has written."""
+"""The totals over two files, in the order in which `spark_files` prints them.
+
+They are the rows, the sum of `long`, the distinct texts, the tags, the greatest second tag, the rows with one text, and
+the tags and texts of four rows.
+"""
 
 
 def _read_scheme(path: Path) -> EncryptionScheme | None:
@@ -62,7 +67,7 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
         assert process.stdout.readline() == "written\n"
         files = []
         for name in CASES:
-            parts = [next((tmp_path / f"{name}-{part}").glob("*.parquet")) for part in range(2)]
+            parts = [next((tmp_path / f"{name}-{file_number}").glob("*.parquet")) for file_number in range(2)]
             scheme = _read_scheme(parts[0])
             assert (scheme is None) == (name == "plain")
             if scheme is None:
@@ -72,20 +77,20 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
                 merge_files(parts, decrypted_path, SCHEMA, keys=KEYS)
                 files.append(decrypted_path)
             assert scheme is not None
-            out = tmp_path / f"ours-{name}.parquet"
-            merge_files(parts, out, SCHEMA, keys=KEYS, encryption=KEYS.create_encryption(scheme))
-            files.append(out)
+            merged_path = tmp_path / f"ours-{name}.parquet"
+            merge_files(parts, merged_path, SCHEMA, keys=KEYS, encryption=KEYS.create_encryption(scheme))
+            files.append(merged_path)
             if name != "version2":  # Arrow cannot read these pages of parquet-java.
-                with pq.ParquetFile(out, decryption_properties=KEYS.make_decryption_properties()) as file:
+                with pq.ParquetFile(merged_path, decryption_properties=KEYS.make_decryption_properties()) as file:
                     assert file.read().num_rows == 2 * ROWS
         # The merged file replaces Spark's file, so Spark's checksum of the old bytes must be deleted.
         for name in SCHEMES:
             old_file = next((tmp_path / f"{name}-0").glob("*.parquet"))
-            place = tmp_path / f"replaced-{name}"
-            shutil.copytree(old_file.parent, place)
-            (place / old_file.name).unlink()
-            shutil.copyfile(tmp_path / f"ours-{name}.parquet", place / old_file.name)
-            assert (place / f".{old_file.name}.crc").exists()
+            folder = tmp_path / f"replaced-{name}"
+            shutil.copytree(old_file.parent, folder)
+            (folder / old_file.name).unlink()
+            shutil.copyfile(tmp_path / f"ours-{name}.parquet", folder / old_file.name)
+            assert (folder / f".{old_file.name}.crc").exists()
         process.stdin.write("merged\n")
         process.stdin.flush()
         answers = [json.loads(line) for line in process.stdout]

@@ -32,6 +32,8 @@ SALES = (
 
 @dataclass(frozen=True)
 class StarRig:
+    """A Spark session, and a server whose catalog it uses. `{db}` in a query is the namespace of the star schema."""
+
     spark: SparkSession
     server: Seamark
     catalog: str
@@ -64,8 +66,8 @@ class StarRig:
             rewrites.append(rewrite_query(*arguments, **options))
             return rewrites[-1]
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(queries, "rewrite_query", record_rewrite)
+        with pytest.MonkeyPatch.context() as context:
+            context.setattr(queries, "rewrite_query", record_rewrite)
             assert self.run_with_plans(text, args) == expected, text
         (only_rewrite,) = rewrites
         return only_rewrite
@@ -86,12 +88,12 @@ def create_star(rig: StarRig) -> None:
         f"TBLPROPERTIES ('format-version'='3', 'write.distribution-mode'='none', 'write.spark.fanout.enabled'='true', "
         f"{MERGE_ON_READ_PROPERTIES})"
     )
-    for first in range(0, 240, 60):
-        if first == 60:
+    for first_id in range(0, 240, 60):
+        if first_id == 60:
             rig.run("ALTER TABLE {db}.sales ADD PARTITION FIELD bucket(2, store)")
-        if first == 120:
+        if first_id == 120:
             rig.run("ALTER TABLE {db}.sales ADD PARTITION FIELD months(day)")
-        rows_sql = f"SELECT {SALES} FROM range({first}, {first + 60})"
+        rows_sql = f"SELECT {SALES} FROM range({first_id}, {first_id + 60})"
         rig.run(f"INSERT INTO {{db}}.sales SELECT /*+ REPARTITION_BY_RANGE(3, id) */ * FROM ({rows_sql})")
     rig.run("DELETE FROM {db}.sales WHERE id % 23 = 5")
     rig.run("UPDATE {db}.sales SET note = 'red', item = 3 WHERE id IN (8, 44, 131)")
@@ -113,10 +115,10 @@ def create_star(rig: StarRig) -> None:
 
 
 @contextmanager
-def change_settings(spark: SparkSession, expected: dict[str, str]) -> Iterator[None]:
-    old_settings = {name: spark.conf.get(name) or "" for name in expected}
+def change_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    old_settings = {name: spark.conf.get(name) or "" for name in settings}
     try:
-        for name, value in expected.items():
+        for name, value in settings.items():
             spark.conf.set(name, value)
         yield
     finally:

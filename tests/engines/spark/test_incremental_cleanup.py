@@ -30,8 +30,8 @@ from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_expiration import list_needed_files, list_snapshot_ids, list_stored_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
-from tests.connector.write.test_shared_puffins import Vectors
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create_test_table
+from tests.connector.write.test_shared_puffins import PuffinFiles
 from tests.seeds import first_seed
 from tests.server.rig import OffsetClock
 from tests.services.spark import new_catalog
@@ -82,9 +82,9 @@ class CleanupLake:
 
 @pytest.fixture
 def lake(spark: SparkSession, tmp_path: Path) -> Iterator[CleanupLake]:
-    new_lake = CleanupLake(spark, tmp_path)
-    yield new_lake
-    new_lake.close()
+    cleanup_lake = CleanupLake(spark, tmp_path)
+    yield cleanup_lake
+    cleanup_lake.close()
 
 
 @pytest.mark.slow
@@ -95,19 +95,19 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: CleanupLake,
     outcomes = Counter[str]()
     for number in range(rounds):
         with open_catalog(lake.server.url) as catalog:
-            merges = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
-            create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **merges)
+            merge_properties = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
+            create_test_table(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **merge_properties)
             model: dict[int, str] = {}
             for step in range(rng.randint(3, 6)):
                 _change_rows(lake.client, rng, model, f"{step}:")
             for attempt in range(rng.randint(1, 2)):
                 if not compact(lake.client, "db.t", policy=SMALL_FILES_POLICY).commits:
                     continue
-                job = open_table(lake.client, "db.t", CURRENT).snapshot_id
+                job_id = open_table(lake.client, "db.t", CURRENT).snapshot_id
                 for step in range(rng.randint(0, 2)):
                     _append_rows(lake.client, rng, model, f"after {attempt} {step}:")
                 try:
-                    undo_job(lake.client, "db.t", job)
+                    undo_job(lake.client, "db.t", job_id)
                 except Conflict:
                     outcomes["refused"] += 1
                 else:
@@ -141,26 +141,26 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLa
     name, shared_count = f"{lake.catalog}.db.t", 0
     for _ in range(rounds):
         with open_catalog(lake.server.url) as catalog:
-            create(catalog, 3, **{"write.delete.mode": "merge-on-read"})
+            create_test_table(catalog, 3, **{"write.delete.mode": "merge-on-read"})
             model: dict[int, str] = {}
             for step in range(3):
-                first = 20 * step
-                append(lake.client, "db.t", build_rows(range(first, first + 20)))
-                model.update((number, str(number)) for number in range(first, first + 20))
+                first_id = 20 * step
+                append(lake.client, "db.t", build_rows(range(first_id, first_id + 20)))
+                model.update((number, str(number)) for number in range(first_id, first_id + 20))
             lake.read_rows()
             for _ in range(5):
-                removed_model = rng.sample(sorted(model), 3 if rng.random() < 0.5 else 1)
+                deleted_ids = rng.sample(sorted(model), 3 if rng.random() < 0.5 else 1)
                 if rng.random() < 0.6:
-                    lake.spark.sql(f"DELETE FROM {name} WHERE id IN ({','.join(map(str, removed_model))})")
+                    lake.spark.sql(f"DELETE FROM {name} WHERE id IN ({','.join(map(str, deleted_ids))})")
                 else:
-                    delete(lake.client, "db.t", keys=pa.table({"id": removed_model}), mode="merge-on-read")
+                    delete(lake.client, "db.t", keys=pa.table({"id": deleted_ids}), mode="merge-on-read")
                     lake.spark.sql(f"REFRESH TABLE {name}")
-                for id_ in removed_model:
+                for id_ in deleted_ids:
                     del model[id_]
-                vectors = Vectors(catalog.load_table("db.t"))
-                shared_count += sum(count > 1 for count in vectors.live_paths.values())
-                assert not vectors.marked_paths & vectors.live_paths.keys()
-                assert vectors.all_paths - vectors.live_paths.keys() <= vectors.marked_paths
+                puffin_files = PuffinFiles(catalog.load_table("db.t"))
+                shared_count += sum(vector_count > 1 for vector_count in puffin_files.live_paths.values())
+                assert not puffin_files.marked_paths & puffin_files.live_paths.keys()
+                assert puffin_files.all_paths - puffin_files.live_paths.keys() <= puffin_files.marked_paths
             append(lake.client, "db.t", build_rows([999]))
             model[999] = "999"
             lake.spark.sql(f"REFRESH TABLE {name}")
@@ -188,7 +188,7 @@ def _change_rows(client: IndexClient, rng: random.Random, model: dict[int, str],
 
 
 def _append_rows(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:
-    first = 100 + len(model) + 1000 * rng.randint(0, 1000)
-    ids = [number for number in range(first, first + 5) if number not in model]
+    first_id = 100 + len(model) + 1000 * rng.randint(0, 1000)
+    ids = [number for number in range(first_id, first_id + 5) if number not in model]
     append(client, "db.t", build_rows(ids, text))
     model.update((id_, f"{text}{id_}") for id_ in ids)

@@ -30,7 +30,7 @@ def server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with Seamark(tmp_path_factory.mktemp("buckets")) as server, closing(SeamarkClient(server.base_url)) as client:
         connect(spark, "free", server.base_url)
         spark.sql("CREATE NAMESPACE free.db")
-        for number, (name, buckets) in enumerate((("eight", 8), ("eleven", 8), ("four", 4), ("plain", 0))):
+        for number, (name, buckets) in enumerate((("eight", 8), ("also_eight", 8), ("four", 4), ("plain", 0))):
             partition_clause = f"PARTITIONED BY (bucket({buckets}, id))" if buckets else ""
             spark.sql(f"CREATE TABLE free.db.{name} (id bigint, v bigint) USING iceberg {partition_clause}")
             for start in (0, ROWS // 2):  # Each bucket has two files, which Spark must read as one group.
@@ -53,6 +53,7 @@ def change_conf(spark: SparkSession, **settings: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_broadcast(spark: SparkSession) -> Iterator[None]:
+    """Forbid broadcast joins, because the tables are small."""
     with change_conf(spark, **{"spark.sql.autoBroadcastJoinThreshold": "-1"}):
         yield
 
@@ -70,15 +71,15 @@ def run_with_shuffles(spark: SparkSession, query: str) -> list[tuple[int, ...]]:
     with change_conf(
         spark, **dict.fromkeys((name for name in SHUFFLE_FREE if "v2.bucketing.enabled" in name), "false")
     ):
-        rows, exchanges = run_and_count_exchanges(spark.sql(query))
-    assert exchanges >= 1
+        rows, exchange_count = run_and_count_exchanges(spark.sql(query))
+    assert exchange_count >= 1
     return rows
 
 
 @pytest.mark.parametrize(
     ("left", "right"),
     [
-        ("eight", "eleven"),
+        ("eight", "also_eight"),
         pytest.param("eight", "four", marks=pytest.mark.slow),
         pytest.param("four", "eight", marks=pytest.mark.slow),
     ],
@@ -87,8 +88,8 @@ def test_join_of_two_bucketed_tables_by_the_key_has_no_exchange(
     server: Seamark, spark: SparkSession, left: str, right: str
 ) -> None:
     query = JOIN.format(left, right)
-    actual, exchanges = run_and_count_exchanges(spark.sql(query))
-    assert exchanges == 0
+    actual, exchange_count = run_and_count_exchanges(spark.sql(query))
+    assert exchange_count == 0
     assert len(actual) == ROWS
     assert actual == run_with_shuffles(spark, query)
 
@@ -101,27 +102,27 @@ def test_join_with_an_unbucketed_table_exchanges_only_that_table(
     server: Seamark, spark: SparkSession, left: str, right: str
 ) -> None:
     query = JOIN.format(left, right)
-    actual, exchanges = run_and_count_exchanges(spark.sql(query))
-    assert exchanges == 1
+    actual, exchange_count = run_and_count_exchanges(spark.sql(query))
+    assert exchange_count == 1
     assert actual == run_with_shuffles(spark, query)
 
 
 @pytest.mark.slow
 def test_grouping_by_the_bucketed_key_has_no_exchange(server: Seamark, spark: SparkSession) -> None:
     query = "SELECT id, sum(v), count(*) FROM free.db.eight GROUP BY id"
-    actual, exchanges = run_and_count_exchanges(spark.sql(query))
-    assert exchanges == 0
+    actual, exchange_count = run_and_count_exchanges(spark.sql(query))
+    assert exchange_count == 0
     assert actual == run_with_shuffles(spark, query) == [(number, number, 1) for number in range(ROWS)]
 
 
 @pytest.mark.slow
 def test_grouping_of_a_join_by_the_bucketed_key_has_no_exchange(server: Seamark, spark: SparkSession) -> None:
     query = (
-        "SELECT l.id, sum(l.v + r.v) FROM free.db.eight l JOIN free.db.eleven r ON l.id = r.id "
+        "SELECT l.id, sum(l.v + r.v) FROM free.db.eight l JOIN free.db.also_eight r ON l.id = r.id "
         "WHERE l.v > 100 GROUP BY l.id"
     )
-    actual, exchanges = run_and_count_exchanges(spark.sql(query))
-    assert exchanges == 0
+    actual, exchange_count = run_and_count_exchanges(spark.sql(query))
+    assert exchange_count == 0
     assert actual == run_with_shuffles(spark, query) == [(number, 3 * number) for number in range(101, ROWS)]
 
 

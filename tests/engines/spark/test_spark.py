@@ -19,8 +19,8 @@ S3_IO = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": "us-e
 
 @pytest.fixture(scope="module")
 def catalog(spark: SparkSession, lake: StorageLake) -> Iterator[str]:
-    extra = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}
-    name = new_catalog(spark, lake.server.base_url, extra=extra)
+    catalog_options = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}
+    name = new_catalog(spark, lake.server.base_url, extra=catalog_options)
     spark.sql(f"CREATE NAMESPACE {name}.db")
     return name
 
@@ -29,7 +29,7 @@ def catalog(spark: SparkSession, lake: StorageLake) -> Iterator[str]:
 def sql(spark: SparkSession, catalog: str) -> Any:
     """Return a function that runs a statement and returns its rows.
 
-    The function replaces `{db}` in the statement by the catalog and namespace.
+    The function replaces `{db}` in the statement by the catalog and namespace, and `{cat}` by the catalog.
     """
 
     def run(statement: str) -> list[tuple[Any, ...]]:
@@ -76,12 +76,12 @@ def test_spark_merges_updates_and_deletes(sql: Any, version: int, mode: str) -> 
     expected |= dict.fromkeys(range(95, 105), "merged")
     del expected[99]
     assert dict(sql(f"SELECT id, v FROM {table}")) == expected
-    deletes = sql(f"SELECT file_format FROM {table}.delete_files")
+    delete_files = sql(f"SELECT file_format FROM {table}.delete_files")
     if mode == "merge-on-read":
-        assert deletes
-        assert {kind for (kind,) in deletes} == ({"PUFFIN"} if version == 3 else {"PARQUET"})
+        assert delete_files
+        assert {kind for (kind,) in delete_files} == ({"PUFFIN"} if version == 3 else {"PARQUET"})
     else:
-        assert deletes == []
+        assert delete_files == []
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_spark_reads_rows_of_evolved_partition_specs(sql: Any) -> None:
 def test_spark_reads_branches_tags_and_earlier_snapshots(sql: Any) -> None:
     sql("CREATE TABLE {db}.t (id int) USING iceberg")
     sql("INSERT INTO {db}.t VALUES (1)")
-    first = sql("SELECT snapshot_id FROM {db}.t.snapshots")[0][0]
+    first_id = sql("SELECT snapshot_id FROM {db}.t.snapshots")[0][0]
     sql("ALTER TABLE {db}.t CREATE TAG v1")
     sql("ALTER TABLE {db}.t CREATE BRANCH dev RETAIN 7 DAYS")
     sql("INSERT INTO {db}.t.branch_dev VALUES (2)")
@@ -122,8 +122,8 @@ def test_spark_reads_branches_tags_and_earlier_snapshots(sql: Any) -> None:
     assert sql("SELECT id FROM {db}.t ORDER BY id") == [(1,), (3,)]
     assert sql("SELECT id FROM {db}.t VERSION AS OF 'dev' ORDER BY id") == [(1,), (2,)]
     assert sql("SELECT id FROM {db}.t VERSION AS OF 'v1'") == [(1,)]
-    assert sql(f"SELECT id FROM {{db}}.t VERSION AS OF {first}") == [(1,)]
-    sql(f"CALL {{cat}}.system.rollback_to_snapshot('db.t', {first})")
+    assert sql(f"SELECT id FROM {{db}}.t VERSION AS OF {first_id}") == [(1,)]
+    sql(f"CALL {{cat}}.system.rollback_to_snapshot('db.t', {first_id})")
     assert sql("SELECT id FROM {db}.t") == [(1,)]
     sql("CALL {cat}.system.fast_forward('db.t', 'main', 'dev')")
     assert sql("SELECT id FROM {db}.t ORDER BY id") == [(1,), (2,)]
@@ -190,15 +190,15 @@ def test_spark_renames_and_drops_a_table_that_is_then_restored_and_purged(sql: A
 def test_metadata_table_without_its_namespace_is_not_found(spark: SparkSession, sql: Any) -> None:
     """Spark parses `w.files` as a namespace and a table, and then requests the table `w` in the empty namespace."""
     sql("CREATE TABLE {db}.w USING iceberg AS SELECT 1 AS id")
-    names_before = (spark.catalog.currentCatalog(), spark.catalog.currentDatabase())
+    old_catalog, old_database = spark.catalog.currentCatalog(), spark.catalog.currentDatabase()
     sql("USE {db}")
     try:
         assert sql("SELECT record_count FROM db.w.files") == [(1,)]
         with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
             sql("SELECT count(*) FROM w.files")
     finally:
-        spark.catalog.setCurrentCatalog(names_before[0])
-        spark.catalog.setCurrentDatabase(names_before[1])
+        spark.catalog.setCurrentCatalog(old_catalog)
+        spark.catalog.setCurrentDatabase(old_database)
 
 
 @pytest.mark.slow

@@ -68,13 +68,15 @@ def collect_with_scanned_rows(frame: DataFrame) -> tuple[list[Any], int]:
 @pytest.mark.parametrize("seed", range(8))
 def test_spark_reads_all_types_from_copies_of_its_files(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     rng = random.Random(first_seed() + seed)
-    parts, paths = [], []
-    moments = rng.choice(["INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"])
-    spark.conf.set("spark.sql.parquet.outputTimestampType", moments)
+    frames, paths = [], []
+    timestamp_type = rng.choice(["INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"])
+    spark.conf.set("spark.sql.parquet.outputTimestampType", timestamp_type)
     spark.conf.set("spark.sql.parquet.writeLegacyFormat", rng.choice(["true", "false"]))
     try:
-        for part in range(3):
-            parts.append(spark.range(part * 400, part * 400 + rng.choice([1, 400])).selectExpr(*ALL_TYPES))
+        for file_number in range(3):
+            frames.append(
+                spark.range(file_number * 400, file_number * 400 + rng.choice([1, 400])).selectExpr(*ALL_TYPES)
+            )
             version = rng.choice(["v1", "v2"])
             # Spark 4.1's vectorized reader returns wrong decimals from Spark's own files with pages of version 2
             # and without compression. Its row reader and pyarrow return the right decimals.
@@ -87,17 +89,17 @@ def test_spark_reads_all_types_from_copies_of_its_files(spark: SparkSession, tmp
                 "parquet.bloom.filter.enabled": rng.choice(["true", "false"]),
                 "parquet.page.write-checksum.enabled": rng.choice(["true", "false"]),
             }
-            paths.append(write_file(parts[-1], tmp_path / str(part), **options))
+            paths.append(write_file(frames[-1], tmp_path / str(file_number), **options))
     finally:
         spark.conf.unset("spark.sql.parquet.outputTimestampType")
         spark.conf.unset("spark.sql.parquet.writeLegacyFormat")
-    out = tmp_path / "out.parquet"
-    concatenate(paths, out)
+    merged_path = tmp_path / "out.parquet"
+    concatenate(paths, merged_path)
     expected = spark.read.parquet(*map(str, paths))
-    assert list_row_texts(spark.read.parquet(str(out))) == list_row_texts(expected)
-    assert expected.count() == sum(part.count() for part in parts)
+    assert list_row_texts(spark.read.parquet(str(merged_path))) == list_row_texts(expected)
+    assert expected.count() == sum(frame.count() for frame in frames)
     tables = [pq.read_table(path) for path in paths]
-    assert pq.read_table(out).equals(pa.concat_tables(tables))
+    assert pq.read_table(merged_path).equals(pa.concat_tables(tables))
 
 
 def test_spark_uses_page_indexes_and_bloom_filters_of_copied_files(spark: SparkSession, tmp_path: Path) -> None:
@@ -108,12 +110,14 @@ def test_spark_uses_page_indexes_and_bloom_filters_of_copied_files(spark: SparkS
         "parquet.enable.dictionary": "false",
     }
     paths = []
-    for part in range(3):
-        frame = spark.range(part * 20_000, part * 20_000 + 20_000).selectExpr("id", "id * 7919 % 100003 AS k")
-        paths.append(write_file(frame.orderBy("id"), tmp_path / str(part), **options))
-    out = tmp_path / "out.parquet"
-    concatenate(paths, out)
-    copied_rows = spark.read.parquet(str(out))
+    for file_number in range(3):
+        frame = spark.range(file_number * 20_000, file_number * 20_000 + 20_000).selectExpr(
+            "id", "id * 7919 % 100003 AS k"
+        )
+        paths.append(write_file(frame.orderBy("id"), tmp_path / str(file_number), **options))
+    merged_path = tmp_path / "out.parquet"
+    concatenate(paths, merged_path)
+    copied_rows = spark.read.parquet(str(merged_path))
     actual, scanned_rows = collect_with_scanned_rows(copied_rows.where("id = 30123"))
     assert [row.id for row in actual] == [30123]
     assert 0 < scanned_rows <= 500
@@ -132,16 +136,19 @@ def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
     """The tasks get their keys from `spark.executorEnv`. The driver has no keys."""
     with SparkTables.open(spark, tmp_path) as tables:
         tables.run_sql("CREATE TABLE {db}.t (id bigint, payload string) USING iceberg")
-        for first in range(0, 300, 100):
+        for first_id in range(0, 300, 100):
             tables.run_sql(
-                f"INSERT INTO {{db}}.t SELECT /*+ COALESCE(1) */ id, concat('p', id) FROM range({first}, {first + 100})"
+                "INSERT INTO {db}.t SELECT /*+ COALESCE(1) */ id, concat('p', id) "
+                f"FROM range({first_id}, {first_id + 100})"
             )
-        configuration = encrypted.build_configuration({"k1": ["payload"]}, plaintext_footer=True)
+        encryption_configuration = encrypted.build_configuration({"k1": ["payload"]}, plaintext_footer=True)
         for path in tables.client.files("db.t", content="data")["file_path"].to_pylist():
             local_path = str(path).removeprefix("file://")
             with pq.ParquetFile(local_path) as file:
                 table = file.read()
-            pq.write_table(table, local_path, encryption_properties=encrypted.build_encryption(configuration))
+            pq.write_table(
+                table, local_path, encryption_properties=encrypted.build_encryption(encryption_configuration)
+            )
         catalog = tables.db.partition(".")[0]
         kms = "tests.connector.parquet.encrypted:PyArrowKms"
         monkeypatch.setitem(spark.sparkContext.environment, KMS_CLASS, kms)

@@ -15,8 +15,8 @@ from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-FILES, AT_ONCE = 40, 30
-NOW = {
+FILES, CONDITIONS_PER_QUERY = 40, 30
+NOW_EXPRESSIONS = {
     "date": ("current_date", "current_date()", "curdate()", "CAST(now() AS date)"),
     "timestamp": ("current_timestamp", "now()", "CAST(current_date AS timestamp)"),
     "timestamp_ntz": ("localtimestamp()", "CAST(now() AS timestamp_ntz)"),
@@ -41,25 +41,33 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def draw_expression(rng: random.Random, kind: str) -> str:
-    text, units = rng.choice(NOW[kind]), ["YEAR", "QUARTER", "MONTH", "WEEK"]
+    expression, units = rng.choice(NOW_EXPRESSIONS[kind]), ["YEAR", "QUARTER", "MONTH", "WEEK"]
     for _ in range(rng.choice([0, 1, 1, 2])):
         count = rng.choice([1, 2, 3, 10, 40])
-        choices = [f"{text} - INTERVAL {count} DAYS", f"{text} - INTERVAL '{count}' MONTH", f"{text} + INTERVAL 1 YEAR"]
+        choices = [
+            f"{expression} - INTERVAL {count} DAYS",
+            f"{expression} - INTERVAL '{count}' MONTH",
+            f"{expression} + INTERVAL 1 YEAR",
+        ]
         if kind == "date":
-            choices += [f"date_sub({text}, {count})", f"add_months({text}, -{count})", f"{text} + {count}"]
-            choices += [f"trunc({text}, '{rng.choice(units)}')"]
+            choices += [
+                f"date_sub({expression}, {count})",
+                f"add_months({expression}, -{count})",
+                f"{expression} + {count}",
+            ]
+            choices += [f"trunc({expression}, '{rng.choice(units)}')"]
         else:
-            choices += [f"{text} - INTERVAL {count} HOURS", f"date_trunc('{rng.choice(units)}', {text})"]
-        text = f"({rng.choice(choices)})"
+            choices += [f"{expression} - INTERVAL {count} HOURS", f"date_trunc('{rng.choice(units)}', {expression})"]
+        expression = f"({rng.choice(choices)})"
         if kind == "timestamp_ntz":  # Functions convert the column to instants.
-            text = f"CAST({text} AS timestamp_ntz)"
-    return text
+            expression = f"CAST({expression} AS timestamp_ntz)"
+    return expression
 
 
 def draw_condition(rng: random.Random) -> str:
     column, kind = rng.choice([("d", "date"), ("at", "timestamp"), ("nt", "timestamp_ntz")])
     value = draw_expression(rng, kind)
-    result = rng.choice(
+    condition = rng.choice(
         [
             *[f"{column} {rng.choice(['<', '<=', '>', '>=', '='])} {value}"] * 3,
             f"{column} BETWEEN {draw_expression(rng, kind)} AND {value}",
@@ -69,7 +77,7 @@ def draw_condition(rng: random.Random) -> str:
             f"coalesce({column}, {value}) < {draw_expression(rng, kind)}",
         ]
     )
-    return f"NOT ({result})" if rng.random() < 0.2 else result
+    return f"NOT ({condition})" if rng.random() < 0.2 else condition
 
 
 def check_conditions(rig: StarRig, conditions: Sequence[str], note: str) -> list[tuple[int, int]]:
@@ -95,13 +103,14 @@ def check_conditions(rig: StarRig, conditions: Sequence[str], note: str) -> list
     return [(report.files, report.considered_files) for report in reports]
 
 
-def run_campaign(rig: StarRig, seed: int, count: int, zone: str) -> Counter[str]:
+def run_campaign(rig: StarRig, seed: int, condition_count: int, zone: str) -> Counter[str]:
+    """Check random conditions, and count under `fewer` how many of them leave files out."""
     rng, counts = random.Random(f"{seed}/{zone}"), Counter[str]()
     with change_settings(rig.spark, {"spark.sql.session.timeZone": zone}):
-        for first in range(0, count, AT_ONCE):
-            conditions = [draw_condition(rng) for _ in range(min(AT_ONCE, count - first))]
+        for start in range(0, condition_count, CONDITIONS_PER_QUERY):
+            conditions = [draw_condition(rng) for _ in range(min(CONDITIONS_PER_QUERY, condition_count - start))]
             for files, file_count in check_conditions(
-                rig, conditions, f"seed {seed}, conditions from {first} on in {zone}"
+                rig, conditions, f"seed {seed}, conditions from {start} on in {zone}"
             ):
                 counts["fewer"] += files < file_count
     return counts

@@ -32,17 +32,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
             catalog.create_namespace("db")
             written_table = pa.Table.from_pylist(ROWS)
             table = catalog.create_table("db.t", schema=written_table.schema)
-            for half in (written_table.slice(0, 100), written_table.slice(100)):
-                table.append(half)
+            for rows in (written_table.slice(0, 100), written_table.slice(100)):
+                table.append(rows)
         yield server
 
 
-def run_in_worker(spark: SparkSession, ask: Callable[[Any], Any]) -> Any:
-    """Run `ask` in a task, and return its answer.
+def run_in_worker(spark: SparkSession, function: Callable[[Any], Any]) -> Any:
+    """Run `function` in a task, and return its result.
 
-    `ask` is a nested function, which Spark serializes for the task.
+    `function` is a nested function, which Spark serializes for the task.
     """
-    return spark.sparkContext.parallelize([0], 1).map(ask).collect()[0]
+    return spark.sparkContext.parallelize([0], 1).map(function).collect()[0]
 
 
 def read_ids(spark: SparkSession, server: Seamark) -> list[int]:
@@ -71,14 +71,16 @@ def test_workers_start_with_seamarks_modules_loaded(spark: SparkSession) -> None
             ],
             "parent": Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0"),
             "frozen": gc.get_freeze_count() > 0,
-            "read again": [path for path, module in sys.path_importer_cache.items() if type(module) is zipimporter],
+            "paths with a zip importer": [
+                path for path, module in sys.path_importer_cache.items() if type(module) is zipimporter
+            ],
         }
 
     modules = run_in_worker(spark, inspect_worker)
     assert modules["loaded"] == ["seamark.connector.read.scans", "seamark.connector.spark.source.reader"]
     assert DAEMON in modules["parent"]
     assert modules["frozen"]
-    assert modules["read again"] == []
+    assert modules["paths with a zip importer"] == []
 
 
 @pytest.mark.slow
@@ -101,13 +103,13 @@ def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
 # The test takes 20 s. Tests of the fast tier check that workers have loaded all modules, and that the daemon holds no
 # lock.
 @pytest.mark.slow
-@pytest.mark.parametrize("principal", ["the worker", "the process that it was forked from"])
+@pytest.mark.parametrize("killed_process", ["the worker", "the process that it was forked from"])
 def test_reads_continue_after_the_death_of_a_python_process(
-    principal: str, spark: SparkSession, server: Seamark
+    killed_process: str, spark: SparkSession, server: Seamark
 ) -> None:
-    is_forked = principal != "the worker"
+    is_forked = killed_process != "the worker"
 
-    def die(_: Any) -> Any:
+    def kill_process(_: Any) -> Any:
         import os
         import signal
 
@@ -117,10 +119,10 @@ def test_reads_continue_after_the_death_of_a_python_process(
     assert read_ids(spark, server) == EXPECTED_IDS
     if is_forked:
         with suppress(PySparkException):  # The worker may live long enough to return an answer.
-            run_in_worker(spark, die)
+            run_in_worker(spark, kill_process)
     else:
         with pytest.raises(Exception, match="Python worker exited unexpectedly"):
-            run_in_worker(spark, die)
+            run_in_worker(spark, kill_process)
     assert read_ids(spark, server) == EXPECTED_IDS
 
 
@@ -142,13 +144,13 @@ conf = {**session_conf([]), "spark.sql.extensions": "", "spark.driver.memory": "
 spark = open_session("own", {**conf, "spark.python.daemon.module": module})
 register(spark)
 
-def ask(_):
+def inspect_worker(_):
     import os, sys
     return os.environ.get("OWN_DAEMON"), "seamark.connector.spark.source.reader" in sys.modules
 
-first = spark.sparkContext.parallelize([0], 1).map(ask).collect()[0]
+worker_facts = spark.sparkContext.parallelize([0], 1).map(inspect_worker).collect()[0]
 rows = spark.read.format("seamark").options(uri=uri, table="db.t", where="id >= 50").load().collect()
-print("told:" + json.dumps([*first, sorted(row.id for row in rows)]))
+print("result:" + json.dumps([*worker_facts, sorted(row.id for row in rows)]))
 spark.stop()
 """
 
@@ -164,10 +166,10 @@ def test_session_with_a_custom_daemon_keeps_the_daemon_and_reads_the_same_rows(
     argv = [sys.executable, str(tmp_path / "script.py"), server.base_url, module, str(tmp_path / "local")]
     result = subprocess.run(argv, env=env, capture_output=True, text=True)
     line = next(
-        (line for line in result.stdout.splitlines() if line.startswith("told:")),
+        (line for line in result.stdout.splitlines() if line.startswith("result:")),
         result.stdout + result.stderr,
     )
-    own_texts, loaded_modules, actual = json.loads(line.removeprefix("told:"))
-    assert own_texts == ("yes" if module == "own_daemon" else None)
-    assert not loaded_modules
+    own_variable, has_seamark_modules, actual = json.loads(line.removeprefix("result:"))
+    assert own_variable == ("yes" if module == "own_daemon" else None)
+    assert not has_seamark_modules
     assert actual == EXPECTED_IDS

@@ -29,12 +29,12 @@ class SinkQuery:
         self._options = {"uri": url, "table": "db.t"}
         self.checkpoint = folder / "checkpoint"
 
-    def arrive(self, first: int, last: int, partitions: int = 1) -> None:
+    def add_source_file(self, first: int, last: int, partitions: int = 1) -> None:
         frame = self._spark.range(first, last, 1, 1).selectExpr("id", "concat('v', id) AS name")
         frame.coalesce(partitions).write.mode("append").parquet(str(self._folder / "source"))
 
     def run(self, change: Callable[[DataFrame], DataFrame] = lambda frame: frame, **options: str) -> None:
-        """Process all files that have arrived since the last run."""
+        """Process all files that were added since the last run."""
         reader = self._spark.readStream.schema("id bigint, name string").option("maxFilesPerTrigger", 1)
         frame = change(reader.parquet(str(self._folder / "source")))
         writer = frame.writeStream.format("seamark").options(**{**self._options, "log": "true", **options})
@@ -62,8 +62,8 @@ def test_restarted_query_appends_every_row_once_before_and_after_flushes(
     query: SinkQuery, stream: SparkStreamTables
 ) -> None:
     client = SeamarkClient(stream.server.base_url)
-    query.arrive(0, 100)
-    query.arrive(100, 150)
+    query.add_source_file(0, 100)
+    query.add_source_file(100, 150)
     query.run(lambda frame: frame.repartition(3))
     assert query.read_ids() == list(range(150))
     assert sum(shard["durable"] for shard in load_stream(client, "db.t")["shards"]) == 150
@@ -72,15 +72,15 @@ def test_restarted_query_appends_every_row_once_before_and_after_flushes(
     assert query.read_ids() == list(range(150))
     flush_stream(client, "db.t")
     query.forget_last_commit()
-    query.arrive(150, 160)
+    query.add_source_file(150, 160)
     query.run()
     assert query.read_ids() == list(range(160))
 
 
 def test_batch_without_rows_is_recorded_under_its_number(query: SinkQuery) -> None:
-    query.arrive(0, 10)
-    query.arrive(10, 20)
-    query.arrive(20, 30)
+    query.add_source_file(0, 10)
+    query.add_source_file(10, 20)
+    query.add_source_file(20, 30)
     query.run(lambda frame: frame.where("id < 5 OR id >= 20"))
     assert query.read_ids() == [*range(5), *range(20, 30)]
     query.forget_last_commit()
@@ -90,16 +90,16 @@ def test_batch_without_rows_is_recorded_under_its_number(query: SinkQuery) -> No
 
 def test_rows_with_a_kind_replace_and_delete_rows_of_a_keyed_table(stream: SparkStreamTables, query: SinkQuery) -> None:
     stream.run_sql("ALTER TABLE {db}.t SET TBLPROPERTIES ('seamark.stream.key'='id')")
-    query.arrive(0, 6)
+    query.add_source_file(0, 6)
     query.run()
-    query.arrive(2, 4)
+    query.add_source_file(2, 4)
     query.run(lambda frame: frame.selectExpr("id", "name", "CASE WHEN id = 3 THEN 'delete' END AS _op"))
     assert query.read_ids() == [0, 1, 2, 4, 5]
 
 
 def test_query_with_an_older_checkpoint_is_refused(query: SinkQuery) -> None:
     for batch in range(3):
-        query.arrive(10 * batch, 10 * batch + 10)
+        query.add_source_file(10 * batch, 10 * batch + 10)
         query.run()
     query.forget_last_commit()
     query.forget_last_commit()
@@ -111,9 +111,9 @@ def test_query_with_an_older_checkpoint_is_refused(query: SinkQuery) -> None:
 
 
 def test_query_that_wrote_earlier_batches_by_commits_is_refused(query: SinkQuery) -> None:
-    query.arrive(0, 10)
+    query.add_source_file(0, 10)
     query.run(log="false")
-    query.arrive(10, 20)
+    query.add_source_file(10, 20)
     with pytest.raises(PySparkException, match="does not have the batches of this query before batch 1"):
         query.run()
     with pytest.raises(PySparkException, match="log is 'yes'; it must be true or false"):

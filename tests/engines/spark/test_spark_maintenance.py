@@ -1,4 +1,4 @@
-"""Tests of Spark's maintenance procedures beside Seamark's jobs.
+"""Tests of Spark's maintenance procedures together with Seamark's jobs.
 
 `remove_orphan_files` keeps old index files and plan files, although the table's metadata do not name them.
 `expire_snapshots` expires every snapshot that Seamark's expiration removes. Iceberg's Java library reads
@@ -31,10 +31,10 @@ DAY_S = 86_400
 def test_remove_orphan_files_keeps_index_files_and_plan_files(spark: SparkSession, tmp_path: Path) -> None:
     with SparkTables.open(spark, tmp_path) as tables:
         tables.run_sql("CREATE TABLE {db}.t (id bigint, land string) USING iceberg")
-        for first in range(0, 40, 10):
+        for first_id in range(0, 40, 10):
             tables.run_sql(
                 f"INSERT INTO {{db}}.t SELECT /*+ COALESCE(1) */ id, concat('l', id % 7) "
-                f"FROM range({first}, {first + 10})"
+                f"FROM range({first_id}, {first_id + 10})"
             )
         compute_statistics(tables.client, "db.t")
         tables.client.put_index("db.t", "lands", kind="bitmap", columns=["land"])
@@ -62,9 +62,9 @@ def test_remove_orphan_files_keeps_index_files_and_plan_files(spark: SparkSessio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", ["a", "abc"])
+@pytest.mark.parametrize("table_names", ["a", "abc"])
 def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
-    spark: SparkSession, tmp_path: Path, names: str
+    spark: SparkSession, tmp_path: Path, table_names: str
 ) -> None:
     """Afterwards Spark expires at most one more snapshot for each branch, and can read all snapshots that remain.
 
@@ -73,7 +73,7 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
     rng, removed_count = random.Random(7), 0
     with SparkTables.open(spark, tmp_path) as tables:
         catalog = tables.db.partition(".")[0]
-        for name in names:
+        for name in table_names:
             tables.run_sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg TBLPROPERTIES ('format-version'='2')")
             for number in range(8):
                 tables.run_sql(f"INSERT INTO {{db}}.{name} SELECT /*+ COALESCE(1) */ id FROM range({number + 1})")
@@ -81,35 +81,34 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
                     tables.run_sql(f"DELETE FROM {{db}}.{name} WHERE id = {number}")
                 if rng.random() < 0.2:
                     tables.run_sql(f"ALTER TABLE {{db}}.{name} CREATE BRANCH b{number}")
-            commits = [
-                index for (index,) in tables.run_sql(f"SELECT committed_at FROM {{db}}.{name}.snapshots ORDER BY 1")
+            commit_times = [
+                committed_at
+                for (committed_at,) in tables.run_sql(f"SELECT committed_at FROM {{db}}.{name}.snapshots ORDER BY 1")
             ]
-            old_ms, minimum = rng.choice(commits[2:]), rng.randint(1, 3)
-            contents = {
+            oldest_kept_time, snapshots_min = rng.choice(commit_times[2:]), rng.randint(1, 3)
+            rows_by_snapshot = {
                 id_: tables.run_sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
                 for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")
             }
-            spark_ids = {
-                id_ for id_, index in tables.run_sql(f"SELECT snapshot_id, committed_at FROM {{db}}.{name}.snapshots")
-                if index >= old_ms
-            }  # fmt: skip
-            older_ms = int(old_ms.timestamp() * 1000)
-            totals = expire(tables.client, f"db.{name}", older_than_ms=older_ms, retain_last=minimum)
-            live_snapshots = {id_ for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
-            assert len(contents) - len(live_snapshots) == totals.snapshots
+            all_commits = tables.run_sql(f"SELECT snapshot_id, committed_at FROM {{db}}.{name}.snapshots")
+            young_ids = {id_ for id_, committed_at in all_commits if committed_at >= oldest_kept_time}
+            older_ms = int(oldest_kept_time.timestamp() * 1000)
+            totals = expire(tables.client, f"db.{name}", older_than_ms=older_ms, retain_last=snapshots_min)
+            live_snapshot_ids = {id_ for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
+            assert len(rows_by_snapshot) - len(live_snapshot_ids) == totals.snapshots
             removed_count += totals.snapshots
-            assert spark_ids <= live_snapshots
+            assert young_ids <= live_snapshot_ids
             tables.run_sql(
-                f"CALL {catalog}.system.expire_snapshots(table => 'db.{name}', retain_last => {minimum}, "
-                f"older_than => TIMESTAMP '{old_ms}')"
+                f"CALL {catalog}.system.expire_snapshots(table => 'db.{name}', retain_last => {snapshots_min}, "
+                f"older_than => TIMESTAMP '{oldest_kept_time}')"
             )
             remaining_ids = {id_ for (id_,) in tables.run_sql(f"SELECT snapshot_id FROM {{db}}.{name}.snapshots")}
-            heads = tables.run_sql(f"SELECT count(*) FROM {{db}}.{name}.refs WHERE type = 'BRANCH'")[0][0]
-            assert len(live_snapshots - remaining_ids) <= heads
+            branch_count = tables.run_sql(f"SELECT count(*) FROM {{db}}.{name}.refs WHERE type = 'BRANCH'")[0][0]
+            assert len(live_snapshot_ids - remaining_ids) <= branch_count
             for id_ in remaining_ids:
                 actual = tables.run_sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
-                assert actual == contents[id_]
-    assert removed_count > len(names)
+                assert actual == rows_by_snapshot[id_]
+    assert removed_count > len(table_names)
 
 
 # In the fast tier, Trino reads Seamark's statistics, and Iceberg's Java planner reads the manifests.
@@ -124,10 +123,10 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
             f"PARTITIONED BY (land) TBLPROPERTIES ('format-version'='{version}', 'write.delete.mode'='merge-on-read', "
             "'commit.manifest-merge.enabled'='false')"
         )
-        for first in range(0, 30_000, 10_000):
+        for first_id in range(0, 30_000, 10_000):
             tables.run_sql(
                 "INSERT INTO {db}.t SELECT id, concat('l', id % 3), timestamp_seconds(id * 7), id / 100, id % 1000 "
-                f"FROM range({first}, {first + 10_000})"
+                f"FROM range({first_id}, {first_id + 10_000})"
             )
         tables.run_sql("DELETE FROM {db}.t WHERE id % 3 = 1 AND id < 100")
         query = "SELECT id, land, at, price, n FROM {db}.t ORDER BY id"
@@ -152,15 +151,14 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
             "SELECT partition.land, record_count, file_count, position_delete_record_count, "
             "last_updated_snapshot_id FROM {db}.t.partitions ORDER BY 1"
         )
-        assert [(land, *actual_partitions) for land, *actual_partitions in partitions] == [
-            tuple(row) for row in expected
-        ]
+        assert [(land, *totals) for land, *totals in partitions] == [tuple(row) for row in expected]
         report = rewrite_manifests(tables.client, "db.t", min_count=2)
         assert report["manifests-after"] < report["manifests-before"]
         assert _read_live_entries(tables) == live_entries
         assert tables.run_sql(query) == rows
         tables.run_sql("INSERT INTO {db}.t SELECT 99999, 'l1', now(), 1, 1")
         tables.run_sql("DELETE FROM {db}.t WHERE id % 3 = 2 AND id < 100")
+        # One row was inserted, and 33 of the ids below 100 have the remainder 2.
         assert len(tables.run_sql(query)) == len(rows) + 1 - 33
 
 
@@ -193,11 +191,11 @@ def _read_statistics(
     assert jvm is not None
     table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, f"{tables.db}.t")
     current_id = table.currentSnapshot().snapshotId()
-    (file,) = [
+    (current_file,) = [
         statistics_file for statistics_file in table.statisticsFiles() if statistics_file.snapshotId() == current_id
     ]
-    stated_counts = {blob.fields()[0]: int(blob.properties()["ndv"]) for blob in file.blobMetadata()}
-    reader = jvm.org.apache.iceberg.puffin.Puffin.read(table.io().newInputFile(file.path())).build()
+    stated_counts = {blob.fields()[0]: int(blob.properties()["ndv"]) for blob in current_file.blobMetadata()}
+    reader = jvm.org.apache.iceberg.puffin.Puffin.read(table.io().newInputFile(current_file.path())).build()
     sketches = {}
     try:
         for pair in _iterate_java(reader.readAll(reader.fileMetadata().blobs())):
@@ -207,10 +205,10 @@ def _read_statistics(
             sketches[pair.first().inputFields()[0]] = sketch.getEstimate()
     finally:
         reader.close()
-    text = jvm.java.lang.Class.forName("java.lang.CharSequence")
+    char_sequence = jvm.java.lang.Class.forName("java.lang.CharSequence")
     partitions: list[tuple[object, ...]] = [
         (
-            str(row.partition().get(0, text)),
+            str(row.partition().get(0, char_sequence)),
             row.dataRecordCount(),
             row.dataFileCount(),
             row.positionDeleteRecordCount(),
@@ -228,10 +226,10 @@ def test_sql_runs_maintenance_statements_as_jobs_and_other_statements_in_spark(
         tables.run_sql(
             "CREATE TABLE {db}.t (id bigint, day date, payload string, ext string) USING iceberg PARTITIONED BY (day)"
         )
-        for first in range(0, 40, 10):
+        for first_id in range(0, 40, 10):
             tables.run_sql(
                 "INSERT INTO {db}.t SELECT /*+ COALESCE(1) */ id, date_add(DATE'2026-01-01', CAST(id % 2 AS int)), "
-                f"concat('p', id), concat('e', id) FROM range({first}, {first + 10})"
+                f"concat('p', id), concat('e', id) FROM range({first_id}, {first_id + 10})"
             )
         statement = f"ALTER TABLE {tables.db}.t PARTITION (day < DATE '2026-01-02') DROP COLUMNS (payload, EXT)"
         report = sql(spark, statement).collect()[0]

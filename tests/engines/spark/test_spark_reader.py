@@ -58,6 +58,8 @@ COPY_ON_WRITE = ", ".join(f"'write.{operation}.mode'='copy-on-write'" for operat
 
 @dataclass(frozen=True)
 class ReaderSession:
+    """A Spark session whose catalog `reads` is a Seamark server."""
+
     spark: SparkSession
     server: Seamark
 
@@ -65,9 +67,9 @@ class ReaderSession:
         return self.spark.sql(text.replace("{db}", "reads.db"))
 
     def load_with_seamark(self, table: str, schema: str | None = None, **options: Any) -> DataFrame:
-        write_options = {name.replace("_", "-"): str(value) for name, value in options.items()}
+        reader_options = {name.replace("_", "-"): str(value) for name, value in options.items()}
         reader = self.spark.read.format("seamark").options(
-            uri=self.server.base_url, table=f"db.{table}", **write_options
+            uri=self.server.base_url, table=f"db.{table}", **reader_options
         )
         return (reader if schema is None else reader.schema(schema)).load()
 
@@ -80,9 +82,9 @@ class ReaderSession:
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReaderSession]:
     with Seamark(tmp_path_factory.mktemp("reads")) as server:
         connect(spark, "reads", server.base_url)
-        new_rig = ReaderSession(spark, server)
-        new_rig.run_sql("CREATE NAMESPACE reads.db")
-        yield new_rig
+        session = ReaderSession(spark, server)
+        session.run_sql("CREATE NAMESPACE reads.db")
+        yield session
 
 
 def create_typed_table(rig: ReaderSession, table: str, version: int) -> None:
@@ -94,7 +96,7 @@ def create_typed_table(rig: ReaderSession, table: str, version: int) -> None:
         f"TBLPROPERTIES ('format-version'='{version}', {MERGE_ON_READ_PROPERTIES})"
     )
     hours = "make_interval(0, 0, 0, 0, id % 50)"
-    first = (
+    first_select = (
         "id, IF(id % 7 = 0, NULL, CAST(id % 20 AS int)), CASE WHEN id % 11 = 0 THEN float('NaN') WHEN id % 5 = 0 THEN "
         "-0.0F ELSE CAST(id % 4 AS float) END, CASE WHEN id % 13 = 0 THEN double('NaN') WHEN id % 6 = 0 THEN NULL "
         "WHEN id % 5 = 0 THEN -0.0D WHEN id % 17 = 0 THEN double('Infinity') ELSE CAST(id % 4 AS double) END, "
@@ -105,7 +107,7 @@ def create_typed_table(rig: ReaderSession, table: str, version: int) -> None:
         "IF(id % 6 = 0, NULL, array(named_struct('x', CAST(id AS int)), NULL)), "
         "IF(id % 10 = 0, NULL, map('k', CAST(id AS int)))"
     )
-    rig.run_sql(f"INSERT INTO {{db}}.{table} SELECT {first} FROM range(200)")
+    rig.run_sql(f"INSERT INTO {{db}}.{table} SELECT {first_select} FROM range(200)")
     rig.run_sql(f"DELETE FROM {{db}}.{table} WHERE id % 10 = 3")
     with RestCatalog("sea", uri=rig.server.base_url) as catalog:
         changed_table = catalog.load_table(f"db.{table}")
@@ -121,12 +123,18 @@ def create_typed_table(rig: ReaderSession, table: str, version: int) -> None:
             update.delete_column("day")
         with changed_table.update_spec() as spec:
             spec.add_identity("text")
-    second = first.replace("'u', concat('u', id)", "'u', concat('u', id), 'z', double(id)").replace("('a',", "('aa',")
-    second = second.replace("named_struct('x', CAST(id AS int))", "named_struct('x', CAST(id AS int), 'y', 'why')")
-    second = second.replace("date_add(DATE'2026-01-01', CAST(id % 40 AS int)), ", "") + ", CAST(id AS int)"
-    rig.run_sql(f"INSERT INTO {{db}}.{table} SELECT {second} FROM range(200, 300)")
+    second_select = first_select.replace("'u', concat('u', id)", "'u', concat('u', id), 'z', double(id)").replace(
+        "('a',", "('aa',"
+    )
+    second_select = second_select.replace(
+        "named_struct('x', CAST(id AS int))", "named_struct('x', CAST(id AS int), 'y', 'why')"
+    )
+    second_select = (
+        second_select.replace("date_add(DATE'2026-01-01', CAST(id % 40 AS int)), ", "") + ", CAST(id AS int)"
+    )
+    rig.run_sql(f"INSERT INTO {{db}}.{table} SELECT {second_select} FROM range(200, 300)")
     rig.run_sql(f"ALTER TABLE {{db}}.{table} CREATE BRANCH dev")
-    rig.run_sql(f"INSERT INTO {{db}}.{table}.branch_dev SELECT {second} FROM range(1000, 1010)")
+    rig.run_sql(f"INSERT INTO {{db}}.{table}.branch_dev SELECT {second_select} FROM range(1000, 1010)")
     rig.run_sql(f"UPDATE {{db}}.{table} SET late = -1 WHERE id % 25 = 4")
 
 
@@ -197,12 +205,12 @@ FILTERS: list[tuple[str, Filter]] = [
 
 
 def test_pushed_filters_match_the_rows_that_spark_selects(rig: ReaderSession, table: str) -> None:
-    text = ", ".join(f"({sql}) AS w{number}" for number, (sql, _) in enumerate(FILTERS))
-    judged_rows = rig.run_sql(f"SELECT id, {text} FROM {{db}}.{table}").collect()
+    filter_columns = ", ".join(f"({sql}) AS w{number}" for number, (sql, _) in enumerate(FILTERS))
+    spark_rows = rig.run_sql(f"SELECT id, {filter_columns} FROM {{db}}.{table}").collect()
     with closing(SeamarkClient(rig.server.base_url)) as client:
         opened_table = open_table(client, f"db.{table}", At())
-        for number, (sql, input_value) in enumerate(FILTERS):
-            where = build_expression(input_value, opened_table.schema)
+        for number, (sql, spark_filter) in enumerate(FILTERS):
+            where = build_expression(spark_filter, opened_table.schema)
             assert where is not None, sql
             reader = TaskReader(plan_read(opened_table, ["id"], where), opened_table.storage)
             values = [
@@ -210,47 +218,47 @@ def test_pushed_filters_match_the_rows_that_spark_selects(rig: ReaderSession, ta
                 for batch in reader.read_all(plan(client, opened_table, where))
                 for value in batch["id"].to_pylist()
             ]
-            assert sorted(values) == sorted(row["id"] for row in judged_rows if row[f"w{number}"] is True), sql
+            assert sorted(values) == sorted(row["id"] for row in spark_rows if row[f"w{number}"] is True), sql
 
 
 @pytest.mark.slow
 def test_inexact_filters_are_left_to_spark(rig: ReaderSession, table: str) -> None:
     with closing(SeamarkClient(rig.server.base_url)) as client:
         schema = open_table(client, f"db.{table}", At()).schema
-    for value in (
+    for spark_filter in (
         StringContains(("text",), "s"), EqualTo(("n",), "5"), EqualTo(("text",), 5), EqualTo(("n",), True),
         EqualTo(("nt",), SAMPLE_TIME.replace(tzinfo=UTC)), EqualTo(("nothing",), 5), EqualTo(("li", "x"), 5),
         Not(StringEndsWith(("text",), "s")), EqualTo(("st",), 1), LessThan(("m",), 1), EqualTo(("ts",), SAMPLE_TIME),
     ):  # fmt: skip
-        assert build_expression(value, schema) is None, value
+        assert build_expression(spark_filter, schema) is None, spark_filter
 
 
 @pytest.mark.slow
 def test_reader_returns_the_rows_of_icebergs_reader(rig: ReaderSession, table: str) -> None:
-    native, seamark_frame = rig.run_sql(f"SELECT * FROM {{db}}.{table}"), rig.load_with_seamark(table)
-    assert seamark_frame.schema.simpleString() == native.schema.simpleString()
-    assert collect_rows(seamark_frame) == collect_rows(native)
+    iceberg_frame, seamark_frame = rig.run_sql(f"SELECT * FROM {{db}}.{table}"), rig.load_with_seamark(table)
+    assert seamark_frame.schema.simpleString() == iceberg_frame.schema.simpleString()
+    assert collect_rows(seamark_frame) == collect_rows(iceberg_frame)
     where = "id < 5 OR (text = 's7' AND NOT f > 2) OR (late IS NULL AND st.aa = 2)"
-    expected = collect_rows(native.where(where).select("id", "text", "_file", "_pos"))
+    expected = collect_rows(iceberg_frame.where(where).select("id", "text", "_file", "_pos"))
     assert collect_rows(rig.load_with_seamark(table, where=where, columns="id, text, _file,_pos")) == expected
     # Several queries use one `load()`. A filter of one query must not affect the next query.
     for other_condition in ("id = 17", "true"):
         assert collect_rows(seamark_frame.where(other_condition).select("id")) == collect_rows(
-            native.where(other_condition).select("id")
+            iceberg_frame.where(other_condition).select("id")
         ), other_condition
     assert rig.load_with_seamark(table, where=where, limit=3).count() == 3
     assert collect_rows(rig.load_with_seamark(table, "text string, id bigint").limit(1000)) == collect_rows(
-        native.select("text", "id")
+        iceberg_frame.select("text", "id")
     )
 
 
 @pytest.mark.slow
 def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: ReaderSession, table: str) -> None:
-    first, _, last, *_ = rig.list_snapshots(table)
-    rig.run_sql(f"ALTER TABLE {{db}}.{table} CREATE TAG then AS OF VERSION {first}")
+    first_id, _, third_id, *_ = rig.list_snapshots(table)
+    rig.run_sql(f"ALTER TABLE {{db}}.{table} CREATE TAG then AS OF VERSION {first_id}")
     for options, version in (
-        ({"snapshot_id": first}, first),
-        ({"snapshot_id": last}, last),
+        ({"snapshot_id": first_id}, first_id),
+        ({"snapshot_id": third_id}, third_id),
         ({"branch": "dev"}, "'dev'"),
         ({"tag": "then"}, "'then'"),
     ):
@@ -259,21 +267,21 @@ def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: ReaderS
         assert actual.columns == expected.columns
         assert collect_rows(actual) == collect_rows(expected)
     commit_time = rig.run_sql(
-        f"SELECT committed_at FROM {{db}}.{table}.snapshots WHERE snapshot_id = {last}"
+        f"SELECT committed_at FROM {{db}}.{table}.snapshots WHERE snapshot_id = {third_id}"
     ).collect()[0][0]
     assert collect_rows(rig.load_with_seamark(table, as_of=commit_time.isoformat(), columns="id")) == collect_rows(
-        rig.load_with_seamark(table, snapshot_id=last).select("id")
+        rig.load_with_seamark(table, snapshot_id=third_id).select("id")
     )
 
 
 @pytest.mark.slow
 def test_filters_are_pushed_only_if_the_option_is_set(rig: ReaderSession, table: str) -> None:
-    native = rig.run_sql(f"SELECT id, text, n FROM {{db}}.{table}")
+    iceberg_frame = rig.run_sql(f"SELECT id, text, n FROM {{db}}.{table}")
     rig.spark.conf.set(PUSHDOWN, "true")
-    for where, repeats in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
+    for where, is_repeated_by_spark in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
         actual = rig.load_with_seamark(table, columns="id,text,n", push_filters="true").where(where)
-        assert collect_rows(actual) == collect_rows(native.where(where))
-        assert ("Filter " in format_plan(actual)) == repeats
+        assert collect_rows(actual) == collect_rows(iceberg_frame.where(where))
+        assert ("Filter " in format_plan(actual)) == is_repeated_by_spark
     rig.spark.conf.set(PUSHDOWN, "false")
     with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
         rig.load_with_seamark(table, push_filters="true").where("n = 3").collect()
@@ -334,22 +342,25 @@ def test_first_snapshot_with_the_changes_equals_the_last_snapshot(rig: ReaderSes
             actual_rows = scan(client, f"db.{table}", at=At(snapshot_id=snapshot)).to_arrow()
             return Counter((row["id"], row["v"]) for row in actual_rows.to_pylist())
 
-        state = [Counter[Any](), *map(read_at, snapshots)]
+        states = [Counter[Any](), *map(read_at, snapshots)]
         reader = TaskReader(plan_read(opened_table, None, TRUE), opened_table.storage)
-        for first, last in [(0, 5), (1, 2), (2, 3), (3, 4), (4, 5), (1, 5), (1, 3)]:
+        for start_number, end_number in [(0, 5), (1, 2), (2, 3), (3, 4), (4, 5), (1, 5), (1, 3)]:
             counts: dict[str, Counter[Any]] = {"insert": Counter(), "delete": Counter()}
-            start = snapshots[first - 1] if first else None
-            for kind, task in changes(client, opened_table, start, snapshots[last - 1]):
+            start_id = snapshots[start_number - 1] if start_number else None
+            for kind, task in changes(client, opened_table, start_id, snapshots[end_number - 1]):
                 for batch in reader.read(task):
                     counts[kind] += Counter(zip(*batch.to_pydict().values(), strict=True))
-            assert not counts["delete"] - (state[first] + counts["insert"])
-            assert state[first] + counts["insert"] - counts["delete"] == state[last], (first, last)
-            if (first, last) == (3, 4):
+            assert not counts["delete"] - (states[start_number] + counts["insert"])
+            assert states[start_number] + counts["insert"] - counts["delete"] == states[end_number], (
+                start_number,
+                end_number,
+            )
+            if (start_number, end_number) == (3, 4):
                 assert not counts["insert"]  # The files were rewritten, but no row changed.
     frame = rig.load_with_seamark(table, changes="true", start_snapshot_id=snapshots[0], end_snapshot_id=snapshots[1])
     assert frame.columns == ["id", "v", "_change_type"]
     counts = Counter(row[2] for row in frame.collect())
-    assert counts["delete"] - counts["insert"] == 8
+    assert counts["delete"] - counts["insert"] == 8  # 8 of the 40 ids have the remainder 1.
 
 
 @pytest.mark.slow
@@ -357,11 +368,11 @@ def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: ReaderSe
     rig.run_sql("CREATE TABLE {db}.a (id bigint, n int) USING iceberg")
     for start in (0, 10, 20):
         rig.run_sql(f"INSERT INTO {{db}}.a SELECT id, id % 3 FROM range({start}, {start + 10})")
-    first, _, last = rig.list_snapshots("a")
-    range_options = {"start-snapshot-id": str(first), "end-snapshot-id": str(last)}
-    native = rig.spark.read.options(**range_options).table("reads.db.a")
-    actual = rig.load_with_seamark("a", start_snapshot_id=first, end_snapshot_id=last, where="n = 1")
-    assert collect_rows(actual) == collect_rows(native.where("n = 1"))
+    first_id, _, last_id = rig.list_snapshots("a")
+    range_options = {"start-snapshot-id": str(first_id), "end-snapshot-id": str(last_id)}
+    iceberg_frame = rig.spark.read.options(**range_options).table("reads.db.a")
+    actual = rig.load_with_seamark("a", start_snapshot_id=first_id, end_snapshot_id=last_id, where="n = 1")
+    assert collect_rows(actual) == collect_rows(iceberg_frame.where("n = 1"))
     with pytest.raises(PySparkException, match="is not an ancestor"):
         rig.load_with_seamark("a", start_snapshot_id=5).collect()
 
@@ -420,8 +431,12 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(
 ) -> None:
     monkeypatch.setattr(choosing, "BREAK_EVEN_ROWS", 1000)
     monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
-    groups = "'write.parquet.row-group-size-bytes'='20000', 'write.parquet.row-group-check-min-record-count'='100'"
-    rig.run_sql(f"CREATE TABLE {{db}}.big (id bigint, k int, v string) USING iceberg TBLPROPERTIES ({groups})")
+    table_properties = (
+        "'write.parquet.row-group-size-bytes'='20000', 'write.parquet.row-group-check-min-record-count'='100'"
+    )
+    rig.run_sql(
+        f"CREATE TABLE {{db}}.big (id bigint, k int, v string) USING iceberg TBLPROPERTIES ({table_properties})"
+    )
     rig.run_sql("INSERT INTO {db}.big SELECT /*+ REPARTITION(2) */ id, hash(id) % 10000, uuid() FROM range(40000)")
     with closing(IndexClient(rig.server.base_url)) as client:
         client.put_index("db.big", "by_k", kind="bitmap", columns=["k"])
@@ -433,20 +448,20 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(
     assert expected
     assert "seamark" in format_plan(selected_rows)
     columns = ["v", "id"]
-    partial_answer = read(rig.spark, "reads.db.big", where, columns=columns)
-    assert "seamark" in format_plan(partial_answer)
-    assert collect_rows(partial_answer) == collect_rows(rig.run_sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
+    selected_columns = read(rig.spark, "reads.db.big", where, columns=columns)
+    assert "seamark" in format_plan(selected_columns)
+    assert collect_rows(selected_columns) == collect_rows(rig.run_sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
     all_rows = read(rig.spark, "reads.db.big", "k > 77", columns=columns)
     assert collect_rows(all_rows) == collect_rows(rig.run_sql("SELECT v, id FROM {db}.big WHERE k > 77"))
     for condition in (None, "k > 77", "id = 5", "upper(v) = 'A'"):
         frame = read(rig.spark, "reads.db.big", condition)
         assert "seamark" not in format_plan(frame)
         assert frame.count() == rig.run_sql(f"SELECT * FROM {{db}}.big WHERE {condition or 'true'}").count()
-    first = rig.list_snapshots("big")[0]
-    assert collect_rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == expected
+    first_id = rig.list_snapshots("big")[0]
+    assert collect_rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first_id))) == expected
     # Both readers support a time, and names in any case.
     committed_ms = rig.run_sql(
-        f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}"
+        f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first_id}"
     ).first()[0]
     count = rig.run_sql("SELECT * FROM {db}.big").count()
     rig.run_sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")

@@ -90,11 +90,11 @@ def test_running_query_sees_rows_before_their_flush(
     query = CopyQuery(spark, stream.server.base_url, tmp_path / "query")
     stream.post("t", {"id": 1})
     flush_stream(SeamarkClient(stream.server.base_url), "db.t")
-    query_run = query.start(processingTime="0 seconds")
+    running_query = query.start(processingTime="0 seconds")
     try:
         for number in (2, 3):
             stream.post("t", {"id": number})
             block_until(lambda expected=number: query.read_ids() == list(range(1, expected + 1)), within_s=60)
     finally:
-        query_run.stop()
+        running_query.stop()
     assert stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)]

@@ -25,7 +25,7 @@ pytestmark = [
 
 FILES = 42
 """The number of fact files. They are ordered by date, six for each of the seven years."""
-LEFT_MAX = {
+KEPT_FILES_MAX = {
     **dict.fromkeys(("Q1.1", "Q4.2", "Q4.3"), 15),
     **dict.fromkeys(("Q1.2", "Q1.3", "Q3.4"), 3),
     **dict.fromkeys(("Q3.1", "Q3.2", "Q3.3"), 39),
@@ -54,5 +54,5 @@ def test_each_ssb_query_has_sparks_answer_from_fewer_files(ssb: SparkSession, na
     assert sql(ssb, QUERIES[name]).collect() == expected
     rewrite = rewrite_query(ssb, QUERIES[name])
     match = re.search(rf"\bssb\.lineorder=(\d+)/{FILES}\b", rewrite.summary)
-    assert (int(match[1]) if match else FILES) <= LEFT_MAX.get(name, FILES), rewrite.summary
-    assert (match is not None) == (name in LEFT_MAX), rewrite.summary
+    assert (int(match[1]) if match else FILES) <= KEPT_FILES_MAX.get(name, FILES), rewrite.summary
+    assert (match is not None) == (name in KEPT_FILES_MAX), rewrite.summary

@@ -47,7 +47,7 @@ ROWS = """
       timestamp_seconds(id * 1000) AS at, IF(id % 5 = 4, NULL, id % 2 = 0) AS ok, CAST(id AS int) AS n,
       named_struct('a', CAST(id AS int), 'b', concat('s', id)) AS s, array(CAST(id AS int), 7) AS xs
     FROM range({start}, {end})"""
-NAMES = "id, k, name, d, dec, day, at, ok, n, s, xs"
+COLUMN_NAMES = "id, k, name, d, dec, day, at, ok, n, s, xs"
 LAYOUTS = {
     "by id": ("", ("'seamark.index.ids'='record(id)'",)),
     "by name": ("", ("'seamark.index.names'='record(name)'",)),
@@ -55,6 +55,7 @@ LAYOUTS = {
     "by none": ("PARTITIONED BY (day)", ()),
 }
 OURS, THEIRS = "ours", "theirs"
+"""Prefixes of table names: Seamark changes the first table, and Iceberg the second table."""
 ROW_ERRORS = {"NOT_NULL_ASSERT_VIOLATION", "CAST_OVERFLOW_IN_TABLE_INSERT"}
 """Errors of single rows. One statement can cause several of them, and Spark reports the error of the row that it reads
 first.
@@ -62,27 +63,29 @@ first.
 
 
 class SparkStatementTables(SparkTables):
+    """Pairs of equal tables: Seamark changes one of them, and Iceberg the other."""
+
     def create(self, table: str, layout: str, version: int, mode: str) -> None:
         spec, properties = LAYOUTS[layout]
         modes = [f"'write.{kind}.mode'='{mode}'" for kind in ("merge", "update", "delete")]
         if table.startswith(THEIRS):
             # By bounds, Iceberg leaves out files with -0.0 for `d = 0.0D`, although Spark's comparison is true.
             modes.append("'write.metadata.metrics.column.d'='none'")
-        text = ", ".join([f"'format-version'='{version}'", *modes, *properties])
-        self.run_sql(f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {spec} TBLPROPERTIES ({text})")
+        table_properties = ", ".join([f"'format-version'='{version}'", *modes, *properties])
+        self.run_sql(f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {spec} TBLPROPERTIES ({table_properties})")
         for start in (0, 20):
             self.run_sql(f"INSERT INTO {{db}}.{table} {ROWS.format(start=start, end=start + 20)}")
 
     def read_rows(self, table: str, version: int) -> Counter[str]:
         lineage = ", _row_id, _last_updated_sequence_number" if version == 3 else ""
-        result = self.run_sql(f"SELECT *{lineage} FROM {{db}}.{table}")
+        rows = self.run_sql(f"SELECT *{lineage} FROM {{db}}.{table}")
         if version < 3:
-            return Counter(map(repr, result))
-        # An inserted row may have any new id. For all other rows, the test compares the id and whether the last
-        # statement changed the row.
-        newest_sequence = max((row[-1] for row in result), default=0)
+            return Counter(map(repr, rows))
+        # The first 40 rows have the row ids 0 to 39. An inserted row may have any new id. For all other rows, the
+        # test compares the id and whether the last statement changed the row.
+        newest_sequence = max((row[-1] for row in rows), default=0)
         return Counter(
-            repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest_sequence)) for row in result
+            repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest_sequence)) for row in rows
         )
 
 
@@ -99,30 +102,30 @@ class RandomSparkStatements:
         self._rng = rng
 
     def draw_statement(self) -> str:
-        return self._rng.choice((self.merge, self.merge, self.update, self.delete))()
+        return self._rng.choice((self.draw_merge, self.draw_merge, self.draw_update, self.draw_delete))()
 
-    def merge(self) -> str:
+    def draw_merge(self) -> str:
         rng = self._rng
         join_condition = " AND ".join(
             [self._draw_equality(), *rng.choices(("t.n < s.n + 5", "t.ok", "s.k <> 3"), k=rng.choice((0, 0, 1)))]
         )
-        texts = [
-            f"WHEN MATCHED{self._draw_and_condition()} THEN {self._change()}"
+        clauses = [
+            f"WHEN MATCHED{self._draw_and_condition()} THEN {self._draw_matched_action()}"
             for _ in range(rng.choice((0, 1, 1, 1, 2)))
         ]
-        if len(texts) == 2 and " AND " not in texts[0]:
-            texts[0] = texts[0].replace("MATCHED", "MATCHED AND t.k > 2", 1)
-        if not texts or rng.random() < 0.6:
-            texts.append(f"WHEN NOT MATCHED{rng.choice(('', ' AND s.n % 3 = 0'))} THEN {self._insert()}")
+        if len(clauses) == 2 and " AND " not in clauses[0]:
+            clauses[0] = clauses[0].replace("MATCHED", "MATCHED AND t.k > 2", 1)
+        if not clauses or rng.random() < 0.6:
+            clauses.append(f"WHEN NOT MATCHED{rng.choice(('', ' AND s.n % 3 = 0'))} THEN {self._draw_insert_action()}")
         if rng.random() < 0.1:
-            texts.append("WHEN NOT MATCHED BY SOURCE AND t.n > 35 THEN DELETE")
-        return f"MERGE INTO {{t}} t USING ({self._draw_source()}) s ON {join_condition} {' '.join(texts)}"
+            clauses.append("WHEN NOT MATCHED BY SOURCE AND t.n > 35 THEN DELETE")
+        return f"MERGE INTO {{t}} t USING ({self._draw_source()}) s ON {join_condition} {' '.join(clauses)}"
 
-    def update(self) -> str:
-        sets = ", ".join(self._rng.sample(self._draw_assignments("t"), self._rng.choice((1, 1, 2))))
-        return f"UPDATE {{t}} t SET {sets} WHERE {self._draw_where()}"
+    def draw_update(self) -> str:
+        assignments = ", ".join(self._rng.sample(self._draw_assignments("t"), self._rng.choice((1, 1, 2))))
+        return f"UPDATE {{t}} t SET {assignments} WHERE {self._draw_where()}"
 
-    def delete(self) -> str:
+    def draw_delete(self) -> str:
         return f"DELETE FROM {{t}} t WHERE {self._draw_where()}"
 
     def _draw_equality(self) -> str:
@@ -153,9 +156,9 @@ class RandomSparkStatements:
         if rng.random() < 0.2:
             rows = f"SELECT * FROM ({rows}) UNION ALL SELECT * FROM ({rows})"
         if rng.random() < 0.2:
-            rows = f"SELECT {NAMES.replace(' n,', ' CAST(NULL AS int) AS n,')} FROM ({rows})"
+            rows = f"SELECT {COLUMN_NAMES.replace(' n,', ' CAST(NULL AS int) AS n,')} FROM ({rows})"
         elif rng.random() < 0.2:
-            wide_names = NAMES.replace(" k,", " CAST(k AS bigint) AS k,")
+            wide_names = COLUMN_NAMES.replace(" k,", " CAST(k AS bigint) AS k,")
             rows = f"SELECT {wide_names.replace(' n,', ' CAST(n AS bigint) + 2147483600 AS n,')} FROM ({rows})"
         return rows
 
@@ -164,7 +167,7 @@ class RandomSparkStatements:
             ("", "", " AND t.k > 4", " AND s.d > t.d", " AND t.name LIKE 'n1%'", " AND t.s.a = s.k")
         )
 
-    def _change(self) -> str:
+    def _draw_matched_action(self) -> str:
         rng = self._rng
         if rng.random() < 0.2:
             return "DELETE"
@@ -172,7 +175,7 @@ class RandomSparkStatements:
             return "UPDATE SET *"
         return "UPDATE SET " + ", ".join(rng.sample(self._draw_assignments("t", "s"), rng.choice((1, 2))))
 
-    def _insert(self) -> str:
+    def _draw_insert_action(self) -> str:
         return self._rng.choice(
             (
                 "INSERT *",
@@ -222,27 +225,27 @@ class RandomSparkStatements:
         )
 
     def _draw_where(self) -> str:
-        rng, limit = self._rng, self._rng.randrange(40)
+        rng, number = self._rng, self._rng.randrange(40)
         choices = [
-            f"t.id = {limit}",
-            f"t.id IN ({limit}, {limit + 3}, {limit + 7}, NULL)",
-            f"t.id IN (SELECT id FROM range({limit}, {limit + 4}))",
-            f"t.name = 'n{limit}' AND t.k < 8",
-            f"t.name IN (SELECT concat('n', id) FROM range({limit // 2}, {limit // 2 + 3})) AND t.n % 2 = 0",
-            f"t.day = DATE'2026-01-02' AND t.k IN (1, {limit % 9})",
-            f"(t.day, t.k) IN (SELECT DATE'2026-01-02', CAST(id AS int) FROM range({limit % 9}))",
-            f"t.n BETWEEN {limit} AND {limit + 4}",
+            f"t.id = {number}",
+            f"t.id IN ({number}, {number + 3}, {number + 7}, NULL)",
+            f"t.id IN (SELECT id FROM range({number}, {number + 4}))",
+            f"t.name = 'n{number}' AND t.k < 8",
+            f"t.name IN (SELECT concat('n', id) FROM range({number // 2}, {number // 2 + 3})) AND t.n % 2 = 0",
+            f"t.day = DATE'2026-01-02' AND t.k IN (1, {number % 9})",
+            f"(t.day, t.k) IN (SELECT DATE'2026-01-02', CAST(id AS int) FROM range({number % 9}))",
+            f"t.n BETWEEN {number} AND {number + 4}",
             "t.d = double('NaN')",
             "t.d = 0.0D AND t.n < 30",
             "t.ok",
-            f"NOT (t.id > {limit})",
-            f"t.id = '{limit}'",
-            f"t.at < timestamp_seconds({limit * 1000}) OR t.name IS NULL",
-            f"EXISTS (SELECT 1 FROM range({limit}, {limit + 2}) r WHERE r.id = t.id)",
+            f"NOT (t.id > {number})",
+            f"t.id = '{number}'",
+            f"t.at < timestamp_seconds({number * 1000}) OR t.name IS NULL",
+            f"EXISTS (SELECT 1 FROM range({number}, {number + 2}) r WHERE r.id = t.id)",
             "t.s.a = 4",
-            f"t.id = {limit} OR t.id IS NULL",
-            f"t.id = (SELECT max(id) FROM range({limit + 1}))",
-            f"t.dec = {limit % 6} AND t.id > {limit - 10}",
+            f"t.id = {number} OR t.id IS NULL",
+            f"t.id = (SELECT max(id) FROM range({number + 1}))",
+            f"t.dec = {number % 6} AND t.id > {number - 10}",
         ]
         return rng.choice(choices)
 
@@ -265,12 +268,18 @@ The second statement fails, because several rows of its source match one stored 
 
 
 def run_statements(
-    rig: SparkStatementTables, layout: str, version: int, mode: str, seed: int, steps: int, first: Sequence[str] = ()
+    rig: SparkStatementTables,
+    layout: str,
+    version: int,
+    mode: str,
+    seed: int,
+    steps: int,
+    first_statements: Sequence[str] = (),
 ) -> Counter[str]:
     """Run statements on both tables, and compare the tables after each statement.
 
     Args:
-        first: Statements that run before the random statements.
+        first_statements: Statements that run before the random statements.
     Returns:
         The numbers of statements that were located, run by Iceberg, failed, and run by the keys alone.
     """
@@ -278,10 +287,10 @@ def run_statements(
     for table_owner in (OURS, THEIRS):
         rig.create(f"{table_owner}_{name}", layout, version, mode)
     statements, counts = RandomSparkStatements(random.Random(seed)), Counter[str]()
-    for step, text in enumerate([*first, *(statements.draw_statement() for _ in range(steps))]):
+    for step, text in enumerate([*first_statements, *(statements.draw_statement() for _ in range(steps))]):
         note = f"{layout}, version {version}, {mode}, seed {seed}, step {step}: {text}"
         errors: dict[str, str | None] = {OURS: None, THEIRS: None}
-        path = explain(rig.spark, text.replace("{t}", f"{rig.db}.{OURS}_{name}")).path
+        explained_path = explain(rig.spark, text.replace("{t}", f"{rig.db}.{OURS}_{name}")).path
         for table_owner in (OURS, THEIRS):
             statement = text.replace("{t}", f"{rig.db}.{table_owner}_{name}")
             try:
@@ -293,7 +302,7 @@ def run_statements(
             except PySparkException as error:
                 errors[table_owner] = error.getCondition() or type(error).__name__
         counts["failed"] += errors[OURS] is not None
-        counts[f"explained {path}"] += 1
+        counts[f"explained {explained_path}"] += 1
         assert errors[OURS] == errors[THEIRS] or set(errors.values()) == ROW_ERRORS, (note, errors)
         assert rig.read_rows(f"{OURS}_{name}", version) == rig.read_rows(f"{THEIRS}_{name}", version), note
     return counts
@@ -321,12 +330,12 @@ def count_statements(counts: Counter[str]) -> Iterator[None]:
 def test_statements_have_the_result_of_icebergs_statements(
     rig: SparkStatementTables, layout: str, version: int, mode: str
 ) -> None:
-    first = STATEMENTS_BY_KEY if layout == "by id" else []
-    counts = run_statements(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
-    assert counts[LOCATED] >= max(1, len(first) - 1), counts
-    if first:
-        minimum = {"MERGE by key": 3, "UPDATE by key": 1, "DELETE by key": 1}
-        assert all(counts[kind] >= count for kind, count in minimum.items()), counts
+    first_statements = STATEMENTS_BY_KEY if layout == "by id" else []
+    counts = run_statements(rig, layout, version, mode, first_seed(), 4 - len(first_statements) // 2, first_statements)
+    assert counts[LOCATED] >= max(1, len(first_statements) - 1), counts
+    if first_statements:
+        minimum_counts = {"MERGE by key": 3, "UPDATE by key": 1, "DELETE by key": 1}
+        assert all(counts[kind] >= count for kind, count in minimum_counts.items()), counts
 
 
 @pytest.mark.slow
@@ -347,53 +356,55 @@ def test_many_statements_have_the_result_of_icebergs_statements(
 
 @pytest.mark.slow
 def test_insert_overwrite_builds_index_files(rig: SparkStatementTables) -> None:
-    text = "INSERT OVERWRITE {t} SELECT id, CAST(id AS int), IF(id < 5, 'a', 'b') FROM range({n}, {m})"
+    overwrite_template = "INSERT OVERWRITE {t} SELECT id, CAST(id AS int), IF(id < 5, 'a', 'b') FROM range({n}, {m})"
     for table_owner in (OURS, THEIRS):
         rig.run_sql(
             f"CREATE TABLE {{db}}.{table_owner}_over (id bigint, n int NOT NULL, day string) USING iceberg "
             "PARTITIONED BY (day) TBLPROPERTIES ('seamark.index.ids'='record(id)')"
         )
     steps = [
-        ("static", text.replace("{n}", "0").replace("{m}", "10")),
+        ("static", overwrite_template.replace("{n}", "0").replace("{m}", "10")),
         ("static", "INSERT OVERWRITE {t} PARTITION (day = 'a') SELECT id, id FROM range(100, 102)"),
-        ("dynamic", text.replace("{n}", "7").replace("{m}", "8")),
+        ("dynamic", overwrite_template.replace("{n}", "7").replace("{m}", "8")),
         ("dynamic", "INSERT OVERWRITE {t} (n, day, id) VALUES (1, 'c', 9)"),
         ("static", "INSERT OVERWRITE {t} SELECT id, NULL, 'a' FROM range(3)"),
         ("static", "INSERT OVERWRITE {t} SELECT id, id + 3000000000, 'a' FROM range(3)"),
         ("static", "INSERT OVERWRITE {t} SELECT id, n, day FROM {t} WHERE id > 8"),
     ]
     paths = []
-    for mode, options in steps:
+    for mode, statement_template in steps:
         rig.spark.conf.set("spark.sql.sources.partitionOverwriteMode", mode)
-        report: dict[str, Any] = {}
+        errors: dict[str, Any] = {}
         for table_owner in (OURS, THEIRS):
-            statement = options.replace("{t}", f"{rig.db}.{table_owner}_over")
+            statement = statement_template.replace("{t}", f"{rig.db}.{table_owner}_over")
             try:
                 if table_owner == OURS:
                     paths.append(execute(rig.spark, statement).path)
                 else:
                     rig.spark.sql(statement)
             except PySparkException as error:
-                report[table_owner] = error.getCondition()
-        assert report.get(OURS) == report.get(THEIRS), options
-        assert rig.read_rows(f"{OURS}_over", 2) == rig.read_rows(f"{THEIRS}_over", 2), options
+                errors[table_owner] = error.getCondition()
+        assert errors.get(OURS) == errors.get(THEIRS), statement_template
+        assert rig.read_rows(f"{OURS}_over", 2) == rig.read_rows(f"{THEIRS}_over", 2), statement_template
     rig.spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
-    assert paths == [INDEXED] * 4 + [ICEBERG]
+    assert paths == [INDEXED] * 4 + [ICEBERG]  # The two statements with invalid rows failed.
 
 
 def test_statement_that_seamark_cannot_run_is_run_by_iceberg_with_a_reason(rig: SparkStatementTables) -> None:
     rig.create("told", "by id", 3, "merge-on-read")
-    t = f"{rig.db}.told"
+    table = f"{rig.db}.told"
     merge_clause = "s ON t.id = s.id WHEN"
     reasons = {
-        f"DELETE FROM {t}": "DeleteFromTable",
-        f"UPDATE {t} SET n = 1 WHERE length(name) = 1": "condition",
-        f"MERGE INTO {t} t USING {t} {merge_clause} MATCHED THEN DELETE": "also reads the table",
-        f"DELETE FROM {t} WHERE id IN (SELECT max(id) FROM {t})": "also reads the table",
-        f"MERGE INTO {t} t USING (SELECT 1L AS id) s ON t.id > s.id WHEN MATCHED THEN DELETE": "equality",
-        f"MERGE INTO {t} t USING (SELECT 1L AS id) {merge_clause} NOT MATCHED BY SOURCE THEN DELETE": "SOURCE",
-        f"MERGE WITH SCHEMA EVOLUTION INTO {t} t USING (SELECT 1L AS id) {merge_clause} MATCHED THEN DELETE": "schema",
-        f"INSERT INTO {t} SELECT * FROM {t}": "not a MERGE",
+        f"DELETE FROM {table}": "DeleteFromTable",
+        f"UPDATE {table} SET n = 1 WHERE length(name) = 1": "condition",
+        f"MERGE INTO {table} t USING {table} {merge_clause} MATCHED THEN DELETE": "also reads the table",
+        f"DELETE FROM {table} WHERE id IN (SELECT max(id) FROM {table})": "also reads the table",
+        f"MERGE INTO {table} t USING (SELECT 1L AS id) s ON t.id > s.id WHEN MATCHED THEN DELETE": "equality",
+        f"MERGE INTO {table} t USING (SELECT 1L AS id) {merge_clause} NOT MATCHED BY SOURCE THEN DELETE": "SOURCE",
+        f"MERGE WITH SCHEMA EVOLUTION INTO {table} t USING (SELECT 1L AS id) {merge_clause} MATCHED THEN DELETE": (
+            "schema"
+        ),
+        f"INSERT INTO {table} SELECT * FROM {table}": "not a MERGE",
     }
     for text, reason in reasons.items():
         explanation = explain(rig.spark, text)
@@ -402,32 +413,32 @@ def test_statement_that_seamark_cannot_run_is_run_by_iceberg_with_a_reason(rig: 
     small_limits = StatementLimits(rows=5, read_rows=10)
     assert (
         "5 stored rows"
-        in execute(rig.spark, f"UPDATE {t} SET k = 0 WHERE id IN (0, 1, 2, 3, 4, 5)", limits=small_limits).reason
+        in execute(rig.spark, f"UPDATE {table} SET k = 0 WHERE id IN (0, 1, 2, 3, 4, 5)", limits=small_limits).reason
     )
-    explanation = explain(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)")
+    explanation = explain(rig.spark, f"DELETE FROM {table} WHERE id IN (1, 2)")
     assert (explanation.path, explanation.keys, explanation.index, explanation.mode) == (
         LOCATED,
         ("id",),
         "ids",
         "merge-on-read",
     )
-    assert sql(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)").collect() == []
-    assert rig.run_sql(f"SELECT count(*) FROM {t} WHERE id IN (1, 2)") == [(0,)]
+    assert sql(rig.spark, f"DELETE FROM {table} WHERE id IN (1, 2)").collect() == []
+    assert rig.run_sql(f"SELECT count(*) FROM {table} WHERE id IN (1, 2)") == [(0,)]
 
 
 @pytest.mark.slow
 def test_statement_starts_again_after_a_conflict(rig: SparkStatementTables, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.create("raced", "by id", 3, "merge-on-read")
     text = f"UPDATE {rig.db}.raced SET k = k + 1 WHERE id IN (3, 4)"
-    write_rows, calls = write_changes, list[Any]()
+    original_write, calls = write_changes, list[Any]()
 
-    def overtake(*arguments: Any) -> Any:
+    def write_after_a_competitor(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 1:
             rig.spark.sql(text)
-        return write_rows(*arguments)
+        return original_write(*arguments)
 
-    monkeypatch.setattr("seamark.connector.spark.statements.execution.write_changes", overtake)
+    monkeypatch.setattr("seamark.connector.spark.statements.execution.write_changes", write_after_a_competitor)
     report = execute(rig.spark, text).report
     assert isinstance(report, Report)
     assert report.attempts == len(calls) == 2
@@ -474,9 +485,9 @@ def test_statement_on_an_unknown_catalog_gets_a_hint(rig: SparkStatementTables) 
 
 @pytest.mark.slow
 def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: SparkStatementTables) -> None:
-    """The test's session is the `local[2]` session of `seamark sql`. The same statements run with Iceberg on a second
+    """The session of this test is the `local[2]` session of `seamark sql`.
 
-    table.
+    The same statements run with Iceberg on a second table.
     """
     for table_owner in (OURS, THEIRS):
         rig.run_sql(f"CREATE TABLE {{db}}.{table_owner}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")

@@ -25,22 +25,22 @@ from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, UpsertTab
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpsertTables]:
-    with UpsertTables.open(spark, tmp_path_factory.mktemp("upserts_again")) as new_rig:
-        yield new_rig
+    with UpsertTables.open(spark, tmp_path_factory.mktemp("upserts_again")) as tables:
+        yield tables
 
 
 def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> None:
     """Run the first operation before the next commit, the second before the commit after it, and so on."""
-    real, pending_works = CommitClient.commit, list(operations)
+    real_commit, pending_operations = CommitClient.commit, list(operations)
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
-        if pending_works:
-            work = pending_works.pop(0)
+        if pending_operations:
+            operation = pending_operations.pop(0)
             with monkeypatch.context() as patch:
-                patch.setattr(CommitClient, "commit", real)
-                work()
-        answer: dict[str, Any] = real(self, table, body)
-        return answer
+                patch.setattr(CommitClient, "commit", real_commit)
+                operation()
+        response: dict[str, Any] = real_commit(self, table, body)
+        return response
 
     monkeypatch.setattr(CommitClient, "commit", commit)
 
@@ -52,17 +52,17 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     table = f"raced_{row_mode[:4]}"
     rig.create(table, BUCKETS)
     model: Model = dict.fromkeys(range(20), ("de", 0, 0))
-    write(rig.frame(model), f"db.{table}", client=rig.client)
+    write(rig.build_frame(model), f"db.{table}", client=rig.client)
     accumulator = rig.spark.sparkContext.accumulator(0)
-    new_files: set[str] = set()
+    competing_files: set[str] = set()
 
     def write_concurrently() -> None:
         files_before = rig.list_files(table)
-        named_table = pa.table(
+        competing_rows = pa.table(
             {"id": [7], "land": ["plain"], "v": pa.array([9], pa.int32()), "ts": pa.array([9], pa.int32())}
         )
-        upsert(rig.client, f"db.{table}", named_table, keys=["id"])
-        new_files.update(rig.list_files(table) - files_before)
+        upsert(rig.client, f"db.{table}", competing_rows, keys=["id"])
+        competing_files.update(rig.list_files(table) - files_before)
 
     def record_sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -71,18 +71,18 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
 
     files_before = rig.list_files(table)
     run_before_commits(monkeypatch, write_concurrently)
-    chance = rig.spark.range(5, 25).selectExpr("id", "uuid() AS land", "1 AS v", "1 AS ts")
-    chance_frame = chance.mapInArrow(record_sizes, "id bigint, land string, v int, ts int")
-    report = rig.upsert(chance_frame, table, columns=["land"], row_mode=row_mode, **TASKS)
+    random_frame = rig.spark.range(5, 25).selectExpr("id", "uuid() AS land", "1 AS v", "1 AS ts")
+    counted_frame = random_frame.mapInArrow(record_sizes, "id bigint, land string, v int, ts int")
+    report = rig.upsert(counted_frame, table, columns=["land"], row_mode=row_mode, **TASKS)
     assert (report.attempts, report.updated, report.inserted) == (2, 15, 5)
     assert accumulator.value == 20
-    rows_before = rig.read_model(table)
-    assert len({row[0] for id_, row in rows_before.items() if id_ >= 5}) == 20
-    assert rows_before[7][1:] == (9, 9)
-    assert {id_: row[1:] for id_, row in rows_before.items() if id_ not in (7, *range(20, 25))} == {
+    rows_after = rig.read_model(table)
+    assert len({row[0] for id_, row in rows_after.items() if id_ >= 5}) == 20
+    assert rows_after[7][1:] == (9, 9)
+    assert {id_: row[1:] for id_, row in rows_after.items() if id_ not in (7, *range(20, 25))} == {
         number: (0, 0) for number in range(20) if number != 7
     }
-    assert len(rig.list_files(table) - files_before - new_files) == report.files_written
+    assert len(rig.list_files(table) - files_before - competing_files) == report.files_written
 
 
 def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: UpsertTables) -> None:
@@ -111,25 +111,27 @@ def test_only_one_result_of_a_repeated_task_counts(
     table = f"again_{row_mode[:4]}"
     rig.create(table, BUCKETS)
     model: Model = dict.fromkeys(range(60), ("de", 0, 0))
-    write(rig.frame(model), f"db.{table}", client=rig.client)
-    ran: list[int] = []
+    write(rig.build_frame(model), f"db.{table}", client=rig.client)
+    task_numbers: list[int] = []
 
-    def build_task_frame(df: DataFrame, work: Any) -> Any:
+    def run_tasks_twice(df: DataFrame, work: Any) -> Any:
         input_table = df.toArrow()
-        places = work.distribution.assign_tasks([read_column(input_table, field) for field in work.distribution.fields])
-        input_table = input_table.append_column("_seamark_task", pa.array(places))
+        task_of_row = work.distribution.assign_tasks(
+            [read_column(input_table, field) for field in work.distribution.fields]
+        )
+        input_table = input_table.append_column("_seamark_task", pa.array(task_of_row))
         results = []
         for number in range(work.distribution.tasks):
-            own_batches = input_table.filter(pa.array(places == number)).to_batches()
+            own_batches = input_table.filter(pa.array(task_of_row == number)).to_batches()
             list(upserting.change_task(work, own_batches))
             results += [SparkRow(result=batch[0][0].as_py()) for batch in upserting.change_task(work, own_batches)]
-            ran.append(number)
+            task_numbers.append(number)
         return SimpleNamespace(collect=lambda: results)
 
-    monkeypatch.setattr(upserting, "run_tasks", build_task_frame)
+    monkeypatch.setattr(upserting, "run_tasks", run_tasks_twice)
     expected: Model = dict.fromkeys(range(0, 100, 3), ("x", 1, None))
-    report = rig.upsert(rig.frame(expected), table, row_mode=row_mode, **TASKS)
-    assert len(ran) > 1
+    report = rig.upsert(rig.build_frame(expected), table, row_mode=row_mode, **TASKS)
+    assert len(task_numbers) > 1
     assert (report.updated, report.inserted, report.attempts) == (20, 14, 1)
     assert rig.read_model(table) == model | expected
 
@@ -141,12 +143,12 @@ def test_stream_upserts_each_batch_once_for_each_checkpoint(rig: UpsertTables, t
     reports: list[Report] = []
     queries: list[str] = []
 
-    def arrive(model: Model) -> None:
-        rig.frame(model).coalesce(1).write.mode("append").parquet(str(source))
+    def add_source_file(model: Model) -> None:
+        rig.build_frame(model).coalesce(1).write.mode("append").parquet(str(source))
 
-    def upsert_batch(df: DataFrame, number: int) -> None:
+    def upsert_batch(df: DataFrame, batch_number: int) -> None:
         queries.append(df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or "")
-        reports.append(rig.upsert(df, "stream", precombine="ts", producer=(f"orders-{queries[-1]}", number)))
+        reports.append(rig.upsert(df, "stream", precombine="ts", producer=(f"orders-{queries[-1]}", batch_number)))
 
     def run(checkpoint: Path = checkpoint) -> None:
         stream = rig.spark.readStream.schema("id int, land string, v int, ts int").option("maxFilesPerTrigger", 1)
@@ -155,28 +157,32 @@ def test_stream_upserts_each_batch_once_for_each_checkpoint(rig: UpsertTables, t
         query.awaitTermination()
         assert queries[-1] == query.id
 
-    arrive(dict.fromkeys(range(10), ("de", 1, 1)))
+    add_source_file(dict.fromkeys(range(10), ("de", 1, 1)))
     run()
-    arrive(dict.fromkeys(range(5, 15), ("fr", 2, 2)))
+    add_source_file(dict.fromkeys(range(5, 15), ("fr", 2, 2)))
     run()
     model = dict.fromkeys(range(5), ("de", 1, 1)) | dict.fromkeys(range(5, 15), ("fr", 2, 2))
     assert [(report.inserted, report.updated, report.duplicate) for report in reports] == [
         (10, 0, False),
         (5, 5, False),
     ]
-    files, snapshots = rig.list_files("stream"), rig.run_sql("SELECT snapshot_id FROM {db}.stream.snapshots")
+    files_before, snapshots_before = (
+        rig.list_files("stream"),
+        rig.run_sql("SELECT snapshot_id FROM {db}.stream.snapshots"),
+    )
     last_commit = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last_commit.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
     last_commit.with_name(f".{last_commit.name}.crc").unlink()
     run()
     assert (len(reports), reports[-1].duplicate) == (3, True)
     assert (rig.list_files("stream"), rig.run_sql("SELECT snapshot_id FROM {db}.stream.snapshots")) == (
-        files,
-        snapshots,
+        files_before,
+        snapshots_before,
     )
     assert rig.read_model("stream") == model
     rig.delete(rig.spark.range(3), "stream", keys=["id"])
     run(tmp_path / "another")
+    # The ids 0 to 2 were deleted, and the stored rows of the ids 5 to 9 are later.
     upsert_counts = [(report.inserted, report.stale, report.duplicate) for report in reports[3:]]
     assert upsert_counts == [(3, 5, False), (0, 0, False)]
     assert rig.read_model("stream") == model

@@ -51,6 +51,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class WritingTables:
+    """Tables of one server, which tests write with DataFrames and read with Iceberg."""
+
     spark: SparkSession
     server: Seamark
 
@@ -71,9 +73,9 @@ class WritingTables:
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WritingTables]:
     with Seamark(tmp_path_factory.mktemp("writes")) as server:
         connect(spark, "writes", server.base_url)
-        new_rig = WritingTables(spark, server)
-        new_rig.run_sql("CREATE NAMESPACE writes.db")
-        yield new_rig
+        tables = WritingTables(spark, server)
+        tables.run_sql("CREATE NAMESPACE writes.db")
+        yield tables
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -85,12 +87,12 @@ def test_iceberg_reads_the_written_rows_of_every_type(rig: WritingTables, versio
     )
     frame = rig.spark.range(300).selectExpr(*ALL_TYPE_COLUMNS)
     report = rig.write(frame, table)
-    assert (report.rows, report.files, report.snapshot_id is not None) == (300, 6, True)
-    read_frame = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
-    assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(read_frame)
+    assert (report.rows, report.files, report.snapshot_id is not None) == (300, 6, True)  # 3 days and 2 buckets.
+    expected_frame = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
+    assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(expected_frame)
     where = "day = DATE'2026-01-02' AND n > 3 AND s LIKE 'sé1%'"
     assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table} WHERE {where}")) == collect_rows(
-        read_frame.where(where)
+        expected_frame.where(where)
     )
 
 
@@ -112,21 +114,22 @@ def test_small_files_of_tasks_are_merged_before_the_commit(rig: WritingTables, v
         f"CREATE TABLE {{db}}.{table} (id bigint, k bigint) USING iceberg PARTITIONED BY (k) "
         f"TBLPROPERTIES ('format-version'='{version}')"
     )
-    written_table = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "IF(id < 1000, 3, id % 3) AS k")
-    report = rig.write(written_table, table, distribution="none", merge_files=True)
+    written_frame = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "IF(id < 1000, 3, id % 3) AS k")
+    report = rig.write(written_frame, table, distribution="none", merge_files=True)
+    # Three tasks wrote nine files of three partitions, and one task wrote the file of the fourth partition.
     assert (report.files, report.merged) == (4, 9)
-    assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(written_table)
+    assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(written_frame)
     assert len(rig.list_files(table)) == 4
     new_rows = rig.spark.range(5000, 5100, 1, 4).selectExpr("id", "id % 2 AS k")
     report = rig.write(new_rows, table, mode="overwrite_partitions", distribution="none", merge_files=True)
     assert (report.files, report.merged) == (2, 8)
     assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(
-        written_table.where("k > 1").union(new_rows)
+        written_frame.where("k > 1").union(new_rows)
     )
     frame = rig.spark.range(6000, 6050, 1, 2).selectExpr("id", "2L AS k")
     report = rig.write(frame, table, mode="overwrite", where="k = 2", distribution="none", merge_files=True)
     assert (report.files, report.merged) == (1, 2)
-    expected = written_table.where("k = 3").union(new_rows).union(frame)
+    expected = written_frame.where("k = 3").union(new_rows).union(frame)
     assert collect_rows(rig.run_sql(f"SELECT * FROM {{db}}.{table}")) == collect_rows(expected)
     write_frame(rig, frame.selectExpr("id + 100 AS id", "k"), table, "append", distribution="none", merge_files="true")
     assert rig.run_sql(f"SELECT * FROM {{db}}.{table}.files WHERE partition.k = 2").count() == 2
@@ -160,11 +163,11 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Writin
 
 def test_overwrite_replaces_the_rows_of_its_filter(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.days (id bigint, day date) USING iceberg PARTITIONED BY (day)")
-    table = rig.spark.range(30).selectExpr("id", "date_add(DATE'2026-01-01', CAST(id % 3 AS int)) AS day")
-    rig.write(table, "days")
+    old_rows = rig.spark.range(30).selectExpr("id", "date_add(DATE'2026-01-01', CAST(id % 3 AS int)) AS day")
+    rig.write(old_rows, "days")
     new_rows = rig.spark.range(100, 103).selectExpr("id", "DATE'2026-01-02' AS day")
     rig.write(new_rows, "days", mode="overwrite", where="day = '2026-01-02'")
-    expected = collect_rows(table.where("day <> DATE'2026-01-02'").union(new_rows))
+    expected = collect_rows(old_rows.where("day <> DATE'2026-01-02'").union(new_rows))
     assert collect_rows(rig.run_sql("SELECT * FROM {db}.days")) == expected
     with pytest.raises(Refused, match="may match the filter"):
         rig.write(new_rows, "days", mode="overwrite", where="id < 5")
@@ -175,11 +178,13 @@ def test_overwrite_replaces_the_rows_of_its_filter(rig: WritingTables) -> None:
 
 def test_overwrite_of_partitions_keeps_the_other_partitions(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.parts (id bigint, k int) USING iceberg PARTITIONED BY (k)")
-    table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
-    rig.write(table, "parts")
+    old_rows = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
+    rig.write(old_rows, "parts")
     new_rows = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
     rig.write(new_rows, "parts", mode="overwrite_partitions")
-    assert collect_rows(rig.run_sql("SELECT * FROM {db}.parts")) == collect_rows(table.where("k = 2").union(new_rows))
+    assert collect_rows(rig.run_sql("SELECT * FROM {db}.parts")) == collect_rows(
+        old_rows.where("k = 2").union(new_rows)
+    )
 
 
 def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: WritingTables) -> None:
@@ -207,12 +212,12 @@ def test_failed_write_job_commits_nothing_and_leaves_no_file(rig: WritingTables)
 def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.once (id bigint) USING iceberg")
     frame = rig.spark.range(10)
-    first = rig.write(frame, "once", producer=("job", 1))
-    files = rig.list_files("once")
+    first_report = rig.write(frame, "once", producer=("job", 1))
+    files_before = rig.list_files("once")
     second_report = rig.write(frame, "once", producer=("job", 1))
     assert second_report.commit is not None
-    assert (second_report.commit["duplicate"], second_report.snapshot_id) == (True, first.snapshot_id)
-    assert rig.list_files("once") == files
+    assert (second_report.commit["duplicate"], second_report.snapshot_id) == (True, first_report.snapshot_id)
+    assert rig.list_files("once") == files_before
     assert rig.run_sql("SELECT * FROM {db}.once").count() == 10
 
 
@@ -225,16 +230,16 @@ def write_frame(rig: WritingTables, frame: DataFrame, table: str, mode: str, **o
 @pytest.mark.slow
 def test_format_seamark_appends_and_overwrites(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.sunk (id bigint, k int) USING iceberg PARTITIONED BY (k)")
-    table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
-    write_frame(rig, table, "sunk", "append")
-    assert collect_rows(rig.run_sql("SELECT * FROM {db}.sunk")) == collect_rows(table)
+    old_rows = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
+    write_frame(rig, old_rows, "sunk", "append")
+    assert collect_rows(rig.run_sql("SELECT * FROM {db}.sunk")) == collect_rows(old_rows)
     new_rows = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
     write_frame(rig, new_rows, "sunk", "overwrite", replace_partitions="true")
-    assert collect_rows(rig.run_sql("SELECT * FROM {db}.sunk")) == collect_rows(table.where("k = 2").union(new_rows))
+    assert collect_rows(rig.run_sql("SELECT * FROM {db}.sunk")) == collect_rows(old_rows.where("k = 2").union(new_rows))
     write_frame(rig, new_rows.where("k = 1"), "sunk", "overwrite", replace_where="k = 1 OR k = 2")
     assert collect_rows(rig.run_sql("SELECT * FROM {db}.sunk")) == collect_rows(new_rows)
-    write_frame(rig, table, "sunk", "overwrite")
-    assert collect_rows(rig.run_sql("SELECT * FROM {db}.sunk")) == collect_rows(table)
+    write_frame(rig, old_rows, "sunk", "overwrite")
+    assert collect_rows(rig.run_sql("SELECT * FROM {db}.sunk")) == collect_rows(old_rows)
 
 
 @pytest.mark.few_cases(1)
@@ -266,12 +271,12 @@ class FolderStream:
     checkpoint: Path
     table: str
 
-    def arrive(self, first: int, last: int) -> None:
-        frame = self.rig.spark.range(first, last, 1, 1).selectExpr("id", "concat('v', id) AS v")
+    def add_source_file(self, first_id: int, end_id: int) -> None:
+        frame = self.rig.spark.range(first_id, end_id, 1, 1).selectExpr("id", "concat('v', id) AS v")
         frame.write.mode("append").parquet(str(self.input_folder))
 
     def run(self, transform: Callable[[DataFrame], DataFrame] = lambda frame: frame) -> None:
-        """Process all files that have arrived since the last run."""
+        """Process all files that were added since the last run."""
         reader = self.rig.spark.readStream.schema("id bigint, v string").option("maxFilesPerTrigger", 1)
         writer = transform(reader.parquet(str(self.input_folder))).writeStream.format("seamark")
         options = {"uri": self.rig.server.base_url, "table": f"db.{self.table}"}
@@ -287,23 +292,25 @@ def test_restarted_stream_commits_every_row_once(rig: WritingTables, tmp_path: P
     rig.run_sql("CREATE TABLE {db}.stream (id bigint, v string) USING iceberg TBLPROPERTIES ('format-version'='3')")
     checkpoint = tmp_path / "checkpoint"
     stream = FolderStream(rig, tmp_path / "given", checkpoint, "stream")
-    arrive, run_stream = stream.arrive, stream.run
-    arrive(0, 100)
-    arrive(100, 200)
-    run_stream()
-    files, snapshots = rig.list_files("stream"), rig.run_sql("SELECT * FROM {db}.stream.snapshots").count()
-    assert snapshots == 2
+    stream.add_source_file(0, 100)
+    stream.add_source_file(100, 200)
+    stream.run()
+    files_before, snapshot_count = rig.list_files("stream"), rig.run_sql("SELECT * FROM {db}.stream.snapshots").count()
+    assert snapshot_count == 2
     last_commit = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last_commit.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
     last_commit.with_name(f".{last_commit.name}.crc").unlink()
-    run_stream()
-    assert (rig.list_files("stream"), rig.run_sql("SELECT * FROM {db}.stream.snapshots").count()) == (files, snapshots)
-    arrive(200, 300)
-    run_stream()
+    stream.run()
+    assert (rig.list_files("stream"), rig.run_sql("SELECT * FROM {db}.stream.snapshots").count()) == (
+        files_before,
+        snapshot_count,
+    )
+    stream.add_source_file(200, 300)
+    stream.run()
     assert rig.run_sql("SELECT count(*), count(DISTINCT id), sum(id) FROM {db}.stream").collect()[0] == (
         300,
         300,
-        44850,
+        sum(range(300)),
     )
     summary = rig.run_sql("SELECT summary FROM {db}.stream.snapshots ORDER BY committed_at DESC").first()
     assert summary is not None
@@ -317,18 +324,18 @@ def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_con
     """A batch with the number of an earlier batch, but of a different checkpoint, is not treated as a repeat."""
     rig.run_sql("CREATE TABLE {db}.older (id bigint, v string) USING iceberg")
     stream = FolderStream(rig, tmp_path / "given", tmp_path / "checkpoint", "older")
-    stream.arrive(0, 10)
+    stream.add_source_file(0, 10)
     stream.run()
     shutil.copytree(stream.checkpoint, tmp_path / "restored")
-    for first in (10, 20):
-        stream.arrive(first, first + 10)
+    for first_id in (10, 20):
+        stream.add_source_file(first_id, first_id + 10)
     stream.run()
-    files = rig.list_files("older")
+    files_before = rig.list_files("older")
     with pytest.raises(PySparkException, match=r"batch 1 of this query.* up to 2: the checkpoint is older"):
         replace(stream, checkpoint=tmp_path / "restored").run()
-    assert (stream.read_ids(), rig.list_files("older")) == ([*range(30)], files)
+    assert (stream.read_ids(), rig.list_files("older")) == ([*range(30)], files_before)
     other_stream = replace(stream, input_folder=tmp_path / "other", checkpoint=tmp_path / "new")
-    other_stream.arrive(100, 105)
+    other_stream.add_source_file(100, 105)
     other_stream.run()
     assert stream.read_ids() == [*range(30), *range(100, 105)]
 
@@ -337,8 +344,8 @@ def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_con
 def test_stream_writes_nothing_into_a_table_that_replaced_its_target(rig: WritingTables, tmp_path: Path) -> None:
     rig.run_sql("CREATE TABLE {db}.replaced (id bigint, v string) USING iceberg")
     stream = FolderStream(rig, tmp_path / "given", tmp_path / "checkpoint", "replaced")
-    stream.arrive(0, 10)
-    tables = f"{rig.server.base_url}/v1/namespaces/db/tables"
+    stream.add_source_file(0, 10)
+    tables_url = f"{rig.server.base_url}/v1/namespaces/db/tables"
     fields = [{"id": 1, "name": "id", "type": "long"}, {"id": 2, "name": "v", "type": "string"}]
     schema = {"type": "struct", "fields": [{**field, "required": False} for field in fields]}
     request_body = json.dumps({"name": "replaced", "schema": schema}).encode()
@@ -347,8 +354,8 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_target(rig: Writin
         """Yield the batches, then replace the table by a new table."""
         yield from batches
         for request in (
-            urllib.request.Request(f"{tables}/replaced", method="DELETE"),
-            urllib.request.Request(tables, request_body, {"Content-Type": "application/json"}),
+            urllib.request.Request(f"{tables_url}/replaced", method="DELETE"),
+            urllib.request.Request(tables_url, request_body, {"Content-Type": "application/json"}),
         ):
             urllib.request.urlopen(request).close()
 

@@ -16,12 +16,14 @@ Model = dict[int, Row]
 
 
 class UpsertTables(SparkTables):
+    """Tables that tests change by keys. A `Model` has the expected rows by id."""
+
     def create(self, name: str, spec: str = "", *properties: str, version: int = 3, columns: str = "") -> None:
         property_list = ", ".join([f"'format-version'='{version}'", *properties])
         columns = columns or "id bigint NOT NULL, land string, v int, ts int"
         self.run_sql(f"CREATE TABLE {{db}}.{name} ({columns}) USING iceberg {spec} TBLPROPERTIES ({property_list})")
 
-    def frame(self, model: Model) -> DataFrame:
+    def build_frame(self, model: Model) -> DataFrame:
         rows = [(id_, *row) for id_, row in model.items()]
         return self.spark.createDataFrame(rows, "id int, land string, v int, ts int")
 
@@ -43,3 +45,4 @@ class UpsertTables(SparkTables):
 
 
 TASKS = {"driver_rows": 0}
+"""Write options with which tasks change all rows, and the driver none."""

@@ -91,13 +91,13 @@ class ClaimsContract(StorePair):
     async def test_shared_folders_may_overlap_only_each_other(self, store: GeneratorStore) -> None:
         await store.transact([build_claim("u", "s3://b/t"), build_claim("u", "s3://b/common", shared=True)])
         await store.transact([build_claim("v", "s3://b/common", "s3://b/common/in", shared=True)])
-        for expected in (
+        for rejected_claim in (
             build_claim("w", "s3://b/common"),
             build_claim("w", "s3://b/t", shared=True),
             build_claim("w", "s3://b/common/x"),
         ):
             with pytest.raises(BadRequest, match="overlaps"):
-                await store.transact([expected])
+                await store.transact([rejected_claim])
 
     async def test_rejected_claim_undoes_its_transaction(self, store: GeneratorStore) -> None:
         await store.transact([build_claim("u", "s3://b/t")])
@@ -109,14 +109,14 @@ class ClaimsContract(StorePair):
         uuid = "uuid-of-t"
         await store.transact([build_claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
-        keep = DroppedEntry(
+        dropped_entry = DroppedEntry(
             id="d", entry=make_entry("moved"), purge=True, dropped_ms=1, expires_ms=2**60, principal_name="w"
         )
-        await store.transact([DropEntry(TABLE, NS, "moved", keep=keep)])
+        await store.transact([DropEntry(TABLE, NS, "moved", keep=dropped_entry)])
         await store.transact([ReleaseLocations(uuid)])
         await store.transact([RestoreEntry("d", NS, "back")])
         assert await list_locations(store, uuid) == ["s3://b/t"]
-        await store.transact([DropEntry(TABLE, NS, "back", keep=keep)])
+        await store.transact([DropEntry(TABLE, NS, "back", keep=dropped_entry)])
         await store.transact([ForgetDropped("d", unshared=True)])
         assert await list_locations(store, uuid) == ["s3://b/t"], "the purge has not finished"
         await store.transact([ReleaseLocations(uuid)])
@@ -165,31 +165,34 @@ class ClaimsContract(StorePair):
 
     async def test_names_without_claims_are_found_and_can_claim_without_a_check(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry(name)) for name in ("t", "u", "v")])
-        keep = DroppedEntry(
+        dropped_entry = DroppedEntry(
             id="d", entry=make_entry("v"), purge=True, dropped_ms=1, expires_ms=2**60, principal_name="w"
         )
-        await store.transact([DropEntry(TABLE, NS, "v", keep=keep)])
+        await store.transact([DropEntry(TABLE, NS, "v", keep=dropped_entry)])
         assert sorted(entry.name for entry in await store.list_unclaimed("", 9)) == ["t", "u", "v"]
-        first_entry = await store.list_unclaimed("", 2)
-        assert len(first_entry) == 2
-        remaining_entries = await store.list_unclaimed(first_entry[-1].uuid, 9)
-        assert sorted(entry.name for entry in (*first_entry, *remaining_entries)) == ["t", "u", "v"]
-        names = [build_claim(f"uuid-of-{name}", "s3://b/same", checked=False) for name in ("t", "u", "v")]
-        await store.transact(names)
+        first_page = await store.list_unclaimed("", 2)
+        assert len(first_page) == 2
+        remaining_entries = await store.list_unclaimed(first_page[-1].uuid, 9)
+        assert sorted(entry.name for entry in (*first_page, *remaining_entries)) == ["t", "u", "v"]
+        claims = [build_claim(f"uuid-of-{name}", "s3://b/same", checked=False) for name in ("t", "u", "v")]
+        await store.transact(claims)
         assert await store.list_unclaimed("", 9) == []
 
     async def test_concurrent_claims_never_overlap(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         rng = random.Random(7)
         folders = ["s3://b", "s3://b/x", "s3://b/x/y", "s3://b/x/z", "s3://b/y", "s3://b/y/y"]
-        expected = [(f"u{number}", rng.choice(folders)) for number in range(40)]
+        requested_claims = [(f"u{number}", rng.choice(folders)) for number in range(40)]
         stores = (store, other_store)
         outcomes = await asyncio.gather(
-            *(get_outcome(stores[n % 2].transact([build_claim(uuid, key)])) for n, (uuid, key) in enumerate(expected))
+            *(
+                get_outcome(stores[n % 2].transact([build_claim(uuid, key)]))
+                for n, (uuid, key) in enumerate(requested_claims)
+            )
         )
         assert set(outcomes) == {"won", "bad_request"}
-        held_keys = [await list_locations(store, uuid) for uuid, _ in expected]
-        winning_keys = [key[0] for key in held_keys if key]
-        assert len(winning_keys) == outcomes.count("won")
-        for item in winning_keys:
-            assert not any(another.startswith(f"{item}/") for another in winning_keys)
-        assert len(set(winning_keys)) == len(winning_keys)
+        claimed_locations = [await list_locations(store, uuid) for uuid, _ in requested_claims]
+        won_locations = [key[0] for key in claimed_locations if key]
+        assert len(won_locations) == outcomes.count("won")
+        for location in won_locations:
+            assert not any(other_location.startswith(f"{location}/") for other_location in won_locations)
+        assert len(set(won_locations)) == len(won_locations)

@@ -116,8 +116,8 @@ class IndexFilesContract(StorePair):
         await store_with_table.transact(
             [make_replacement("d", "b", now_ms=20), QuarantineIndexFile(UUID, "file:///w/a", "flipped", 10)]
         )
-        names = [file.location[-1] for file in await store_with_table.index_files_unused(21, 9)]
-        assert names == ["a", "b"]
+        unused_names = [file.location[-1] for file in await store_with_table.index_files_unused(21, 9)]
+        assert unused_names == ["a", "b"]
         assert [file.location[-1] for file in await store_with_table.index_files_unused(20, 9)] == ["a"]
         assert [file.location[-1] for file in await store_with_table.index_files_unused(21, 1)] == ["a"]
         assert await store_with_table.index_files_unused(10, 9) == []

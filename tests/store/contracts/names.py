@@ -46,9 +46,9 @@ from tests.store.store_pair import StorePair
 
 
 class NamesContract(StorePair):
-    # Tests of namespaces
-
     """The tests of namespaces and of names in them that each store passes."""
+
+    # Tests of namespaces
 
     async def test_namespace_is_read_with_its_properties(self, store: GeneratorStore) -> None:
         properties = {"owner": "ann", "empty": "", "odd ' \" key": "värde\n\U0001f600"}
@@ -188,7 +188,7 @@ class NamesContract(StorePair):
         assert await store.load_entry(TABLE, NS, "t") is None
         moved_entry = make_entry("u", namespace=("b",), uuid=entry.uuid, metadata_location=entry.metadata_location)
         assert await store.load_entry(TABLE, ("b",), "u") == Entry(
-            **{f: getattr(moved_entry, f) for f in moved_entry.__struct_fields__}
+            **{name: getattr(moved_entry, name) for name in moved_entry.__struct_fields__}
             | {"version": 4, "previous_location": "file:///p"}
         )
         await store.transact([RenameEntry(TABLE, ("b",), "u", ("b",), "u")])
@@ -246,21 +246,23 @@ class NamesContract(StorePair):
         entry, now_ms = make_entry("t"), clock.now_ms()
         name = f"{REWRITE}{entry.uuid}"
         await store.transact([CreateEntry(entry), TakeLease(name, "job", now_ms, now_ms + 1000)])
-        await store.transact([DropEntry(TABLE, NS, "t", keep=self._keep("d1", now_ms + 1000))])
+        await store.transact([DropEntry(TABLE, NS, "t", keep=self._make_dropped_entry("d1", now_ms + 1000))])
         assert await store.fence(name) == 1
         await store.transact([ForgetDropped("d1", unshared=False)])
         assert await store.fence(name) == 0
 
-    def _keep(self, dropped_id: str, expires_ms: int, purge: bool = False) -> DroppedEntry:
+    def _make_dropped_entry(self, dropped_id: str, expires_ms: int, purge: bool = False) -> DroppedEntry:
         return DroppedEntry(dropped_id, make_entry("placeholder"), purge, 11, expires_ms, "ann")
 
     async def test_dropped_entry_is_kept_unchanged_and_can_be_restored(
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         entry = make_entry("t", version=7, previous_location="file:///p")
-        until = clock.now_ms() + 1000
-        await store.transact([CreateEntry(entry), DropEntry(TABLE, NS, "t", keep=self._keep("d1", until, purge=True))])
-        dropped_entry = DroppedEntry("d1", entry, True, 11, until, "ann")
+        until_ms = clock.now_ms() + 1000
+        await store.transact(
+            [CreateEntry(entry), DropEntry(TABLE, NS, "t", keep=self._make_dropped_entry("d1", until_ms, purge=True))]
+        )
+        dropped_entry = DroppedEntry("d1", entry, True, 11, until_ms, "ann")
         assert await store.find_dropped("d1") == dropped_entry
         assert await store.list_dropped(None, None, 9) == [dropped_entry]
         assert await store.list_dropped(NS, None, 9) == [dropped_entry]
@@ -281,8 +283,8 @@ class NamesContract(StorePair):
     async def test_impossible_restore_keeps_the_dropped_entry(
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
-        keep = self._keep("d1", clock.now_ms() + 1000)
-        await store.transact([CreateEntry(make_entry("t")), DropEntry(TABLE, NS, "t", keep=keep)])
+        dropped_entry = self._make_dropped_entry("d1", clock.now_ms() + 1000)
+        await store.transact([CreateEntry(make_entry("t")), DropEntry(TABLE, NS, "t", keep=dropped_entry)])
         await store.transact([CreateEntry(make_entry("t", VIEW))])
         with pytest.raises(AlreadyExists, match=r"^View with same name already exists: ns\.t$"):
             await store.transact([RestoreEntry("d1", NS, "t")])
@@ -296,8 +298,8 @@ class NamesContract(StorePair):
     async def test_expired_dropped_entry_can_only_be_purged(self, store: GeneratorStore, clock: SimulatedClock) -> None:
         for number, after_ms in enumerate((300, 100, 200)):
             name = f"t{number}"
-            keep = self._keep(f"d{number}", clock.now_ms() + after_ms)
-            await store.transact([CreateEntry(make_entry(name)), DropEntry(TABLE, NS, name, keep=keep)])
+            dropped_entry = self._make_dropped_entry(f"d{number}", clock.now_ms() + after_ms)
+            await store.transact([CreateEntry(make_entry(name)), DropEntry(TABLE, NS, name, keep=dropped_entry)])
         assert await store.list_expired(clock.now_ms(), 9) == []
         clock.advance(200)
         assert list_ids(await store.list_expired(clock.now_ms(), 9)) == ["d1", "d2"]

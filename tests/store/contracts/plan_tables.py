@@ -23,6 +23,7 @@ from tests.store.samples import NS, TABLE, make_entry
 from tests.store.store_pair import StorePair
 
 NAME = "t~plan~" + "0" * 32
+FIRST_SNAPSHOT_ID = 2**61
 
 
 def build_plan(
@@ -47,20 +48,22 @@ def build_plan(
 
 
 def build_snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) -> StoredPlanTable:
-    """Return a plan that is shown as the snapshot 2**61 + `number`."""
+    """Return a plan that is shown as the snapshot `FIRST_SNAPSHOT_ID` + `number`."""
     name = f"t~plan~{audience}{number:031x}"
     return msgspec.structs.replace(
         build_plan(f"{audience}{number}", name, expires_ms=expires_ms),
         audience=audience,
-        plan_snapshot_id=2**61 + number,
-        snapshot_or_fingerprint=f'{{"snapshot-id": {2**61 + number}, "\U0001f600": "\'"}}',
+        plan_snapshot_id=FIRST_SNAPSHOT_ID + number,
+        snapshot_or_fingerprint=f'{{"snapshot-id": {FIRST_SNAPSHOT_ID + number}, "\U0001f600": "\'"}}',
     )
 
 
 async def list_plan_ids(
     store: GeneratorStore, audience: str = "a", now_ms: int = 0, uuid: str = "uuid-of-T"
 ) -> list[int]:
-    return [snapshot.id - 2**61 for snapshot in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)]
+    return [
+        snapshot.id - FIRST_SNAPSHOT_ID for snapshot in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)
+    ]
 
 
 async def store_plan_table(store: GeneratorStore, stored_plan_table: StoredPlanTable) -> StoredPlanTable:
@@ -82,10 +85,10 @@ class PlanTablesContract(StorePair):
     async def test_loaded_plan_table_equals_the_stored_plan_table(
         self, store: GeneratorStore, other_store: GeneratorStore, considered_bytes: int | None
     ) -> None:
-        plan_to_keep = msgspec.structs.replace(build_plan("a"), considered_bytes=considered_bytes)
+        plan = msgspec.structs.replace(build_plan("a"), considered_bytes=considered_bytes)
         assert await store.plan_table(NS, NAME) is None
-        assert await store_plan_table(store, plan_to_keep) == plan_to_keep
-        assert await other_store.plan_table(NS, NAME) == plan_to_keep
+        assert await store_plan_table(store, plan) == plan
+        assert await other_store.plan_table(NS, NAME) == plan
         assert await other_store.plan_table(NS, NAME.upper()) is None
         assert await other_store.plan_table(("ns", "x"), NAME) is None
 
@@ -97,8 +100,8 @@ class PlanTablesContract(StorePair):
             first_plan, expires_ms=150
         )
         assert await store.plan_table(NS, NAME) == msgspec.structs.replace(first_plan, expires_ms=150)
-        elsewhere = build_plan("d", namespace=("ns", "x"))
-        assert await store_plan_table(store, elsewhere) == elsewhere
+        plan_elsewhere = build_plan("d", namespace=("ns", "x"))
+        assert await store_plan_table(store, plan_elsewhere) == plan_elsewhere
 
     async def test_concurrent_stores_of_one_name_all_return_the_same_plan(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -116,11 +119,11 @@ class PlanTablesContract(StorePair):
 
     async def test_lease_can_be_extended_and_never_shortened(self, store: GeneratorStore) -> None:
         await store_plan_table(store, build_plan("a", expires_ms=100))
-        for until_ms, left_ms in ((90, 100), (110, 110), (100, 110)):
+        for until_ms, expected_ms in ((90, 100), (110, 110), (100, 110)):
             assert await store.transact([RenewPlanTable("a", until_ms)]) == [True]
             table = await store.plan_table(NS, NAME)
             assert table is not None
-            assert table.expires_ms == left_ms
+            assert table.expires_ms == expected_ms
         assert await store.transact([RenewPlanTable("nobody", 500)]) == [False]
 
     async def test_plans_with_expired_leases_lose_their_names_oldest_first(self, store: GeneratorStore) -> None:
@@ -185,13 +188,13 @@ class PlanTablesContract(StorePair):
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for number in (2, 1, 3):
-            plan_to_keep = build_snapshot_plan(number, expires_ms=100 * number)
-            assert await store_plan_table(store, plan_to_keep) == plan_to_keep
-            assert await other_store.plan_table(NS, str(plan_to_keep.name)) == plan_to_keep
+            plan = build_snapshot_plan(number, expires_ms=100 * number)
+            assert await store_plan_table(store, plan) == plan
+            assert await other_store.plan_table(NS, str(plan.name)) == plan
         await store_plan_table(store, build_snapshot_plan(4, "b"))
         await store_plan_table(store, build_plan("named"))
         assert await other_store.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
-            PlanSnapshot(2**61 + 4, str(build_snapshot_plan(4).snapshot_or_fingerprint))
+            PlanSnapshot(FIRST_SNAPSHOT_ID + 4, str(build_snapshot_plan(4).snapshot_or_fingerprint))
         ]
         assert [await list_plan_ids(other_store, now_ms=now_ms) for now_ms in (0, 100, 250, 300)] == [
             [1, 2, 3],
@@ -202,7 +205,7 @@ class PlanTablesContract(StorePair):
         assert await list_plan_ids(other_store, uuid="another") == []
         assert await other_store.plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
         latest_plans = await other_store.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
-        assert [item.id - 2**61 for item in latest_plans] == [2, 3]
+        assert [item.id - FIRST_SNAPSHOT_ID for item in latest_plans] == [2, 3]
 
     async def test_only_the_audience_renews_or_withdraws_leases_of_plan_snapshots(self, store: GeneratorStore) -> None:
         for number in (1, 2):
@@ -212,7 +215,7 @@ class PlanTablesContract(StorePair):
         async def lease_plans(
             numbers: tuple[int, ...], expires_ms: int, audience: str = "a", *, withdraw: bool = False
         ) -> int:
-            ids = tuple(2**61 + number for number in numbers)
+            ids = tuple(FIRST_SNAPSHOT_ID + number for number in numbers)
             (actual,) = await store.transact([LeasePlanSnapshots(NS, "T", audience, ids, expires_ms, withdraw)])
             assert isinstance(actual, int)
             return actual
@@ -232,7 +235,7 @@ class PlanTablesContract(StorePair):
             for number in (1, 2):
                 await store_plan_table(store, build_snapshot_plan(number, audience))
         await store_plan_table(store, build_plan("named"))
-        drop_results = await store.transact([DropPlanSnapshots(NS, "T", (2**61 + 1, 2**62, 5))])
+        drop_results = await store.transact([DropPlanSnapshots(NS, "T", (FIRST_SNAPSHOT_ID + 1, 2**62, 5))])
         assert drop_results == [2]
         assert await list_plan_ids(store) == await list_plan_ids(store, "b") == [2]
         assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables(None, 10)] == [
@@ -240,4 +243,4 @@ class PlanTablesContract(StorePair):
             "b1",
         ]
         assert await store.plan_table(NS, NAME) == build_plan("named")
-        assert await store.transact([DropPlanSnapshots(("ns", "x"), "T", (2**61 + 2,))]) == [0]
+        assert await store.transact([DropPlanSnapshots(("ns", "x"), "T", (FIRST_SNAPSHOT_ID + 2,))]) == [0]

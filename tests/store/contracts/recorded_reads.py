@@ -99,15 +99,15 @@ class QueryHistoryContract(StorePair):
         await store.transact([CreateEntry(make_entry("t"))])
         await store.transact([build_add_records(100, ("a", "x"), ("b", "x"))])
         await other_store.transact([build_add_records(101, ("a", "y"))])
-        (a, b) = await store.query_shapes(UUID, 0, 10)
-        assert (a.fingerprint, a.shape, a.sums, a.first_hour, a.last_hour) == (
+        (shape_a, shape_b) = await store.query_shapes(UUID, 0, 10)
+        assert (shape_a.fingerprint, shape_a.shape, shape_a.sums, shape_a.first_hour, shape_a.last_hour) == (
             "a",
             '"a"',
             QuerySums(2, 20, 4, 2, 2000, 400, 10),
             100,
             101,
         )
-        assert (b.fingerprint, b.sums.statements) == ("b", 1)
+        assert (shape_b.fingerprint, shape_b.sums.statements) == ("b", 1)
         assert [shape.fingerprint for shape in await store.query_shapes(UUID, 101, 10)] == ["a"]
         (totals,) = await other_store.query_totals(0, None, 10)
         assert (totals.uuid, totals.shapes, totals.sums.statements) == (UUID, 2, 3)
@@ -144,15 +144,16 @@ class QueryHistoryContract(StorePair):
 
     async def test_huge_sums_stop_at_a_limit_and_stay_readable(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
-        huge = QueryRecord("a", "x", '"a"', "", QuerySums(1, 1 << 70, 2, 1, (1 << 63) - 1, 200, 5))
+        huge_record = QueryRecord("a", "x", '"a"', "", QuerySums(1, 1 << 70, 2, 1, (1 << 63) - 1, 200, 5))
         for hour in range(20, 30):
             for _ in range(3):
-                await store.transact([AddQueryRecords(UUID, hour, (huge,), 10, 2)])
+                await store.transact([AddQueryRecords(UUID, hour, (huge_record,), 10, 2)])
         expected = QuerySums(30, 1 << 61, 60, 30, 1 << 61, 6000, 150)
         for _ in range(2):
             (shape,) = await store.query_shapes(UUID, 0, 10)
             (totals,) = await store.query_totals(0, None, 10)
             assert (shape.sums, totals.sums) == (expected, expected)
+            # The first call merges the hours 20 to 23 and 25 to 29, and the second call none.
             assert await store.merge_query_hours(48, 100, 24) in (9, 0)
 
     async def test_shapes_beyond_the_limits_are_counted_together(self, store: GeneratorStore) -> None:
@@ -217,17 +218,17 @@ class QueryHistoryContract(StorePair):
             sums = QuerySums(1 + len(path), 10, 2, 1, 1000, 200, 5)
             record = QueryRecord("s", "x", '"s"', "", sums)
             await store.transact([CreateEntry(entry), AddQueryRecords(entry.uuid, 1, (record,), 10, 2)])
-        for namespace, names in (
+        for namespaces, names in (
             (None, ["b", "a", "c", "d"]),
             ([], []),
             ([("db",)], ["b", "a"]),
             ([("db", "x"), ("dc",)], ["b", "d"]),
             ([("none",), ("db2",)] * 16, ["c"]),
         ):
-            totals = await store.query_totals(0, namespace, 10)
+            totals = await store.query_totals(0, namespaces, 10)
             assert [total.name for total in totals] == names
             assert [total.namespace for total in totals] == [paths[name] for name in names]
-            assert len(await store.query_totals(0, namespace, 1)) == min(1, len(names))
+            assert len(await store.query_totals(0, namespaces, 1)) == min(1, len(names))
 
     async def test_newest_applied_advice_is_kept(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])

@@ -40,11 +40,9 @@ from tests.store.store_pair import StorePair
 
 
 class RecordsContract(StorePair):
-    # Tests of idempotency keys
+    """The tests of records that each store passes."""
 
-    """The tests of idempotency keys, reports, audit records, tokens, grants, cursors, leases and secrets that each
-    store passes.
-    """
+    # Tests of idempotency keys
 
     async def test_first_answer_to_a_key_is_kept_and_a_second_transaction_is_undone(
         self, store: GeneratorStore, clock: SimulatedClock
@@ -82,12 +80,14 @@ class RecordsContract(StorePair):
                 return False
             return True
 
-        win_results = await asyncio.gather(*(attempt(number) for number in range(20)))
-        assert win_results.count(True) == 1
+        is_recorded = await asyncio.gather(*(attempt(number) for number in range(20)))
+        assert is_recorded.count(True) == 1
         record = await store.find_idempotency_record("k", clock.now_ms())
         assert record is not None
-        assert record.status == 200 + win_results.index(True)
-        assert [e.name for e in await store.list_entries(TABLE, NS, None, 99)] == [f"t{win_results.index(True)}"]
+        assert record.status == 200 + is_recorded.index(True)
+        assert [entry.name for entry in await store.list_entries(TABLE, NS, None, 99)] == [
+            f"t{is_recorded.index(True)}"
+        ]
 
     # Tests of metrics, audit records, tokens, grants, cursors, leases and secrets
 
@@ -113,55 +113,60 @@ class RecordsContract(StorePair):
         assert await store.read_audit_records("a100", 2) == list(records[101:103])
 
     async def test_old_records_are_pruned_within_the_limit(self, store: GeneratorStore, clock: SimulatedClock) -> None:
-        now = clock.now_ms()
-        await store.transact([SaveIdempotency(make_idempotency(f"k{n}", now - 2 + n)) for n in range(5)])
+        now_ms = clock.now_ms()
+        await store.transact([SaveIdempotency(make_idempotency(f"k{n}", now_ms - 2 + n)) for n in range(5)])
         await store.transact([SaveAudit((AuditRecord("a1", 5, *("x",) * 4, 200, "r"),))])
         await store.transact([SaveMetricsReport(MetricsReport("m1", "u", NS, "t", "r", None, 5, "w", {}))])
-        assert await store.prune(now, audit_before_ms=5, metrics_before_ms=5, limit=2) == 2
-        assert await store.prune(now, audit_before_ms=5, metrics_before_ms=5, limit=9) == 1
+        assert await store.prune(now_ms, audit_before_ms=5, metrics_before_ms=5, limit=2) == 2
+        assert await store.prune(now_ms, audit_before_ms=5, metrics_before_ms=5, limit=9) == 1
         assert [await store.find_idempotency_record(f"k{n}", 0) is None for n in range(5)] == [True] * 3 + [False] * 2
-        assert await store.prune(now, audit_before_ms=6, metrics_before_ms=6, limit=9) == 2
+        assert await store.prune(now_ms, audit_before_ms=6, metrics_before_ms=6, limit=9) == 2
         assert await store.read_audit_records(None, 9) == []
         assert await store.list_metrics_reports(None, None, 9) == []
 
     async def test_token_keeps_its_name_until_it_is_revoked_or_expires(
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
-        now = clock.now_ms()
-        first_token = AccessToken("1", "ann", "digest1", now, None)
+        now_ms = clock.now_ms()
+        first_token = AccessToken("1", "ann", "digest1", now_ms, None)
         await store.transact([SaveToken(first_token)])
         assert await store.find_token_by_digest("digest1") == first_token
         assert await store.find_token_by_digest("digest2") is None
         assert (await store.find_token_by_name("ann"), await store.find_token_by_name("an")) == (first_token, None)
         with pytest.raises(AlreadyExists, match="ann"):
-            await store.transact([SaveToken(AccessToken("2", "ann", "digest2", now))])
-        await store.transact([RevokeToken("ann", now + 1)])
+            await store.transact([SaveToken(AccessToken("2", "ann", "digest2", now_ms))])
+        await store.transact([RevokeToken("ann", now_ms + 1)])
         revoked_token = await store.find_token_by_digest("digest1")
         assert revoked_token is not None
-        assert revoked_token.revoked_ms == now + 1
+        assert revoked_token.revoked_ms == now_ms + 1
         assert await store.find_token_by_name("ann") is None
         with pytest.raises(NotFound):
-            await store.transact([RevokeToken("ann", now + 2)])
-        await store.transact([SaveToken(AccessToken("3", "ann", "digest3", now, expires_ms=now + 10))])
+            await store.transact([RevokeToken("ann", now_ms + 2)])
+        await store.transact([SaveToken(AccessToken("3", "ann", "digest3", now_ms, expires_ms=now_ms + 10))])
         with pytest.raises(AlreadyExists):
-            await store.transact([SaveToken(AccessToken("4", "ann", "digest4", now))])
+            await store.transact([SaveToken(AccessToken("4", "ann", "digest4", now_ms))])
         clock.advance(10)
         with pytest.raises(NotFound):
             await store.transact([RevokeToken("ann", clock.now_ms())])
-        await store.transact([SaveToken(AccessToken("4", "ann", "digest4", now))])
+        await store.transact([SaveToken(AccessToken("4", "ann", "digest4", now_ms))])
         assert list_ids(await store.list_tokens()) == ["1", "3", "4"]
 
     async def test_grants_are_saved_once_and_removed(self, store: GeneratorStore) -> None:
-        server_grant, part = Grant("ann", "admin"), Grant("ann", "reader", ("a", "b"))
+        server_grant, namespace_grant = Grant("ann", "admin"), Grant("ann", "reader", ("a", "b"))
         await store.transact(
-            [SaveGrant(server_grant), SaveGrant(part), SaveGrant(part), SaveGrant(Grant("bob", "reader"))]
+            [
+                SaveGrant(server_grant),
+                SaveGrant(namespace_grant),
+                SaveGrant(namespace_grant),
+                SaveGrant(Grant("bob", "reader")),
+            ]
         )
-        assert await store.grants("ann") == [server_grant, part]
+        assert await store.grants("ann") == [server_grant, namespace_grant]
         assert len(await store.grants(None)) == 3
-        await store.transact([RemoveGrant(part)])
+        await store.transact([RemoveGrant(namespace_grant)])
         assert await store.grants("ann") == [server_grant]
         with pytest.raises(NotFound, match=r"reader for ann on a\.b"):
-            await store.transact([RemoveGrant(part)])
+            await store.transact([RemoveGrant(namespace_grant)])
 
     async def test_grants_of_several_principals_are_read_by_one_call(self, store: GeneratorStore) -> None:
         grants = [Grant("a-group:1", "admin"), Grant("a-group:2", "reader", ("a", "b")), Grant("b-group:1", "reader")]
@@ -173,49 +178,55 @@ class RecordsContract(StorePair):
 
     async def test_drop_of_an_entry_removes_its_grants_but_not_its_denials(self, store: GeneratorStore) -> None:
         denial = Grant("ann", "browse", NS, "table", "t", deny=True)
-        function = Grant("ann", "read", NS, "function", "t")
-        owner = Grant("bob", "owner", NS, "table", "t")
+        function_grant = Grant("ann", "read", NS, "function", "t")
+        owner_grant = Grant("bob", "owner", NS, "table", "t")
         await store.transact([CreateEntry(make_entry("t"))])
-        await store.transact([SaveGrant(grant) for grant in (denial, function, owner, Grant("ann", "reader", NS))])
+        await store.transact(
+            [SaveGrant(grant) for grant in (denial, function_grant, owner_grant, Grant("ann", "reader", NS))]
+        )
         assert await store.grants("bob") == []
-        assert await store.list_owned(("ann", "bob"), NS, "t") == await store.list_owned(("bob",), NS, None) == [owner]
+        assert (
+            await store.list_owned(("ann", "bob"), NS, "t")
+            == await store.list_owned(("bob",), NS, None)
+            == [owner_grant]
+        )
         assert await store.owns_any(("x", "bob"))
         assert not await store.owns_any(("ann",))
         await store.transact([RenameEntry(TABLE, NS, "t", NS, "u")])
-        moved_grants = [msgspec.structs.replace(grant, name="u") for grant in (denial, owner)]
+        moved_grants = [msgspec.structs.replace(grant, name="u") for grant in (denial, owner_grant)]
         assert [grant for grant in await store.grants(None) if grant.name == "u"] == moved_grants
-        keep = DroppedEntry(
+        dropped_entry = DroppedEntry(
             id="d", entry=make_entry("u"), purge=False, dropped_ms=1, expires_ms=2**60, principal_name="w"
         )
-        await store.transact([DropEntry(TABLE, NS, "u", keep=keep)])
+        await store.transact([DropEntry(TABLE, NS, "u", keep=dropped_entry)])
         denials = [msgspec.structs.replace(denial, name=name) for name in ("t", "u", "back")]
-        assert {grant for grant in await store.grants(None) if grant.name} == {function, *denials[:2]}
+        assert {grant for grant in await store.grants(None) if grant.name} == {function_grant, *denials[:2]}
         await store.transact([RestoreEntry("d", NS, "back")])
-        restored_grants = [msgspec.structs.replace(grant, name="back") for grant in (denial, owner)]
+        restored_grants = [msgspec.structs.replace(grant, name="back") for grant in (denial, owner_grant)]
         assert [grant for grant in await store.grants(None) if grant.name == "back"] == restored_grants
         await store.transact([DropEntry(TABLE, NS, "back")])
-        assert {grant for grant in await store.grants(None) if grant.name} == {function, *denials}
+        assert {grant for grant in await store.grants(None) if grant.name} == {function_grant, *denials}
 
     async def test_drop_of_a_namespace_removes_its_grants_but_not_its_denials(self, store: GeneratorStore) -> None:
-        neighbor = Grant("ann", "admin", ("fi",))
+        neighbor_grant = Grant("ann", "admin", ("fi",))
         denial = Grant("bob", "read", ("fin", "x"), deny=True)
-        rights = [Grant("ann", "admin", path) for path in (("fin",), ("fin", "x"), ("fin", "x", "y"))]
-        rights.append(Grant("ann", "read", ("fin",), "table", "t"))
+        removed_grants = [Grant("ann", "admin", path) for path in (("fin",), ("fin", "x"), ("fin", "x", "y"))]
+        removed_grants.append(Grant("ann", "read", ("fin",), "table", "t"))
         await store.transact(
-            [CreateNamespace(path=("fin",), properties={}), *map(SaveGrant, (*rights, neighbor, denial))]
+            [CreateNamespace(path=("fin",), properties={}), *map(SaveGrant, (*removed_grants, neighbor_grant, denial))]
         )
         await store.transact([DropNamespace(path=("fin",))])
-        assert await store.grants(None) == [neighbor, denial]
+        assert await store.grants(None) == [neighbor_grant, denial]
 
     async def test_removal_of_all_grants_of_a_principal_keeps_its_denials(self, store: GeneratorStore) -> None:
         denial, other_grant = Grant("ann", "read", NS, deny=True), Grant("bob", "owner", NS, "table", "t")
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
         owned_grants = [Grant("ann", "owner", NS, "table", name) for name in ("t", "u")]
         await store.transact(list(map(SaveGrant, (*owned_grants, Grant("ann", "admin"), denial, other_grant))))
-        keep = DroppedEntry(
+        dropped_entry = DroppedEntry(
             id="d", entry=make_entry("u"), purge=False, dropped_ms=1, expires_ms=2**60, principal_name="w"
         )
-        await store.transact([DropEntry(TABLE, NS, "u", keep=keep)])
+        await store.transact([DropEntry(TABLE, NS, "u", keep=dropped_entry)])
         await store.transact([RemoveGrantsOf("ann")])
         await store.transact([RestoreEntry("d", NS, "u")])
         assert await store.grants(None) == [denial, other_grant]
@@ -230,7 +241,10 @@ class RecordsContract(StorePair):
         with pytest.raises(CommitConflict):
             await store.transact([SaveCursor("hook", None, "5")])
         outcomes = await asyncio.gather(
-            *(get_outcome(s.transact([SaveCursor("hook", "5", f"6{n}")])) for n, s in enumerate((store, other_store)))
+            *(
+                get_outcome(replica.transact([SaveCursor("hook", "5", f"6{number}")]))
+                for number, replica in enumerate((store, other_store))
+            )
         )
         assert sorted(outcomes) == ["commit_conflict", "won"]
         assert await store.load_cursor("hook") == f"6{outcomes.index('won')}"

@@ -24,17 +24,18 @@ class ReplicasContract(StorePair):
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         assert await store.replicas() == []
-        (only_replica,) = await store.transact([RenewReplica(build_replica("10.0.0.2:1", weight=3), LONG_MS)])
-        assert [item.address for item in only_replica] == ["10.0.0.2:1"]
+        (replicas_after_first,) = await store.transact([RenewReplica(build_replica("10.0.0.2:1", weight=3), LONG_MS)])
+        assert [replica.address for replica in replicas_after_first] == ["10.0.0.2:1"]
         (both_replicas,) = await other_store.transact([RenewReplica(build_replica("10.0.0.1:1"), LONG_MS)])
-        assert [replica.address for replica in await store.replicas()] == [item.address for item in both_replicas]
+        assert [replica.address for replica in await store.replicas()] == [replica.address for replica in both_replicas]
         assert [
-            (item.address, item.weight, item.version, item.protocol, item.started_ms) for item in both_replicas
+            (replica.address, replica.weight, replica.version, replica.protocol, replica.started_ms)
+            for replica in both_replicas
         ] == [
             ("10.0.0.1:1", 1, "1.0", 1, 5),
             ("10.0.0.2:1", 3, "1.0", 1, 5),
         ]
-        assert all(0 < item.expires_in_ms <= LONG_MS for item in both_replicas)
+        assert all(0 < replica.expires_in_ms <= LONG_MS for replica in both_replicas)
 
     async def test_lease_ends_by_the_clock_of_the_database(
         self, store: GeneratorStore, other_store: GeneratorStore, clock: SimulatedClock
@@ -43,9 +44,12 @@ class ReplicasContract(StorePair):
         clock.advance(10 * LONG_MS)  # The lease does not depend on the clock of the server.
         while len(live_replicas := await other_store.replicas()) > 1:
             await asyncio.sleep(0.005)
-        assert [item.address for item in live_replicas] == ["b:1"]
-        (is_renewed,) = await store.transact([RenewReplica(build_replica("a:1", version="2.0"), LONG_MS)])
-        assert [(item.address, item.version) for item in is_renewed] == [("a:1", "2.0"), ("b:1", "1.0")]
+        assert [replica.address for replica in live_replicas] == ["b:1"]
+        (replicas_after_renewal,) = await store.transact([RenewReplica(build_replica("a:1", version="2.0"), LONG_MS)])
+        assert [(replica.address, replica.version) for replica in replicas_after_renewal] == [
+            ("a:1", "2.0"),
+            ("b:1", "1.0"),
+        ]
 
     async def test_replica_that_leaves_is_removed_at_once(
         self, store: GeneratorStore, other_store: GeneratorStore

@@ -19,7 +19,7 @@ from tests.store.samples import (
     NS,
     list_ids,
     make_instant,
-    move_instant,
+    replace_position,
 )
 from tests.store.store_pair import StorePair
 
@@ -39,7 +39,7 @@ class TimelineContract(StorePair):
         await store.transact([RecordInstant(instant)])
         (read_instant,) = await store.list_instants(InstantFilter(), 9)
         assert read_instant.position != ""
-        assert read_instant == move_instant(instant, read_instant.position)
+        assert read_instant == replace_position(instant, read_instant.position)
         assert await store.load_instant("i1") == read_instant
         assert await store.find_instant_by_fingerprint("uuid-of-t", "f") == read_instant
         assert await store.find_instant_by_fingerprint("uuid-of-t", "g") is None
@@ -51,7 +51,7 @@ class TimelineContract(StorePair):
             await store.transact([RecordInstant(make_instant(f"i{9 - number}"))])
         all_instants = await store.list_instants(InstantFilter(), 99)
         assert list_ids(all_instants) == [f"i{9 - number}" for number in range(10)]
-        assert [i.position for i in all_instants] == sorted(i.position for i in all_instants)
+        assert [instant.position for instant in all_instants] == sorted(instant.position for instant in all_instants)
         for newest_first in (False, True):
             instants: list[Instant] = []
             while page := await store.list_instants(
@@ -107,8 +107,8 @@ class TimelineContract(StorePair):
             await store.transact([MoveInstant("nobody", requested, inflight, 1)])
 
     async def test_newest_completed_instant_is_returned_for_a_fingerprint(self, store: GeneratorStore) -> None:
-        undone = InstantState.ROLLED_BACK
-        for name, state in [("a", InstantState.COMPLETED), ("b", InstantState.COMPLETED), ("c", undone)]:
+        rolled_back = InstantState.ROLLED_BACK
+        for name, state in [("a", InstantState.COMPLETED), ("b", InstantState.COMPLETED), ("c", rolled_back)]:
             await store.transact([RecordInstant(make_instant(name, fingerprint="f", state=state))])
         instant = await store.find_instant_by_fingerprint("uuid-of-t", "f")
         assert instant is not None

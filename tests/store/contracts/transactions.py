@@ -63,13 +63,15 @@ class TransactionsContract(StorePair):
         location = make_entry("t").metadata_location
         await store.transact([CreateEntry(make_entry("t"))])
         for step in range(50):
-            writer, reader = (store, other_store) if step % 2 else (other_store, store)
-            await writer.transact([make_swap("t", location, f"file:///{step}")])
+            writing_store, reading_store = (store, other_store) if step % 2 else (other_store, store)
+            await writing_store.transact([make_swap("t", location, f"file:///{step}")])
             location = f"file:///{step}"
-            read_entry = await reader.load_entry(TABLE, NS, "t")
+            read_entry = await reading_store.load_entry(TABLE, NS, "t")
             assert read_entry is not None
             assert read_entry.metadata_location == location
-            assert [entry.metadata_location for entry in await reader.list_entries(TABLE, NS, None, 9)] == [location]
+            assert [entry.metadata_location for entry in await reading_store.list_entries(TABLE, NS, None, 9)] == [
+                location
+            ]
 
     async def test_fifty_creates_of_one_name_have_one_winner(
         self, store: GeneratorStore, other_store: GeneratorStore
@@ -127,10 +129,10 @@ class TransactionsContract(StorePair):
             locations[name] = make_entry(name).metadata_location
         for step in range(3):
             new_location = f"file:///{step}"
-            swaps = [make_swap(name, index, f"{new_location}/one") for name, index in locations.items()]
-            two_swaps = [make_swap(name, index, f"{new_location}/two") for name, index in locations.items()]
+            swaps = [make_swap(name, location, f"{new_location}/one") for name, location in locations.items()]
+            other_swaps = [make_swap(name, location, f"{new_location}/two") for name, location in locations.items()]
             outcomes = await asyncio.gather(
-                get_outcome(store.transact(swaps)), get_outcome(other_store.transact(two_swaps[::-1]))
+                get_outcome(store.transact(swaps)), get_outcome(other_store.transact(other_swaps[::-1]))
             )
             assert sorted(outcomes) == ["commit_conflict", "won"]
             winner = f"{new_location}/{('one', 'two')[outcomes.index('won')]}"

@@ -43,7 +43,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.encrypted.test_encrypted_merges import (
-    CONFIGURATIONS,
+    ENCRYPTED_VALUES,
     METRICS,
     encrypt,
     list_paths,
@@ -60,16 +60,21 @@ pytestmark = pytest.mark.usefixtures("kms")
 cluster_incrementally = partial(clustering.cluster_incrementally, full=True)
 compact = partial(compaction.compact, policy=CompactionPolicy(min_files=2))
 SECRET_IDS = {3, 4, 7}
-"""The ids of the encrypted columns of CONFIGURATIONS[2]: payload, price and place.city."""
+"""The ids of the encrypted columns of ENCRYPTED_VALUES: payload, price and place.city."""
 
 
-def fill_with_encrypted_files(client: IndexClient, files: int = 3, size: int = 60) -> None:
+def fill_with_encrypted_files(client: IndexClient, files: int = 3, rows_per_file: int = 60) -> None:
     for number in range(files):
         append(
-            client, "db.t", build_rows(random.Random(first_seed() + number), range(number * size, number * size + size))
+            client,
+            "db.t",
+            build_rows(
+                random.Random(first_seed() + number),
+                range(number * rows_per_file, number * rows_per_file + rows_per_file),
+            ),
         )
     for path in list_paths(client):
-        encrypt(path, CONFIGURATIONS[2])
+        encrypt(path, ENCRYPTED_VALUES)
 
 
 def set_properties_as_attacker(server: ServerThread, **properties: str) -> None:
@@ -95,7 +100,7 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     """A bucket would publish a hash of the value. A merge only copies partition values that the files already have."""
     create_table(server, 2)
     fill_with_encrypted_files(client)
-    paths_before, files = read_rows_by_id(client), sorted(list_paths(client))
+    rows_before, paths_before = read_rows_by_id(client), sorted(list_paths(client))
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", transform, "leak")
     set_properties_as_attacker(server, seamark_clustering_columns="fixed")
@@ -104,17 +109,17 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
         assert report.commits == 0, job
     cluster_report = cluster_incrementally(client, "db.t")
     assert "encrypt the column payload, and the partition spec of the table would publish" in cluster_report.errors[0]
-    assert sorted(list_paths(client)) == files
-    texts = [row["payload"].encode() for row in paths_before.values() if row["payload"]]
+    assert sorted(list_paths(client)) == paths_before
+    texts = [row["payload"].encode() for row in rows_before.values() if row["payload"]]
     assert not any(text in data for data in list_published_files(client, tmp_path) for text in texts)
     for mode in MODES:
-        new_rows = pa.Table.from_pylist([{**paths_before[5], "payload": "mine"}], schema=ARROW)
+        new_rows = pa.Table.from_pylist([{**rows_before[5], "payload": "mine"}], schema=ARROW)
         with pytest.raises(Unwritable, match="encrypt the column payload, and the partition spec"):
             upsert(client, "db.t", new_rows, keys=["id"], mode=mode, file_keys=encrypted.build_keys())
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.remove_field("leak")
     assert cluster_incrementally(client, "db.t").commits == 1
-    assert read_rows_by_id(client) == paths_before
+    assert read_rows_by_id(client) == rows_before
 
 
 @pytest.mark.slow
@@ -188,10 +193,12 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
         assert any("equality deletes compare its encrypted column payload" in error for error in report.errors)
     assert sorted(list_paths(client)) == paths_before
     actual_rows = scan(client, "db.t", ["id"], keys=encrypted.build_keys()).to_arrow()
+    # The table has the two rows of the attacker, and lacks the row that the attacker has guessed.
     assert actual_rows.num_rows == len(rows_before) + 2 - 1
 
 
 def _fill_fixed(table: pa.Table) -> pa.Table:
+    """Return the rows with a value in the column `fixed`, and with the schema of the table."""
     return pa.Table.from_pylist([{**row, "fixed": 1} for row in table.to_pylist()], schema=ARROW)
 
 
@@ -255,10 +262,10 @@ def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
         keys = read_table_keys(table)
         assert keys is not None
         usable_keys = ""
-        for master in "abc":
+        for key_name in "abc":
             with suppress(KeyUnavailable):
-                keys._wrapper.unwrap(keys._wrapper.wrap(bytes(16), master), master)
-                usable_keys += master
+                keys._wrapper.unwrap(keys._wrapper.wrap(bytes(16), key_name), key_name)
+                usable_keys += key_name
         return usable_keys
 
     assert (
@@ -275,20 +282,24 @@ def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("size", [40, 700])
+@pytest.mark.parametrize("rows_per_file", [40, 700])
 def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption(
-    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, size: int
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, rows_per_file: int
 ) -> None:
     """The file is replaced by an encrypted file after the job has chosen the encryption of the new file."""
     create_table(server, 2)
     for number in range(3):
-        append(client, "db.t", build_rows(random.Random(number), range(number * size, number * size + size)))
-    group_by_scheme, kept_paths = CopyWriter._group_by_scheme, list_paths(client)
+        append(
+            client,
+            "db.t",
+            build_rows(random.Random(number), range(number * rows_per_file, number * rows_per_file + rows_per_file)),
+        )
+    group_by_scheme, plain_paths = CopyWriter._group_by_scheme, list_paths(client)
 
     def encrypt_then_choose(writer: CopyWriter, tasks: Any) -> Any:
         groups = list(group_by_scheme(writer, tasks))
-        while kept_paths:
-            encrypt(kept_paths.pop(), CONFIGURATIONS[2])
+        while plain_paths:
+            encrypt(plain_paths.pop(), ENCRYPTED_VALUES)
         return groups
 
     monkeypatch.setattr(CopyWriter, "_group_by_scheme", encrypt_then_choose)
@@ -329,7 +340,7 @@ def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
 def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, server: ServerThread) -> None:
     """The other table is in the same namespace, and a job rewrites it."""
     create_table(server, 2)
-    fill_with_encrypted_files(client, files=1, size=700)
+    fill_with_encrypted_files(client, files=1, rows_per_file=700)
     with open_catalog(server.url) as catalog:
         catalog.create_table("db.other", SCHEMA, properties=PROPERTIES)
     for number in range(2):

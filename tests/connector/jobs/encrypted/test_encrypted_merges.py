@@ -1,4 +1,4 @@
-"""MERGE FILES, DROP COLUMNS and compaction of encrypted files keep the rows and their protection."""
+"""Tests that MERGE FILES, DROP COLUMNS and compaction keep the rows of encrypted files, and their protection."""
 
 from __future__ import annotations
 
@@ -36,12 +36,18 @@ from tests.connector.server_thread import ServerThread
 from tests.faults.rigs.mortal_statement import NEVER, run_killed_at
 from tests.seeds import first_seed
 
-CONFIGURATIONS: list[Any] = [
-    None,
-    {"columns": None},
-    {"columns": {"k1": ["payload"], "k2": ["price", "place.city"]}, "plaintext_footer": True},
-    {"columns": {"k1": ["id", "payload"]}, "encryption_algorithm": "AES_GCM_CTR_V1", "double_wrapping": False},
-]
+ENCRYPTED_VALUES: dict[str, Any] = {
+    "columns": {"k1": ["payload"], "k2": ["price", "place.city"]},
+    "plaintext_footer": True,
+}
+"""An encryption of three columns with values. The id and the column of the partition spec stay plain."""
+ENCRYPTED_IDS: dict[str, Any] = {
+    "columns": {"k1": ["id", "payload"]},
+    "encryption_algorithm": "AES_GCM_CTR_V1",
+    "double_wrapping": False,
+}
+CONFIGURATIONS: list[Any] = [None, {"columns": None}, ENCRYPTED_VALUES, ENCRYPTED_IDS]
+"""No encryption, and encryptions of all columns and of some columns."""
 METRICS = (
     *("column-sizes", "value-counts", "null-value-counts", "nan-value-counts"),
     *("lower-bounds", "upper-bounds"),
@@ -51,14 +57,14 @@ METRICS = (
 def encrypt(path: str, configuration: Any) -> None:
     """Replace the file by an encrypted copy, because no writer of tables encrypts."""
     with pq.ParquetFile(path) as file:
-        groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
-    input_configuration = dict(configuration)
-    properties = encrypted.build_encryption(
-        encrypted.build_configuration(input_configuration.pop("columns"), **input_configuration)
-    )
-    with pq.ParquetWriter(path, groups[0].schema, encryption_properties=properties, write_page_index=True) as writer:
-        for group in groups:
-            writer.write_table(group)
+        row_groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
+    options = dict(configuration)
+    properties = encrypted.build_encryption(encrypted.build_configuration(options.pop("columns"), **options))
+    with pq.ParquetWriter(
+        path, row_groups[0].schema, encryption_properties=properties, write_page_index=True
+    ) as writer:
+        for row_group in row_groups:
+            writer.write_table(row_group)
 
 
 def read_rows_by_id(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
@@ -80,10 +86,12 @@ def read_protections(path: str) -> set[tuple[str, str]]:
         encryption = source.encryption
         if encryption is None:
             return set()
-        footer = json.loads(encryption.footer_metadata or b"")["masterKeyID"]
-        masters = {name: json.loads(metadata)["masterKeyID"] for name, metadata in encryption.keys.items()}
-        leaves = [leaf.path for leaf, cipher in zip(source.leaves, encryption.ciphers[0], strict=True) if cipher]
-        return {(name, masters.get(name, footer)) for name in leaves}
+        footer_key = json.loads(encryption.footer_metadata or b"")["masterKeyID"]
+        master_keys = {name: json.loads(metadata)["masterKeyID"] for name, metadata in encryption.keys.items()}
+        encrypted_columns = [
+            leaf.path for leaf, cipher in zip(source.leaves, encryption.ciphers[0], strict=True) if cipher
+        ]
+        return {(name, master_keys.get(name, footer_key)) for name in encrypted_columns}
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -92,36 +100,38 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
 ) -> None:
     rng = random.Random(first_seed() + version)
     create_table(server, version)
-    owners: dict[int, set[tuple[str, str]]] = {}
+    protections_by_id: dict[int, set[tuple[str, str]]] = {}
     seen_paths: set[str] = set()
-    first = 0
+    first_id = 0
     for configuration in rng.sample([*CONFIGURATIONS, *CONFIGURATIONS], 8):
-        size = rng.choice([20, 700])
-        append(client, "db.t", build_rows(rng, range(first, first + size)))
+        row_count = rng.choice([20, 700])
+        append(client, "db.t", build_rows(rng, range(first_id, first_id + row_count)))
         new_paths = [path for path in list_paths(client) if path not in seen_paths]
         seen_paths.update(new_paths)
         for path in new_paths if configuration is not None else []:
             encrypt(path, configuration)
-        owners |= dict.fromkeys(range(first, first + size), read_protections(new_paths[0]))
-        first += size
+        protections_by_id |= dict.fromkeys(range(first_id, first_id + row_count), read_protections(new_paths[0]))
+        first_id += row_count
     model = read_rows_by_id(client, lineage=version == 3)
     merge_report = merge_files(client, "db.t")
     assert merge_report.errors == []
     assert merge_report.files_after < merge_report.files_before
     assert merge_report.row_groups_copied > 0
     assert read_rows_by_id(client, lineage=version == 3) == model
-    _check_files(client, owners, {"payload": True})
-    dropped_columns = drop_columns(client, "db.t", ["payload"], where="part = 1")
-    assert dropped_columns.errors == []
-    assert dropped_columns.commits > 0
+    _check_files(client, protections_by_id, {"payload": True})
+    drop_report = drop_columns(client, "db.t", ["payload"], where="part = 1")
+    assert drop_report.errors == []
+    assert drop_report.commits > 0
     for row in model.values():
         row["payload"] = None if row["part"] == 1 else row["payload"]
     rows_after = read_rows_by_id(client)
-    assert rows_after == {number: {name: row[name] for name in ARROW.names} for number, row in model.items()}
-    _check_files(client, owners, {"payload": False})
+    assert rows_after == {id_: {name: row[name] for name in ARROW.names} for id_, row in model.items()}
+    _check_files(client, protections_by_id, {"payload": False})
 
 
-def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], has_key: dict[str, bool]) -> None:
+def _check_files(
+    client: IndexClient, protections_by_id: dict[int, set[tuple[str, str]]], has_key: dict[str, bool]
+) -> None:
     """Check that each row is in a file whose columns have the same keys as before.
 
     Dropped columns are null, and manifests have no metrics of encrypted columns.
@@ -132,14 +142,14 @@ def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], h
         actual = {(name, key) for name, key in read_protections(local_path) if not name.startswith("_")}
         with pq.ParquetFile(local_path, decryption_properties=encrypted.build_decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
-            lacks = {name for name in has_key if name not in file.schema_arrow.names}
-        for number in ids:
-            assert actual == {(name, key) for name, key in owners[number] if name not in lacks}
+            missing_columns = {name for name in has_key if name not in file.schema_arrow.names}
+        for id_ in ids:
+            assert actual == {(name, key) for name, key in protections_by_id[id_] if name not in missing_columns}
         if actual:
-            secret = {"id": 1, "payload": 3, "price": 4, "place.city": 7}
+            field_ids = {"id": 1, "payload": 3, "price": 4, "place.city": 7}
             for metric in METRICS:
                 metric_values = {*(task.file.get(metric) or {"keys": []})["keys"]}
-                assert not metric_values & {secret[name] for name, _ in actual if name in secret}, metric
+                assert not metric_values & {field_ids[name] for name, _ in actual if name in field_ids}, metric
 
 
 @pytest.mark.slow
@@ -151,22 +161,22 @@ def test_statement_process_takes_its_keys_from_its_environment(
     for number in range(3):
         append(client, "db.t", build_rows(random.Random(number), range(number * 700, number * 700 + 700)))
     for path in list_paths(client):
-        encrypt(path, CONFIGURATIONS[2])
+        encrypt(path, ENCRYPTED_VALUES)
     rows_before = read_rows_by_id(client)
     job = StatementJob(server.url, None, MergeFiles(("db", "t")), utc=True)
     refusal = run_killed_at(NEVER, job)
     assert refusal is not None
     assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refusal.error
     assert read_rows_by_id(client) == rows_before
-    result = run_killed_at(
+    process_result = run_killed_at(
         NEVER,
         job,
         {KMS_CLASS: "tests.connector.parquet.encrypted:PyArrowKms", KEY_FILE: encrypted.write_key_file(tmp_path, "db")},
     )
-    assert result is not None
-    assert result.error == ""
-    assert result.result is not None
-    assert (result.result.files_before, result.result.files_after) == (6, 2)
+    assert process_result is not None
+    assert process_result.error == ""
+    assert process_result.result is not None
+    assert (process_result.result.files_before, process_result.result.files_after) == (6, 2)
     assert read_rows_by_id(client) == rows_before
     for path in list_paths(client):
         assert {key for name, key in read_protections(path)} == {"k1", "k2"}
@@ -179,7 +189,7 @@ def test_scan_reads_encrypted_files_only_with_explicit_keys(
     input_rows = build_rows(random.Random(1), range(700))
     append(client, "db.t", input_rows)
     for path in list_paths(client):
-        encrypt(path, CONFIGURATIONS[2])
+        encrypt(path, ENCRYPTED_VALUES)
     actual = scan(client, "db.t", ["id", "payload"], "part = 1 AND id < 100", keys=read_environment_keys())
     expected = [
         {"id": row["id"], "payload": row["payload"]} for row in input_rows.slice(0, 100).to_pylist() if row["part"]
@@ -202,22 +212,22 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
     create_table(server, version)
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.desc("fixed", IdentityTransform(), NullOrder.NULLS_LAST)
-    rng, seen_paths, secret = random.Random(first_seed() + version), set[str](), set[int]()
+    rng, seen_paths, expected_encrypted_ids = random.Random(first_seed() + version), set[str](), set[int]()
     for number in range(6):
         append(client, "db.t", build_rows(rng, range(number * 400, number * 400 + 400)))
         new_paths = [path for path in list_paths(client) if path not in seen_paths]
         seen_paths.update(new_paths)
         if number % 2:
-            secret.update(range(number * 400, number * 400 + 400))
+            expected_encrypted_ids.update(range(number * 400, number * 400 + 400))
             for path in new_paths:
-                encrypt(path, CONFIGURATIONS[2])
+                encrypt(path, ENCRYPTED_VALUES)
     model = read_rows_by_id(client, lineage=version == 3)
     merge_report = merge_files(client, "db.t")
     assert merge_report.errors == []
     assert merge_report.files_after < merge_report.files_before
     assert set(merge_report.row_groups_encoded) == {"the table has a sort order"}
     assert read_rows_by_id(client, lineage=version == 3) == model
-    encrypted_ids = set()
+    actual_encrypted_ids = set()
     for path in list_paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.build_decryption()) as file:
             table = file.read(["id", "fixed"])
@@ -225,8 +235,8 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
         assert numbers == sorted(numbers, reverse=True)
         if read_protections(path):
             assert read_protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
-            encrypted_ids.update(table["id"].to_pylist())
-    assert encrypted_ids == secret
+            actual_encrypted_ids.update(table["id"].to_pylist())
+    assert actual_encrypted_ids == expected_encrypted_ids
     assert {task.file["sort-order-id"] for task in plan(client, open_table(client, "db.t", At(ref=MAIN)))} == {1}
 
 
@@ -240,7 +250,7 @@ def test_small_encrypted_files_are_compacted_and_stay_encrypted(
         append(client, "db.t", build_rows(random.Random(number), range(number * 20, number * 20 + 20)))
     delete(client, "db.t", where="id IN (3, 44)", mode=MERGE_ON_READ)
     for path in list_paths(client):
-        encrypt(path, CONFIGURATIONS[2])
+        encrypt(path, ENCRYPTED_VALUES)
     rows_before = read_rows_by_id(client)
     assert len(rows_before) == 78
     report = compact(client, "db.t")
@@ -257,7 +267,7 @@ def test_missing_key_leaves_the_table_unchanged_without_a_new_file(
     for number in range(2):
         append(client, "db.t", build_rows(random.Random(number), range(number * 700, number * 700 + 700)))
     for path in list_paths(client):
-        encrypt(path, CONFIGURATIONS[3])
+        encrypt(path, ENCRYPTED_IDS)
     key_file = tmp_path / "keys.json"
     key_file.write_text('{"keys": {"kf": "AAAAAAAAAAAAAAAAAAAAAA=="}, "namespaces": {"kf": ["*"]}}')
     monkeypatch.setenv("SEAMARK_PARQUET_KEY_FILE", str(key_file))

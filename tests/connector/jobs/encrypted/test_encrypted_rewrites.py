@@ -1,4 +1,4 @@
-"""Clustering, upserts, deletes and indexes of encrypted files keep the rows of a model and their protection."""
+"""Tests that clustering, upserts, deletes and indexes keep the rows of encrypted files, and their protection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.encrypted.test_encrypted_merges import (
-    CONFIGURATIONS,
+    ENCRYPTED_IDS,
+    ENCRYPTED_VALUES,
     encrypt,
     list_paths,
     read_protections,
@@ -42,20 +43,20 @@ from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
 
-SECRET = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
-"""The encrypted columns of CONFIGURATIONS[2], with their master keys."""
-PLAIN_PARTS = [CONFIGURATIONS[number] for number in (0, 2, 3)]
+PROTECTION_OF_VALUES = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
+"""The encrypted columns of ENCRYPTED_VALUES, with their master keys."""
+CONFIGURATIONS_WITH_PLAIN_PART = [None, ENCRYPTED_VALUES, ENCRYPTED_IDS]
 """The configurations that do not encrypt the column of the partition spec."""
 
 
 def append_by_configuration(
-    client: IndexClient, rng: random.Random, configurations: list[Any], size: int
+    client: IndexClient, rng: random.Random, configurations: list[Any], rows_per_commit: int
 ) -> dict[int, Any]:
     """Append rows in one commit for each configuration, and return the protection of each row by id."""
     protections_by_id: dict[int, Any] = {}
     seen_paths: set[str] = set()
     for number, configuration in enumerate(configurations):
-        ids = range(number * size, number * size + size)
+        ids = range(number * rows_per_commit, number * rows_per_commit + rows_per_commit)
         append(client, "db.t", build_rows(rng, ids))
         new_paths = [path for path in list_paths(client) if path not in seen_paths]
         seen_paths.update(new_paths)
@@ -66,13 +67,13 @@ def append_by_configuration(
 
 
 def read_row_protections(client: IndexClient) -> dict[int, Any]:
-    values_by_path = {}
+    protections_by_id = {}
     for path in list_paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.build_decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
         protected_columns = {pair for pair in read_protections(path) if not pair[0].startswith("_")}
-        values_by_path |= dict.fromkeys(ids, protected_columns)
-    return values_by_path
+        protections_by_id |= dict.fromkeys(ids, protected_columns)
+    return protections_by_id
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -81,20 +82,20 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
 ) -> None:
     """The test also checks that temporary files contain no plain values."""
     spilled_bytes: list[bytes] = []
-    ranges = clustering._Spill.read_ranges
+    read_ranges = clustering._Spill.read_ranges
 
-    def record_spilled(spill: Any) -> Iterator[Any]:
+    def record_and_read(spill: Any) -> Iterator[Any]:
         spilled_bytes.extend(path.read_bytes() for path in spill._folder.iterdir())
-        return ranges(spill)
+        return read_ranges(spill)
 
-    monkeypatch.setattr(clustering._Spill, "read_ranges", record_spilled)
+    monkeypatch.setattr(clustering._Spill, "read_ranges", record_and_read)
     monkeypatch.setattr(clustering, "RANGE_ROWS", 300)
     rng = random.Random(first_seed() + version)
     properties = {"format-version": str(version), **PROPERTIES, "seamark.clustering.columns": "fixed, part"}
     with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
-    configurations = [*PLAIN_PARTS, *PLAIN_PARTS]
+    configurations = [*CONFIGURATIONS_WITH_PLAIN_PART, *CONFIGURATIONS_WITH_PLAIN_PART]
     rng.shuffle(configurations)
     protections_by_id = append_by_configuration(client, rng, configurations, 700)
     model = read_rows_by_id(client, lineage=version == 3)
@@ -103,7 +104,7 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     assert read_rows_by_id(client, lineage=version == 3) == model
     assert read_row_protections(client) == protections_by_id
     assert spilled_bytes
-    texts = [row["payload"].encode() for row in model.values() if row["payload"]][::50]
+    texts = [row["payload"].encode() for row in model.values() if row["payload"]][::50]  # A sample.
     assert not any(text in data for text in texts for data in spilled_bytes)
     # The job of the table service has the keys in its process, and recognises the layers of this layout.
     protections_by_id |= append_unclustered_files(client, rng, protections_by_id)
@@ -120,33 +121,33 @@ def append_unclustered_files(
     client: IndexClient, rng: random.Random, protections_by_id: dict[int, Any]
 ) -> dict[int, Any]:
     """Append enough unclustered files with the same protection for the next clustering."""
-    first, known_paths, added_keys = len(protections_by_id), set(list_paths(client)), dict[int, Any]()
+    first_id, known_paths, added_protections = len(protections_by_id), set(list_paths(client)), dict[int, Any]()
     for number in range(6):
-        ids = range(first + number * 50, first + number * 50 + 50)
+        ids = range(first_id + number * 50, first_id + number * 50 + 50)
         append(client, "db.t", build_rows(rng, ids))
-        added_keys |= dict.fromkeys(ids, SECRET)
+        added_protections |= dict.fromkeys(ids, PROTECTION_OF_VALUES)
     for path in set(list_paths(client)) - known_paths:
-        encrypt(path, CONFIGURATIONS[2])
-    return added_keys
+        encrypt(path, ENCRYPTED_VALUES)
+    return added_protections
 
 
 def test_sealed_temporary_files_return_the_rows_that_were_added(tmp_path: Path) -> None:
-    """The test's check for plain text must find the plain text in files without encryption."""
-    flags = pa.record_batch({"text": [f"plain text {number}" for number in range(5000)]})
+    """Only files without encryption contain the text of the rows."""
+    batch = pa.record_batch({"text": [f"plain text {number}" for number in range(5000)]})
     for is_sealed in (False, True):
         folder = tmp_path / str(is_sealed)
         folder.mkdir()
         keys = np.arange(5000).astype(">u8").view("S8")
-        numbers = np.arange(5000) % 3
+        range_numbers = np.arange(5000) % 3
         with clustering._Spill(folder, 3, sealed=is_sealed) as spill:
-            spill.add(flags, np.arange(5000), keys, numbers)
-            spill.add(flags, np.arange(5000), keys, numbers)
+            spill.add(batch, np.arange(5000), keys, range_numbers)
+            spill.add(batch, np.arange(5000), keys, range_numbers)
         data = b"".join(path.read_bytes() for path in folder.iterdir())
         assert (b"plain text" in data) is not is_sealed
         parts = [part for part, _, _ in spill.read_ranges()]
-        assert [part.num_rows for part in parts] == [3334, 3334, 3332]
+        assert [part.num_rows for part in parts] == [3334, 3334, 3332]  # 5,000 rows in three ranges, twice.
         assert sorted(text for part in parts for text in part.column(0).to_pylist()) == sorted(
-            [*flags.column(0).to_pylist()] * 2
+            [*batch.column(0).to_pylist()] * 2
         )
 
 
@@ -157,17 +158,18 @@ def test_long_values_in_sealed_files_are_split_into_short_blocks(
     """A cipher processes less than 2 GiB at once, and each read of a block copies the rest of the block."""
     monkeypatch.setattr(clustering, "_SEALED_BYTES", 1000)
     text = random.Random(first_seed()).randbytes(50_000).hex()
-    flags = pa.record_batch({"text": [text, text[::-1]]})
+    batch = pa.record_batch({"text": [text, text[::-1]]})
     keys = np.arange(2).astype(">u8").view("S8")
     with clustering._Spill(tmp_path, 2, sealed=True) as spill:
-        spill.add(flags, np.arange(2), keys, np.arange(2))
+        spill.add(batch, np.arange(2), keys, np.arange(2))
     for path in tmp_path.iterdir():
-        data, offset, blocks = path.read_bytes(), 0, 0
+        data, offset, block_count = path.read_bytes(), 0, 0
+        # Each block has its size in 4 bytes before it, and a tag of 16 bytes at its end.
         while offset < len(data):
             size = int.from_bytes(data[offset : offset + 4], "little")
-            assert size <= 1000 + 16  # 16 bytes are the tag.
-            offset, blocks = offset + 4 + size, blocks + 1
-        assert (offset, blocks > 50) == (len(data), True)
+            assert size <= 1000 + 16
+            offset, block_count = offset + 4 + size, block_count + 1
+        assert (offset, block_count > 50) == (len(data), True)
     assert [part.column(0).to_pylist() for part, _, _ in spill.read_ranges()] == [[text], [text[::-1]]]
 
 
@@ -179,34 +181,39 @@ def test_changed_rows_are_in_files_with_the_same_protection(
 ) -> None:
     rng = random.Random(first_seed() + 10 * seed + version)
     create_table(server, version)
-    append_by_configuration(client, rng, [CONFIGURATIONS[2]] * 3, 60)
+    append_by_configuration(client, rng, [ENCRYPTED_VALUES] * 3, 60)
     keys, model = encrypted.build_keys(), read_rows_by_id(client)
-    highest = len(model)
+    id_end = len(model)
     for step in range(8):
         mode = rng.choice(MODES)
-        ids = rng.sample(range(highest + 20), rng.randint(1, 40))
+        ids = rng.sample(range(id_end + 20), rng.randint(1, 40))
         if step % 4 == 1:
             delete(client, "db.t", keys=pa.table({"id": ids}), mode=mode, file_keys=keys)
-            model = {number: row for number, row in model.items() if number not in ids}
+            model = {id_: row for id_, row in model.items() if id_ not in ids}
         elif step % 4 == 3:
-            first = rng.choice("0123456789abcdef")
-            where = f"payload >= '{first}' AND payload < '{first}g'"
+            first_digit = rng.choice("0123456789abcdef")
+            # Payloads are hexadecimal numbers, so "g" is greater than each of their digits.
+            where = f"payload >= '{first_digit}' AND payload < '{first_digit}g'"
             delete(client, "db.t", where=where, mode=mode, file_keys=keys)
-            model = {number: row for number, row in model.items() if (row["payload"] or "")[:1] != first}
+            model = {id_: row for id_, row in model.items() if (row["payload"] or "")[:1] != first_digit}
         else:
-            input_rows = [row for number in ids for row in build_rows(rng, range(number, number + 1)).to_pylist()]
+            input_rows = [row for id_ in ids for row in build_rows(rng, range(id_, id_ + 1)).to_pylist()]
             table = pa.Table.from_pylist(input_rows, schema=ARROW)
             upsert(client, "db.t", table, keys=["id"], mode=mode, file_keys=keys)
             model |= {row["id"]: row for row in input_rows}
-        highest = max(highest, *model) + 1
+        id_end = max(id_end, *model) + 1
         assert read_rows_by_id(client) == model, (step, mode)
-        assert {frozenset(protection) for protection in read_row_protections(client).values()} <= {frozenset(SECRET)}
-    columns = pa.table({"id": list(model)[:5], "price": [0.5] * 5})
-    upsert(client, "db.t", columns, keys=["id"], columns=["price"], file_keys=keys)
-    for number in list(model)[:5]:
-        model[number]["price"] = 0.5
+        assert {frozenset(protection) for protection in read_row_protections(client).values()} <= {
+            frozenset(PROTECTION_OF_VALUES)
+        }
+    new_prices = pa.table({"id": list(model)[:5], "price": [0.5] * 5})
+    upsert(client, "db.t", new_prices, keys=["id"], columns=["price"], file_keys=keys)
+    for id_ in list(model)[:5]:
+        model[id_]["price"] = 0.5
     assert read_rows_by_id(client) == model
-    assert {frozenset(protection) for protection in read_row_protections(client).values()} <= {frozenset(SECRET)}
+    assert {frozenset(protection) for protection in read_row_protections(client).values()} <= {
+        frozenset(PROTECTION_OF_VALUES)
+    }
 
 
 @pytest.mark.few_cases(1)
@@ -217,12 +224,13 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     """A change of rows from files with one kind of encryption is accepted, with or without plain files."""
     create_table(server, 2)
     rng = random.Random(first_seed())
-    protections_by_id = append_by_configuration(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
+    protections_by_id = append_by_configuration(client, rng, [None, ENCRYPTED_IDS, ENCRYPTED_VALUES], 50)
+    # Plain files have the ids below 50, files with encrypted ids those below 100, and the last files the others.
     keys, rows_before = encrypted.build_keys(), read_rows_by_id(client)
-    files = sorted(list_paths(client))
+    paths_before = sorted(list_paths(client))
 
     def change_rows(*ids: int, file_keys: Any = keys) -> None:
-        new_rows = [{**rows_before[number], "payload": "new"} for number in ids]
+        new_rows = [{**rows_before[id_], "payload": "new"} for id_ in ids]
         table = pa.Table.from_pylist(new_rows, schema=ARROW)
         upsert(client, "db.t", table, keys=["id"], mode=mode, file_keys=file_keys)
 
@@ -232,17 +240,17 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
         change_rows(60, file_keys=None)
     with pytest.raises(ValueError, match="not encrypted"):
         upsert(client, "db.t", build_rows(rng, range(60, 61)), keys=["id"], strategy="equality", file_keys=keys)
-    assert sorted(list_paths(client)) == files
+    assert sorted(list_paths(client)) == paths_before
     change_rows(60, 61)
     change_rows(2, 110)  # One row is in a plain file, the other in an encrypted one.
-    for number in (2, 60, 61, 110):
-        rows_before[number]["payload"] = "new"
+    for id_ in (2, 60, 61, 110):
+        rows_before[id_]["payload"] = "new"
     protections_by_id[2] = protections_by_id[110]
     assert read_rows_by_id(client) == rows_before
     live_protections = (
         read_row_protections(client) if mode == "copy-on-write" else {2: read_protections(find_changed_file(client, 2))}
     )
-    assert live_protections == {number: protections_by_id[number] for number in live_protections}
+    assert live_protections == {id_: protections_by_id[id_] for id_ in live_protections}
     opened_table = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
     assert pickle.loads(pickle.dumps(opened_table)) == replace(opened_table, keys=None)
 
@@ -268,36 +276,36 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     A build creates one client of the key service for all its files and groups. A task for another machine has no
     client.
     """
-    arrow_kms: list[encrypted.PyArrowKms] = []
+    created_clients: list[encrypted.PyArrowKms] = []
 
-    def make_kms() -> encrypted.PyArrowKms:
-        arrow_kms.append(encrypted.PyArrowKms())
-        return arrow_kms[-1]
+    def create_client() -> encrypted.PyArrowKms:
+        created_clients.append(encrypted.PyArrowKms())
+        return created_clients[-1]
 
-    monkeypatch.setattr(encrypted, "counted", make_kms, raising=False)
-    monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:counted")
+    monkeypatch.setattr(encrypted, "create_client", create_client, raising=False)
+    monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:create_client")
     monkeypatch.setenv(KEY_FILE, encrypted.write_key_file(tmp_path, "db"))
     create_table(server, 2)
     rng = random.Random(first_seed())
-    append_by_configuration(client, rng, [CONFIGURATIONS[2], {**CONFIGURATIONS[2], "plaintext_footer": False}], 80)
+    append_by_configuration(client, rng, [ENCRYPTED_VALUES, {**ENCRYPTED_VALUES, "plaintext_footer": False}], 80)
     client.put_index("db.t", "ids", columns=["id"], kind="bitmap")
     client.put_index("db.t", "payloads", columns=["payload"], kind="bitmap")
     with closing(InProcessWorkers()) as workers:
         report = build(client, "db.t", "ids", workers, limits=GroupLimits(files=1))
-        assert len(arrow_kms) == 1
+        assert len(created_clients) == 1
         refusal = build(client, "db.t", "payloads", workers)
     assert (report.files_not_indexed, report.progress.files_done, report.progress.index_files) == (0, 4, 4)
     assert (refusal.files_not_indexed, refusal.progress.files_done) == (4, 0)
     assert all("the column payload is encrypted" in reason for _, reason in refusal.skipped)
     upsert(client, "db.t", build_rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.build_keys())
-    by_name = {index.name: index for index in client.indexes("db.t")}
+    indexes_by_name = {index.name: index for index in client.indexes("db.t")}
     target = WriteTarget.from_engine_table(client.load_table("db.t"), "db.t")
-    del arrow_kms[:]
+    del created_clients[:]
     keys = target.indexes[0].file_keys
     assert keys() is keys() is target.indexes[1].file_keys() is not None
     sent_index = pickle.loads(pickle.dumps(target)).indexes[0]
-    assert len(arrow_kms) == 1
+    assert len(created_clients) == 1
     assert sent_index == target.indexes[0]
     assert sent_index.file_keys() is not keys()
-    assert by_name["ids"].lag_files == 0
-    assert by_name["payloads"].lag_files > 0
+    assert indexes_by_name["ids"].lag_files == 0
+    assert indexes_by_name["payloads"].lag_files > 0
