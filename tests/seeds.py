@@ -85,7 +85,9 @@ def configure_hypothesis() -> None:
     first_seed()
     if not IS_EXPLORING:
         providers._get_local_constants = lambda: providers._local_constants
-    patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-    settings.register_profile("judge", max_examples=DEFAULT_EXAMPLES, derandomize=True, database=None, **patient)
-    settings.register_profile("explore", print_blob=True, **patient)
+    shared_settings: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile(
+        "judge", max_examples=DEFAULT_EXAMPLES, derandomize=True, database=None, **shared_settings
+    )
+    settings.register_profile("explore", print_blob=True, **shared_settings)
     settings.load_profile("explore" if IS_EXPLORING else "judge")

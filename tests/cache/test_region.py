@@ -96,10 +96,10 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
     assert tier.put("k", data)
     arrays: list[np.ndarray] = []
     wrong_values: list[int] = []
-    event = threading.Event()
+    stop_event = threading.Event()
 
     def sum_arrays() -> None:
-        while not event.is_set():
+        while not stop_event.is_set():
             wrong_values.extend(number for array in arrays[-3:] if (number := int(array.sum())) != expected)
 
     threads = [threading.Thread(target=sum_arrays) for _ in range(3)]
@@ -111,7 +111,7 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
             arrays.append(np.frombuffer(region.payload, dtype=np.uint8))
             assert tier.map_over("k", region)
     finally:
-        event.set()
+        stop_event.set()
         for thread in threads:
             thread.join()
     assert not wrong_values
@@ -145,6 +145,7 @@ def test_mapped_file_has_no_huge_pages_and_no_descriptor(tmp_path: Path) -> None
         assert str(path) not in map(os.path.realpath, Path("/proc/self/fd").iterdir())
         assert tier.map_over("k", region)
         for payload in (opened_region, region.payload):
+            # The flag `nh` means no huge pages, and `wr` means writable.
             assert "nh" in read_mapping_flags(payload) or not Path("/sys/kernel/mm/transparent_hugepage").exists()
             assert "wr" not in read_mapping_flags(payload)
     del tier
