@@ -339,10 +339,10 @@ def test_ranges_contain_the_keys_between_their_bounds_in_every_lookup(kind: str,
     keys: st.SearchStrategy[Any] = SMALL_CODES if kind == "long" else SMALL_BYTES
     key_ranges = data.draw(draw_ascending_ranges(keys))
     ranges = KeyRanges(kind, tuple(key_ranges))
-    queries: list[Any] = [*range(14), *range(CODE_MAX - 5, CODE_MAX + 1)]
+    probed_keys: list[Any] = [*range(14), *range(CODE_MAX - 5, CODE_MAX + 1)]
     if kind == "string":
-        queries = [bytes(text) for length in range(5) for text in product(b"\0ab", repeat=length)]
-    for key in queries:
+        probed_keys = [bytes(text) for length in range(5) for text in product(b"\0ab", repeat=length)]
+    for key in probed_keys:
         expected = any(is_within(key, given_range) for given_range in key_ranges)
         assert ranges.contains(key) == expected
         assert any(is_within(key, item) for item in ranges.closed) == expected
