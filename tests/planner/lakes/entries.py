@@ -13,7 +13,7 @@ from unittest import mock
 
 import fastavro
 
-DAYS = {1, 86_400_000_000, 86_400_000_000_000}
+UNITS_PER_DAY = {1, 86_400_000_000, 86_400_000_000_000}
 """Factors that convert a date when its column has become a timestamp."""
 Record = dict[str, Any]
 
@@ -37,7 +37,8 @@ def record_type(kind: Any) -> Record:
     return record
 
 
-FILE = {
+# The numbers in this module are the field ids of the specification.
+FILE_FIELDS = {
     134: "content",
     100: "file_path",
     101: "file_format",
@@ -52,7 +53,7 @@ FILE = {
     144: "content_offset",
     145: "content_size_in_bytes",
 }
-MAPS = {
+MAP_FIELDS = {
     108: "column_sizes",
     109: "value_counts",
     110: "null_value_counts",
@@ -69,14 +70,14 @@ def read_entries(path: str) -> Iterator[Record]:
     tuple_schema = record_type(next(field["type"] for field in file_schema["fields"] if field["field-id"] == 102))
     for record in records:
         entry = index_by_id(schema, record)
-        if entry[0] == 2:
+        if entry[0] == 2:  # The status 2 means that the file is deleted.
             continue
         file = index_by_id(file_schema, entry[2])
         document = {"status": entry[0], "snapshot_id": entry.get(1), "sequence_number": entry.get(3)}
         document |= {"file_sequence_number": entry.get(4)}
-        document |= {name: file.get(number) or None for number, name in FILE.items()}
+        document |= {name: file.get(number) or None for number, name in FILE_FIELDS.items()}
         document["first_row_id"], document["record_count"] = file.get(142), file[103]
-        for number, name in MAPS.items():
+        for number, name in MAP_FIELDS.items():
             document[name] = {pair["key"]: pair["value"] for pair in file.get(number) or ()}
         document["partition"] = index_by_id(tuple_schema, file[102])
         yield document
@@ -123,7 +124,9 @@ def assert_same(record: Record, original_record: Record, note: str) -> None:
     for key, value in partition.items():
         expected = original_partition[key]
         is_multiple = (
-            isinstance(value, int) and isinstance(expected, int) and value in {expected * item for item in DAYS}
+            isinstance(value, int)
+            and isinstance(expected, int)
+            and value in {expected * item for item in UNITS_PER_DAY}
         )
         is_wider = isinstance(value, bytes) and int.from_bytes(value, "big", signed=True) == int.from_bytes(
             expected or b"", "big", signed=True

@@ -74,10 +74,10 @@ class _History:
             if rng.random() < 0.15:
                 branch = rng.choice(["dev", "b/2"])
                 self.heads.setdefault(branch, rng.choice(list(self.snapshots.values())))
-            choices = [self._append, self._overwrite, self._rewrite_manifests, self._compact]
+            commits = [self._append, self._overwrite, self._rewrite_manifests, self._compact]
             if self.version >= 2:
-                choices += [self._commit_row_delta] * 4
-            rng.choice(choices)(branch)
+                commits += [self._commit_row_delta] * 4
+            rng.choice(commits)(branch)
         self.version = self.final_version
         for branch, head in self.heads.items():
             self.refs[branch] = ("branch", head.id)
@@ -108,8 +108,8 @@ class _History:
         if self.version < self.final_version and rng.random() < 0.5:
             self.version = self.final_version
         if rng.random() < 0.35:
-            keep = {part.source for fields in self.specs.values() for part in fields}
-            new_schema = self.maker.evolve(self.schema, len(self.schemas), self.version, keep)
+            partition_source_ids = {part.source for fields in self.specs.values() for part in fields}
+            new_schema = self.maker.evolve(self.schema, len(self.schemas), self.version, partition_source_ids)
             if new_schema.fields != self.schema.fields:
                 self.schema = self.schemas[new_schema.id] = new_schema
                 self._fill_pools()
@@ -155,13 +155,13 @@ class _History:
             self.last_partition_id += 1
             name = f"{column.name}_{strip_parameters(transform)}_{self.last_partition_id}"
             fields.append(PartitionField(self.last_partition_id, name, column.id, transform))
-        results = tuple(fields)
+        new_spec = tuple(fields)
         for spec_id, old_spec in self.specs.items():
-            if old_spec == results:
+            if old_spec == new_spec:
                 self.default_spec = spec_id
                 return
         self.default_spec = len(self.specs)
-        self.specs[self.default_spec] = results
+        self.specs[self.default_spec] = new_spec
 
     def _find_kinds(self) -> dict[int, str]:
         """Return the current types of the columns that specs partition by."""
@@ -223,15 +223,13 @@ class _History:
             branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, oldest_sequence)]]
         )
 
-    def _replace(
-        self, branch: str, operation: str, removed_numbers: set[int], added_entries: list[list[Entry]]
-    ) -> None:
+    def _replace(self, branch: str, operation: str, removed_ids: set[int], added_entries: list[list[Entry]]) -> None:
         kept_manifests, rewritten = [], []
         for manifest in self.heads[branch].manifests:
             live_entries = [entry for entry in manifest.entries if entry.status != DELETED]
-            if any(id(entry.file) in removed_numbers for entry in live_entries):
+            if any(id(entry.file) in removed_ids for entry in live_entries):
                 rewritten.append(
-                    [self._carry_entry(entry.file, id(entry.file) in removed_numbers) for entry in live_entries]
+                    [self._carry_entry(entry.file, id(entry.file) in removed_ids) for entry in live_entries]
                 )
             elif live_entries or self.rng.random() < 0.5:
                 kept_manifests.append(manifest)
@@ -249,9 +247,9 @@ class _History:
             groups.setdefault((manifest.content, manifest.spec_id), []).append(manifest)
         if not groups:
             return self._append(branch)
-        merged_files = self.rng.choice(list(groups.values()))
-        files = [entry.file for manifest in merged_files for entry in manifest.entries if entry.status != DELETED]
-        manifests = [manifest for manifest in self.heads[branch].manifests if manifest not in merged_files]
+        merged_manifests = self.rng.choice(list(groups.values()))
+        files = [entry.file for manifest in merged_manifests for entry in manifest.entries if entry.status != DELETED]
+        manifests = [manifest for manifest in self.heads[branch].manifests if manifest not in merged_manifests]
         entries = [self._carry_entry(file, is_deleted=False) for file in files]
         return self._commit(branch, "replace", manifests, [entries] if entries else [])
 
@@ -267,14 +265,14 @@ class _History:
         delete_files: list[DeleteFile] = []
         removed_ids: set[int] = set()
         for _ in range(rng.randint(1, 3)):
-            equality = rng.random() < 0.5 or not live_files
-            if equality:
+            has_equality_deletes = rng.random() < 0.5 or not live_files
+            if has_equality_deletes:
                 delete_files += self.files.make_equality_deletes(
                     self.schema, self.specs, live_files, self._find_kinds()
                 )
             elif self.version >= 3:
-                referenceds = {vector.referenced_path for vector in delete_files}
-                targets = [file for file in live_files + data if file.path not in referenceds]
+                paths_with_new_vectors = {vector.referenced_path for vector in delete_files}
+                targets = [file for file in live_files + data if file.path not in paths_with_new_vectors]
                 old_vectors = [delete for delete in head.delete_files if delete.content == 1]
                 new_vectors, replaced_vectors = self.files.build_vectors(targets, old_vectors)
                 delete_files += new_vectors
@@ -295,13 +293,13 @@ class _History:
         first_row_id = self.next_row_id
         listed_manifests: list[tuple[Manifest, int | None]] = []
         for manifest in manifests:
-            own_snapshot = None
+            manifest_row_id = None
             if self.version >= 3 and manifest.content == 0:
                 if manifest.first_row_id is None:
                     manifest.first_row_id = self.next_row_id
                     self.next_row_id += manifest.counts[ADDED][1] + manifest.counts[EXISTING][1]
-                own_snapshot = manifest.first_row_id
-            listed_manifests.append((manifest, own_snapshot))
+                manifest_row_id = manifest.first_row_id
+            listed_manifests.append((manifest, manifest_row_id))
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"snapshot-id": str(snapshot_id), "format-version": str(self.version)}
         header["parent-snapshot-id"] = str(parent.id) if parent else "null"
@@ -335,13 +333,13 @@ class _History:
         written_rows = []
         for entry in entries:
             file = entry.file
-            explicit = entry.snapshot_id
+            explicit_snapshot_id = entry.snapshot_id
             if entry.status == ADDED:
                 file.snapshot_id, file.file_sequence = snapshot_id, sequence
                 file.sequence = sequence if entry.sequence is None else entry.sequence
-            if explicit is None and (self.version == 1 or entry.status == DELETED or rng.random() < 0.3):
-                explicit = snapshot_id
-            written_rows.append(Entry(entry.status, explicit, entry.sequence, entry.file_sequence, file))
+            if explicit_snapshot_id is None and (self.version == 1 or entry.status == DELETED or rng.random() < 0.3):
+                explicit_snapshot_id = snapshot_id
+            written_rows.append(Entry(entry.status, explicit_snapshot_id, entry.sequence, entry.file_sequence, file))
         fields, kinds = self.specs[spec_id], self._find_kinds()
         style = self.style if rng.random() < 0.8 else Style.draw_style(rng)
         data = build_manifest_bytes(
@@ -358,7 +356,7 @@ class _History:
         path.write_bytes(data)
         files = [entry.file for entry in written_rows]
         live_sequences = [entry.file.sequence for entry in written_rows if entry.status != DELETED]
-        counts = {}
+        counts = {}  # (files, rows) by status
         for status in (ADDED, EXISTING, DELETED):
             counts_of_status = [entry.file.record_count for entry in written_rows if entry.status == status]
             counts[status] = (len(counts_of_status), sum(counts_of_status))
@@ -395,7 +393,9 @@ class _History:
             "sort-orders": [{"order-id": 0, "fields": []}],
             "properties": {},
             "current-snapshot-id": self.heads[MAIN_BRANCH].id,
-            "refs": {name: {"snapshot-id": index, "type": kind} for name, (kind, index) in self.refs.items()},
+            "refs": {
+                name: {"snapshot-id": snapshot_id, "type": kind} for name, (kind, snapshot_id) in self.refs.items()
+            },
             "snapshots": [snapshot.json for snapshot in self.snapshots.values()],
             "snapshot-log": self.log,
             "metadata-log": [],

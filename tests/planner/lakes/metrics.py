@@ -56,13 +56,13 @@ def draw_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Column
     if mode == "truncate" and strip_parameters(kind) in ("string", "binary", "fixed"):
         length = rng.choice([1, 4, 16, 16, 16])
         lower, upper = to_bytes(kind, minimum[:length]), truncate_upper(greatest, length)
-    dice = rng.random()
+    draw = rng.random()
     return ColumnMetrics(
         column_metrics.values,
         column_metrics.nulls,
         column_metrics.nans,
-        None if dice < 0.03 else lower,
-        None if dice > 0.97 else upper,
+        None if draw < 0.03 else lower,
+        None if draw > 0.97 else upper,
     )
 
 

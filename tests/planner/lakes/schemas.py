@@ -110,12 +110,14 @@ class SchemaMaker:
         name = rng.choice(free_names) if free_names and rng.random() < 0.8 else f"c{field_id}"
         names.add(name)
         is_required = rng.random() < 0.3 and not added
-        shape = rng.random()
-        if shape < 0.2 and depth < 2:
-            inner: set[str] = set()
-            children = [self._draw_field(version, inner, depth + 1, added=added) for _ in range(rng.randint(1, 3))]
+        draw = rng.random()
+        if draw < 0.2 and depth < 2:
+            inner_names: set[str] = set()
+            children = [
+                self._draw_field(version, inner_names, depth + 1, added=added) for _ in range(rng.randint(1, 3))
+            ]
             return Field(field_id, name, is_required, tuple(children))
-        if shape < 0.25 and depth == 0:
+        if draw < 0.25 and depth == 0:
             self.last_id += 1
             list_type = {"type": "list", "element-id": self.last_id, "element": "string", "element-required": False}
             return Field(field_id, name, False, list_type)
@@ -153,11 +155,11 @@ class SchemaMaker:
         free_fields = [
             field for field in fields if not keep & {column.id for column in _list_columns((field,), "", ())}
         ]
-        remaining_fields = [field for field in fields if isinstance(field.kind, str)]
-        if len(free_fields) == 0 or len(remaining_fields) < 2:
+        primitive_fields = [field for field in fields if isinstance(field.kind, str)]
+        if len(free_fields) == 0 or len(primitive_fields) < 2:
             return fields
         dropped_field = self._rng.choice(free_fields)
-        if isinstance(dropped_field.kind, str) and len(remaining_fields) == 1:
+        if isinstance(dropped_field.kind, str) and len(primitive_fields) == 1:
             return fields
         self._dropped_names.append(dropped_field.name)
         return tuple(field for field in fields if field is not dropped_field)
@@ -183,8 +185,8 @@ class SchemaMaker:
         ids = [field.id for field in _list_all_fields(fields) if fits(field)]
         if not ids:
             return fields
-        choice = self._rng.choice(ids)
-        return self._rename_uniquely(list(_change_fields(fields, choice, change)))
+        chosen_id = self._rng.choice(ids)
+        return self._rename_uniquely(list(_change_fields(fields, chosen_id, change)))
 
 
 def _list_all_fields(fields: tuple[Field, ...]) -> Iterator[Field]:

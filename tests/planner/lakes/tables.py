@@ -255,8 +255,8 @@ async def _list_planned_numbers(planner: Planner, metadata: TableMetadata, filte
 
 
 def list_file_numbers(scan: ScanPlan) -> list[int]:
-    entry_places = (scan.view.locate(row) for row in scan.entry_ids.tolist())
-    return [_parse_number(block.read_text("file_path", row) or "") for block, row in entry_places]
+    entry_positions = (scan.view.locate(row) for row in scan.entry_ids.tolist())
+    return [_parse_number(block.read_text("file_path", row) or "") for block, row in entry_positions]
 
 
 def _parse_number(path: str) -> int:
@@ -265,8 +265,8 @@ def _parse_number(path: str) -> int:
 
 def make_between(low: int, high: int) -> dict[str, Any]:
     """Return a filter that only rows of the files from number `low` to `high` can satisfy."""
-    first = {"type": "gt-eq", "term": "id", "value": 10 * low}
-    return {"type": "and", "left": first, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
+    lower_filter = {"type": "gt-eq", "term": "id", "value": 10 * low}
+    return {"type": "and", "left": lower_filter, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
 
 
 def build_day_filter(day: int) -> dict[str, Any]:
