@@ -61,10 +61,10 @@ def draw_filter(rng: random.Random, columns: Sequence[RandomColumn], rows: Seque
     return json, _build_test(op, values, get), _build_test(_NEGATIONS[op], values, get)
 
 
-def _join_tests(word: str, test: Test, other: Test) -> Test:
-    if word == "and":
-        return lambda row: test(row) and other(row)
-    return lambda row: test(row) or other(row)
+def _join_tests(operator: str, test: Test, other_test: Test) -> Test:
+    if operator == "and":
+        return lambda row: test(row) and other_test(row)
+    return lambda row: test(row) or other_test(row)
 
 
 def _list_terms(columns: Sequence[RandomColumn]) -> list[tuple[str, RandomColumn, Callable[[Row], Any]]]:

@@ -70,6 +70,7 @@ def test_index_commands_create_list_pause_resume_and_drop_an_index(url: str) -> 
     code, text = run_seamark(url, "pause", "db.t", "data")
     assert (code, "no index 'data'; to define it" in text) == (2, True)
     assert run_seamark(url, "drop", "db.t", "k")[0] == 0
+    # The output begins with the server's log, whose last field is `who`.
     assert "record" not in run_seamark(url, "list", "db.t")[1].rpartition("who=")[2]
 
 

@@ -75,8 +75,8 @@ def test_audit_finds_an_index_that_does_not_match_the_data_file(
     for wrong_file in (other_file, files[1], files[2]):  # The index file describes a different file than the first.
         keys = read_file_keys(task, wrong_file)
         builders = {
-            "bloom": lambda k: bloom.build_filter(k[0]),
-            "bitmap": lambda k: bitmap.build_bitmap(k[0]),
+            "bloom": lambda column_keys: bloom.build_filter(column_keys[0]),
+            "bitmap": lambda column_keys: bitmap.build_bitmap(column_keys[0]),
             "record": record.build_records,
         }
         entries.append(builders[task.definition.kind](keys))
