@@ -23,7 +23,7 @@ def warehouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "disk" / "t2").mkdir()
     (tmp_path / "disk" / "t2" / "f").write_text("another table's")
     (tmp_path / "warehouse").symlink_to(tmp_path / "disk")
-    monkeypatch.setattr(storage, "_confined_to", None)
+    monkeypatch.setattr(storage, "_confined_to", None)  # After the test, pytest restores the value before `confine`.
     confine([f"{tmp_path}/warehouse/"])
     return tmp_path / "warehouse"
 
