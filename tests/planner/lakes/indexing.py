@@ -94,7 +94,7 @@ def draw_terms(rng: random.Random, kind: str) -> list[str]:
 
 
 def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
-    """Return properties that define_indexes indexes on columns of any schema of the table.
+    """Return properties that define indexes on columns of any schema of the table.
 
     The definitions have the forms that users write, and the forms that the catalog stores.
     """
@@ -156,7 +156,7 @@ def draw_indexed_filter(rng: random.Random, indexed_lake: IndexedLake, schema: T
 
 
 def define_indexes(lake: Lake, properties: dict[str, str]) -> TableMetadata:
-    """Set properties that must all define_indexes indexes, change the file on disk, and return the changed table."""
+    """Set properties that must all define indexes, change the file on disk, and return the changed table."""
     lake.metadata["properties"] = properties
     path = Path(lake.metadata_location.removeprefix("file://"))
     path.write_text(json.dumps(lake.metadata), encoding="utf-8")
