@@ -48,10 +48,10 @@ def list_seeds_by_version(
     fast_count = len(numbered_seeds) if fast is None else fast
     return [
         pytest.param(
-            seed, version, marks=[] if place == number % len(versions) and number < fast_count else pytest.mark.slow
+            seed, version, marks=[] if position == number % len(versions) and number < fast_count else pytest.mark.slow
         )
         for number, seed in numbered_seeds
-        for place, version in enumerate(versions)
+        for position, version in enumerate(versions)
     ]
 
 
@@ -68,7 +68,8 @@ def examples(number: int, judged_number: int | None = None) -> int:
 def mark_fast(values: Iterable[Any], fast_count: int) -> list[ParameterSet]:
     """Return the values as parameters of a test. Only the first `fast_count` values are in the fast tier."""
     return [
-        pytest.param(value, marks=[] if place < fast_count else pytest.mark.slow) for place, value in enumerate(values)
+        pytest.param(value, marks=[] if position < fast_count else pytest.mark.slow)
+        for position, value in enumerate(values)
     ]
 
 

@@ -48,16 +48,16 @@ def generated_table(cache: Path) -> GeneratedTable:
 @pytest.fixture(scope="module")
 def entries(generated_table: GeneratedTable) -> list[dict[str, Any]]:
     """Return all entries in file order, as fastavro reads them, with maps as dictionaries."""
-    results = []
+    found_entries = []
     for path in sorted((generated_table.folder / "metadata").glob("*-m0.avro")):
         with path.open("rb") as file:
-            results += [entry["data_file"] for entry in fastavro.reader(file)]
-    for entry in results:
+            found_entries += [entry["data_file"] for entry in fastavro.reader(file)]
+    for entry in found_entries:
         for name, value in entry.items():
             if isinstance(value, list) and value and isinstance(value[0], dict):
-                entry[name] = {pair["key"]: pair["value"] for pair in value}
+                entry[name] = {item["key"]: item["value"] for item in value}
     # The second part of a file name is the number of the file.
-    return sorted(results, key=lambda entry: int(entry["file_path"].split("/")[-1].split("-")[1]))
+    return sorted(found_entries, key=lambda entry: int(entry["file_path"].split("/")[-1].split("-")[1]))
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,11 @@ def test_partitions_paths_and_summaries_agree_with_the_day_column(
         assert path.stat().st_size == manifest["manifest_length"]
         with path.open("rb") as file:
             days = [entry["data_file"]["partition"]["day"] for entry in fastavro.reader(file)]
-        low, high = (struct.unpack("<i", manifest["partitions"][0][end])[0] for end in ("lower_bound", "upper_bound"))
-        assert [low, high] == [(end - datetime.date(1970, 1, 1)).days for end in (min(days), max(days))]
+        low, high = (
+            struct.unpack("<i", manifest["partitions"][0][bound_name])[0]
+            for bound_name in ("lower_bound", "upper_bound")
+        )
+        assert [low, high] == [(bound_name - datetime.date(1970, 1, 1)).days for bound_name in (min(days), max(days))]
 
 
 def test_spec_buckets_a_long_like_other_implementations(generated_table: GeneratedTable) -> None:
@@ -216,14 +219,14 @@ def test_same_table_has_the_same_statistics_at_any_location(
     (first_manifest,) = (second_table.folder / "metadata").glob(f"{_find_first_manifest(second_table)}")
     with first_manifest.open("rb") as file:
         for entry, expected in zip(fastavro.reader(file), entries, strict=False):
-            actual = {pair["key"]: pair["value"] for pair in entry["data_file"]["lower_bounds"]}
+            actual = {item["key"]: item["value"] for item in entry["data_file"]["lower_bounds"]}
             assert actual == expected["lower_bounds"]
             assert entry["data_file"]["record_count"] == expected["record_count"]
 
 
 def _find_first_manifest(table: GeneratedTable) -> str:
-    document = json.loads(Path(urlsplit(table.metadata_location).path).read_text())
-    with Path(urlsplit(document["snapshots"][0]["manifest-list"]).path).open("rb") as file:
+    metadata_json = json.loads(Path(urlsplit(table.metadata_location).path).read_text())
+    with Path(urlsplit(metadata_json["snapshots"][0]["manifest-list"]).path).open("rb") as file:
         return Path(list(fastavro.reader(file))[-1]["manifest_path"]).name
 
 

@@ -96,8 +96,8 @@ def test_every_claim_of_the_readme_names_a_row_of_its_bench() -> None:
     assert set(readme.CLAIMS) == set(BENCHES)
     for name in BENCHES:
         if (RESULTS / f"{name}.json").exists():
-            results = {(row.case, row.measure) for row in Report.load(name).rows}
-            assert set(readme.CLAIMS[name]) <= results
+            measured_rows = {(row.case, row.measure) for row in Report.load(name).rows}
+            assert set(readme.CLAIMS[name]) <= measured_rows
 
 
 def test_namespace_tree_has_the_counts_of_the_polaris_benchmarks() -> None:

@@ -202,7 +202,10 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
     for _ in range(50):
         use_tier()
     # A leak grows in each cycle. Resources of other parts of the process come and go.
-    assert all(now < count_before + 25 for now, count_before in zip(count_resources(), resources_before, strict=True))
+    assert all(
+        count_after < count_before + 25
+        for count_after, count_before in zip(count_resources(), resources_before, strict=True)
+    )
 
 
 def test_concurrent_threads_see_only_complete_values(folder: Path) -> None:

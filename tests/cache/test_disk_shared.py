@@ -57,8 +57,8 @@ def test_process_killed_during_a_put_leaves_no_incomplete_value_and_no_file(tmp_
         worker.kill()
         worker.communicate()
         for tier in (survivor, DiskTier(tmp_path, BUDGET_BYTES)):
-            results = {key: tier.get(key) for key in (f"k{number}" for number in range(KEYS))}
-            for key, view in results.items():
+            stored_values = {key: tier.get(key) for key in (f"k{number}" for number in range(KEYS))}
+            for key, view in stored_values.items():
                 assert view is None or view == make_payload(key, choose_size(key)), (
                     f"seed {seed}, round {round_}: {key}"
                 )

@@ -25,8 +25,8 @@ def find_mapped_path(payload: memoryview) -> str:
     """Return the path of the file that is mapped at the address of a payload, or an empty text for private memory."""
     address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
-        ends, _, _, _, _, *name = line.split()
-        start_address, end_address = (int(end, 16) for end in ends.split("-"))
+        address_range, _, _, _, _, *name = line.split()
+        start_address, end_address = (int(text, 16) for text in address_range.split("-"))
         if start_address <= address < end_address:
             return name[0] if name else ""
     raise AssertionError("the address of the payload is not mapped")
@@ -125,7 +125,7 @@ def read_mapping_flags(payload: memoryview) -> list[str]:
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *values = line.split()
         if "-" in name and not name.endswith(":"):
-            start_address, end_address = (int(end, 16) for end in name.split("-"))
+            start_address, end_address = (int(text, 16) for text in name.split("-"))
             is_in_mapping = start_address <= address < end_address
         elif is_in_mapping and name == "VmFlags:":
             return values

@@ -162,11 +162,11 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     damaged_path.write_bytes(damaged_path.read_bytes()[:-1])
     stack = make_stack(tmp_path)
     memory_value = await stack.get(stored_names[1], source.make_fetch(stored_names[1]), return_unchanged)
-    results = dict(zip(names, await stack.get_stored_values(names, return_unchanged), strict=True))
-    assert {name for name, value in results.items() if value is not None} == set(other_keys)
-    assert all(results[name] == make_payload(name, SIZE_BYTES) for name in other_keys)
-    assert results[stored_names[1]] is memory_value
-    assert all(stack.get_cached(name) is results[name] for name in names)
+    stored_values = dict(zip(names, await stack.get_stored_values(names, return_unchanged), strict=True))
+    assert {name for name, value in stored_values.items() if value is not None} == set(other_keys)
+    assert all(stored_values[name] == make_payload(name, SIZE_BYTES) for name in other_keys)
+    assert stored_values[stored_names[1]] is memory_value
+    assert all(stack.get_cached(name) is stored_values[name] for name in names)
     assert source.fetched_keys == stored_names
     assert not damaged_path.exists()
     stats = stack.read_stats().disk

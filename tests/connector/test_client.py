@@ -32,9 +32,12 @@ from tests.connector.server_thread import ServerThread
 from tests.planner.lakes.history import write_random_lake
 
 
-def build_files_of_ten(count: int, first: int = 0) -> list[Any]:
+def build_files_of_ten(count: int, first_number: int = 0) -> list[Any]:
     """Return `count` files. File n contains the ids from 10 n to 10 n + 9."""
-    return [build_data_file(f"file:///t/{n:03d}.parquet", 10 * n, 10 * n + 9) for n in range(first, first + count)]
+    return [
+        build_data_file(f"file:///t/{n:03d}.parquet", 10 * n, 10 * n + 9)
+        for n in range(first_number, first_number + count)
+    ]
 
 
 @pytest.fixture

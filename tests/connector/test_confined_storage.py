@@ -139,9 +139,9 @@ def test_client_follows_no_link_in_the_folder_of_a_table(tmp_path: Path, monkeyp
     (tmp_path / "disk/ns/v").symlink_to("u")
     table_storage = Storage.of_table({}, f"file://{tmp_path}/warehouse/ns/t/")
     assert bytes(table_storage.read(f"file:{tmp_path}/warehouse/ns/t/data/f")) == b"own"
-    for place in ("t/link/f", "t/../t/link/f"):
+    for path in ("t/link/f", "t/../t/link/f"):
         with pytest.raises(PermissionError, match="symbolic link"):
-            table_storage.read(f"file://{tmp_path}/warehouse/ns/{place}")
+            table_storage.read(f"file://{tmp_path}/warehouse/ns/{path}")
     replaced_storage = Storage.of_table({}, f"{tmp_path}/warehouse/ns/v")
     with pytest.raises(PermissionError, match="symbolic link"):
         replaced_storage.read(f"{tmp_path}/warehouse/ns/v/f")

@@ -179,12 +179,12 @@ def age_uploads(lake: S3Lake) -> None:
 # Statements that rewrite files
 
 
-def build_many_rows(seed: int, first: int) -> pa.Table:
+def build_many_rows(seed: int, first_id: int) -> pa.Table:
     """Return about 14 MB of rows in two partitions, which is more than one part of an upload."""
     rng = random.Random(seed)
     values = [
         {
-            "id": first + number,
+            "id": first_id + number,
             "part": number % 2,
             "payload": rng.randbytes(1000).hex(),
             "price": float(number),

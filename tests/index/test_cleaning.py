@@ -145,8 +145,8 @@ async def test_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
         long_ago = server.components.clock.now_ms() / 1000 - 2 * DAY_S
         os.utime(other_file, (long_ago, long_ago))
         path = rename_without_digest(table.entry.metadata_location)
-        document = json.loads(path.read_text())
-        path.write_text(json.dumps({**document, "location": other_file.parents[2].as_uri()}))
+        metadata_json = json.loads(path.read_text())
+        path.write_text(json.dumps({**metadata_json, "location": other_file.parents[2].as_uri()}))
         server.components.catalog.documents.cache.clear()
         assert await clean_index_files(server) == 0
         assert other_file.exists()

@@ -38,11 +38,11 @@ BLOCKS = [decode_block_memory(*item) for item in MANIFESTS]
 
 
 def list_decoding_processes() -> list[psutil.Process]:
-    results = []
+    processes = []
     for item in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # A process that has just ended may still be a zombie.
-            results += [item] if any("blocks.decoding" in part for part in item.cmdline()) else []
-    return results
+            processes += [item] if any("blocks.decoding" in part for part in item.cmdline()) else []
+    return processes
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ async def decode_until_processes_answer(decoders: Decoders) -> None:
     async with asyncio.timeout(60):
         count_before = decoders.by_processes
         while decoders.by_processes < count_before + THREADS:
-            results = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
-            assert [bytes(result) for result in results] == BLOCKS
+            blocks = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
+            assert [bytes(result) for result in blocks] == BLOCKS
 
 
 @pytest.mark.slow
@@ -128,8 +128,8 @@ async def test_threads_decode_when_no_process_can_be_started(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
     with decoders.expect_manifests(1000):
         for _ in range(3):
-            results = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
-            assert [bytes(result) for result in results] == BLOCKS
+            blocks = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
+            assert [bytes(result) for result in blocks] == BLOCKS
     assert decoders.by_processes == 0
 
 

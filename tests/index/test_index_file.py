@@ -235,10 +235,10 @@ def test_paths_that_inflate_to_a_wrong_size_are_rejected() -> None:
         bytearray(write_index_file(build_files_table(3))),
     )
     # The header of the files table has 60 bytes: byte 16 begins the size of the paths, byte 56 the checksum.
-    head = memoryview(raw)[header.files_offset : header.files_offset + 60]
+    files_header = memoryview(raw)[header.files_offset : header.files_offset + 60]
     for claimed_bytes in (0, 10, 1 << 30, (1 << 30) + 1, 1 << 62):
-        struct.pack_into("<Q", head, 16, claimed_bytes)
-        struct.pack_into("<I", head, 56, isal_zlib.crc32(head[:56]))
+        struct.pack_into("<Q", files_header, 16, claimed_bytes)
+        struct.pack_into("<I", files_header, 56, isal_zlib.crc32(files_header[:56]))
         with pytest.raises(Corrupt, match=r"a\.puffin"):
             read_everything(raw)
 

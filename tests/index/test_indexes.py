@@ -89,11 +89,15 @@ async def test_index_file_is_read_once_and_cached(environment: IndexEnvironment,
     path = await environment.table.index(kind, range(3))
     indexes, file = await environment.open_indexes(), await environment.find_registered_file(path)
     assert indexes.find_in_memory(file) is None
-    results = await asyncio.gather(*(indexes.open(file) for _ in range(5)))
-    assert results[0] is not None
-    assert results == [results[0]] * 5
-    assert indexes.find_in_memory(file) is results[0]
-    assert (results[0].location, len(results[0].files), results[0].index.files) == (path.as_uri(), 3, 3)
+    opened_indexes = await asyncio.gather(*(indexes.open(file) for _ in range(5)))
+    assert opened_indexes[0] is not None
+    assert opened_indexes == [opened_indexes[0]] * 5
+    assert indexes.find_in_memory(file) is opened_indexes[0]
+    assert (opened_indexes[0].location, len(opened_indexes[0].files), opened_indexes[0].index.files) == (
+        path.as_uri(),
+        3,
+        3,
+    )
     assert environment.storage.reads == [path.name]
 
 
@@ -198,8 +202,8 @@ async def test_cube_of_another_version_stays_registered(
     else:
         # The header of a cube has the layout at byte 8, and the checksum at byte 28.
         data[header.offset + 8] = version
-        head = data[header.offset : header.offset + 28]
-        data[header.offset + 28 : header.offset + 32] = isal_zlib.crc32(head).to_bytes(4, "little")
+        cube_header = data[header.offset : header.offset + 28]
+        data[header.offset + 28 : header.offset + 32] = isal_zlib.crc32(cube_header).to_bytes(4, "little")
     path = environment.folder / "cube.puffin"
     path.write_bytes(data)
     row = RegisteredIndexFile(

@@ -129,12 +129,12 @@ async def test_lost_reply_is_reported_if_a_repeat_could_affect_a_later_change(
 async def test_only_one_of_two_merges_of_the_same_files_succeeds(store: CountingStore, registry: Registry) -> None:
     other_registry = Registry(store, SimulatedClock(seed=3))
     await registry.replace(UUID, "d", add=[make_file("a"), make_file("b")])
-    results = await asyncio.gather(
+    outcomes = await asyncio.gather(
         registry.replace(UUID, "d", add=[make_file("x")], remove=["file:///w/a", "file:///w/b"]),
         other_registry.replace(UUID, "d", add=[make_file("y")], remove=["file:///w/b"]),
         return_exceptions=True,
     )
-    assert [isinstance(result, CommitConflict) for result in results].count(True) == 1
+    assert [isinstance(result, CommitConflict) for result in outcomes].count(True) == 1
     live_names = list_names((await registry.load_files(await load_entry(store))).list_live_files("d"))
     assert live_names in (["x"], ["a", "y"])
 

@@ -111,14 +111,14 @@ def _encode_span_row(packed_span: Packed, address: int, rows: int, first_row: in
 
 
 def select_rows(state: np.ndarray, mask: np.ndarray, blocks: Sequence[Sequence[object]]) -> list[bool]:
-    results: list[bool] = []
+    selected_flags: list[bool] = []
     for number, values in enumerate(blocks):
-        first_row = len(results)
-        results += [
+        first_row = len(selected_flags)
+        selected_flags += [
             bool(state[number] == 1 or (state[number] == 2 and mask[row]))
             for row in range(first_row, first_row + len(values))
         ]
-    return results
+    return selected_flags
 
 
 def draw_similar_blocks(kind: str) -> st.SearchStrategy[Blocks]:

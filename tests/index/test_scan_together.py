@@ -62,7 +62,9 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
     if built_sketch is not None:
         sketch_bytes = built_sketch[16:].tolist()  # The bytes of the rows follow a header of 16 bytes.
         assert 64 * max(Counter(sketch_bytes).values()) <= len(codes)
-        sketch_bytes_in_order = [place for _, place in sorted(zip(codes.tolist(), sketch_bytes, strict=True))]
+        sketch_bytes_in_order = [
+            sketch_byte for _, sketch_byte in sorted(zip(codes.tolist(), sketch_bytes, strict=True))
+        ]
         assert sketch_bytes_in_order == sorted(sketch_bytes_in_order)
     numbers = codes[~np.isnan(codes)].astype(np.float64)
     layout = np.zeros((1, 15), dtype=np.int64)

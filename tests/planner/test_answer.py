@@ -62,7 +62,7 @@ def build_schema(kinds: dict[int, str] = KINDS) -> dict[str, Any]:
 
 
 def build_metadata(*specs: tuple[PartitionField, ...], kinds: dict[int, str] = KINDS) -> TableMetadata:
-    document = {
+    metadata_json = {
         "format-version": 2,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
         "location": "file:///t",
@@ -79,7 +79,7 @@ def build_metadata(*specs: tuple[PartitionField, ...], kinds: dict[int, str] = K
         "sort-orders": [{"order-id": 0, "fields": []}],
         "default-sort-order-id": 0,
     }
-    return decode_table(json.dumps(document).encode(), "file:///t/metadata.json")
+    return decode_table(json.dumps(metadata_json).encode(), "file:///t/metadata.json")
 
 
 def build_block(

@@ -166,13 +166,17 @@ class Situation:
 
     def _build_metrics(self, schema_id: int, values: dict[int, list[Any]]) -> dict[int, ColumnMetrics]:
         kinds = self.kinds[schema_id]
-        document = {
+        metrics_by_column = {
             key: draw_metrics(
                 self.rng, kinds[key], [self._to_stored(schema_id, key, value) for value in column_metrics]
             )
             for key, column_metrics in values.items()
         }
-        return {key: column_metrics for key, column_metrics in document.items() if column_metrics != ColumnMetrics()}
+        return {
+            key: column_metrics
+            for key, column_metrics in metrics_by_column.items()
+            if column_metrics != ColumnMetrics()
+        }
 
     def _to_stored(self, schema_id: int, key: int, value: Any) -> Any:
         """Return the key's value as it is stored under the schema."""

@@ -70,11 +70,11 @@ async def open_lookup_planner(folder: Path) -> AsyncIterator[Planner]:
 async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, LakeSnapshot, TableView]]:
     """Return the view of each snapshot, and a view in which its delete files are treated as data files."""
     metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
-    results = []
+    views = []
     for snapshot in lake.snapshots.values():
         view = await planner.view(metadata, ScanRequest(snapshot_id=snapshot.id))
-        results.append((metadata, snapshot, view))
-    return results
+        views.append((metadata, snapshot, view))
+    return views
 
 
 def list_paths(found_files: FoundFiles) -> list[str]:
@@ -104,7 +104,7 @@ def find_files_of_partition(lake: Lake, expected: dict[str, Any], files: Sequenc
     ids = {
         name: {part.id for fields in lake.specs.values() for part in fields if part.name == name} for name in expected
     }
-    results = []
+    paths = []
     for file in files:
         fields = lake.specs[file.spec_id]
         positions = {
@@ -114,8 +114,8 @@ def find_files_of_partition(lake: Lake, expected: dict[str, Any], files: Sequenc
             positions[name] is not None and is_equal(file.partition[positions[name] or 0], value)
             for name, value in expected.items()
         ):
-            results.append(file.path)
-    return results
+            paths.append(file.path)
+    return paths
 
 
 def format_prefix(lake: Lake, prefix: dict[str, Any]) -> str:
@@ -387,7 +387,7 @@ def metadata(tmp_path: Path) -> TableMetadata:
         ]
         for spec_parts in (parts, [part for part in parts if part[1] != "bucket"])
     ]
-    document = {
+    metadata_json = {
         "format-version": 2,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
         "location": "file:///t",
@@ -408,7 +408,7 @@ def metadata(tmp_path: Path) -> TableMetadata:
         "sort-orders": [{"order-id": 0, "fields": []}],
         "default-sort-order-id": 0,
     }
-    return decode_table(json.dumps(document).encode(), "file:///t/metadata.json")
+    return decode_table(json.dumps(metadata_json).encode(), "file:///t/metadata.json")
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,9 @@ class UuidFiles:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         # There are few values, so that files and literals share halves.
-        self.halves = [bytes([first]) + rng.randbytes(7) for first in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)]
+        self.halves = [
+            bytes([first_byte]) + rng.randbytes(7) for first_byte in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)
+        ]
         self.values_by_file = [[self.draw_uuid() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
         metrics = []
         for values in self.values_by_file:

@@ -54,10 +54,10 @@ def draw_expression(rng: random.Random, depth: int = 0) -> Any:
         return {"type": rng.choice(["and", "or"]), **sides}
     name = rng.choice(["c1", "c2", "c13"])
     op = rng.choice(["eq", "not-eq", "lt", "lt-eq", "gt", "gt-eq", "in", "not-in", "is-null", "not-null"])
-    document: dict[str, Any] = {"type": op, "term": name}
+    filter_json: dict[str, Any] = {"type": op, "term": name}
     if op in ("in", "not-in"):
-        return {**document, "values": draw_values(name, rng, 4)}
-    return document if op.endswith("null") else {**document, "value": draw_values(name, rng, 1)[0]}
+        return {**filter_json, "values": draw_values(name, rng, 4)}
+    return filter_json if op.endswith("null") else {**filter_json, "value": draw_values(name, rng, 1)[0]}
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(8), 1))

@@ -86,7 +86,7 @@ def matches(where: Any, row: dict[int, Any], names: dict[str, int]) -> bool:
 
 def build_table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
     """Return a table with one snapshot, which has the first schema. The last schema is current."""
-    document = {
+    metadata_json = {
         "format-version": 2,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
         "location": "file:///t",
@@ -113,7 +113,7 @@ def build_table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
         ],
         "refs": {"main": {"snapshot-id": 1, "type": "branch"}},
     }
-    return decode_table(encode_json(document), "file:///t/m.json")
+    return decode_table(encode_json(metadata_json), "file:///t/m.json")
 
 
 @pytest.mark.parametrize("first", range(0, 300, 30))

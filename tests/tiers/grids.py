@@ -56,6 +56,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # Cases with the same value share the object, so its identity is used. Some objects have no hash.
         values = [{name: id(value) for name, value in item.callspec.params.items()} for item in grid]
         chosen_cases = choose_covering_cases(values, size, maximum)
-        for place, item in enumerate(grid):
-            if place not in chosen_cases:
+        for position, item in enumerate(grid):
+            if position not in chosen_cases:
                 item.add_marker(pytest.mark.slow)

@@ -113,4 +113,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if find_unit(item.nodeid) not in UNITS:
                 raise pytest.UsageError(f"{item.nodeid} uses {fixture!r}: add its file to tests/tiers/spread.py")
     if hasattr(config, "workerinput"):
-        items[:] = [items[place] for place in compute_order([item.nodeid for item in items])]
+        items[:] = [items[position] for position in compute_order([item.nodeid for item in items])]

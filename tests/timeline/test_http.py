@@ -46,8 +46,8 @@ async def test_pages_are_consecutive_in_both_directions(server: RunningServer) -
     assert list_ids(newest_page) == newest_first[:2]
     _, older_page = await server.get(f"/api/v1/timeline?order=desc&since={newest_page['next-since']}")
     assert list_ids(older_page) == newest_first[2:]
-    _, end = await server.get(f"/api/v1/timeline?order=desc&since={older_page['next-since']}")
-    assert end == {"instants": [], "next-since": None}
+    _, last_page = await server.get(f"/api/v1/timeline?order=desc&since={older_page['next-since']}")
+    assert last_page == {"instants": [], "next-since": None}
 
 
 async def test_all_conditions_of_a_filter_apply(server: RunningServer) -> None:
@@ -130,16 +130,16 @@ async def test_long_poll_without_news_ends_with_the_position_to_continue(server:
 
 async def read_events(answer: aiohttp.ClientResponse, count: int) -> list[tuple[str, dict[str, Any]]]:
     """Return (event id, data) of the next `count` events."""
-    results: list[tuple[str, dict[str, Any]]] = []
+    events: list[tuple[str, dict[str, Any]]] = []
     event_id = ""
     async with asyncio.timeout(60):
-        while len(results) < count:
+        while len(events) < count:
             line = (await answer.content.readline()).decode().rstrip("\n")
             if line.startswith("id: "):
                 event_id = line[4:]
             elif line.startswith("data: "):
-                results.append((event_id, json.loads(line[6:])))
-    return results
+                events.append((event_id, json.loads(line[6:])))
+    return events
 
 
 async def test_event_stream_continues_after_the_last_event_of_the_client(server: RunningServer, tmp_path: Path) -> None:

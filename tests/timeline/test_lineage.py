@@ -158,7 +158,11 @@ def build_table(columns_count: int) -> TableMetadata:
         location="file:///lake/t",
         last_updated_ms=0,
         last_column_id=columns_count,
-        schemas=(Schema(tuple(Field(place, f"c{place}", False, "long") for place in range(1, columns_count + 1)), 0),),
+        schemas=(
+            Schema(
+                tuple(Field(column_id, f"c{column_id}", False, "long") for column_id in range(1, columns_count + 1)), 0
+            ),
+        ),
         current_schema_id=0,
         partition_specs=(PartitionSpec(0, ()),),
         default_spec_id=0,

@@ -116,9 +116,11 @@ class RandomDuckDBAggregates(RandomAggregates):
             text = text.replace(table, f", {self._rng.choice(FURTHER_AGGREGATES)}{table}")
         if self._rng.random() < 0.2:
             condition = self._rng.choice(ROW_CONDITIONS)
-            word = " WHERE " if " WHERE " in text.replace("(WHERE", "") else f" FROM {source} a"
+            clause_start = " WHERE " if " WHERE " in text.replace("(WHERE", "") else f" FROM {source} a"
             text = text.replace(
-                word, f"{word}{condition} AND " if word == " WHERE " else f"{word} WHERE {condition}", 1
+                clause_start,
+                f"{clause_start}{condition} AND " if clause_start == " WHERE " else f"{clause_start} WHERE {condition}",
+                1,
             )
         if " LIMIT " not in text and self._rng.random() < 0.3:
             return GROUP_BY.sub(lambda keys: f" GROUP BY {self._rng.choice(SUBTOTALS).format(keys[1])}", text)

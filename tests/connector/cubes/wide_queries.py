@@ -353,5 +353,5 @@ class WideQueries:
             return f"NOT ({self.draw_condition(dimensions, depth + 1)})"
         if draw < 0.6:
             return f"({self._draw_simple_condition(dimensions)}) IS NOT TRUE"
-        word = rng.choice((" AND ", " OR "))
-        return f"({word.join(self.draw_condition(dimensions, depth + 1) for _ in range(2))})"
+        connective = rng.choice((" AND ", " OR "))
+        return f"({connective.join(self.draw_condition(dimensions, depth + 1) for _ in range(2))})"

@@ -132,26 +132,31 @@ class LooseStatements(RandomStatements):
         """
         column_names = {column.name.lower() for column in scope}
         pairs = [
-            (column, other)
+            (column, outer_column)
             for column in scope
-            for other in outer
-            if column.kind == other.kind and self.can_name(column, scope) and other.name.lower() not in column_names
+            for outer_column in outer
+            if column.kind == outer_column.kind
+            and self.can_name(column, scope)
+            and outer_column.name.lower() not in column_names
         ]
         if not pairs or self.draw_chance(0.7):
             return super().draw_correlated_condition(scope, outer)
-        inner_column, other = self.rng.choice(pairs)
-        return f"{self.write_reference(inner_column, scope)} = {self.spell(other.name)}"
+        inner_column, outer_column = self.rng.choice(pairs)
+        return f"{self.write_reference(inner_column, scope)} = {self.spell(outer_column.name)}"
 
     def draw_equality(self, left: Scope, right: Scope, joined_scope: Scope) -> str:
         pairs = [
-            (column, other)
+            (column, right_column)
             for column in left
-            for other in right
-            if ((column.kind, other.kind) in COMPARABLE_TYPES or (other.kind, column.kind) in COMPARABLE_TYPES)
+            for right_column in right
+            if (
+                (column.kind, right_column.kind) in COMPARABLE_TYPES
+                or (right_column.kind, column.kind) in COMPARABLE_TYPES
+            )
             and self.can_name(column, joined_scope)
-            and self.can_name(other, joined_scope)
+            and self.can_name(right_column, joined_scope)
         ]
         if not pairs or self.draw_chance(0.6):
             return super().draw_equality(left, right, joined_scope)
-        left_column, other = self.rng.choice(pairs)
-        return f"{self.write_reference(left_column, joined_scope)} = {self.write_reference(other, joined_scope)}"
+        left_column, right_column = self.rng.choice(pairs)
+        return f"{self.write_reference(left_column, joined_scope)} = {self.write_reference(right_column, joined_scope)}"

@@ -170,17 +170,17 @@ def check_one(
     counts["joins"] += sum(len(scan.joins) for scan in scans)
     counts["periods"] += any(join.transform != "identity" for scan in scans for join in scan.joins)
     replaced_text = replace_tables_by_plans(rng, connection, statement, MarkedTables(scans, tables_by_mark))
-    note = f"{seed}\n{text}\n-- became\n{replaced_text}\n-- by\n" + "\n".join(
+    context = f"{seed}\n{text}\n-- became\n{replaced_text}\n-- by\n" + "\n".join(
         f"{scan.table}: {scan.predicate} {scan.joins}" for scan in scans
     )
     try:
         rows = _count_rows(connection, replaced_text)
     except duckdb.Error as error:
-        raise AssertionError(f"{error}\n{note}") from error
+        raise AssertionError(f"{error}\n{context}") from error
     if rows != expected and any(_count_rows(connection, text) != expected for _ in range(20)):
         counts["unstable"] += 1  # DuckDB itself returns different rows for the unchanged statement.
         return
-    assert rows == expected, note
+    assert rows == expected, context
 
 
 def _count_rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
@@ -235,7 +235,7 @@ def test_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
     text = f"SELECT t.a FROM t JOIN u ON t.a = u.a WHERE t.b {condition} '%b%'"
     marked_text = DuckDBStatement(text).to_marked_text({0: columns, 1: columns}, utc=True)
     scan = find_scans(marked_text, find_columns=lambda _: columns)[0]
-    assert [[like.negated for like in either] for either in scan.likes] == [[negated]]
+    assert [[like.negated for like in alternatives] for alternatives in scan.likes] == [[negated]]
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,10 @@ class RandomColumn:
                     return pa.ListArray.from_arrays(starts, self.children[0].build_array(flat_values))
                 return pa.MapArray.from_arrays(
                     starts,
-                    *(child.build_array([pair[n] for pair in flat_values]) for n, child in enumerate(self.children)),
+                    *(
+                        child.build_array([child_values[n] for child_values in flat_values])
+                        for n, child in enumerate(self.children)
+                    ),
                 )
         return typed.build_array(self.kind, values)
 

@@ -121,11 +121,11 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
     class RepartitioningClient(IndexClient):
         """A client that changes the table's partition spec before its second listing."""
 
-        listings = 0
+        listing_count = 0
 
         def build_files(self, *arguments: Any, **options: Any) -> Iterator[dict[str, Any]]:
-            self.listings += 1
-            if self.listings == 2:
+            self.listing_count += 1
+            if self.listing_count == 2:
                 append_to_partitions()
             return super().build_files(*arguments, **options)
 

@@ -79,8 +79,8 @@ def test_index_commands_print_json(url: str) -> None:
     run_seamark(url, "create", "db.t", "--name", "i", "--kind", "bloom", "--columns", "lower(data)", "--fpp", "0.25")
     _, _, output = run_seamark(url, "show", "db.t", "i", "--json")[1].partition("\n{")  # Logs are part of the output.
     assert json.loads("{" + output)["fpp"] == 0.25
-    listing = run_seamark(url, "list", "db.t", "--json")[1]
-    assert json.loads(listing[listing.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
+    listed_indexes = run_seamark(url, "list", "db.t", "--json")[1]
+    assert json.loads(listed_indexes[listed_indexes.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
 
 
 def test_index_command_reports_each_error_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

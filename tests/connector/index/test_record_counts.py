@@ -43,10 +43,10 @@ KEYS_PER_LOOKUP = 1_000_000
 
 def mix_numbers(numbers: npt.NDArray[Any]) -> Longs:
     """Return int64[n], distinct and nearly random keys. splitmix64 maps different numbers to different keys."""
-    word = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (word ^ (word >> np.uint64(31))).view(np.int64)
+    mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (mixed ^ (mixed >> np.uint64(31))).view(np.int64)
 
 
 def build_rows(numbers: Longs, value: int) -> pa.Table:
@@ -193,14 +193,14 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
     return count, key_hash, deleted_rows
 
 
-def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, sampled_keys: int) -> None:
-    """Insert, upsert, delete and merge `turns` times, and check the table after each step."""
+def change_and_check(client: IndexClient, mode: str, *, keys: int, rounds: int, sampled_keys: int) -> None:
+    """Insert, upsert, delete and merge `rounds` times, and check the table after each step."""
     create_upsert_table(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
     table = GrowingTable(client, mode, sampled_keys)
     hundredth = keys // 100
-    for round_number in range(turns):
+    for round_number in range(rounds):
         for _ in range(MERGED_FILES_MIN):
-            table.insert(keys // (turns * MERGED_FILES_MIN))
+            table.insert(keys // (rounds * MERGED_FILES_MIN))
         steps: dict[str, Callable[[], None]] = {
             "inserts": lambda: None,
             "upserts": lambda: table.upsert(hundredth, hundredth // 2),
@@ -217,10 +217,10 @@ def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, s
 
 @pytest.mark.parametrize("mode", mark_fast(["merge-on-read", "copy-on-write"], 1))
 def test_record_index_has_an_entry_for_each_row_after_each_kind_of_write(client: IndexClient, mode: str) -> None:
-    change_and_check(client, mode, keys=200_000, turns=1, sampled_keys=20_000)
+    change_and_check(client, mode, keys=200_000, rounds=1, sampled_keys=20_000)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_record_index_of_50_million_rows_has_an_entry_for_each_row(client: IndexClient) -> None:
-    change_and_check(client, "merge-on-read", keys=50_000_000, turns=3, sampled_keys=200_000)
+    change_and_check(client, "merge-on-read", keys=50_000_000, rounds=3, sampled_keys=200_000)

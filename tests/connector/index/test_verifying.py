@@ -93,10 +93,12 @@ def test_audit_reports_damage_as_a_problem_and_raises_no_error(task: IndexTask, 
     path = Path(written_index.location.removeprefix("file://"))
     whole_file = path.read_bytes()
     # Zeros may be padding, and no index depends on the digits of the footer's snapshot ids ("-1").
-    middle = next(place for place in range(len(whole_file) // 2, len(whole_file)) if whole_file[place] not in b"\x001")
-    for place in (10, middle, len(whole_file) - 30):
-        path.write_bytes(whole_file[:place] + bytes([whole_file[place] ^ 1]) + whole_file[place + 1 :])
-        assert verify(task, written_index).problems, place
+    middle = next(
+        offset for offset in range(len(whole_file) // 2, len(whole_file)) if whole_file[offset] not in b"\x001"
+    )
+    for offset in (10, middle, len(whole_file) - 30):
+        path.write_bytes(whole_file[:offset] + bytes([whole_file[offset] ^ 1]) + whole_file[offset + 1 :])
+        assert verify(task, written_index).problems, offset
     path.write_bytes(whole_file[:-9])
     assert verify(task, written_index).problems
     path.unlink()

@@ -67,8 +67,8 @@ def draw_row_numbers(rng: np.random.Generator, rows: int) -> Any:
     """Return a few random row numbers, or many consecutive row numbers."""
     if rng.random() < 0.5:
         return np.sort(rng.choice(rows, int(rng.integers(1, 6)), replace=False))
-    first = int(rng.integers(0, rows - 10))
-    return np.arange(first, min(rows, first + int(rng.integers(1, rows // 5))))
+    first_row = int(rng.integers(0, rows - 10))
+    return np.arange(first_row, min(rows, first_row + int(rng.integers(1, rows // 5))))
 
 
 def check_rows_from_pages(

@@ -117,8 +117,8 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
     operator, children = tree
     if operator == "not":
         return evaluate(children[0], row, negated=not negated)
-    results = [evaluate(child, row, negated=negated) for child in children]
-    return any(results) if (operator == "or") != negated else all(results)
+    child_results = [evaluate(child, row, negated=negated) for child in children]
+    return any(child_results) if (operator == "or") != negated else all(child_results)
 
 
 # Whole tables

@@ -47,7 +47,7 @@ class LineageModel:
         self.used_ids: set[int] = set()
 
     def check(
-        self, client: SeamarkClient, kept_ids: set[int], changed_ids: set[int], new_ids: set[int], note: str
+        self, client: SeamarkClient, kept_ids: set[int], changed_ids: set[int], new_ids: set[int], context: str
     ) -> None:
         """Check the rows after a step.
 
@@ -55,22 +55,22 @@ class LineageModel:
         `new_ids` have row ids that were never used before.
         """
         lineage_rows = read_lineage(client)
-        assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_ids | new_ids, note
+        assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_ids | new_ids, context
         sequence_number = read_sequence_number(client)
         for id_ in kept_ids:
-            assert lineage_rows[id_] == self.ids[id_], f"{note}: the lineage of the copied row {id_} has changed"
+            assert lineage_rows[id_] == self.ids[id_], f"{context}: the lineage of the copied row {id_} has changed"
         for id_ in changed_ids:
-            assert lineage_rows[id_] == (self.ids[id_][0], sequence_number), f"{note}: row {id_} was updated"
+            assert lineage_rows[id_] == (self.ids[id_][0], sequence_number), f"{context}: row {id_} was updated"
         for id_ in new_ids:
             row_id, number = lineage_rows[id_]
-            assert number == sequence_number, f"{note}: row {id_} is new"
-            assert row_id is not None, note
-            assert row_id not in self.used_ids, f"{note}: row {id_} has an id that another row had"
+            assert number == sequence_number, f"{context}: row {id_} is new"
+            assert row_id is not None, context
+            assert row_id not in self.used_ids, f"{context}: row {id_} has an id that another row had"
             self.used_ids.add(row_id)
         self.ids = {id_: (row_id or 0, number or 0) for id_, (row_id, number) in lineage_rows.items()}
-        assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), note
+        assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), context
         actual_rows = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
-        assert {row["id"]: tuple(row.values()) for row in actual_rows} == self.rows, note
+        assert {row["id"]: tuple(row.values()) for row in actual_rows} == self.rows, context
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(6), 1))
@@ -82,7 +82,7 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
     create_upsert_table(client, spec=spec, properties={"write.parquet.row-group-size-bytes": "400"})
     model = LineageModel()
     for step in range(14):
-        note = f"seed {seed}, spec {spec}, step {step}"
+        context = f"seed {seed}, spec {spec}, step {step}"
         drawn_ids = rng.sample(range(50), 8)
         land_by_id = {number: rng.choice(("de", "fr", None)) for number in drawn_ids}
         live_ids = {number for number in drawn_ids if number in model.rows}
@@ -95,14 +95,16 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
                 append(client, "db.t", build_rows(*new_rows.values()))
                 model.rows |= new_rows
                 if new_rows:
-                    model.check(client, model.ids.keys() & model.rows.keys(), set(), set(new_rows), f"{note}, append")
+                    model.check(
+                        client, model.ids.keys() & model.rows.keys(), set(), set(new_rows), f"{context}, append"
+                    )
             case "upsert":
                 new_rows = {number: (number, land_by_id[number], step, "whole") for number in drawn_ids}
                 upsert(client, "db.t", build_rows(*new_rows.values()), keys=["id"], mode=mode)
                 kept_ids = set(model.rows) - live_ids
                 model.rows |= new_rows
                 changed_ids = live_ids if mode == COPY_ON_WRITE else set()
-                model.check(client, kept_ids, changed_ids, set(new_rows) - changed_ids, f"{note}, {mode}")
+                model.check(client, kept_ids, changed_ids, set(new_rows) - changed_ids, f"{context}, {mode}")
             case "combined":
                 new_rows = {
                     number: (number, land_by_id[number], rng.choice((step - 3, step + 1)), "later")
@@ -118,7 +120,7 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
                         kept_ids,
                         live_ids - stale_ids,
                         set(new_rows) - live_ids,
-                        f"{note}, combined, {mode}",
+                        f"{context}, combined, {mode}",
                     )
             case "partial":
                 new_rows = {number: (number, land_by_id[number], step, None) for number in drawn_ids}
@@ -127,12 +129,12 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
                 for number in drawn_ids:
                     old_row = model.rows.get(number, (number, None, None, None))
                     model.rows[number] = (number, old_row[1], step, old_row[3])
-                model.check(client, kept_ids, live_ids, inserted_ids, f"{note}, partial, {mode}")
+                model.check(client, kept_ids, live_ids, inserted_ids, f"{context}, partial, {mode}")
             case "delete":
                 delete(client, "db.t", keys=pa.table({"id": drawn_ids}), mode=mode)
                 model.rows = {id_: row for id_, row in model.rows.items() if id_ not in live_ids}
                 if live_ids:
-                    model.check(client, set(model.rows), set(), set(), f"{note}, delete, {mode}")
+                    model.check(client, set(model.rows), set(), set(), f"{context}, delete, {mode}")
 
 
 def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client: IndexClient) -> None:

@@ -42,15 +42,15 @@ class Equations:
         self._omitted_points = set(range(0x300, 0x370)) - {_IOTA_BELOW}  # This block has the combining marks.
 
     def fold(self, points: Iterable[int]) -> list[int]:
-        results: list[int] = []
+        folded_points: list[int] = []
         for point in points:
             while point in self._class_numbers:
                 point = self._class_numbers[point]
             if point in self._parts:
-                results += self.fold(self._parts[point])
+                folded_points += self.fold(self._parts[point])
             elif point not in self._omitted_points:
-                results.append(point)
-        return results
+                folded_points.append(point)
+        return folded_points
 
     def add(self, left: Sequence[int], right: Sequence[int]) -> None:
         """Add the equation that both sequences of code points have the same folded form.

@@ -147,11 +147,11 @@ class Predicate:
     nans: bool
 
     def build_ranges(self) -> KeyRanges:
-        results = []
+        ranges = []
         for low, high, low_open, high_open in merge_ranges(self.ranges):
-            low_key, high_key = (None if end is None else make_key(end, self.kind) for end in (low, high))
-            results.append(KeyRange(low_key, high_key, low_open, high_open))
-        return KeyRanges(self.kind, tuple(results), self.nulls, self.nans)
+            low_key, high_key = (None if bound is None else make_key(bound, self.kind) for bound in (low, high))
+            ranges.append(KeyRange(low_key, high_key, low_open, high_open))
+        return KeyRanges(self.kind, tuple(ranges), self.nulls, self.nans)
 
     def holds(self, value: Any) -> bool:
         if value is None:
@@ -212,8 +212,14 @@ def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Pre
                 low, high = sorted((draw_literal(), draw_literal()), key=compute_order)
                 ranges.append((low, high, rng.random() < 0.5, rng.random() < 0.5))
             case 2:
-                end = draw_literal()
-                ranges.append((*rng.choice([(None, end), (end, None)]), rng.random() < 0.5, rng.random() < 0.5))
+                second_literal = draw_literal()
+                ranges.append(
+                    (
+                        *rng.choice([(None, second_literal), (second_literal, None)]),
+                        rng.random() < 0.5,
+                        rng.random() < 0.5,
+                    )
+                )
             case _:
                 value = draw_literal()
                 ranges.append((value, value, False, False))

@@ -203,9 +203,9 @@ def _build_run_bitmap(containers: int) -> bytes:
     flags = np.packbits(np.ones(containers, dtype=np.uint8), bitorder="little").tobytes()
     keys = np.array([(key, 65535) for key in range(containers)], dtype="<u2").tobytes()
     # The cookie 12347 means that the bitmap has run containers.
-    head = np.array([12347 | (containers - 1) << 16], dtype="<u4").tobytes() + flags + keys
-    starts = len(head) + 4 * containers + 6 * np.arange(containers)
-    return head + starts.astype("<u4").tobytes() + np.array([1, 0, 65535] * containers, dtype="<u2").tobytes()
+    cookie = np.array([12347 | (containers - 1) << 16], dtype="<u4").tobytes() + flags + keys
+    starts = len(cookie) + 4 * containers + 6 * np.arange(containers)
+    return cookie + starts.astype("<u4").tobytes() + np.array([1, 0, 65535] * containers, dtype="<u2").tobytes()
 
 
 def _measure_peak_bytes(read: Callable[[], object]) -> int:
@@ -228,14 +228,14 @@ def test_runs_with_more_rows_than_the_file_are_not_expanded() -> None:
 
 def test_runs_of_many_rows_are_expanded_in_steps() -> None:
     rows = 160 << 16
-    results: list[Any] = []
+    expanded_parts: list[Any] = []
     assert (
         _measure_peak_bytes(
-            lambda: results.append(bits.decode_bits(Piece(Coding.ROARING, _build_run_bitmap(160)), rows))
+            lambda: expanded_parts.append(bits.decode_bits(Piece(Coding.ROARING, _build_run_bitmap(160)), rows))
         )
         < 12 << 20
     )
-    assert bits.count_set_bits(results[0]) == rows
+    assert bits.count_set_bits(expanded_parts[0]) == rows
     row_numbers = np.unique(np.random.default_rng(5).integers(0, rows, 1 << 19))
     bit_map = pyroaring.BitMap(row_numbers.astype(np.uint32))
     decoded_bits = bits.decode_bits(Piece(Coding.ROARING, bit_map.serialize()), rows)

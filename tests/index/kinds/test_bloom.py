@@ -163,10 +163,12 @@ def test_bloom_filter_wastes_at_most_a_quarter(fpp: float) -> None:
 
 def read_bits(blob: bytes) -> list[set[int]]:
     """Return the bits that are set in each file's filter, read in plain Python as the format's page describes."""
-    head, _, files, groups = struct.unpack_from("<4I", blob)
+    header_size, _, files, groups = struct.unpack_from("<4I", blob)
     entries = [struct.unpack_from("<4Q", blob, 16 + 32 * i) for i in range(groups)]
     numbers = blob[16 + 32 * groups :][:files]
-    assert xxhash.xxh64_intdigest(blob[: head - 8]) == int.from_bytes(blob[head - 8 : head], "little")
+    assert xxhash.xxh64_intdigest(blob[: header_size - 8]) == int.from_bytes(
+        blob[header_size - 8 : header_size], "little"
+    )
     results: list[set[int]] = [set() for _ in range(files)]
     for group, (bits, count, offset, length) in enumerate(entries):
         members = [file for file in range(files) if numbers[file] == group]
@@ -196,12 +198,12 @@ def read_bits(blob: bytes) -> list[set[int]]:
 
 
 def compute_bits(values: Any, bits: int, hash_count: int) -> set[int]:
-    results = set()
+    set_bits = set()
     for value in values.tolist():
         hashed_value = xxhash.xxh64_intdigest(struct.pack("<Q", value + 2**63))
         high, step = hashed_value >> 32, hashed_value & 0xFFFFFFFF | 1
-        results |= {((high + i * step) % 2**32) * bits >> 32 for i in range(hash_count)}
-    return results
+        set_bits |= {((high + i * step) % 2**32) * bits >> 32 for i in range(hash_count)}
+    return set_bits
 
 
 @pytest.mark.parametrize(("count", "fpp"), [(1, 0.01), (3, 0.01), (70, 0.2), (131, 0.05)])

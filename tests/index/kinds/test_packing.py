@@ -229,14 +229,14 @@ def test_presence_mask_marks_the_values_that_exist() -> None:
     packer = Packer(to_byte_array(b""), 4)
     numbers = [packer.longs(longs, presence, absent_low=True), packer.doubles(doubles, presence, absent_low=False)]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
-    results = []
+    masks = []
     for number in numbers:
         packed_span = packer.packed(number)
         assert packed_span is not None
-        results.append(PackedColumn(memory, Packed(*packed_span), 4))
-    assert [results[0].read_key(row) for row in range(4)] == [MISSING, None, 9, None]
-    assert str([results[1].read_key(row) for row in range(4)]) == "[nan, None, -inf, None]"
-    assert (results[1].packed.low, results[1].packed.high) == (-math.inf, math.inf)
+        masks.append(PackedColumn(memory, Packed(*packed_span), 4))
+    assert [masks[0].read_key(row) for row in range(4)] == [MISSING, None, 9, None]
+    assert str([masks[1].read_key(row) for row in range(4)]) == "[nan, None, -inf, None]"
+    assert (masks[1].packed.low, masks[1].packed.high) == (-math.inf, math.inf)
 
 
 SPREADS = [

@@ -96,9 +96,9 @@ class KeyFiles:
         columns = self.convert_rows(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
         expected = [
-            (query, *place)
+            (query, *location)
             for query, row in enumerate(all_keys)
-            for place in positions_by_key[tuple(map(to_comparable, row))]
+            for location in positions_by_key[tuple(map(to_comparable, row))]
         ]
         assert list_positions(record.lookup(hi, lo)) == expected
         assert list_positions(look_up_remotely(record, hi, lo)) == expected
@@ -336,18 +336,23 @@ def test_index_of_50_million_keys_has_an_entry_for_each_key(tmp_path: Path) -> N
         tmp_path / "whole", merge_records([(record, np.ones(5, bool)) for record in first_round_records])
     )
     merged_record.verify()
-    half = write_and_open_record(tmp_path / "half", merge_records([(merged_record, np.arange(50) % 2 == 0)]))
-    half.verify()
+    half_file = write_and_open_record(tmp_path / "half", merge_records([(merged_record, np.arange(50) % 2 == 0)]))
+    half_file.verify()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 32 << 20
-    assert (merged_record.count, merged_record.files, half.count, half.files) == (50_000_000, 50, 25_000_000, 25)
+    assert (merged_record.count, merged_record.files, half_file.count, half_file.files) == (
+        50_000_000,
+        50,
+        25_000_000,
+        25,
+    )
     for seed in range(0, 100, 11):
         # The seeds of group g are 10 g to 10 g + 4, and its files have the numbers 5 g to 5 g + 4.
         file = seed // 10 * 5 + seed % 10 if seed % 10 < 5 else None
         hi, lo = (part[:1000] for part in draw_uniform_hashes(1_000_000, seed))
         expected_positions = [] if file is None else [(file, position) for position in range(1000)]
-        assert [place for _, *place in list_positions(merged_record.lookup(hi, lo))] == list(
+        assert [location for _, *location in list_positions(merged_record.lookup(hi, lo))] == list(
             map(list, expected_positions)
         )
 
@@ -450,7 +455,7 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
     assert compute_checksum(directory) == directory_sum
     fences, counts = struct.unpack_from("<9Q", directory), struct.unpack_from("<3Q", directory, 72)
     assert (len(directory), counts) == (96, (500, 500, 500))
-    results = []
+    found_entries = []
     for number in range(pages):
         page = blob[4096 * number : 4096 * (number + 1)]
         page_sum, page_number, zero = struct.unpack_from("<QII", page)
@@ -459,9 +464,9 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
         assert not any(page[16 + 24 * page_number :])
         page_entries = [struct.unpack_from("<QQII", page, 16 + 24 * index) for index in range(page_number)]
         assert page_entries[0][0] == fences[number]
-        results += page_entries
+        found_entries += page_entries
     pairs = [zip(hi.tolist(), lo.tolist(), strict=True) for hi, lo in rows]
-    assert results == sorted(
+    assert found_entries == sorted(
         (*pair, file, index) for file, file_pairs in enumerate(pairs) for index, pair in enumerate(file_pairs)
     )
 

@@ -149,16 +149,16 @@ def project_filter(filter: Any, **properties: str) -> IndexProjection | None:
 def list_predicates(projected_filter: IndexProjection | None) -> list[tuple[str, str, tuple[Any, ...]]]:
     """Return (index, operation, values) of each predicate on a term."""
     assert projected_filter is not None
-    results = [
+    predicates = [
         (projected_filter.by_field[predicate.column_id].name, predicate.op.value, predicate.values)
         for predicate in collect_predicates(projected_filter.expression)
     ]
     composite = [
         (definition.name, item.op.value, item.values)
-        for definition, listing in projected_filter.composite
-        for item in listing
+        for definition, literals in projected_filter.composite
+        for item in literals
     ]
-    return sorted(results + composite)
+    return sorted(predicates + composite)
 
 
 def test_index_on_a_transform_receives_the_projected_filter() -> None:
@@ -195,8 +195,8 @@ def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
 def test_index_on_lower_or_upper_answers_filters_on_either_function(function: str, indexed_function: str) -> None:
     term = {"type": "transform", "transform": function, "term": "name"}
     index = {"l": f"bitmap({indexed_function}(name))"}
-    listing = {"type": "in", "term": term, "values": ["Straße", "STRASSE", "ab"]}
-    assert list_predicates(project_filter(listing, **index)) == [("l", "in", ("ab", "strasse", UNKNOWN_CASE))]
+    in_filter = {"type": "in", "term": term, "values": ["Straße", "STRASSE", "ab"]}
+    assert list_predicates(project_filter(in_filter, **index)) == [("l", "in", ("ab", "strasse", UNKNOWN_CASE))]
     prefix = {"type": "starts-with", "term": term, "value": "AB"}
     assert list_predicates(project_filter(prefix, **index)) == [
         ("l", "eq", (UNKNOWN_CASE,)),
@@ -372,13 +372,13 @@ async def test_plan_skips_an_index_that_loads_slowly_and_the_next_plan_uses_it(i
     assert list_file_numbers(scan) == [1]
     assert not scan.complete
     hits = planning.planner.read_stats().plan_hits
-    results = await asyncio.gather(
+    plans = await asyncio.gather(
         *(
             indexed_plans.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(value)))
             for value in (31, 33, 35, 37)
         )
     )
-    assert [list_file_numbers(result) for result in results] == [[1]] * 4
+    assert [list_file_numbers(result) for result in plans] == [[1]] * 4
     assert stores[0].reads.count(late_index.name) == 1
     stores[0].resume()
     (file,) = [file for file in await table.list_files() if file.location == late_index.as_uri()]
@@ -646,10 +646,10 @@ async def test_diverged_copies_of_a_table_keep_separate_index_definitions(indexe
     await table.index("b", FILES)
     planning = await indexed_plans.open_planning()
     assert await indexed_plans.plan_files(planning, ODD_ID_FILTER) == []
-    document: dict[str, Any] = json.loads(json.dumps(table.table._build_json()))
-    document["properties"] = dict(table.metadata.properties)
-    document["schemas"][0]["fields"][0]["name"], document["schemas"][0]["fields"][1]["name"] = "day", "id"
-    other_metadata = decode_table(json.dumps(document).encode(), "file:///other")
+    metadata_json: dict[str, Any] = json.loads(json.dumps(table.table._build_json()))
+    metadata_json["properties"] = dict(table.metadata.properties)
+    metadata_json["schemas"][0]["fields"][0]["name"], metadata_json["schemas"][0]["fields"][1]["name"] = "day", "id"
+    other_metadata = decode_table(json.dumps(metadata_json).encode(), "file:///other")
     assert isinstance(other_metadata, TableMetadata)
     entry = await table.build_entry()
     swapped_request = ScanRequest(filter=parse_expression({"type": "eq", "term": "day", "value": 13}))

@@ -307,8 +307,8 @@ async def run_exact_campaign(seeds: Sequence[int], per_lake: int, folder: Path) 
                     for definition in indexed_lake.definitions:
                         entries = list(indexed_lake.build_entries(definition, list_data_files(lake)))
                         assert len(entries) == len(list_data_files(lake))
-                        half = len(entries) // 2
-                        for part in (entries[:half], entries[half:]):
+                        middle = len(entries) // 2
+                        for part in (entries[:middle], entries[middle:]):
                             if part:
                                 await indexed_lake.add(definition, part)
                     await _check_exact_plans(planning, indexed_lake, per_lake, counts)

@@ -41,12 +41,12 @@ def draw_filter(rng: random.Random) -> tuple[Any, set[int]]:
         filter: Any = {"type": "eq", "term": "id", "value": values[0]}
     else:
         filter = {"type": "in", "term": "id", "values": values}
-    results = {value // 10 for value in values if value % 2 == 0}
+    file_numbers = {value // 10 for value in values if value % 2 == 0}
     if rng.random() < 0.3:  # The filter requires two values of one column, so no row matches.
         other_value = 2 * rng.randrange(5 * FILES)
         filter = {"type": "and", "left": filter, "right": {"type": "eq", "term": "id", "value": other_value}}
-        results = {other_value // 10} if other_value in values else set()
-    return filter, results
+        file_numbers = {other_value // 10} if other_value in values else set()
+    return filter, file_numbers
 
 
 async def plan_until_ended(

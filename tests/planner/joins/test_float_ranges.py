@@ -31,9 +31,9 @@ OPERATORS: dict[str, Callable[[object, object], bool]] = {
 _OPS = {Op.LT_EQ: "<=", Op.GT_EQ: ">=", Op.EQ: "="}
 
 
-def compare_floats(value: float, op: str, other: float) -> bool:
+def compare_floats(value: float, op: str, literal: float) -> bool:
     """Compare two values as DuckDB and Spark do: NaN is equal to NaN and greater than all numbers."""
-    keys = [(item != item, 0.0 if item != item else item) for item in (value, other)]
+    keys = [(item != item, 0.0 if item != item else item) for item in (value, literal)]
     return OPERATORS[op](keys[0], keys[1])
 
 

@@ -97,10 +97,10 @@ def draw_value(rng: random.Random, kind: str) -> int | float | str | None:
 
 
 def draw_row(rng: random.Random, columns: dict[str, str]) -> Row:
-    results = {name: draw_value(rng, kind) for name, kind in columns.items()}
-    if "year" in results and results["year"] is not None:
-        results["year"] = 1969 + rng.choice([0, 1, 2, 50, 51, 52])
-    return results
+    row = {name: draw_value(rng, kind) for name, kind in columns.items()}
+    if "year" in row and row["year"] is not None:
+        row["year"] = 1969 + rng.choice([0, 1, 2, 50, 51, 52])
+    return row
 
 
 async def create_table(rng: random.Random, api: Api, name: str, columns: dict[str, str], files: int) -> StarTable:
@@ -144,9 +144,9 @@ def draw_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any]
     if draw < 0.5:
         return draw_range_join(rng, names)
     if rng.random() < 0.5:
-        column, transform, other, expression = rng.choice(PERIODS)
-        dimension, condition = "days", f"{expression} = o.{other}"
-        request = {"on": {column: other}, "transform": transform}
+        column, transform, period_column, expression = rng.choice(PERIODS)
+        dimension, condition = "days", f"{expression} = o.{period_column}"
+        request = {"on": {column: period_column}, "transform": transform}
     else:
         dimension = rng.choice(["one", "two"])
         column = rng.choice(["f1", "f2", "c"])
@@ -167,10 +167,15 @@ def draw_extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[s
 
     A filter that is not exact selects more rows than the subquery.
     """
-    column, dimension, other = rng.choice(EQUAL_CONDITIONS)
+    column, dimension, dimension_column = rng.choice(EQUAL_CONDITIONS)
     extreme, op = rng.choice(["min", "max"]), rng.choice(["=", *OPERATORS])
     is_exact = rng.random() < 0.7
-    request: dict[str, Any] = {"on": {column: other}, "transform": extreme, "operator": op, "exact": is_exact}
+    request: dict[str, Any] = {
+        "on": {column: dimension_column},
+        "transform": extreme,
+        "operator": op,
+        "exact": is_exact,
+    }
     rows = dimension
     if rng.random() < 0.7:
         kind, value = rng.choice(list(FILTERS)), rng.randint(0, 6)
@@ -179,18 +184,18 @@ def draw_extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[s
     if not is_exact:
         rows = f"(SELECT * FROM {rows}) WHERE x >= {rng.randint(0, 4)}"
     request["table"] = ["db", names[dimension]]
-    return request, f"{column} {op} (SELECT {extreme}({other}) FROM {rows})"
+    return request, f"{column} {op} (SELECT {extreme}({dimension_column}) FROM {rows})"
 
 
 def draw_range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
-    column, dimension, other = rng.choice(RANGE_CONDITIONS)
+    column, dimension, start_column = rng.choice(RANGE_CONDITIONS)
     op = rng.choice(OPERATORS)
-    request: dict[str, Any] = {"on": {column: other}, "transform": "range", "operator": op}
-    condition = f"{column} {op} o.{other}"
+    request: dict[str, Any] = {"on": {column: start_column}, "transform": "range", "operator": op}
+    condition = f"{column} {op} o.{start_column}"
     if op in (">", ">=") and rng.random() < 0.7:
-        end, end_op = rng.choice(ENDS.get(dimension, [f"{column}_end"])), rng.choice(["<", "<="])
-        request |= {"end": end, "end-operator": end_op}
-        condition += f' AND {column} {end_op} o."{end}"'
+        end_column, end_op = rng.choice(ENDS.get(dimension, [f"{column}_end"])), rng.choice(["<", "<="])
+        request |= {"end": end_column, "end-operator": end_op}
+        condition += f' AND {column} {end_op} o."{end_column}"'
     if rng.random() < 0.7:
         request["predicate"] = f"x {rng.choice(['=', '<', '>='])} {rng.randint(0, 6)}"
         condition += f" AND o.{request['predicate']}"

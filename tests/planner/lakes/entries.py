@@ -73,14 +73,14 @@ def read_entries(path: str) -> Iterator[Record]:
         if entry[0] == 2:  # The status 2 means that the file is deleted.
             continue
         file = index_by_id(file_schema, entry[2])
-        document = {"status": entry[0], "snapshot_id": entry.get(1), "sequence_number": entry.get(3)}
-        document |= {"file_sequence_number": entry.get(4)}
-        document |= {name: file.get(number) or None for number, name in FILE_FIELDS.items()}
-        document["first_row_id"], document["record_count"] = file.get(142), file[103]
+        flat_entry = {"status": entry[0], "snapshot_id": entry.get(1), "sequence_number": entry.get(3)}
+        flat_entry |= {"file_sequence_number": entry.get(4)}
+        flat_entry |= {name: file.get(number) or None for number, name in FILE_FIELDS.items()}
+        flat_entry["first_row_id"], flat_entry["record_count"] = file.get(142), file[103]
         for number, name in MAP_FIELDS.items():
-            document[name] = {pair["key"]: pair["value"] for pair in file.get(number) or ()}
-        document["partition"] = index_by_id(tuple_schema, file[102])
-        yield document
+            flat_entry[name] = {item["key"]: item["value"] for item in file.get(number) or ()}
+        flat_entry["partition"] = index_by_id(tuple_schema, file[102])
+        yield flat_entry
 
 
 def read_manifest_list(path: str) -> list[Record]:
@@ -96,7 +96,7 @@ def read_manifest_list(path: str) -> list[Record]:
 
 def read_data_files(manifests: Sequence[Record], version: int) -> dict[str, Record]:
     """Return the live data files by path, with all inherited values."""
-    results = {}
+    entries_by_path = {}
     for manifest in manifests:
         if manifest["content"]:
             continue
@@ -112,15 +112,15 @@ def read_data_files(manifests: Sequence[Record], version: int) -> dict[str, Reco
             elif entry["first_row_id"] is None:
                 entry["first_row_id"], next_row_id = next_row_id, next_row_id + entry["record_count"]
             entry["spec_id"] = manifest["spec_id"]
-            assert entry["file_path"] not in results
-            results[entry["file_path"]] = entry
-    return results
+            assert entry["file_path"] not in entries_by_path
+            entries_by_path[entry["file_path"]] = entry
+    return entries_by_path
 
 
-def assert_same(record: Record, original_record: Record, note: str) -> None:
+def assert_same(record: Record, original_record: Record, context: str) -> None:
     record, original_record = dict(record), dict(original_record)
     partition, original_partition = record.pop("partition"), original_record.pop("partition")
-    assert partition.keys() == original_partition.keys(), note
+    assert partition.keys() == original_partition.keys(), context
     for key, value in partition.items():
         expected = original_partition[key]
         is_multiple = (
@@ -131,10 +131,12 @@ def assert_same(record: Record, original_record: Record, note: str) -> None:
         is_wider = isinstance(value, bytes) and int.from_bytes(value, "big", signed=True) == int.from_bytes(
             expected or b"", "big", signed=True
         )
-        assert is_multiple or is_wider or repr(value) == repr(expected) or value == expected, f"{note}: partition {key}"
-    assert record.pop("status") in (0, original_record.pop("status")), note
+        assert is_multiple or is_wider or repr(value) == repr(expected) or value == expected, (
+            f"{context}: partition {key}"
+        )
+    assert record.pop("status") in (0, original_record.pop("status")), context
     record["file_format"], original_record["file_format"] = (
         record["file_format"].upper(),
         original_record["file_format"].upper(),
     )
-    assert record == original_record, note
+    assert record == original_record, context

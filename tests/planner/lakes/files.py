@@ -222,11 +222,11 @@ class FileMaker:
         delete = self._build_delete_file(POSITION_DELETES, chosen_file.spec_id, chosen_file.partition, len(positions))
         paths = sorted({path for path, _ in positions})
         row_positions = [position for _, position in positions]
-        shape = rng.choice(["full", "full", "truncated", "none"])
+        bounds_kind = rng.choice(["full", "full", "truncated", "none"])
         metrics: dict[int, ColumnMetrics] = {}
-        if shape != "none":
+        if bounds_kind != "none":
             lower, upper = paths[0].encode(), paths[-1].encode()
-            if shape == "truncated":
+            if bounds_kind == "truncated":
                 truncated_path = truncate_upper(paths[-1], 16)
                 lower, upper = paths[0][:16].encode(), truncated_path or upper
             metrics[PATH_ID] = ColumnMetrics(len(positions), 0, None, lower, upper)
@@ -236,12 +236,12 @@ class FileMaker:
         return [replace(delete, positions=frozenset(positions), metrics=metrics, referenced_path=referenced_path)]
 
     def _choose_positions(self, targets: list[DataFile]) -> list[tuple[str, int]]:
-        results = set()
+        positions = set()
         for file in targets:
             for position in range(max(1, file.record_count)):
                 if position == 0 or self._rng.random() < 0.4:
-                    results.add((file.path, position))
-        return sorted(results)
+                    positions.add((file.path, position))
+        return sorted(positions)
 
     def build_vectors(
         self, files: list[DataFile], old_vectors: list[DeleteFile]

@@ -174,11 +174,11 @@ class _History:
         self._commit(branch, "append", [], self._group(added_files))
 
     def _draw_data_files(self, count: int) -> list[DataFile]:
-        results = []
+        files = []
         for _ in range(count):
             spec_id = self.default_spec if self.rng.random() < 0.9 else self.rng.choice(list(self.specs))
-            results.append(self.files.make_data_file(self.schema, spec_id, self.specs[spec_id], self._find_kinds()))
-        return results
+            files.append(self.files.make_data_file(self.schema, spec_id, self.specs[spec_id], self._find_kinds()))
+        return files
 
     def _group(self, files: list[Any]) -> list[list[Entry]]:
         """Group ADDED entries by manifest.
@@ -306,7 +306,7 @@ class _History:
         if self.version > 1:
             header["sequence-number"] = str(sequence)
         path.write_bytes(list_bytes(listed_manifests, version=self.version, style=self.style, header=header))
-        document: dict[str, Any] = {
+        snapshot_json: dict[str, Any] = {
             "snapshot-id": snapshot_id,
             "timestamp-ms": NOW_MS + 1000 * len(self.snapshots),
             "manifest-list": path.as_uri(),
@@ -314,17 +314,17 @@ class _History:
             "schema-id": self.schema.id,
         }
         if parent:
-            document["parent-snapshot-id"] = parent.id
+            snapshot_json["parent-snapshot-id"] = parent.id
         if self.version > 1:
-            document["sequence-number"] = sequence
+            snapshot_json["sequence-number"] = sequence
         if self.version >= 3:
-            document |= {"first-row-id": first_row_id, "added-rows": self.next_row_id - first_row_id}
+            snapshot_json |= {"first-row-id": first_row_id, "added-rows": self.next_row_id - first_row_id}
         snapshot = LakeSnapshot(
-            snapshot_id, parent.id if parent else None, sequence, self.schema.id, tuple(manifests), document
+            snapshot_id, parent.id if parent else None, sequence, self.schema.id, tuple(manifests), snapshot_json
         )
         self.snapshots[snapshot_id] = self.heads[branch] = snapshot
         if branch == MAIN_BRANCH:
-            self.log.append({"timestamp-ms": document["timestamp-ms"], "snapshot-id": snapshot_id})
+            self.log.append({"timestamp-ms": snapshot_json["timestamp-ms"], "snapshot-id": snapshot_id})
 
     def _write_manifest(self, entries: list[Entry], snapshot_id: int, sequence: int) -> Manifest:
         rng = self.rng
@@ -378,7 +378,7 @@ class _History:
         specs = [
             {"spec-id": key, "fields": [part.build_json() for part in fields]} for key, fields in self.specs.items()
         ]
-        document: dict[str, Any] = {
+        metadata_json: dict[str, Any] = {
             "format-version": self.version,
             "table-uuid": str(uuid.UUID(int=self.seed)),
             "location": self.location,
@@ -401,12 +401,12 @@ class _History:
             "metadata-log": [],
         }
         if self.version == 1:
-            document |= {"schema": self.schema.build_json(), "partition-spec": specs[self.default_spec]["fields"]}
+            metadata_json |= {"schema": self.schema.build_json(), "partition-spec": specs[self.default_spec]["fields"]}
         else:
-            document["last-sequence-number"] = self.sequence
+            metadata_json["last-sequence-number"] = self.sequence
         if self.version >= 3:
-            document["next-row-id"] = self.next_row_id
-        return document
+            metadata_json["next-row-id"] = self.next_row_id
+        return metadata_json
 
 
 def _compute_summary(

@@ -81,16 +81,16 @@ def _build_decimal(unscaled_value: int, scale: int) -> Decimal:
 def draw_terms(rng: random.Random, kind: str) -> list[str]:
     """Return terms that an index may have on a column of this type."""
     name = strip_parameters(kind)
-    results = ["identity"]
+    terms = ["identity"]
     if name not in ("boolean", "float", "double"):
-        results.append(f"bucket[{rng.choice([2, 5, 16])}]")
+        terms.append(f"bucket[{rng.choice([2, 5, 16])}]")
     if name in ("int", "long", "decimal", "string", "binary"):
-        results.append(f"truncate[{rng.choice([1, 3, 10, 100])}]")
+        terms.append(f"truncate[{rng.choice([1, 3, 10, 100])}]")
     if name == "string":
-        results += ["lower", "lower"]
+        terms += ["lower", "lower"]
     if name in ("date", "timestamp", "timestamptz", *V3_ONLY):
-        results += CALENDAR[: 3 if name == "date" else 4]
-    return results
+        terms += CALENDAR[: 3 if name == "date" else 4]
+    return terms
 
 
 def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
@@ -167,8 +167,8 @@ def define_indexes(lake: Lake, properties: dict[str, str]) -> TableMetadata:
 
 def list_data_files(lake: Lake) -> list[DataFile]:
     """Return the data files of all snapshots, each once."""
-    results = {file.path: file for snapshot in lake.snapshots.values() for file in snapshot.data_files}
-    return list(results.values())
+    files_by_path = {file.path: file for snapshot in lake.snapshots.values() for file in snapshot.data_files}
+    return list(files_by_path.values())
 
 
 def build_keys(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> Keys | None:
@@ -364,15 +364,15 @@ def _build_entries_of_replaced_files(
     rng: random.Random, definition: IndexDefinition, entries: Sequence[tuple[ListedFile, Any]]
 ) -> list[tuple[ListedFile, Any]]:
     """Return entries for earlier files of the same paths, with a different size or row count and no common row."""
-    results = []
+    replaced_entries = []
     for index_entry, _ in entries:
         if rng.random() < 0.1:
             size, records = (
                 (index_entry.size_bytes + 1, index_entry.records) if rng.random() < 0.5 else (index_entry.size_bytes, 0)
             )
             empty_keys = [compute_term_keys(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
-            results.append((ListedFile(index_entry.path, size, records), build_part(definition, empty_keys)))
-    return results
+            replaced_entries.append((ListedFile(index_entry.path, size, records), build_part(definition, empty_keys)))
+    return replaced_entries
 
 
 def damage_file(rng: random.Random, location: str) -> str:

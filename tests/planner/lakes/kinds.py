@@ -199,13 +199,13 @@ def build_avro_type(kind: str, name: str) -> Any:
         return {"type": "fixed", "size": parse_fixed_length(kind), "name": f"fixed_{name}"}
     if base_kind == "decimal":
         precision, scale = parse_decimal(kind)
-        document = {
+        types = {
             "type": "fixed",
             "size": compute_decimal_size(precision),
             "name": f"decimal_{name}",
             "logicalType": "decimal",
         }
-        return {**document, "precision": precision, "scale": scale}
+        return {**types, "precision": precision, "scale": scale}
     return {"binary": "bytes"}.get(base_kind, base_kind)
 
 

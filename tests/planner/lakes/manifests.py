@@ -106,8 +106,8 @@ def _build_field(name: str, field_id: int, kind: Any, *, optional: bool = False)
 
 def _build_map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
     fields = [_build_field("key", key_id, "int"), _build_field("value", value_id, value)]
-    pair = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": fields}
-    return {"type": "array", "items": pair, "logicalType": "map"}
+    entry_schema = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": fields}
+    return {"type": "array", "items": entry_schema, "logicalType": "map"}
 
 
 def _build_list(element_id: int, kind: str) -> dict[str, Any]:
@@ -118,13 +118,15 @@ def build_partition_record(
     fields: tuple[PartitionField, ...], kinds: dict[int, str], *, plain_days: bool
 ) -> dict[str, Any]:
     """Return the Avro record of a spec's partition values. `kinds` are the source types by column id."""
-    results = []
+    avro_fields = []
     for part in fields:
         kind = build_avro_type(infer_result_kind(part.transform, kinds[part.source]), f"p{part.id}")
         if plain_days and part.transform == "day":
             kind = "int"
-        results.append(_build_field(f"p{part.id}", part.id, kind, optional=True) | {"iceberg-field-name": part.name})
-    return {"type": "record", "name": "r102", "fields": results}
+        avro_fields.append(
+            _build_field(f"p{part.id}", part.id, kind, optional=True) | {"iceberg-field-name": part.name}
+        )
+    return {"type": "record", "name": "r102", "fields": avro_fields}
 
 
 def build_entry_schema(version: int, style: Style, content: int, partition: dict[str, Any]) -> dict[str, Any]:

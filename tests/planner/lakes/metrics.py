@@ -71,8 +71,8 @@ def truncate_upper(value: str | bytes, length: int) -> bytes | None:
     if len(value) <= length:
         return value.encode() if isinstance(value, str) else value
     if isinstance(value, bytes):
-        head = value[:length].rstrip(b"\xff")
-        return head[:-1] + bytes([head[-1] + 1]) if head else None
+        prefix = value[:length].rstrip(b"\xff")
+        return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else None
     text = value[:length].rstrip("\U0010ffff")
     if not text:
         return None

@@ -29,11 +29,11 @@ class Field:
         kind: Any = self.kind
         if isinstance(kind, tuple):
             kind = {"type": "struct", "fields": [child.build_json() for child in kind]}
-        document = {"id": self.id, "name": self.name, "required": self.required, "type": kind}
+        field_json = {"id": self.id, "name": self.name, "required": self.required, "type": kind}
         if self.default is not None and isinstance(self.kind, str):
             written_default_json = to_default_json(self.kind, self.default)
-            document |= {"initial-default": written_default_json, "write-default": written_default_json}
-        return document
+            field_json |= {"initial-default": written_default_json, "write-default": written_default_json}
+        return field_json
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,12 @@ class SchemaMaker:
     @staticmethod
     def _rename_uniquely(fields: list[Field]) -> tuple[Field, ...]:
         used_names: set[str] = set()
-        results = []
+        renamed_fields = []
         for field in fields:
             name = field.name if field.name.lower() not in used_names else f"c{field.id}"
             used_names.add(name.lower())
-            results.append(replace(field, name=name))
-        return tuple(results)
+            renamed_fields.append(replace(field, name=name))
+        return tuple(renamed_fields)
 
     def _add(self, fields: tuple[Field, ...], version: int, _: set[int]) -> tuple[Field, ...]:
         structs = [field for field in fields if isinstance(field.kind, tuple)]
@@ -147,9 +147,9 @@ class SchemaMaker:
 
     def _grow_fields(self, fields: tuple[Field, ...], version: int) -> tuple[Field, ...]:
         new_field = self._draw_field(version, {field.name for field in fields}, depth=1, added=True)
-        results = list(fields)
-        results.insert(self._rng.randint(0, len(results)), new_field)
-        return self._rename_uniquely(results)
+        new_fields = list(fields)
+        new_fields.insert(self._rng.randint(0, len(new_fields)), new_field)
+        return self._rename_uniquely(new_fields)
 
     def _drop(self, fields: tuple[Field, ...], _: int, keep: set[int]) -> tuple[Field, ...]:
         free_fields = [

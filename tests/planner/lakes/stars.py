@@ -40,8 +40,8 @@ class Col:
     """The default value in JSON, for files that were written before the column was added."""
 
     def build_json(self) -> dict[str, Any]:
-        document = {"id": self.id, "name": self.name, "required": False, "type": self.kind}
-        return document if self.default is None else {**document, "initial-default": self.default}
+        column_json = {"id": self.id, "name": self.name, "required": False, "type": self.kind}
+        return column_json if self.default is None else {**column_json, "initial-default": self.default}
 
 
 @dataclass(kw_only=True)
@@ -132,7 +132,7 @@ def make_whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
         (value for value in values if value is not None and value == value),
         key=lambda value: compute_sort_key(kind, value),
     )
-    lower, upper = (to_bytes(kind, ordered_values[place]) if ordered_values else None for place in (0, -1))
+    lower, upper = (to_bytes(kind, ordered_values[position]) if ordered_values else None for position in (0, -1))
     return ColumnMetrics(len(values), nulls, nans if kind in FLOATS else None, lower, upper)
 
 
