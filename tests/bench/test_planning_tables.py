@@ -75,10 +75,10 @@ def test_decimal_bound_has_the_fewest_bytes(value: int) -> None:
     cells = ragged.encode_unscaled_decimal(np.array([value], np.int64))
     content = cells.matrix[cells.mask()].tobytes()
     assert int.from_bytes(content, "big", signed=True) == value
-    assert len(content) == 1 or not _fits(value, len(content) - 1)
+    assert len(content) == 1 or not _fits_into_bytes(value, len(content) - 1)
 
 
-def _fits(value: int, size: int) -> bool:
+def _fits_into_bytes(value: int, size: int) -> bool:
     return -(1 << (8 * size - 1)) <= value < 1 << (8 * size - 1)
 
 

@@ -47,7 +47,7 @@ def create_filled_table(folder: Path, *, days: int = 4, per_day: int = 10) -> tu
     """Return a table with a manifest of `per_day` files and one delete file for each day."""
     table = Table(folder)
     data = [table.write_manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
-    deletes = [table.deletes(f"d{day}", [day * per_day], day=day) for day in range(days)]
+    deletes = [table.write_delete_manifest(f"d{day}", [day * per_day], day=day) for day in range(days)]
     manifests = [*data, *deletes]
     table.commit(1, manifests)
     return table, manifests

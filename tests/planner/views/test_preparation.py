@@ -106,7 +106,9 @@ class SnapshotTable:
             self.rng.shuffle(self.manifests)
         elif chance < 0.6:
             number, day = self.rng.choice([*self.states[-1][1].items()])
-            deletes = self.table.deletes(f"d{len(self.states)}", [number], day=day, snapshot_id=len(self.states) + 1)
+            deletes = self.table.write_delete_manifest(
+                f"d{len(self.states)}", [number], day=day, snapshot_id=len(self.states) + 1
+            )
             self.manifests.append((deletes, {}))
         else:
             self.append()
