@@ -48,10 +48,10 @@ def list_seeds_by_version(
     fast_count = len(numbered_seeds) if fast is None else fast
     return [
         pytest.param(
-            seed, version, marks=[] if place == number % len(versions) and number < fast_count else pytest.mark.slow
+            seed, version, marks=[] if position == number % len(versions) and number < fast_count else pytest.mark.slow
         )
         for number, seed in numbered_seeds
-        for place, version in enumerate(versions)
+        for position, version in enumerate(versions)
     ]
 
 
@@ -68,7 +68,8 @@ def examples(number: int, judged_number: int | None = None) -> int:
 def mark_fast(values: Iterable[Any], fast_count: int) -> list[ParameterSet]:
     """Return the values as parameters of a test. Only the first `fast_count` values are in the fast tier."""
     return [
-        pytest.param(value, marks=[] if place < fast_count else pytest.mark.slow) for place, value in enumerate(values)
+        pytest.param(value, marks=[] if position < fast_count else pytest.mark.slow)
+        for position, value in enumerate(values)
     ]
 
 
@@ -85,7 +86,9 @@ def configure_hypothesis() -> None:
     first_seed()
     if not IS_EXPLORING:
         providers._get_local_constants = lambda: providers._local_constants
-    patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-    settings.register_profile("judge", max_examples=DEFAULT_EXAMPLES, derandomize=True, database=None, **patient)
-    settings.register_profile("explore", print_blob=True, **patient)
+    shared_settings: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile(
+        "judge", max_examples=DEFAULT_EXAMPLES, derandomize=True, database=None, **shared_settings
+    )
+    settings.register_profile("explore", print_blob=True, **shared_settings)
     settings.load_profile("explore" if IS_EXPLORING else "judge")

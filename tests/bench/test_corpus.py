@@ -16,12 +16,12 @@ from bench.report import OURS
 
 
 def test_corpus_has_each_query_once() -> None:
-    query_queries = list_queries()
-    assert len({item.title for item in query_queries}) == len(query_queries)
-    assert any(f"all: {len(query_queries)} queries" == case for case, _ in readme.CORPUS_CLAIMS["corpus"])
+    queries = list_queries()
+    assert len({item.title for item in queries}) == len(queries)
+    assert any(f"all: {len(queries)} queries" == case for case, _ in readme.CORPUS_CLAIMS["corpus"])
 
 
-def test_query_without_a_needed_file_returns_other_rows(tmp_path: Path) -> None:
+def test_needed_files_are_those_without_which_a_query_returns_other_rows(tmp_path: Path) -> None:
     facts, days = [], []
     with duckdb.connect() as con:
         for number in range(8):

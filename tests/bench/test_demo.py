@@ -73,7 +73,7 @@ HEAD = ["alone", "plans", "layout", "bound", *("alone", "plans", "layout") * 2, 
 
 
 def _render_screens(width: int, scale: float) -> str:
-    """Return the screens of both acts, `width` characters wide, with figures of `scale` times the default scale."""
+    """Return the screens of both parts of the demo, `width` characters wide, with figures of a demo of this scale."""
     console = Console(width=width, file=io.StringIO())
     queries = [DemoQuery(name, int(388 * scale)) for name in QUERIES]
     for query in queries:
@@ -94,7 +94,7 @@ def test_screens_are_not_wider_than_a_terminal(width: int, scale: float) -> None
     assert not any("…" in line for line in lines)
     assert any(line.split() == HEAD for line in lines)
     bars = [line for line in lines if "█" in line]
-    assert len(bars) == 4 + 3
+    assert len(bars) == 4 + 3, "the screens have 4 bars for queries and 3 for lookups"
     assert all(re.fullmatch(r"  \S.* █+ +[\d,]+( +[\d.]+ s)?", line) for line in bars), "each bar must be on one line"
 
 
@@ -113,27 +113,27 @@ def test_demo_gives_right_answers_from_fewer_files_and_prints_working_snippets(
     kept_home = tmp_path / "kept"
     result = run_demo(KEEP="1", DEMO_HOME=str(kept_home), DEMO_REPORT=str(tmp_path / "demo.html"))
     assert result.returncode == 0, result.stdout + result.stderr
-    document = json.loads((kept_home / "kept.json").read_text())
+    running_demo = json.loads((kept_home / "kept.json").read_text())
     try:
         check_table(result.stdout)
         check_report((tmp_path / "demo.html").read_text())
-        assert f"kill {document['pid']}" in result.stdout
-        assert f"{document['url']}/" in result.stdout.partition("The console")[2]
+        assert f"kill {running_demo['pid']}" in result.stdout
+        assert f"{running_demo['url']}/" in result.stdout.partition("The console")[2]
         for engine in ("Spark", "PyIceberg", "Trino", "DuckDB"):
             assert engine in result.stdout
         second_demo = run_demo(KEEP="1", DEMO_HOME=str(kept_home))
         assert second_demo.returncode == 1
-        assert f"kill {document['pid']}" in second_demo.stdout
-        snippet = connect.format_pyiceberg(document["url"], "ssb.lineorder")
+        assert f"kill {running_demo['pid']}" in second_demo.stdout
+        snippet = connect.format_pyiceberg(running_demo["url"], "ssb.lineorder")
         process = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60)
         assert process.returncode == 0, process.stderr
         assert process.stdout.count("'lo_orderkey':") == 5
     finally:
-        os.kill(document["pid"], signal.SIGTERM)
+        os.kill(running_demo["pid"], signal.SIGTERM)
         deadline = time.monotonic() + 40
-        while is_http_ok(f"{document['url']}/healthz") and time.monotonic() < deadline:
+        while is_http_ok(f"{running_demo['url']}/healthz") and time.monotonic() < deadline:
             time.sleep(0.1)
-    assert not is_http_ok(f"{document['url']}/healthz")
+    assert not is_http_ok(f"{running_demo['url']}/healthz")
 
 
 def check_table(output: str) -> None:
@@ -144,12 +144,9 @@ def check_table(output: str) -> None:
     for name, (iceberg, untouched_files, clustered_files, bound) in rows.items():
         assert iceberg == 30 >= untouched_files, name
         assert bound <= clustered_files <= 1.05 * max(1, bound), name
-    assert sum(row[1] for row in rows.values()) < sum(row[0] for row in rows.values()) * 0.8, (
-        "plans must prune the files by the dates of joins"
-    )
-    assert sum(row[2] for row in rows.values()) < sum(row[1] for row in rows.values()) * 0.8, (
-        "the layout must prune more files"
-    )
+    total_iceberg, total_untouched, total_clustered, _ = map(sum, zip(*rows.values(), strict=True))
+    assert total_untouched < 0.8 * total_iceberg, "plans must prune the files by the dates of joins"
+    assert total_clustered < 0.8 * total_untouched, "the layout must prune more files"
     assert "…" not in output.partition("Files opened by the 13 queries")[0], "no head of a column may be truncated"
     text = " ".join(output.split())
     from_cubes = re.findall(r"Cubes answer (\d+) of 13 queries without reading the facts: [\d.]+× sooner", text)
@@ -163,7 +160,8 @@ def check_table(output: str) -> None:
 def check_report(page: str) -> None:
     """Check that the page loads no other file, and shows both layouts by each attribute."""
     assert not re.search(r"(src|href)=|url\(|@import|<script", page)
-    root = ElementTree.fromstring(page.partition("<body>")[2].join(["<body>", ""]).partition("</body>")[0] + "</body>")
+    body = page.partition("<body>")[2].partition("</body>")[0]
+    root = ElementTree.fromstring(f"<body>{body}</body>")
     pictures = root.findall(".//{http://www.w3.org/2000/svg}svg")
-    assert len(pictures) == 1 + 2 * 4
+    assert len(pictures) == 1 + 2 * 4, "one chart, and both layouts by four attributes"
     assert all(len(picture) >= 30 for picture in pictures)

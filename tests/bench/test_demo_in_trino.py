@@ -19,9 +19,9 @@ def test_demo_runs_the_queries_on_trino(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     check_table(result.stdout)
     part = result.stdout.partition("The same 13 queries in Trino")[2]
-    actual = ("Iceberg alone", "with Seamark, files as written", "with Seamark's layout")
+    labels = ("Iceberg alone", "with Seamark, files as written", "with Seamark's layout")
     iceberg, untouched_files, clustered_files = (
-        int(re.search(rf"{name} +([\d,]+)", part)[1].replace(",", "")) for name in actual
+        int(re.search(rf"{name} +([\d,]+)", part)[1].replace(",", "")) for name in labels
     )
     assert iceberg > untouched_files > clustered_files
     assert "Files opened in Trino" in (tmp_path / "demo.html").read_text()

@@ -38,11 +38,11 @@ def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
         [*ARGV, "--files", "60"], env=build_environment(tmp_path), cwd=REPO, capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
-    actual = {
+    files_by_label = {
         name.strip(): int(files.replace(",", ""))
         for name, files in re.findall(r"^  (.+?) +█+ +([\d,]+)", result.stdout, re.M)
     }
-    files_before, files_after, minimum = actual.values()
+    files_before, files_after, minimum = files_by_label.values()
     assert files_before == 60
     assert minimum <= files_after < 30
     assert re.search(rf"rows: 60 → {files_after} files, [\d,]+× sooner", result.stdout)
@@ -72,10 +72,10 @@ def test_demo_ends_with_its_server(tmp_path: Path) -> None:
 def test_wrong_answer_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = demo.write_events
 
-    def write_less(catalog: RestCatalog, events: pa.Table) -> None:
+    def write_half(catalog: RestCatalog, events: pa.Table) -> None:
         write(catalog, events.slice(0, len(events) // 2))
 
-    monkeypatch.setattr(demo, "write_events", write_less)
+    monkeypatch.setattr(demo, "write_events", write_half)
     with (
         Seamark(tmp_path / "home", env={"SEAMARK_SERVICES_WORKERS": "1"}) as server,
         pytest.raises(click.ClickException, match=r"returned \d+ rows"),

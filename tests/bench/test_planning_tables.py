@@ -48,15 +48,16 @@ def generated_table(cache: Path) -> GeneratedTable:
 @pytest.fixture(scope="module")
 def entries(generated_table: GeneratedTable) -> list[dict[str, Any]]:
     """Return all entries in file order, as fastavro reads them, with maps as dictionaries."""
-    results = []
+    found_entries = []
     for path in sorted((generated_table.folder / "metadata").glob("*-m0.avro")):
         with path.open("rb") as file:
-            results += [entry["data_file"] for entry in fastavro.reader(file)]
-    for entry in results:
+            found_entries += [entry["data_file"] for entry in fastavro.reader(file)]
+    for entry in found_entries:
         for name, value in entry.items():
             if isinstance(value, list) and value and isinstance(value[0], dict):
-                entry[name] = {pair["key"]: pair["value"] for pair in value}
-    return sorted(results, key=lambda entry: int(entry["file_path"].split("/")[-1].split("-")[1]))
+                entry[name] = {item["key"]: item["value"] for item in value}
+    # The second part of a file name is the number of the file.
+    return sorted(found_entries, key=lambda entry: int(entry["file_path"].split("/")[-1].split("-")[1]))
 
 
 @pytest.mark.parametrize(
@@ -74,10 +75,10 @@ def test_decimal_bound_has_the_fewest_bytes(value: int) -> None:
     cells = ragged.encode_unscaled_decimal(np.array([value], np.int64))
     content = cells.matrix[cells.mask()].tobytes()
     assert int.from_bytes(content, "big", signed=True) == value
-    assert len(content) == 1 or not _fits(value, len(content) - 1)
+    assert len(content) == 1 or not _fits_into_bytes(value, len(content) - 1)
 
 
-def _fits(value: int, size: int) -> bool:
+def _fits_into_bytes(value: int, size: int) -> bool:
     return -(1 << (8 * size - 1)) <= value < 1 << (8 * size - 1)
 
 
@@ -142,13 +143,14 @@ def test_lower_bounds_are_not_above_upper_bounds_in_any_type(
 
 
 def test_columns_are_ordered_clustered_or_random_over_the_files(entries: list[dict[str, Any]]) -> None:
-    def lower(column: int) -> list[int]:
+    def read_lower_bounds(column: int) -> list[int]:
         return [struct.unpack("<q", entry["lower_bounds"][column])[0] for entry in entries]
 
-    ts, event_id, user_id = lower(1), lower(3), lower(4)
-    slots = [min(ts[n : n + 16]) for n in range(0, FILES, 16)]
-    assert slots == sorted(slots)
-    assert [max(ts[n : n + 16]) for n in range(0, FILES, 16)][:-1] < slots[1:]
+    ts, event_id, user_id = read_lower_bounds(1), read_lower_bounds(3), read_lower_bounds(4)
+    # 16 files, one for each bucket, have rows of the same time span.
+    earliest_times = [min(ts[n : n + 16]) for n in range(0, FILES, 16)]
+    assert earliest_times == sorted(earliest_times)
+    assert [max(ts[n : n + 16]) for n in range(0, FILES, 16)][:-1] < earliest_times[1:]
     order = range(FILES)
     assert 0.9 < np.corrcoef(order, event_id)[0, 1] < 0.999
     assert abs(np.corrcoef(order, user_id)[0, 1]) < 0.1
@@ -178,8 +180,11 @@ def test_partitions_paths_and_summaries_agree_with_the_day_column(
         assert path.stat().st_size == manifest["manifest_length"]
         with path.open("rb") as file:
             days = [entry["data_file"]["partition"]["day"] for entry in fastavro.reader(file)]
-        low, high = (struct.unpack("<i", manifest["partitions"][0][end])[0] for end in ("lower_bound", "upper_bound"))
-        assert [low, high] == [(end - datetime.date(1970, 1, 1)).days for end in (min(days), max(days))]
+        low, high = (
+            struct.unpack("<i", manifest["partitions"][0][bound_name])[0]
+            for bound_name in ("lower_bound", "upper_bound")
+        )
+        assert [low, high] == [(bound_name - datetime.date(1970, 1, 1)).days for bound_name in (min(days), max(days))]
 
 
 def test_spec_buckets_a_long_like_other_implementations(generated_table: GeneratedTable) -> None:
@@ -203,7 +208,7 @@ def test_existing_table_is_reused_unless_it_was_moved(
     moved_folder.mkdir()
     (moved_folder / "made.json").write_text((generated_table.folder / "made.json").read_text())
     second_table = generate_table(FILES, cache=tmp_path, workers=1, progress=lambda done, total: steps.append(done))
-    assert steps == [3]
+    assert steps == [3], "the table has three manifests"
     assert second_table.folder == moved_folder
 
 
@@ -211,17 +216,17 @@ def test_same_table_has_the_same_statistics_at_any_location(
     generated_table: GeneratedTable, entries: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     second_table = generate_table(FILES, cache=tmp_path)
-    (first,) = (second_table.folder / "metadata").glob(f"{_find_first_manifest(second_table)}")
-    with first.open("rb") as file:
+    (first_manifest,) = (second_table.folder / "metadata").glob(f"{_find_first_manifest(second_table)}")
+    with first_manifest.open("rb") as file:
         for entry, expected in zip(fastavro.reader(file), entries, strict=False):
-            actual = {pair["key"]: pair["value"] for pair in entry["data_file"]["lower_bounds"]}
+            actual = {item["key"]: item["value"] for item in entry["data_file"]["lower_bounds"]}
             assert actual == expected["lower_bounds"]
             assert entry["data_file"]["record_count"] == expected["record_count"]
 
 
 def _find_first_manifest(table: GeneratedTable) -> str:
-    document = json.loads(Path(urlsplit(table.metadata_location).path).read_text())
-    with Path(urlsplit(document["snapshots"][0]["manifest-list"]).path).open("rb") as file:
+    metadata_json = json.loads(Path(urlsplit(table.metadata_location).path).read_text())
+    with Path(urlsplit(metadata_json["snapshots"][0]["manifest-list"]).path).open("rb") as file:
         return Path(list(fastavro.reader(file))[-1]["manifest_path"]).name
 
 
@@ -252,11 +257,16 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(
     with run_java_planner(generated_table.metadata_location, FILES, tmp_path / "java.log") as java_planner:
         assert java_planner.plan(True).answer == pyiceberg_planner.plan(True).answer
         assert java_planner.plan(True).file_count == FILES
-        for expected in FILTERS.values():
-            java_files = java_planner.plan(expected.build_expression(generated_table))
-            java_files.check_same(pyiceberg_planner.plan(expected.build_expression(generated_table)), expected.name)
-            for plan in (java_files, java_planner.plan(expected.build_expression(generated_table, round_number=2000))):
-                assert 0 < plan.file_count < FILES, expected.name
+        for bench_filter in FILTERS.values():
+            java_files = java_planner.plan(bench_filter.build_expression(generated_table))
+            java_files.check_same(
+                pyiceberg_planner.plan(bench_filter.build_expression(generated_table)), bench_filter.name
+            )
+            for plan in (
+                java_files,
+                java_planner.plan(bench_filter.build_expression(generated_table, round_number=2000)),
+            ):
+                assert 0 < plan.file_count < FILES, bench_filter.name
         assert 0 < java_planner.plan(build_small_filter(generated_table)).file_count < 20
 
 

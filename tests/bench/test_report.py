@@ -80,22 +80,24 @@ def test_picture_has_a_bar_for_each_ratio_that_begins_at_the_peer() -> None:
     bars = [(item.get("class"), float(item.get("x")), float(item.get("width"))) for item in picture.iter(f"{svg}rect")]
     (peer,) = [float(line.get("x1")) for line in picture.iter(f"{svg}line")]
     assert [kind for kind, _, _ in bars] == ["bar", "slower", "bar"]
-    assert bars[0][1] == peer
-    assert bars[0][2] == pytest.approx(2 * bars[1][2], abs=0.2)
-    assert bars[1][1] + bars[1][2] == pytest.approx(peer, abs=0.2)
+    (_, faster_start, faster_width), (_, slower_start, slower_width), _ = bars
+    assert faster_start == peer
+    assert faster_width == pytest.approx(2 * slower_width, abs=0.2), "the logarithm of 100 is twice that of 1 / 0.1"
+    assert slower_start + slower_width == pytest.approx(peer, abs=0.2)
     assert "a < b" in [text.text for text in picture.iter(f"{svg}text")]
 
 
 def test_headline_of_the_readme_is_a_row_of_its_bench() -> None:
-    assert len(readme.format_headlines().splitlines()) == 2 + len(readme.HEADLINES) + 2
+    head_lines, caption_lines = 2, 2
+    assert len(readme.format_headlines().splitlines()) == head_lines + len(readme.HEADLINES) + caption_lines
 
 
 def test_every_claim_of_the_readme_names_a_row_of_its_bench() -> None:
     assert set(readme.CLAIMS) == set(BENCHES)
     for name in BENCHES:
         if (RESULTS / f"{name}.json").exists():
-            results = {(row.case, row.measure) for row in Report.load(name).rows}
-            assert set(readme.CLAIMS[name]) <= results
+            measured_rows = {(row.case, row.measure) for row in Report.load(name).rows}
+            assert set(readme.CLAIMS[name]) <= measured_rows
 
 
 def test_namespace_tree_has_the_counts_of_the_polaris_benchmarks() -> None:

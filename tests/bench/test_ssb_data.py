@@ -159,7 +159,7 @@ def test_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
     for row in rows:
         actual = dict(zip(names, row, strict=True))
         day_of_week = (day.weekday() + 1) % 7
-        in_year = day.timetuple().tm_yday
+        day_of_year = day.timetuple().tm_yday
         assert actual == {
             "d_datekey": day.year * 10000 + day.month * 100 + day.day,
             "d_date": f"{calendar.month_name[day.month]} {day.day}, {day.year}",
@@ -170,9 +170,9 @@ def test_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
             "d_yearmonth": f"{calendar.month_abbr[day.month]}{day.year}",
             "d_daynuminweek": day_of_week + 1,
             "d_daynuminmonth": day.day,
-            "d_daynuminyear": in_year,
+            "d_daynuminyear": day_of_year,
             "d_monthnuminyear": day.month,
-            "d_weeknuminyear": (in_year + 6) // 7,
+            "d_weeknuminyear": (day_of_year + 6) // 7,
             "d_sellingseason": _find_season(day.month),
             "d_lastdayinweekfl": int(day_of_week == 6),
             "d_lastdayinmonthfl": int((day + datetime.timedelta(1)).month != day.month),
@@ -196,11 +196,11 @@ def test_facts_are_ordered_by_date(data: Data) -> None:
 
 @pytest.mark.slow
 def test_same_scale_gives_the_same_data_and_is_generated_once(folder: Path, tmp_path: Path) -> None:
-    generate_result = generate_ssb(tmp_path, SCALE_FACTOR)
+    generated_folder = generate_ssb(tmp_path, SCALE_FACTOR)
     for table in TABLES:
-        assert get_table_path(generate_result, table).read_bytes() == get_table_path(folder, table).read_bytes()
+        assert get_table_path(generated_folder, table).read_bytes() == get_table_path(folder, table).read_bytes()
     steps: list[str] = []
-    assert generate_ssb(tmp_path, SCALE_FACTOR, lambda step, *_: steps.append(step)) == generate_result
+    assert generate_ssb(tmp_path, SCALE_FACTOR, lambda step, *_: steps.append(step)) == generated_folder
     assert steps == []
 
 
@@ -221,8 +221,8 @@ def test_each_query_selects_the_fraction_of_facts_that_the_paper_states(folder: 
     oracle = Oracle(folder)
     facts = oracle.read_rows("SELECT count(*) FROM lineorder")[0][0]
     for name, factor in expected.items():
-        tail = QUERIES[name].split("from ", 1)[1].split("group by")[0]
-        hits = oracle.read_rows(f"SELECT count(*) FROM {tail}")[0][0]
+        from_clause = QUERIES[name].split("from ", 1)[1].split("group by")[0]
+        hits = oracle.read_rows(f"SELECT count(*) FROM {from_clause}")[0][0]
         assert isinstance(hits, int)
         assert isinstance(facts, int)
         assert hits / facts == pytest.approx(factor, rel=0.75), name

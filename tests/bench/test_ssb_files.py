@@ -13,6 +13,8 @@ from bench.ssb.spark import FilesRead, _count_files
 
 @dataclass
 class ScanTaskStub:
+    """A scan task of Iceberg's Java library, with the methods that the count calls."""
+
     location: str
     bytes: int
     residual: str = "true"
@@ -25,6 +27,8 @@ class ScanTaskStub:
 
 
 class Group:
+    """A group of scan tasks, with the Java methods that the count calls."""
+
     def __init__(self, *tasks: ScanTaskStub, text: str | None = None) -> None:
         self._tasks, self._text = tasks, text
 
@@ -51,7 +55,7 @@ def build_node(*groups: Group) -> Any:
     return SimpleNamespace(inputPartitions=lambda: SimpleNamespace(size=lambda: len(groups), apply=groups.__getitem__))
 
 
-HOSTILE = 'ref(name="c") == "file=x, partition_data=y"'
+RESIDUAL_LIKE_A_LOCATION = 'ref(name="c") == "file=x, partition_data=y"'
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,7 @@ HOSTILE = 'ref(name="c") == "file=x, partition_data=y"'
     [
         (Group(ScanTaskStub("a", 1), ScanTaskStub("b", 2)), Group(ScanTaskStub("c", 4))),
         (Group(ScanTaskStub("a", 1), ScanTaskStub("b", 2)), Group(ScanTaskStub("c", 3)), Group(ScanTaskStub("c", 1))),
-        (Group(ScanTaskStub("a", 1, HOSTILE), ScanTaskStub("b", 2)), Group(ScanTaskStub("c", 4))),
+        (Group(ScanTaskStub("a", 1, RESIDUAL_LIKE_A_LOCATION), ScanTaskStub("b", 2)), Group(ScanTaskStub("c", 4))),
         (Group(ScanTaskStub("a", 1), ScanTaskStub("b", 2), text="[…]"), Group(ScanTaskStub("c", 4))),
     ],
     ids=["files", "a split file", "a literal like a location", "another text"],

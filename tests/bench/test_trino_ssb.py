@@ -18,7 +18,7 @@ from bench.trino.lake import LAYOUTS
 from bench.trino.ssb import DIRECT, LayoutMeasurement, compute_bounds, compute_mean
 
 
-class Files:
+class FileListing:
     """The part of a client that the computation of bounds uses."""
 
     def __init__(self, paths: list[Path]) -> None:
@@ -37,7 +37,7 @@ def test_bound_is_the_number_of_files_with_a_row_of_the_answer(tmp_path: Path) -
     for number in range(0, facts.num_rows, 500):
         paths.append(tmp_path / f"{number}.parquet")
         pq.write_table(facts.slice(number, 500), paths[-1])
-    client: Any = Files(paths)
+    client: Any = FileListing(paths)
     total, bounds = compute_bounds(client, LAYOUTS[0], data)
     assert total == len(paths) > 20
     dimensions = {

@@ -48,9 +48,9 @@ async def run_server(*pieces: bytes) -> AsyncIterator[int]:
 async def send_twice(port: int, request: Request) -> Response:
     connection = await Connection.open(port)
     try:
-        first = await connection.ask(request)
-        assert (await connection.ask(request)).body == first.body  # The connection must have no unread data.
-        return first
+        first_response = await connection.ask(request)
+        assert (await connection.ask(request)).body == first_response.body  # The connection must have no unread data.
+        return first_response
     finally:
         connection.close()
 
@@ -102,10 +102,10 @@ def build_target(port: int, name: str = "it") -> BenchTarget:
 
 async def test_rate_includes_only_counted_answers_and_failures_are_named() -> None:
     async with run_server(b"HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n") as port:
-        tolerant = repeat_request(build_request("GET", "/", tolerated_statuses=(409,)), 3)
-        strict_requests = repeat_request(build_request("GET", "/", label="load"), 2)
-        lenient = repeat_request(build_request("GET", "/", counted_statuses=(409,)), 4)
-        sample = await drive_workers(build_target(port), [tolerant, strict_requests, lenient])
+        tolerated_requests = repeat_request(build_request("GET", "/", tolerated_statuses=(409,)), 3)
+        failing_requests = repeat_request(build_request("GET", "/", label="load"), 2)
+        counted_requests = repeat_request(build_request("GET", "/", counted_statuses=(409,)), 4)
+        sample = await drive_workers(build_target(port), [tolerated_requests, failing_requests, counted_requests])
     assert sample.statuses == {409: 9}
     assert len(sample.latencies_ms) == 4
     assert sample.rate == pytest.approx(4 / sample.elapsed_s)

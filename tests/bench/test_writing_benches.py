@@ -35,9 +35,9 @@ def test_expected_table_equals_a_dict_of_its_rows(tmp_path: Path) -> None:
     drawn_batches = [batches.draw_batch() for _ in range(5)]
     model = dict.fromkeys(compute_keys(np.arange(1_000)).to_pylist(), 0)
     for batch in (drawn_batches[0], drawn_batches[3], drawn_batches[4]):
-        rows_by_id = pq.read_table(batch.path)
-        assert rows_by_id.equals(batch.rows)
-        keys = rows_by_id["k"].to_pylist()
+        rows = pq.read_table(batch.path)
+        assert rows.equals(batch.rows)
+        keys = rows["k"].to_pylist()
         assert len(set(keys)) == 100
         assert sum(key in model for key in keys) >= 90
         model |= dict.fromkeys(keys, batch.number)

@@ -29,6 +29,7 @@ class TierContract:
             yield tier
             tier.check_invariants()
 
+    # A file of 64 KiB or more is mapped. The file has a header of 64 bytes before the value.
     @pytest.mark.parametrize("size", [0, 1, 63, 4096, 65_471, 65_472, 65_536, 1_000_003])
     def test_cached_value_equals_the_stored_value(self, tier: Tier, size: int) -> None:
         value = make_payload("k", size)
@@ -92,16 +93,16 @@ class TierContract:
         assert tier.get("k") == make_payload("k", 3 << 20)
 
     def test_least_recently_used_values_are_evicted_first(self, tier: Tier) -> None:
-        names = [f"k{number}" for number in range(6)]
-        for name in names:
-            tier.put(name, make_payload(name, 1 << 20))
+        keys = [f"k{number}" for number in range(6)]
+        for key in keys:
+            tier.put(key, make_payload(key, 1 << 20))
         assert tier.get("k0") is not None
         assert tier.put("new", make_payload("new", 5 << 19))
-        held_names = [name for name in [*names, "new"] if tier.get(name) is not None]
-        assert "k0" in held_names
-        assert "new" in held_names
-        assert "k1" not in held_names
-        assert held_names == sorted(held_names), "the evicted values are the oldest"
+        held_keys = [key for key in [*keys, "new"] if tier.get(key) is not None]
+        assert "k0" in held_keys
+        assert "new" in held_keys
+        assert "k1" not in held_keys
+        assert held_keys == sorted(held_keys), "the evicted values are the oldest"
         assert tier.read_stats().evictions >= 1
 
     def test_value_larger_than_the_budget_is_rejected_and_evicts_nothing(self, tier: Tier) -> None:
@@ -147,7 +148,7 @@ class TierContract:
                 self.views: list[tuple[memoryview, bytes]] = []
 
             keys = st.integers(0, 12).map(lambda number: f"k{number}")
-            # The key determines the size and the content, because keys are immutable.
+            # The key determines the size and the content, because keys are immutable. The last size exceeds the budget.
             sizes = (0, 100, 5_000, 70_000, 300_000, 700_000, 3_000_000)
 
             @rule(key=keys)

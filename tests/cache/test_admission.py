@@ -16,7 +16,7 @@ from seamark.cache.frequency import COUNT_MAX, FrequencySketch
 from seamark.cache.memory import ENTRY_OVERHEAD_BYTES
 from tests.seeds import first_seed
 
-UNIT = 1000 - ENTRY_OVERHEAD_BYTES
+VALUE_BYTES = 1000 - ENTRY_OVERHEAD_BYTES
 """The size of a value that counts as 1000 bytes."""
 
 
@@ -34,8 +34,8 @@ def test_estimate_is_never_below_the_count_and_rarely_above_it() -> None:
         assert sketch.estimate(key) >= min(count, COUNT_MAX + 1)
     exact_count = sum(sketch.estimate(key) == min(count, COUNT_MAX + 1) for key, count in exact_counts.items())
     assert exact_count >= 0.95 * len(exact_counts)
-    strangers = sum(sketch.estimate(key) > 0 for key in range(10_000, 20_000))
-    assert strangers < 500
+    false_positives = sum(sketch.estimate(key) > 0 for key in range(10_000, 20_000))
+    assert false_positives < 500
 
 
 def test_estimate_of_a_key_decreases_while_other_keys_are_counted() -> None:
@@ -54,7 +54,7 @@ def test_sketch_of_size_zero_is_rejected(keys: int) -> None:
         FrequencySketch(keys)
 
 
-def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -> None:
+def test_scan_of_ten_times_the_cache_lowers_the_hit_rate_by_less_than_five_percent() -> None:
     """The hot set has a Zipf distribution. An LRU cache of the same size loses most of it to the scan."""
     rng, entries = random.Random(first_seed()), 500
     hot_weights = [(1 / (rank + 1), rank) for rank in range(600)]
@@ -63,13 +63,16 @@ def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -
     def measure_hit_rate(cache: AdmittingCache[object, int], scan: list[int]) -> float:
         """Return the hit rate of the requests for the hot set. A part of the scan follows each request."""
         hits, requests, remaining_keys = 0, 6000, list(scan)
-        share = -(-len(scan) // requests)
+        scanned_per_request = -(-len(scan) // requests)
         for key in rng.choices([rank for _, rank in hot_weights], weights, k=requests):
-            hits += cache.get(key) is not None or (not cache.put(key, 0, UNIT) and False)
-            for number in remaining_keys[-share:] if share else []:
+            if cache.get(key) is not None:
+                hits += 1
+            else:
+                cache.put(key, 0, VALUE_BYTES)
+            for number in remaining_keys[-scanned_per_request:] if scanned_per_request else []:
                 if cache.get(10_000 + number) is None:
-                    cache.put(10_000 + number, 0, UNIT)
-            del remaining_keys[len(remaining_keys) - share :]
+                    cache.put(10_000 + number, 0, VALUE_BYTES)
+            del remaining_keys[len(remaining_keys) - scanned_per_request :]
         return hits / requests
 
     cache = _build_cache(entries)
@@ -89,7 +92,7 @@ def test_new_hot_set_replaces_the_old_one() -> None:
         for _ in range(30):
             for number in range(60):
                 if cache.get((round_number, number)) is None:
-                    cache.put((round_number, number), 0, UNIT)
+                    cache.put((round_number, number), 0, VALUE_BYTES)
     assert sum((1, number) in cache for number in range(60)) >= 55
 
 
@@ -98,10 +101,10 @@ def test_sequential_read_makes_no_key_popular() -> None:
     for number in range(9):
         for _ in range(3):
             cache.get(number)
-        cache.put(number, number, UNIT)
+        cache.put(number, number, VALUE_BYTES)
     for number in range(100, 200):
         cache.get(number)
-        cache.put(number, number, UNIT)
+        cache.put(number, number, VALUE_BYTES)
         for _ in range(50):
             cache.get(number, counted=False)
     assert sum(number in cache for number in range(9)) == 9
@@ -110,13 +113,13 @@ def test_sequential_read_makes_no_key_popular() -> None:
 def test_pinned_entries_stay_and_have_a_separate_budget() -> None:
     cache = _build_cache(20, pinned_bytes=5000)
     for number in range(5):
-        assert cache.put(("pin", number), number, UNIT, pinned=True)
+        assert cache.put(("pin", number), number, VALUE_BYTES, pinned=True)
     for number in range(200):
         for _ in range(5):
             cache.get(number)
-        cache.put(number, number, UNIT)
+        cache.put(number, number, VALUE_BYTES)
     assert [cache.get(("pin", number)) for number in range(5)] == list(range(5))
-    cache.put(("pin", 5), 5, UNIT, pinned=True)
+    cache.put(("pin", 5), 5, VALUE_BYTES, pinned=True)
     assert ("pin", 0) not in cache
     assert not cache.put("large", 0, 30_000, pinned=True)
     cache.check_invariants()
@@ -125,11 +128,11 @@ def test_pinned_entries_stay_and_have_a_separate_budget() -> None:
 def test_holder_that_has_used_its_share_evicts_its_own_entries() -> None:
     cache = _build_cache(20, holder_bytes=10_000)
     for number in range(8):
-        cache.put(("a", number), number, UNIT, "a")
+        cache.put(("a", number), number, VALUE_BYTES, "a")
     for number in range(100):
         for _ in range(9):
             cache.get(("b", number))
-        cache.put(("b", number), number, UNIT, "b")
+        cache.put(("b", number), number, VALUE_BYTES, "b")
     assert cache.get_held_bytes("b") <= 10_000
     assert all(("a", number) in cache for number in range(8))
     cache.check_invariants()
@@ -138,17 +141,17 @@ def test_holder_that_has_used_its_share_evicts_its_own_entries() -> None:
 def test_holder_that_pins_much_evicts_its_own_pinned_entries() -> None:
     cache = _build_cache(40, pinned_bytes=10_000, holder_bytes=20_000)
     for number in range(4):
-        assert cache.put(("a", number), number, UNIT, "a", pinned=True)
+        assert cache.put(("a", number), number, VALUE_BYTES, "a", pinned=True)
     for number in range(100):
         for _ in range(9):
             cache.get(("b", number))
-        cache.put(("b", number), number, UNIT, "b", pinned=True)
+        cache.put(("b", number), number, VALUE_BYTES, "b", pinned=True)
         assert sum(("b", number) in cache for number in range(100)) <= 5, "a holder has at most half of the pinned part"
     assert all(("a", number) in cache for number in range(4))
     assert all(("b", number) in cache for number in range(95, 100))
     # Two holders may together use the whole pinned part, each within its share.
     for number in range(100):
-        cache.put(("c", number), number, UNIT, "c", pinned=True)
+        cache.put(("c", number), number, VALUE_BYTES, "c", pinned=True)
     assert sum((principal, number) in cache for principal in "abc" for number in range(100)) == 10
     cache.check_invariants()
 

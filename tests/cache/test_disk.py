@@ -38,7 +38,7 @@ def get_path(folder: Path, key: str) -> Path:
 
 class TestDiskTier(TierContract):
     @pytest.fixture(autouse=True)
-    def _folders(self, tmp_path: Path) -> None:
+    def _set_root(self, tmp_path: Path) -> None:
         self.root = tmp_path
 
     def open(self, budget_bytes: int) -> DiskTier:
@@ -114,13 +114,13 @@ def test_folder_never_exceeds_its_budget(folder: Path, sizes: tuple[int, int]) -
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("size_max", [30_000, 2_000_000])
-def test_disk_as_large_as_the_budget_never_becomes_full(tmp_path: Path, size_max: int) -> None:
+@pytest.mark.parametrize("size_bytes_max", [30_000, 2_000_000])
+def test_disk_as_large_as_the_budget_never_becomes_full(tmp_path: Path, size_bytes_max: int) -> None:
     with mount_small_disk(tmp_path / "disk", "6m") as disk:
         tier = DiskTier(disk.root, 6 << 20)
-        source = random.Random(f"size {size_max}")
+        source = random.Random(f"size {size_bytes_max}")
         for number in range(400):
-            assert tier.put(f"k{number}", source.randbytes(source.randrange(size_max)))
+            assert tier.put(f"k{number}", source.randbytes(source.randrange(size_bytes_max)))
         stats = tier.read_stats()
         assert stats.evictions > 0
         assert (stats.errors, stats.refused) == (0, 0), stats.last_error
@@ -149,7 +149,7 @@ def test_get_from_a_mapping_counts_as_a_use(folder: Path) -> None:
         tier.put(f"k{number}", make_payload(f"k{number}", 1 << 20))
     for number in range(14):
         assert tier.get(f"k{number}") is not None
-    tier.put("told", b"of these uses, the last by k13")
+    tier.put("small", b"value")  # This put also records the uses. The last use is that of k13.
     assert tier.get("k5") is not None
     tier.put("new", make_payload("new", 14 << 20))
     tier.close()
@@ -202,7 +202,10 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
     for _ in range(50):
         use_tier()
     # A leak grows in each cycle. Resources of other parts of the process come and go.
-    assert all(now < count_before + 25 for now, count_before in zip(count_resources(), resources_before, strict=True))
+    assert all(
+        count_after < count_before + 25
+        for count_after, count_before in zip(count_resources(), resources_before, strict=True)
+    )
 
 
 def test_concurrent_threads_see_only_complete_values(folder: Path) -> None:

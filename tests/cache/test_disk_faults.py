@@ -91,23 +91,24 @@ def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
         assert tier.read_stats().damaged == 2
 
 
-@pytest.mark.parametrize("live", [True, False], ids=["while it is open", "between two runs"])
+@pytest.mark.parametrize("is_open", [True, False], ids=["while it is open", "between two runs"])
 @pytest.mark.parametrize("seed", mark_fast(range(300), 3))
-def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path, seed: int, live: bool) -> None:
-    source = random.Random(f"{seed} {live}")
+def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path, seed: int, is_open: bool) -> None:
+    source = random.Random(f"{seed} {is_open}")
     tier = DiskTier(tmp_path, BUDGET_BYTES, mapped_max=0)
     put_all_sizes(tier)
-    if not live:
+    if not is_open:
         tier.close()
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size)
-    index = tmp_path / "cache.db"
-    for path in {index, *source.sample(files, source.randint(0, len(files)))} if seed % 3 else {index}:
+    account_path = tmp_path / "cache.db"
+    # For every third seed, only the account of the tier is damaged.
+    for path in {account_path, *source.sample(files, source.randint(0, len(files)))} if seed % 3 else {account_path}:
         data = bytearray(path.read_bytes())
         for _ in range(source.choice([1, 1, 5, 50])):
             if data:
                 source.choice(DAMAGES)(data, source)
         path.write_bytes(data)
-    if not live:
+    if not is_open:
         tier = DiskTier(tmp_path, BUDGET_BYTES, mapped_max=0)
     try:
         check_no_wrong_values(tier)
@@ -192,7 +193,7 @@ def test_deleted_folder_is_created_again(tmp_path: Path) -> None:
         tier.check_invariants()
 
 
-def test_cache_misses_if_its_files_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_may_be_cached_if_its_file_cannot_be_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -214,18 +215,18 @@ def test_cache_misses_if_its_folder_is_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("hold", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
-def test_locked_account_prevents_puts_but_not_hits(tmp_path: Path, hold: str) -> None:
+@pytest.mark.parametrize("lock_statement", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
+def test_locked_account_prevents_puts_but_not_hits(tmp_path: Path, lock_statement: str) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         put_all_sizes(tier)
-        with closing(sqlite3.connect(tmp_path / "cache.db", isolation_level=None)) as stranger:
-            stranger.execute(hold)
+        with closing(sqlite3.connect(tmp_path / "cache.db", isolation_level=None)) as other_connection:
+            other_connection.execute(lock_statement)
             assert not tier.put("more", b"x")
             assert "locked" in tier.read_stats().last_error
             assert check_no_wrong_values(tier) == set(SIZES)
             with closing(DiskTier(tmp_path, BUDGET_BYTES)) as late_tier:
                 assert check_no_wrong_values(late_tier) == set(SIZES)
-            stranger.execute("ROLLBACK")
+            other_connection.execute("ROLLBACK")
         assert tier.put("more", b"x")
         tier.check_invariants()
 
@@ -234,10 +235,10 @@ def test_files_left_by_a_crash_are_removed_at_the_next_start(tmp_path: Path) -> 
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         put_all_sizes(tier)
     (tmp_path / "3").mkdir(exist_ok=True)
-    half = tmp_path / "3" / "tmpabcdef"
-    half.write_bytes(bytes(1 << 20))
+    unfinished_file = tmp_path / "3" / "tmpabcdef"
+    unfinished_file.write_bytes(bytes(1 << 20))
     get_path(tmp_path, "small").unlink()
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
-        assert not half.exists()
+        assert not unfinished_file.exists()
         assert check_no_wrong_values(tier) == set(SIZES) - {"small"}
         tier.check_invariants()

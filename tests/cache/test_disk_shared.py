@@ -36,10 +36,10 @@ def test_concurrent_processes_see_only_complete_values_within_one_budget(tmp_pat
     for seed, worker in enumerate(workers):
         output, _ = worker.communicate(timeout=120)
         assert worker.returncode == 0
-        document = json.loads(output)
-        assert document["wrong"] == [], f"seed {seed}"
-        assert (document["damaged"], document["error"]) == (0, ""), f"seed {seed}"
-        hits += document["hits"]
+        summary = json.loads(output)
+        assert summary["wrong"] == [], f"seed {seed}"
+        assert (summary["damaged"], summary["error"]) == (0, ""), f"seed {seed}"
+        hits += summary["hits"]
     assert hits > 30
     assert measure_disk_bytes(tmp_path) <= BUDGET_BYTES
     tier = DiskTier(tmp_path, BUDGET_BYTES)
@@ -57,8 +57,8 @@ def test_process_killed_during_a_put_leaves_no_incomplete_value_and_no_file(tmp_
         worker.kill()
         worker.communicate()
         for tier in (survivor, DiskTier(tmp_path, BUDGET_BYTES)):
-            results = {key: tier.get(key) for key in (f"k{number}" for number in range(KEYS))}
-            for key, view in results.items():
+            stored_values = {key: tier.get(key) for key in (f"k{number}" for number in range(KEYS))}
+            for key, view in stored_values.items():
                 assert view is None or view == make_payload(key, choose_size(key)), (
                     f"seed {seed}, round {round_}: {key}"
                 )

@@ -25,8 +25,8 @@ def find_mapped_path(payload: memoryview) -> str:
     """Return the path of the file that is mapped at the address of a payload, or an empty text for private memory."""
     address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
-        ends, _, _, _, _, *name = line.split()
-        start_address, end_address = (int(end, 16) for end in ends.split("-"))
+        address_range, _, _, _, _, *name = line.split()
+        start_address, end_address = (int(text, 16) for text in address_range.split("-"))
         if start_address <= address < end_address:
             return name[0] if name else ""
     raise AssertionError("the address of the payload is not mapped")
@@ -96,10 +96,10 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
     assert tier.put("k", data)
     arrays: list[np.ndarray] = []
     wrong_values: list[int] = []
-    event = threading.Event()
+    stop_event = threading.Event()
 
     def sum_arrays() -> None:
-        while not event.is_set():
+        while not stop_event.is_set():
             wrong_values.extend(number for array in arrays[-3:] if (number := int(array.sum())) != expected)
 
     threads = [threading.Thread(target=sum_arrays) for _ in range(3)]
@@ -111,7 +111,7 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
             arrays.append(np.frombuffer(region.payload, dtype=np.uint8))
             assert tier.map_over("k", region)
     finally:
-        event.set()
+        stop_event.set()
         for thread in threads:
             thread.join()
     assert not wrong_values
@@ -125,7 +125,7 @@ def read_mapping_flags(payload: memoryview) -> list[str]:
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *values = line.split()
         if "-" in name and not name.endswith(":"):
-            start_address, end_address = (int(end, 16) for end in name.split("-"))
+            start_address, end_address = (int(text, 16) for text in name.split("-"))
             is_in_mapping = start_address <= address < end_address
         elif is_in_mapping and name == "VmFlags:":
             return values
@@ -145,6 +145,7 @@ def test_mapped_file_has_no_huge_pages_and_no_descriptor(tmp_path: Path) -> None
         assert str(path) not in map(os.path.realpath, Path("/proc/self/fd").iterdir())
         assert tier.map_over("k", region)
         for payload in (opened_region, region.payload):
+            # The flag `nh` means no huge pages, and `wr` means writable.
             assert "nh" in read_mapping_flags(payload) or not Path("/sys/kernel/mm/transparent_hugepage").exists()
             assert "wr" not in read_mapping_flags(payload)
     del tier

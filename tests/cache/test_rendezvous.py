@@ -44,8 +44,8 @@ def test_keys_of_a_leaving_node_go_to_their_substitutes(nodes: dict[str, float])
 
 def test_shares_follow_the_weights() -> None:
     nodes = {"a": 1.0, "b": 1.0, "c": 2.0, "none": 0.0}
-    ring = Rendezvous(nodes)
-    owned_counts = Counter(ring.rank(f"key {number}", 1)[0] for number in range(20_000))
+    rendezvous = Rendezvous(nodes)
+    owned_counts = Counter(rendezvous.rank(f"key {number}", 1)[0] for number in range(20_000))
     for name, weight in nodes.items():
         assert abs(owned_counts[name] / 20_000 - weight / 4) < 0.015
 

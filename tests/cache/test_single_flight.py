@@ -87,8 +87,8 @@ async def test_fetch_is_cancelled_with_its_last_waiter_and_a_new_caller_fetches_
     flights: SingleFlight[str, str] = SingleFlight()
     source = HeldSource()
     only_waiter = asyncio.create_task(flights.run("k", source.fetch))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    for _ in range(2):  # The waiter starts, and then its fetch.
+        await asyncio.sleep(0)
     only_waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
         await only_waiter
@@ -100,8 +100,8 @@ async def test_fetch_is_cancelled_with_its_last_waiter_and_a_new_caller_fetches_
 
 async def test_failure_without_waiters_causes_no_warning() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
-    complaints: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    reported_errors: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported_errors.append(context["message"]))
     gate = asyncio.Event()
 
     async def fail() -> str:
@@ -109,14 +109,14 @@ async def test_failure_without_waiters_causes_no_warning() -> None:
         raise LookupError
 
     only_waiter = asyncio.create_task(flights.run("k", fail))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    for _ in range(2):  # The waiter starts, and then its fetch.
+        await asyncio.sleep(0)
     gate.set()
     only_waiter.cancel()
     await asyncio.gather(only_waiter, return_exceptions=True)
     await asyncio.sleep(0)
     gc.collect()
-    assert complaints == []
+    assert reported_errors == []
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(10), 2))

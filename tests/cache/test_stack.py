@@ -111,9 +111,9 @@ async def test_memory_holds_the_mapped_copy_once_the_disk_has_the_value(
 ) -> None:
     value = await stack.get("k", PayloadSource().make_fetch("k"), return_unchanged)
     await wait_until_settled(stack)
-    twin = stack.get_cached("k")
-    assert twin == value
-    assert twin is not value
+    mapped_value = stack.get_cached("k")
+    assert mapped_value == value
+    assert mapped_value is not value
     lines = Path("/proc/self/maps").read_text().splitlines()
     assert any(str(get_path(tmp_path, "k")) in line for line in lines)
 
@@ -161,19 +161,19 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     damaged_path, other_keys = get_path(tmp_path, stored_names[0]), stored_names[1:]
     damaged_path.write_bytes(damaged_path.read_bytes()[:-1])
     stack = make_stack(tmp_path)
-    in_memory = await stack.get(stored_names[1], source.make_fetch(stored_names[1]), return_unchanged)
-    results = dict(zip(names, await stack.get_stored_values(names, return_unchanged), strict=True))
-    assert {name for name, value in results.items() if value is not None} == set(other_keys)
-    assert all(results[name] == make_payload(name, SIZE_BYTES) for name in other_keys)
-    assert results[stored_names[1]] is in_memory
-    assert all(stack.get_cached(name) is results[name] for name in names)
+    memory_value = await stack.get(stored_names[1], source.make_fetch(stored_names[1]), return_unchanged)
+    stored_values = dict(zip(names, await stack.get_stored_values(names, return_unchanged), strict=True))
+    assert {name for name, value in stored_values.items() if value is not None} == set(other_keys)
+    assert all(stored_values[name] == make_payload(name, SIZE_BYTES) for name in other_keys)
+    assert stored_values[stored_names[1]] is memory_value
+    assert all(stack.get_cached(name) is stored_values[name] for name in names)
     assert source.fetched_keys == stored_names
     assert not damaged_path.exists()
     stats = stack.read_stats().disk
     assert stats is not None
     assert (stats.hits, stats.misses, stats.damaged) == (len(other_keys), 1, 1)
     await stack.close()
-    assert await stack.get_stored_values([stored_names[1], "k0"], return_unchanged) == [in_memory, None]
+    assert await stack.get_stored_values([stored_names[1], "k0"], return_unchanged) == [memory_value, None]
 
 
 async def test_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack[memoryview]) -> None:
@@ -321,8 +321,9 @@ async def main(folder):
         fetched += 1
         await asyncio.sleep(0.2)
         return bytes(500_000)
-    stack = Stack(MemoryCache(1 << 26), DiskTier(folder, 1 << 26), weigh=len, pending_bytes_max=1 << 26,
-                  claims=Claims(folder / "claims"))
+    # The cached values are the lengths of the fetched bytes.
+    stack = Stack(MemoryCache(1 << 26), DiskTier(folder, 1 << 26), weigh=lambda value: value,
+                  pending_bytes_max=1 << 26, claims=Claims(folder / "claims"))
     print("ready", flush=True)
     sys.stdin.readline()
     async with asyncio.TaskGroup() as group:
@@ -336,7 +337,7 @@ asyncio.run(main(pathlib.Path(sys.argv[1])))
 
 
 def test_processes_that_need_the_same_keys_fetch_each_once_in_total(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FETCHER.replace("weigh=len", "weigh=lambda value: value"), str(tmp_path)]
+    command = [sys.executable, "-c", FETCHER, str(tmp_path)]
     processes = [
         subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
@@ -357,25 +358,25 @@ def test_processes_that_need_the_same_keys_fetch_each_once_in_total(tmp_path: Pa
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", range(5))
 async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_path: Path, seed: int) -> None:
-    source = random.Random(seed)
+    rng = random.Random(seed)
     stack = make_stack(
         tmp_path, memory_bytes=5 * SIZE_BYTES, pending_bytes_max=2 * SIZE_BYTES, claims=Claims(tmp_path / "claims")
     )
-    origin = PayloadSource()
+    source = PayloadSource()
     tasks: list[tuple[str, asyncio.Task[memoryview]]] = []
     for _ in range(300):
-        key = f"k{source.randrange(12)}"
-        match source.randrange(12):
+        key = f"k{rng.randrange(12)}"
+        match rng.randrange(12):
             case 0:
                 get_path(tmp_path, key).unlink(missing_ok=True)
             case 1:
                 stack.discard(key)
             case _:
-                tasks.append((key, asyncio.create_task(stack.get(key, origin.make_fetch(key), return_unchanged))))
-        if source.random() < 0.1:
-            source.choice(tasks)[1].cancel() if tasks else None
-        if source.random() < 0.3:
-            await asyncio.sleep(source.random() / 200)
+                tasks.append((key, asyncio.create_task(stack.get(key, source.make_fetch(key), return_unchanged))))
+        if rng.random() < 0.1:
+            rng.choice(tasks)[1].cancel() if tasks else None
+        if rng.random() < 0.3:
+            await asyncio.sleep(rng.random() / 200)
     results = await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
     for (key, _), result in zip(tasks, results, strict=True):
         assert isinstance(result, asyncio.CancelledError) or result == make_payload(key, SIZE_BYTES), (
@@ -383,7 +384,7 @@ async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_pat
         )
     await stack.close()
     stack.check_invariants()
-    assert len(origin.fetched_keys) < len(tasks)
+    assert len(source.fetched_keys) < len(tasks)
 
 
 async def test_computed_value_is_found_in_memory_and_after_a_restart_on_the_disk(tmp_path: Path) -> None:

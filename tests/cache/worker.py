@@ -1,7 +1,7 @@
 """A worker process on a shared cache folder.
 
 Usage: `python -m tests.cache.worker FOLDER SEED STEPS`. With 0 steps it never ends. It puts, gets and discards keys of
-a small set. It prints a line for each wrong value, and a summary as JSON.
+a small set. At its end it prints a summary as JSON, with the keys that had wrong values.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class ServerThread:
         suffixes = (".parquet", ".puffin")
         return {path for path in self.home.rglob("*") if path.suffix in suffixes and "cache" not in path.parts}
 
-    def run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+    def run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     def start(self) -> None:
         self._thread.start()

@@ -32,9 +32,12 @@ from tests.connector.server_thread import ServerThread
 from tests.planner.lakes.history import write_random_lake
 
 
-def build_files_of_ten(count: int, first: int = 0) -> list[Any]:
+def build_files_of_ten(count: int, first_number: int = 0) -> list[Any]:
     """Return `count` files. File n contains the ids from 10 n to 10 n + 9."""
-    return [build_data_file(f"file:///t/{n:03d}.parquet", 10 * n, 10 * n + 9) for n in range(first, first + count)]
+    return [
+        build_data_file(f"file:///t/{n:03d}.parquet", 10 * n, 10 * n + 9)
+        for n in range(first_number, first_number + count)
+    ]
 
 
 @pytest.fixture
@@ -59,11 +62,11 @@ def test_files_statistics_and_partitions_are_returned_as_tables(client: SeamarkC
 
 def test_pages_of_a_listing_are_from_one_snapshot(server: ServerThread, client: SeamarkClient) -> None:
     pages = client.iter_files("db.t", page_files=3)
-    first = next(pages)
+    first_page = next(pages)
     server.run(append_files(server.api, "t", build_files_of_ten(2, 100), snapshot_id=2, parent=1))
-    remaining_values = [page.column("file_path").to_pylist() for page in pages]
-    assert [first.num_rows, *(len(page) for page in remaining_values)] == [3, 3, 1]
-    all_paths = [*first.column("file_path").to_pylist(), *(path for page in remaining_values for path in page)]
+    remaining_paths = [page.column("file_path").to_pylist() for page in pages]
+    assert [first_page.num_rows, *(len(page) for page in remaining_paths)] == [3, 3, 1]
+    all_paths = [*first_page.column("file_path").to_pylist(), *(path for page in remaining_paths for path in page)]
     assert all_paths == [f"file:///t/{n:03d}.parquet" for n in range(7)]
     assert client.files("db.t").num_rows == 9
     assert client.files("db.t", at=At(snapshot_id=1)).num_rows == 7
@@ -74,12 +77,12 @@ def test_pages_with_different_dictionaries_are_joined_to_one_table(server: Serve
     lake = write_random_lake(3, server.home / "lake")
     body = {"name": "lake", "metadata-location": lake.metadata_location}
     assert server.run(server.api("POST", "/v1/namespaces/db/register", body)).status == 200
-    rows_with_client = SeamarkClient(server.url)
-    all_paths = rows_with_client.files("db.lake")
-    pages = list(rows_with_client.iter_files("db.lake", page_files=1))
-    assert len(pages) == all_paths.num_rows > 5
-    assert [row for page in pages for row in page.to_pylist()] == all_paths.to_pylist()
-    rows_with_client.close()
+    client = SeamarkClient(server.url)
+    all_files = client.files("db.lake")
+    pages = list(client.iter_files("db.lake", page_files=1))
+    assert len(pages) == all_files.num_rows > 5
+    assert [row for page in pages for row in page.to_pylist()] == all_files.to_pylist()
+    client.close()
 
 
 def test_explanation_has_the_remaining_files_and_the_unused_conditions(client: SeamarkClient) -> None:
@@ -161,14 +164,14 @@ def serve_answers(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple
 
     The server sends the answers one after another, and then repeats the last answer.
     """
-    requests: list[str] = []
+    tokens: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            status, headers, body = answers[min(len(requests), len(answers) - 1)]
-            requests.append(self.headers.get("Authorization", ""))
+            status, headers, body = answers[min(len(tokens), len(answers) - 1)]
+            tokens.append(self.headers.get("Authorization", ""))
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
@@ -182,7 +185,7 @@ def serve_answers(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", requests
+        yield f"http://127.0.0.1:{server.server_address[1]}", tokens
     finally:
         server.shutdown()
         server.server_close()
@@ -194,21 +197,21 @@ EMPTY_TIMELINE = (200, {}, json.dumps({"instants": [], "next-since": None}).enco
 
 
 def test_busy_server_is_requested_again_with_the_token() -> None:
-    with serve_answers(BUSY, BUSY, EMPTY_TIMELINE) as (url, request):
+    with serve_answers(BUSY, BUSY, EMPTY_TIMELINE) as (url, tokens):
         client = SeamarkClient(url, token="hunter2")
         assert list(client.timeline()) == []
         client.close()
-    assert request == ["Bearer hunter2"] * 3
+    assert tokens == ["Bearer hunter2"] * 3
 
 
 def test_empty_token_is_not_sent() -> None:
     """A shell passes an unset variable as an empty text. A server refuses `Bearer` without a token as malformed."""
-    with serve_answers(EMPTY_TIMELINE) as (url, request):
+    with serve_answers(EMPTY_TIMELINE) as (url, tokens):
         client = SeamarkClient(url, token="")
         assert list(client.timeline()) == []
         client.close()
     assert not client.has_token
-    assert request == [""]
+    assert tokens == [""]
 
 
 @pytest.mark.parametrize(
@@ -225,13 +228,13 @@ def test_empty_token_is_not_sent() -> None:
 def test_invalid_answer_raises_the_error_of_its_kind(
     answer: tuple[int, dict[str, str], bytes], expected: type[ClientError]
 ) -> None:
-    with serve_answers(answer) as (url, requests):
+    with serve_answers(answer) as (url, tokens):
         client = SeamarkClient(url, retries=2)
         with pytest.raises(expected) as error:
             list(client.timeline())
         client.close()
     assert type(error.value) is expected
-    assert len(requests) == (3 if expected is Unavailable else 1)
+    assert len(tokens) == (3 if expected is Unavailable else 1)
 
 
 def test_messages_hide_the_password_of_a_url() -> None:
@@ -241,8 +244,8 @@ def test_messages_hide_the_password_of_a_url() -> None:
     assert repr(client) == "<SeamarkClient http://127.0.0.1:9>"
     with pytest.raises(ValueError, match=r"^'lake:8181' is not the URL of a server"):
         SeamarkClient("ann:hunter2@lake:8181")
-    for invalid_url in ("http://lake:8181", "http://lake/a@b", "http://[::1]:8181?x=@"):
-        assert hide_credentials(invalid_url) == invalid_url
+    for plain_url in ("http://lake:8181", "http://lake/a@b", "http://[::1]:8181?x=@"):
+        assert hide_credentials(plain_url) == plain_url
 
 
 def test_as_of_time_is_parsed_to_the_millisecond() -> None:

@@ -23,7 +23,7 @@ def warehouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "disk" / "t2").mkdir()
     (tmp_path / "disk" / "t2" / "f").write_text("another table's")
     (tmp_path / "warehouse").symlink_to(tmp_path / "disk")
-    monkeypatch.setattr(storage, "_confined_to", None)
+    monkeypatch.setattr(storage, "_confined_to", None)  # After the test, pytest restores the value before `confine`.
     confine([f"{tmp_path}/warehouse/"])
     return tmp_path / "warehouse"
 
@@ -139,9 +139,9 @@ def test_client_follows_no_link_in_the_folder_of_a_table(tmp_path: Path, monkeyp
     (tmp_path / "disk/ns/v").symlink_to("u")
     table_storage = Storage.of_table({}, f"file://{tmp_path}/warehouse/ns/t/")
     assert bytes(table_storage.read(f"file:{tmp_path}/warehouse/ns/t/data/f")) == b"own"
-    for place in ("t/link/f", "t/../t/link/f"):
+    for path in ("t/link/f", "t/../t/link/f"):
         with pytest.raises(PermissionError, match="symbolic link"):
-            table_storage.read(f"file://{tmp_path}/warehouse/ns/{place}")
+            table_storage.read(f"file://{tmp_path}/warehouse/ns/{path}")
     replaced_storage = Storage.of_table({}, f"{tmp_path}/warehouse/ns/v")
     with pytest.raises(PermissionError, match="symbolic link"):
         replaced_storage.read(f"{tmp_path}/warehouse/ns/v/f")

@@ -86,9 +86,9 @@ def test_suggested_command_quotes_the_names_that_writers_chose() -> None:
     terms = (term | {"index-kind": "bitmap", "index-files": 0, "index-note": None},)
     explanation = SimpleNamespace(files=4, indexes=(), terms=terms, layouts=(layout,), unknown_layouts=())
     for line in list(suggest_improvements("db.t", explanation))[1:]:
-        words = shlex.split(line.rpartition(": ")[2])
-        assert words[0] == "seamark"
-        assert words[-1] in ("`a; rm -rf ~`", "seamark.clustering.columns=a; rm -rf ~")
+        command_words = shlex.split(line.rpartition(": ")[2])
+        assert command_words[0] == "seamark"
+        assert command_words[-1] in ("`a; rm -rf ~`", "seamark.clustering.columns=a; rm -rf ~")
 
 
 def test_predicate_without_a_usable_part_has_exit_code_3(url: str) -> None:

@@ -10,14 +10,14 @@ import pytest
 BLOCKING_SCRIPT = """
 import sys
 sys.modules[{library!r}] = None
-for name in [one for one in sys.modules if one.startswith({library!r} + ".")]:
+for name in [name for name in sys.modules if name.startswith({library!r} + ".")]:
     del sys.modules[name]
 {statement}
 """
 
 
 @pytest.mark.parametrize(
-    ("library", "statement", "extra_name"),
+    ("library", "statement", "message"),
     [
         (
             "pyspark",
@@ -27,10 +27,10 @@ for name in [one for one in sys.modules if one.startswith({library!r} + ".")]:
         ("duckdb", "import seamark.duckdb; seamark.duckdb.connect", "pip install 'seamark[duckdb]'"),
     ],
 )
-def test_error_of_a_missing_library_names_the_install_command(library: str, statement: str, extra_name: str) -> None:
+def test_error_of_a_missing_library_names_the_install_command(library: str, statement: str, message: str) -> None:
     code = BLOCKING_SCRIPT.format(library=library, statement=statement)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.returncode == 1
     last_line = result.stderr.strip().splitlines()[-1]
     assert last_line.startswith("ModuleNotFoundError: ")
-    assert extra_name in last_line
+    assert message in last_line

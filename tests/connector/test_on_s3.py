@@ -105,22 +105,22 @@ def test_rows_in_s3_are_written_changed_and_read(lake: S3Lake, mode: str, versio
 
 
 @pytest.mark.slow
-def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: S3Lake) -> None:
+def test_concurrent_appends_of_an_engine_all_commit_and_leave_no_extra_file(lake: S3Lake) -> None:
     create_upsert_table(lake.client, "stock", version=2, properties={"seamark.commit.rebase": "append"})
     append(lake.client, "db.stock", build_rows((0, "de", 0)))
     with lake.open_catalog() as catalog:
-        handles = [catalog.load_table("db.stock") for _ in range(3)]
-        for number, handle in enumerate(handles, start=1):  # Both appends are based on the same snapshot.
-            handle.append(build_rows((number, "fr", number)).cast(handle.schema().as_arrow()))
+        loaded_tables = [catalog.load_table("db.stock") for _ in range(3)]
+        for number, loaded_table in enumerate(loaded_tables, start=1):  # All appends are based on the same snapshot.
+            loaded_table.append(build_rows((number, "fr", number)).cast(loaded_table.schema().as_arrow()))
         table = catalog.load_table("db.stock")
         actual_rows = table.scan().to_arrow()
         assert sorted(actual_rows["id"].to_pylist()) == [0, 1, 2, 3]
         assert len(table.history()) == 4
         file_paths = {value["file_path"] for value in table.inspect.files().to_pylist()}
-        lists = {snapshot.manifest_list for snapshot in table.snapshots()}
+        manifest_lists = {snapshot.manifest_list for snapshot in table.snapshots()}
     files = {file for file in lake.list_files(".parquet") if "/stock-" in file}
     assert files == file_paths
-    assert lists <= lake.list_files(".avro")
+    assert manifest_lists <= lake.list_files(".avro")
     assert scan(lake.client, "db.stock", ["id"]).to_arrow().num_rows == 4
 
 
@@ -142,7 +142,7 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
         f"{folder}-2/x.parquet",
         f"{second_folder}/x.parquet",
     ]
-    young = f"{folder}/data/young.parquet"
+    young_key = f"{folder}/data/young.parquet"
 
     def begin(key: str) -> None:
         upload = s3.create_multipart_upload(Bucket=lake.bucket, Key=key)
@@ -155,13 +155,13 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
         for key in (*aborted_keys, *kept_keys):
             begin(key)
         age_uploads(lake)
-        begin(young)
+        begin(young_key)
         files_before = lake.list_files("")
         dry_report = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
         assert (dry_report.uploads, dry_report.files) == (len(aborted_keys), 0)
-        assert list_unfinished_keys() == {*aborted_keys, *kept_keys, young}
+        assert list_unfinished_keys() == {*aborted_keys, *kept_keys, young_key}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == len(aborted_keys)
-        assert list_unfinished_keys() == {*kept_keys, young}
+        assert list_unfinished_keys() == {*kept_keys, young_key}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == 0
         for upload in s3.list_multipart_uploads(Bucket=lake.bucket)["Uploads"]:  # Other tests share the bucket.
             s3.abort_multipart_upload(Bucket=lake.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
@@ -179,12 +179,12 @@ def age_uploads(lake: S3Lake) -> None:
 # Statements that rewrite files
 
 
-def build_many_rows(seed: int, first: int) -> pa.Table:
+def build_many_rows(seed: int, first_id: int) -> pa.Table:
     """Return about 14 MB of rows in two partitions, which is more than one part of an upload."""
     rng = random.Random(seed)
     values = [
         {
-            "id": first + number,
+            "id": first_id + number,
             "part": number % 2,
             "payload": rng.randbytes(1000).hex(),
             "price": float(number),
@@ -239,11 +239,11 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     rows_before = read_table(lake.client)
     assert len(rows_before) == 14_000
     sizes: list[int] = []
-    blocks = SourceFile.read
+    read_block = SourceFile.read
 
     def read_counted_block(source: SourceFile, offset: int, size: int) -> bytes:
         sizes.append(size)
-        return blocks(source, offset, size)
+        return read_block(source, offset, size)
 
     monkeypatch.setattr(SourceFile, "read", read_counted_block)
     report = run_statement(lake.client, MergeFiles(("db", "t")), utc=True)
@@ -271,10 +271,8 @@ def test_columns_of_old_partitions_are_dropped_in_s3(lake: S3Lake) -> None:
     create_table_of_parts(lake, 2)
     append(lake.client, "db.t", build_many_rows(5, 0))
     rows_before = read_table(lake.client)
-    dropped_columns = drop_columns(
-        lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True
-    )
-    assert (dropped_columns.errors, dropped_columns.commits) == ([], 1)
+    first_report = drop_columns(lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True)
+    assert (first_report.errors, first_report.commits) == ([], 1)
     for row in rows_before.values():
         if row["part"] == 0:
             row["payload"] = None
@@ -285,9 +283,9 @@ def test_columns_of_old_partitions_are_dropped_in_s3(lake: S3Lake) -> None:
     assert second_report.commits == 0
 
 
-@pytest.mark.slow  # Each step takes 50 s. tests/connector/jobs/test_statements.py always tests files on a local disk.
-@pytest.mark.parametrize("step", [23, 2])
-def test_killed_statement_leaves_no_partial_file_in_s3(lake: S3Lake, step: int) -> None:
+@pytest.mark.slow  # Each kill takes 50 s. tests/connector/jobs/test_statements.py always tests files on a local disk.
+@pytest.mark.parametrize("steps_between_kills", [23, 2])
+def test_killed_statement_leaves_no_partial_file_in_s3(lake: S3Lake, steps_between_kills: int) -> None:
     """An object exists completely or not at all. A killed statement can leave orphan files and unfinished uploads."""
     create_table_of_parts(lake, 3)
     for number in range(2):
@@ -295,7 +293,7 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: S3Lake, step: int) 
     rows_before = read_table(lake.client)
     files_before = lake.list_files(".parquet")
     job = StatementJob(lake.server.base_url, None, MergeFiles(("db", "t")), utc=True)
-    killed_count, kill_step, answer = 0, random.Random(first_seed()).randint(2, step), None
+    killed_count, kill_step, answer = 0, random.Random(first_seed()).randint(2, steps_between_kills), None
     while answer is None:
         answer = run_killed_at(kill_step, job)
         killed_count += answer is None
@@ -304,7 +302,7 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: S3Lake, step: int) 
         for location in lake.list_files(".parquet") - files_before:
             with SourceFile(location, storage) as source:
                 assert source.footer.rows > 0
-        kill_step += step
+        kill_step += steps_between_kills
     assert killed_count > 1
     assert (answer.error, answer.result is not None) == ("", True)
     for path in lake.s3.root.rglob("*.parquet"):

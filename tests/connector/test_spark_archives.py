@@ -69,7 +69,8 @@ def test_finders_are_replaced_only_if_pyspark_comes_from_an_archive(zipped: bool
     script = (
         "import sys, other; from seamark.connector.spark.archives import install_archive_finders; "
         "install_archive_finders(); import another; "
-        "print(sorted({type(one).__name__ for one in sys.path_importer_cache.values() if hasattr(one, 'archive')}))"
+        "finders = [finder for finder in sys.path_importer_cache.values() if hasattr(finder, 'archive')]; "
+        "print(sorted({type(finder).__name__ for finder in finders}))"
     )
     path = [str(tmp_path / "other.zip"), *([str(tmp_path / "pyspark.zip")] if zipped else [])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

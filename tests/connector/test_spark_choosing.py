@@ -37,13 +37,14 @@ FIELDS = [
 def test_row_counts_from_pages_and_indexes_equal_the_row_counts_of_the_files(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, is_indexed: bool
 ) -> None:
-    monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
+    page_rows = 100
+    monkeypatch.setattr(choosing, "PAGE_ROWS", page_rows)
     seed = first_seed()
     source = random.Random(seed)
     create_upsert_table(client, fields=FIELDS)
-    files = [[source.randrange(300) for _ in range(source.randrange(200, 1500))] for _ in range(4)]
-    for number, keys in enumerate(files):
-        ids = [number + 4 * place for place in range(len(keys))]
+    keys_by_file = [[source.randrange(300) for _ in range(source.randrange(200, 1500))] for _ in range(4)]
+    for number, keys in enumerate(keys_by_file):
+        ids = range(number, number + 4 * len(keys), 4)  # The ids of the four files differ.
         schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("k", pa.int64())])
         append(client, "db.t", pa.table({"id": ids, "k": keys}, schema))
     if is_indexed:
@@ -51,17 +52,18 @@ def test_row_counts_from_pages_and_indexes_equal_the_row_counts_of_the_files(
         with closing(InProcessWorkers()) as workers:
             build(client, "db.t", "by_k", workers)
     table = open_table(client, "db.t", CURRENT)
-    for request in (source.randrange(300) for _ in range(10)):
-        row_count = estimate_remaining_rows(client, table, bind_filter(f"k = {request}", table))
+    for wanted_key in (source.randrange(300) for _ in range(10)):
+        row_count = estimate_remaining_rows(client, table, bind_filter(f"k = {wanted_key}", table))
         expected = RemainingRows()
-        for keys in files:
-            places = [place for place, key in enumerate(keys) if key == request]
-            if is_indexed and places:
-                pages = {place // 100 for place in places}
+        for keys in keys_by_file:
+            matching_rows = [row for row, key in enumerate(keys) if key == wanted_key]
+            if is_indexed and matching_rows:
+                pages = {row // page_rows for row in matching_rows}
                 expected.planned += len(keys)
-                expected.touched += min(len(keys), 100 * len(pages))
-                expected.chosen += len(places)
-            elif not is_indexed and min(keys) <= request <= max(keys):
+                expected.touched += min(len(keys), page_rows * len(pages))
+                expected.chosen += len(matching_rows)
+            # Without an index, only the bounds of a file can leave it out.
+            elif not is_indexed and min(keys) <= wanted_key <= max(keys):
                 expected.planned += len(keys)
                 expected.touched += len(keys)
                 expected.chosen += len(keys)
@@ -69,13 +71,14 @@ def test_row_counts_from_pages_and_indexes_equal_the_row_counts_of_the_files(
 
 
 def test_seamark_reader_is_chosen_if_it_skips_enough_pages() -> None:
-    large_rows = 100 * BREAK_EVEN_ROWS
-    assert RemainingRows(planned=large_rows, touched=BREAK_EVEN_ROWS, chosen=1).suits_seamark
+    """The touched rows and the fixed cost, `BREAK_EVEN_ROWS`, must be less than the fraction of the planned rows."""
+    many_rows = 100 * BREAK_EVEN_ROWS
+    assert RemainingRows(planned=many_rows, touched=BREAK_EVEN_ROWS, chosen=1).suits_seamark
     assert RemainingRows(
-        planned=large_rows, touched=int(BREAK_EVEN_FRACTION * large_rows) - BREAK_EVEN_ROWS - 1, chosen=1
+        planned=many_rows, touched=int(BREAK_EVEN_FRACTION * many_rows) - BREAK_EVEN_ROWS - 1, chosen=1
     ).suits_seamark
     assert not RemainingRows(
-        planned=large_rows, touched=int(BREAK_EVEN_FRACTION * large_rows) - BREAK_EVEN_ROWS, chosen=1
+        planned=many_rows, touched=int(BREAK_EVEN_FRACTION * many_rows) - BREAK_EVEN_ROWS, chosen=1
     ).suits_seamark
     assert not RemainingRows(planned=BREAK_EVEN_ROWS, touched=1, chosen=1).suits_seamark
     assert not RemainingRows().suits_seamark

@@ -15,10 +15,10 @@ def build_upper_case_comparison(text: str) -> exp.Expr:
 
 def test_conditions_on_expanding_upper_case_texts_are_left_to_spark() -> None:
     """For `upper(c) = 'J̌ANE'`, the rules would search only prefixes with j and J, and miss a text with ǰ."""
-    long_letters = {letter.upper() for letter in map(chr, range(sys.maxunicode)) if len(letter.upper()) > 1}
-    letter_texts = {text for text in long_letters if text[0].isascii()}
-    assert {"SS", "J\u030c"} <= letter_texts
-    for text in letter_texts:
+    expanded_letters = {letter.upper() for letter in map(chr, range(sys.maxunicode)) if len(letter.upper()) > 1}
+    expansions_with_ascii_start = {text for text in expanded_letters if text[0].isascii()}
+    assert {"SS", "J\u030c"} <= expansions_with_ascii_start
+    for text in expansions_with_ascii_start:
         assert not can_list_uppercase_texts(build_upper_case_comparison(text)), ascii(text)
         assert not can_list_uppercase_texts(build_upper_case_comparison(f"A{text}B")), ascii(text)
     assert can_list_uppercase_texts(build_upper_case_comparison("ÄRGER"))

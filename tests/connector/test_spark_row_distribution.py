@@ -22,11 +22,11 @@ def test_task_owns_files_only_if_it_has_all_their_keys() -> None:
     outcomes = set()
     for width, buckets, iceberg_count in itertools.product((1, 6, 8, 16), (1, 2, 3, 6, 8), (1, 2, 4, 6, 8, 16, 32)):
         distribution = upserting.RowDistribution((field,), min(width, buckets), 1, width)
-        places = distribution.assign_tasks([keys])
-        assert places.max() < distribution.tasks
+        tasks_of_keys = distribution.assign_tasks([keys])
+        assert tasks_of_keys.max() < distribution.tasks
         spec = PartitionSpec(0, (PartitionField("b", f"bucket[{iceberg_count}]", 1),))
         codes = apply_transform(f"bucket[{iceberg_count}]", "long", keys).codes
-        is_scattered = any(len(set(places[codes == code].tolist())) > 1 for code in range(iceberg_count))
+        is_scattered = any(len(set(tasks_of_keys[codes == code].tolist())) > 1 for code in range(iceberg_count))
         assert distribution.owns(spec) == (not is_scattered), (width, buckets, iceberg_count)
         outcomes.add(is_scattered)
     assert outcomes == {True, False}
@@ -44,6 +44,7 @@ def test_rows_of_one_bucket_with_many_keys_are_spread_over_all_tasks(monkeypatch
         distribution = upserting.RowDistribution.choose(opened_table, join_fields, 16 * upserting.TASK_ROWS, 4, None)
         assert distribution.tasks == 16
         sizes = Counter(distribution.assign_tasks([columns[field.name] for field in join_fields]).tolist())
+        # No task has 20 % more rows than the average.
         assert max(sizes.values()) < 1.2 * count / distribution.tasks, sizes
         assert not distribution.owns(spec)
     single_distribution = upserting.RowDistribution.choose(opened_table, fields[:1], 16 * upserting.TASK_ROWS, 4, None)
@@ -56,6 +57,7 @@ def test_number_of_tasks_depends_on_the_rows_if_keys_are_looked_up(
     monkeypatch.setattr(upserting, "find_record_index", lambda *_: "record(id)")
     spec = PartitionSpec(0, ())
     opened_table: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
+    # A task has 20,000 rows (TASK_ROWS_MIN), or more if there are fewer cores than tasks, up to 1,000,000 (TASK_ROWS).
     for count, cores, tasks in (
         (1, 4000, 1),
         (20_000, 4000, 1),

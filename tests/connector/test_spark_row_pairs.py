@@ -20,16 +20,19 @@ def test_pairs_contain_all_rows_with_equal_keys() -> None:
     seed = first_seed()
     rng = random.Random(seed)
     for _ in range(200):
-        stored_buckets = np.array([rng.randrange(6) for _ in range(rng.randrange(8))], dtype=np.int64)
-        keys = np.array([rng.randrange(-1, 6) for _ in range(rng.randrange(8))], dtype=np.int64)
+        stored_keys = np.array([rng.randrange(6) for _ in range(rng.randrange(8))], dtype=np.int64)
+        source_keys = np.array([rng.randrange(-1, 6) for _ in range(rng.randrange(8))], dtype=np.int64)
         expected = sorted(
-            (s, g) for s, key in enumerate(stored_buckets) for g, other in enumerate(keys) if key == other
+            (stored_row, source_row)
+            for stored_row, stored_key in enumerate(stored_keys)
+            for source_row, source_key in enumerate(source_keys)
+            if stored_key == source_key
         )
-        pairs = match_rows(stored_buckets, keys, len(expected))
+        pairs = match_rows(stored_keys, source_keys, len(expected))
         assert pairs is not None
         assert sorted(zip(*map(np.ndarray.tolist, pairs), strict=True)) == expected, f"seed {seed}"
         if expected:
-            assert match_rows(stored_buckets, keys, len(expected) - 1) is None
+            assert match_rows(stored_keys, source_keys, len(expected) - 1) is None
 
 
 def test_row_has_the_ordinal_of_the_target_row_with_its_key() -> None:
@@ -45,9 +48,9 @@ def test_row_has_the_ordinal_of_the_target_row_with_its_key() -> None:
         )
         matching_rows = select_fitting_rows(values, columns).combine_chunks()
         keys = find_latest_rows(matching_rows.to_batches(), schema, ["b", "a"]).keys
-        paths_before = list(zip(*(column.to_pylist() for column in reversed(keys.columns)), strict=True))
-        usable = {row for row in rows if None not in row and -(1 << 31) <= row[0] < 1 << 31}  # type: ignore[operator]
-        assert len(paths_before) == len(usable)
-        assert set(paths_before) == usable
+        numbered_rows = list(zip(*(column.to_pylist() for column in reversed(keys.columns)), strict=True))
+        fitting_rows = {row for row in rows if None not in row and -(1 << 31) <= row[0] < 1 << 31}  # type: ignore[operator]
+        assert len(numbered_rows) == len(fitting_rows)
+        assert set(numbered_rows) == fitting_rows
         actual = find_ordinals(keys, values, columns).tolist()
-        assert actual == [paths_before.index(row) if row in usable else -1 for row in rows], f"seed {seed}"
+        assert actual == [numbered_rows.index(row) if row in fitting_rows else -1 for row in rows], f"seed {seed}"

@@ -16,8 +16,8 @@ def test_all_spellings_of_a_local_location_name_one_file(tmp_path: Path) -> None
     path = f"{tmp_path}/{name}"
     assert Storage().write(f"file://{path}", [b"ab", memoryview(b"cd")]) == 4
     for location in (path, f"file:{path}", f"file://{path}", f"file://localhost{path}"):
-        filesystem, place = Storage().open(location)
-        assert filesystem.open_input_file(place).read() == b"abcd"
+        filesystem, path_in_storage = Storage().open(location)
+        assert filesystem.open_input_file(path_in_storage).read() == b"abcd"
         assert Storage().read(location) == b"abcd"
 
 
@@ -56,10 +56,10 @@ def test_s3_is_accessed_with_the_properties_of_the_catalog(s3: S3, s3_bucket: st
     location = f"s3://{s3_bucket}/folder/a%20b"
     assert storage.write(location, [b"ab", b"cd"]) == 4
     assert s3.client().get_object(Bucket=s3_bucket, Key="folder/a%20b")["Body"].read() == b"abcd"
-    filesystem, place = storage.open(location)
+    filesystem, path_in_storage = storage.open(location)
     assert isinstance(filesystem, fs.S3FileSystem)
-    assert filesystem.open_input_file(place).read() == b"abcd"
+    assert filesystem.open_input_file(path_in_storage).read() == b"abcd"
     assert storage.read(location) == b"abcd"
     storage.delete(location)
     storage.delete(location)
-    assert filesystem.get_file_info(place).type == fs.FileType.NotFound
+    assert filesystem.get_file_info(path_in_storage).type == fs.FileType.NotFound

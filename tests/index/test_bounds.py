@@ -81,7 +81,7 @@ def build_columns(side: Side, heap: bytearray) -> tuple[Any, Any, Any]:
     starts = []
     for data in side.values():
         starts.append(len(heap))
-        heap += data + b"\xc3"
+        heap += data + b"\xc3"  # This byte is invalid in UTF-8, so a check beyond the end of a bound is visible.
     lengths = [len(data) for data in side.values()]
     return np.array(list(side), np.int32), np.array(starts, np.int64), np.array(lengths, np.int32)
 
@@ -108,19 +108,19 @@ def test_bounds_that_are_no_valid_range_are_recognised(name: str) -> None:
         heap = bytearray(b"\xc3")
         sides: Sequence[Any] = (*build_columns(low, heap), *build_columns(high, heap))
         unusable = unusable_bounds(np.frombuffer(bytes(heap), np.uint8), ORDERS[name], *sides)
-        marks = compute_expected_flags(name, low, high, read_bounds)
+        expected_flags = compute_expected_flags(name, low, high, read_bounds)
         if unusable is None:
-            assert not any(map(any, marks)), (low, high)
+            assert not any(map(any, expected_flags)), (low, high)
         else:
             wrong_count += 1
-            assert tuple(side.tolist() for side in unusable) == marks, (low, high)
+            assert tuple(side.tolist() for side in unusable) == expected_flags, (low, high)
     assert (wrong_count > 0) == (name != "unordered")
 
 
 def test_impossible_spans_are_not_checked() -> None:
     heap, rows = np.frombuffer(b"\xc3\xc3", np.uint8), np.arange(3, dtype=np.int32)
     starts, lengths = np.array([1, -5, 0], np.int64), np.array([9, 1, -1], np.int32)
-    none = (rows[:0], starts[:0], lengths[:0])
+    no_bounds = (rows[:0], starts[:0], lengths[:0])
     for order in ORDERS.values():
         assert unusable_bounds(heap, order, rows, starts, lengths, rows, starts, lengths) is None
-        assert unusable_bounds(heap, order, *none, *none) is None
+        assert unusable_bounds(heap, order, *no_bounds, *no_bounds) is None

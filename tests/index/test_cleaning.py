@@ -59,6 +59,11 @@ async def open_table(server: RunningServer, **properties: str) -> IndexedFilesTa
     return IndexedFilesTable(server, created_table.entry, created_table.metadata)
 
 
+async def wait_for_retention() -> None:
+    """Wait until a retention of 0 seconds is over. The clock must be later than the time of the last change."""
+    await asyncio.sleep(0.01)
+
+
 async def clean_index_files(server: RunningServer) -> int:
     return (await server.components.housekeeping.round())["index_files_cleaned"]
 
@@ -74,7 +79,7 @@ async def test_superseded_and_quarantined_files_are_deleted_after_their_retentio
         registry = server.components.registry
         await registry.replace(table.entry.uuid, definition, add=[], remove=[table.make_location("old")])
         await registry.quarantine_file(table.entry.uuid, table.make_location("broken"), "flipped")
-        await asyncio.sleep(0.01)
+        await wait_for_retention()
         assert await clean_index_files(server) == 2
         assert await table.read_states() == {"live": "live"}
         assert [path.name for path in table.folder.iterdir()] == ["live"]
@@ -98,10 +103,10 @@ async def test_files_of_a_dropped_index_are_superseded_and_then_deleted(tmp_path
         kept_id = read_definitions(table.metadata).by_name["kept"].id
         await table.add("kept", kept_id)
         await table.add("gone", "of an index that was dropped")
-        await asyncio.sleep(0.01)
+        await wait_for_retention()
         assert await clean_index_files(server) == 1
         assert await table.read_states() == {"kept": "live", "gone": "superseded"}
-        await asyncio.sleep(0.01)
+        await wait_for_retention()
         assert await clean_index_files(server) == 1
         assert await table.read_states() == {"kept": "live"}
 
@@ -110,7 +115,7 @@ async def test_nothing_is_deleted_while_a_definition_is_unreadable(tmp_path: Pat
     async with run_server(tmp_path, index_retention_s=0) as server:
         table = await open_table(server, **{PREFIX + "i": "bloom(no_such_column)"})
         await table.add("x", "a file of the unreadable definition")
-        await asyncio.sleep(0.01)
+        await wait_for_retention()
         assert await clean_index_files(server) == 0
         assert await table.read_states() == {"x": "live"}
 
@@ -134,17 +139,17 @@ async def test_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         table = await open_table(server, **{PREFIX + "i": "bloom(id)"})
         await table.add("live", read_definitions(table.metadata).by_name["i"].id)
-        victim = tmp_path / "warehouse" / "victim" / "_seamark" / "index" / "left"
-        victim.parent.mkdir(parents=True)
-        victim.write_bytes(b"an index file of another table")
+        other_file = tmp_path / "warehouse" / "victim" / "_seamark" / "index" / "left"
+        other_file.parent.mkdir(parents=True)
+        other_file.write_bytes(b"an index file of another table")
         long_ago = server.components.clock.now_ms() / 1000 - 2 * DAY_S
-        os.utime(victim, (long_ago, long_ago))
+        os.utime(other_file, (long_ago, long_ago))
         path = rename_without_digest(table.entry.metadata_location)
-        document = json.loads(path.read_text())
-        path.write_text(json.dumps({**document, "location": victim.parents[2].as_uri()}))
+        metadata_json = json.loads(path.read_text())
+        path.write_text(json.dumps({**metadata_json, "location": other_file.parents[2].as_uri()}))
         server.components.catalog.documents.cache.clear()
         assert await clean_index_files(server) == 0
-        assert victim.exists()
+        assert other_file.exists()
 
 
 async def test_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +160,7 @@ async def test_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, monkey
         await server.components.registry.replace(
             table.entry.uuid, definition, add=[], remove=[table.make_location("old")]
         )
-        await asyncio.sleep(0.01)
+        await wait_for_retention()
         delete = type(server.components.objects).delete
 
         async def fail(objects: object, location: str) -> None:

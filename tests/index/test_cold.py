@@ -26,11 +26,11 @@ from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.index.files import remote as cold
 from seamark.metaserver.index.files.remote import RemoteIndexFile, open_remote
 from seamark.metaserver.store.model import RegisteredIndexFile
-from tests.index.kinds.columns import KINDS, Kind, draw_column, draw_predicate, get_kind
+from tests.index.kinds.columns import KINDS, Kind, draw_column, draw_predicate, get_type_name
 from tests.seeds import mark_fast
 
 LOCATION = "file:///t/index.puffin"
-BUILD: dict[str, Any] = {
+ENTRY_BUILDERS: dict[str, Any] = {
     "bloom": lambda keys: bloom.build_filter(keys, 0.01),
     "bitmap": bitmap.build_bitmap,
     "record": lambda keys: record.build_records([keys]),
@@ -51,7 +51,7 @@ class RecordingStorage:
 
 
 def build_index_file(kind: str, columns: Sequence[Keys]) -> bytes:
-    blobs = [BUILD[kind](keys) for keys in columns]
+    blobs = [ENTRY_BUILDERS[kind](keys) for keys in columns]
     records = [keys.rows for keys in columns]
     paths = [f"file:///t/{number}" for number in range(len(columns))]
     ids = np.arange(2 * len(columns), dtype=np.uint64).reshape(-1, 2)
@@ -76,7 +76,7 @@ async def open_remote_file(kind: str, storage: RecordingStorage) -> RemoteIndexF
 
 def draw_keys(rng: random.Random, kind: Kind, columns: Sequence[Sequence[Any]]) -> Keys:
     values = [rng.choice(column) for column in columns if column and rng.random() < 0.5] + [kind.draw(rng)]
-    return convert_to_keys(kind.arrow([value for value in values if value is not None]), get_kind(kind))
+    return convert_to_keys(kind.arrow([value for value in values if value is not None]), get_type_name(kind))
 
 
 def draw_query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Sequence[Any]]) -> IndexQuery:
@@ -88,6 +88,7 @@ def draw_query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Seq
 
 @pytest.fixture(params=["by key", "by edges"])
 def small_index_layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the layout of small bitmap indexes, or force that of large ones."""
     if request.param == "by edges":
         for name in ("SMALL_INDEX_MAX_BYTES", "SHARED_MAX_FRACTION", "UNSHARED_MAX_FRACTION"):
             monkeypatch.setattr(postings, name, -1)
@@ -95,11 +96,12 @@ def small_index_layout(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 @pytest.fixture(params=[64, cold._GUESS_BYTES], ids=["little at first", "much at first"])
 def first_read_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the size of the first read, which includes a whole small file, or only a part of its header."""
     monkeypatch.setattr(cold, "_GUESS_BYTES", request.param)
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("index", BUILD)
+@pytest.mark.parametrize("index", ENTRY_BUILDERS)
 @pytest.mark.parametrize("seed", mark_fast(range(8), 2))
 async def test_answers_from_range_reads_equal_answers_from_the_whole_file(
     index: str, seed: int, small_index_layout: None, first_read_size: None
@@ -108,53 +110,53 @@ async def test_answers_from_range_reads_equal_answers_from_the_whole_file(
     kind = rng.choice(KINDS)
     pool = [kind.draw(rng) for _ in range(60)] if seed % 2 else None
     columns = [draw_column(rng, kind, rng.choice([0, 1, 65, 700]), pool) for _ in range(rng.choice([1, 3, 40]))]
-    data = build_index_file(index, [convert_to_keys(kind.arrow(values), get_kind(kind)) for values in columns])
+    data = build_index_file(index, [convert_to_keys(kind.arrow(values), get_type_name(kind)) for values in columns])
     whole_index = OPENED[index].open(open_index_file(data, LOCATION).blob)
     remote_file = await open_remote_file(index, RecordingStorage(data))
     for _ in range(12):
-        request = draw_query(rng, index, kind, columns)
-        probe_result = await remote_file.probe(request)
+        query = draw_query(rng, index, kind, columns)
+        probe_result = await remote_file.probe(query)
         assert probe_result is not None
-        assert np.array_equal(probe_result, request.mark_files(whole_index)), f"{index} {seed} {kind.name}"
-        if isinstance(request, BitmapQuery):
+        assert np.array_equal(probe_result, query.mark_files(whole_index)), f"{index} {seed} {kind.name}"
+        if isinstance(query, BitmapQuery):
             files = rng.sample(range(len(columns)), min(3, len(columns)))
             assert await remote_file.bitmap.load_rows(files)
             for file in files:
                 assert remote_file.bitmap.has_rows(file)
-                rows = remote_file.bitmap.bitmap.find_rows(file, request.ranges)
-                assert np.array_equal(rows, whole_index.find_rows(file, request.ranges)), f"{seed} {kind.name}"
-        if isinstance(request, RecordQuery):
-            located_rows = await remote_file.record.look_up_rows(request.high, request.low)
+                rows = remote_file.bitmap.bitmap.find_rows(file, query.ranges)
+                assert np.array_equal(rows, whole_index.find_rows(file, query.ranges)), f"{seed} {kind.name}"
+        if isinstance(query, RecordQuery):
+            located_rows = await remote_file.record.look_up_rows(query.high, query.low)
             assert located_rows is not None
-            expected = whole_index.lookup(request.high, request.low)
+            expected = whole_index.lookup(query.high, query.low)
             assert all(np.array_equal(*pair) for pair in zip(located_rows, expected, strict=True))
 
 
 @pytest.mark.few_cases(8)
-@pytest.mark.parametrize("index", BUILD)
+@pytest.mark.parametrize("index", ENTRY_BUILDERS)
 @pytest.mark.parametrize("seed", range(4))
 async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, small_index_layout: None) -> None:
     rng = random.Random(f"flipped {index} {seed}")
     kind = rng.choice(KINDS)
     columns = [draw_column(rng, kind, rng.choice([1, 65, 300])) for _ in range(6)]
-    data = build_index_file(index, [convert_to_keys(kind.arrow(values), get_kind(kind)) for values in columns])
+    data = build_index_file(index, [convert_to_keys(kind.arrow(values), get_type_name(kind)) for values in columns])
     whole_index = OPENED[index].open(open_index_file(data, LOCATION).blob)
     queries = [draw_query(rng, index, kind, columns) for _ in range(4)]
     broken_count = 0
     for _ in range(60):
-        spoilt = bytearray(data)
-        spoilt[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        damaged_bytes = bytearray(data)
+        damaged_bytes[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         try:
-            remote_file = await open_remote_file(index, RecordingStorage(bytes(spoilt)))
-            for cold_query in queries:
-                probe_result = await remote_file.probe(cold_query)
+            remote_file = await open_remote_file(index, RecordingStorage(bytes(damaged_bytes)))
+            for query in queries:
+                probe_result = await remote_file.probe(query)
                 assert probe_result is not None
-                assert np.array_equal(probe_result, cold_query.mark_files(whole_index)), f"{seed} {kind.name}"
-                if isinstance(cold_query, BitmapQuery):
+                assert np.array_equal(probe_result, query.mark_files(whole_index)), f"{seed} {kind.name}"
+                if isinstance(query, BitmapQuery):
                     assert await remote_file.bitmap.load_rows(range(6))
                     for file in range(6):
-                        rows = remote_file.bitmap.bitmap.find_rows(file, cold_query.ranges)
-                        assert np.array_equal(rows, whole_index.find_rows(file, cold_query.ranges))
+                        rows = remote_file.bitmap.bitmap.find_rows(file, query.ranges)
+                        assert np.array_equal(rows, whole_index.find_rows(file, query.ranges))
         except (ValueError, SeamarkError):
             broken_count += 1
     assert broken_count > 10

@@ -37,12 +37,12 @@ MANIFESTS = [(build_manifest(number), f"file:///t/m{number}.avro") for number in
 BLOCKS = [decode_block_memory(*item) for item in MANIFESTS]
 
 
-def list_helpers() -> list[psutil.Process]:
-    results = []
+def list_decoding_processes() -> list[psutil.Process]:
+    processes = []
     for item in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # A process that has just ended may still be a zombie.
-            results += [item] if any("blocks.decoding" in part for part in item.cmdline()) else []
-    return results
+            processes += [item] if any("blocks.decoding" in part for part in item.cmdline()) else []
+    return processes
 
 
 @pytest.fixture
@@ -52,39 +52,39 @@ def decoders() -> Iterator[Decoders]:
     yield decoders
     executor.shutdown(wait=True, cancel_futures=True)
     decoders.close()
-    assert list_helpers() == []
+    assert list_decoding_processes() == []
 
 
-async def decode_until_asked(decoders: Decoders) -> None:
+async def decode_until_processes_answer(decoders: Decoders) -> None:
     """Decode manifests until the helper processes have decoded some of them."""
     async with asyncio.timeout(60):
         count_before = decoders.by_processes
         while decoders.by_processes < count_before + THREADS:
-            results = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
-            assert [bytes(result) for result in results] == BLOCKS
+            blocks = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
+            assert [bytes(result) for result in blocks] == BLOCKS
 
 
 @pytest.mark.slow
 async def test_decoding_processes_return_the_same_blocks_and_end_when_idle(decoders: Decoders) -> None:
     with decoders.expect_manifests(1000):
         with decoders.expect_manifests(1_000_000):
-            await decode_until_asked(decoders)
-        assert 1 <= len(list_helpers()) <= THREADS
-        await decode_until_asked(decoders)
+            await decode_until_processes_answer(decoders)
+        assert 1 <= len(list_decoding_processes()) <= THREADS
+        await decode_until_processes_answer(decoders)
     by_processes = decoders.by_processes
     async with asyncio.timeout(60):
-        while list_helpers():
+        while list_decoding_processes():
             await asyncio.sleep(0.01)
     assert bytes(await decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
     assert decoders.by_processes == by_processes
     with decoders.expect_manifests(1000):  # New processes start after the idle processes have ended.
-        await decode_until_asked(decoders)
+        await decode_until_processes_answer(decoders)
 
 
 async def test_no_process_is_started_for_few_manifests(decoders: Decoders) -> None:
     with decoders.expect_manifests(999):
         await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
-        assert list_helpers() == []
+        assert list_decoding_processes() == []
 
 
 async def test_no_process_is_started_on_one_core() -> None:
@@ -92,7 +92,7 @@ async def test_no_process_is_started_on_one_core() -> None:
         serial_decoders = Decoders(executor, 1, processes_min_bytes=0)
         with serial_decoders.expect_manifests(1 << 40):
             assert bytes(await serial_decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
-            assert list_helpers() == []
+            assert list_decoding_processes() == []
 
 
 @pytest.mark.slow
@@ -101,24 +101,24 @@ async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: 
     with pytest.raises(Corrupt) as first_error:
         decode_block_memory(data[:-9], location)
     with decoders.expect_manifests(1000):
-        await decode_until_asked(decoders)
-        pids_before = {helper.pid for helper in list_helpers()}
+        await decode_until_processes_answer(decoders)
+        pids_before = {helper.pid for helper in list_decoding_processes()}
         for _ in range(20):
             with pytest.raises(Corrupt) as error:
                 await decoders.decode(data[:-9], location)
             assert error.value.message == first_error.value.message
-        await decode_until_asked(decoders)
-        assert pids_before <= {helper.pid for helper in list_helpers()}
+        await decode_until_processes_answer(decoders)
+        assert pids_before <= {helper.pid for helper in list_decoding_processes()}
 
 
 async def test_every_block_is_right_when_a_process_is_killed(decoders: Decoders) -> None:
     source = random.Random(17)
     with decoders.expect_manifests(1000):
         for _ in range(6):
-            await decode_until_asked(decoders)
+            await decode_until_processes_answer(decoders)
             decoding_tasks = asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS * 4))
             await asyncio.sleep(source.uniform(0, 0.005))
-            source.choice(list_helpers()).kill()
+            source.choice(list_decoding_processes()).kill()
             assert [bytes(item) for item in await decoding_tasks] == BLOCKS * 4
 
 
@@ -128,8 +128,8 @@ async def test_threads_decode_when_no_process_can_be_started(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
     with decoders.expect_manifests(1000):
         for _ in range(3):
-            results = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
-            assert [bytes(result) for result in results] == BLOCKS
+            blocks = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
+            assert [bytes(result) for result in blocks] == BLOCKS
     assert decoders.by_processes == 0
 
 
@@ -142,4 +142,4 @@ async def test_process_with_nonsensical_answers_is_abandoned(
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
     with decoders.expect_manifests(1000):
-        await decode_until_asked(decoders)
+        await decode_until_processes_answer(decoders)

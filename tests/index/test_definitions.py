@@ -93,7 +93,7 @@ def test_definitions_in_the_forms_of_users_are_read(text: str, equal_definition:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("", "defines no index"),
         ("bitmap", "defines no index"),
@@ -131,12 +131,12 @@ def test_definitions_in_the_forms_of_users_are_read(text: str, equal_definition:
         ('{"a":' * 1900, "not JSON"),
     ],
 )
-def test_invalid_definition_is_reported_and_the_other_definitions_are_used(text: str, complaint: str) -> None:
+def test_invalid_definition_is_reported_and_the_other_definitions_are_used(text: str, message: str) -> None:
     definitions = read_definitions(
         build_table({"seamark.index.bad": text, "seamark.index.good": "bitmap(id)", "other": "x"})
     )
     assert list(definitions.by_name) == ["good"]
-    assert complaint in definitions.problems["bad"]
+    assert message in definitions.problems["bad"]
 
 
 @given(st.text(max_size=60))
@@ -176,7 +176,7 @@ def test_definition_by_a_user_finds_a_column_by_its_former_name() -> None:
 
 
 def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state() -> None:
-    first = define_index("a", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.01})
+    first_definition = define_index("a", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.01})
     renamed_definition = define_index("b", "bloom", ["key"], RENAMED_SCHEMA, state="paused")
     other_definitions = [
         define_index("a", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.02}),
@@ -185,8 +185,8 @@ def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state()
         define_index("a", "bloom", ["name"], FIRST_SCHEMA),
     ]
     term = '{"field-id":1,"transform":"identity","keys":"long"}'
-    assert first.id == renamed_definition.id == '{"kind":"bloom","terms":[' + term + '],"fpp":0.01}'
-    assert len({first.id, *(other.id for other in other_definitions)}) == 5
+    assert first_definition.id == renamed_definition.id == '{"kind":"bloom","terms":[' + term + '],"fpp":0.01}'
+    assert len({first_definition.id, *(other.id for other in other_definitions)}) == 5
     assert (
         define_index("r", "record", ["id", "name"], FIRST_SCHEMA).id
         != define_index("r", "record", ["name", "id"], FIRST_SCHEMA).id
@@ -194,7 +194,7 @@ def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state()
 
 
 @pytest.mark.parametrize(
-    ("kind", "promoted_kind", "same"),
+    ("kind", "promoted_kind", "is_kept"),
     [
         ("int", "long", True),
         ("float", "double", True),
@@ -205,13 +205,13 @@ def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state()
     ],
 )
 def test_index_is_kept_after_a_promotion_that_does_not_change_its_keys(
-    kind: str, promoted_kind: str, same: bool
+    kind: str, promoted_kind: str, is_kept: bool
 ) -> None:
     old_definition, new_definition = (
         define_index("i", "bitmap", ["c"], Schema((Field(1, "c", False, item),), schema_id=0))
         for item in (kind, promoted_kind)
     )
-    assert (old_definition.id == new_definition.id) == same
+    assert (old_definition.id == new_definition.id) == is_kept
 
 
 @pytest.mark.parametrize(
@@ -234,9 +234,16 @@ def test_index_on_a_function_is_dropped_when_the_functions_type_changes(
 def test_definition_can_be_read_from_its_id() -> None:
     definition = define_index("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.25})
     assert parse_definition(definition.id, FIRST_SCHEMA, name="n") == definition
-    for broken in ("{", "[]", "{}", '{"kind":"bloom","terms":[{"field-id":1}]}', " " + definition.id, '{"terms":[3]}'):
+    for invalid_id in (
+        "{",
+        "[]",
+        "{}",
+        '{"kind":"bloom","terms":[{"field-id":1}]}',
+        " " + definition.id,
+        '{"terms":[3]}',
+    ):
         with pytest.raises(BadRequest):
-            parse_definition(broken, FIRST_SCHEMA)
+            parse_definition(invalid_id, FIRST_SCHEMA)
 
 
 def test_plans_use_one_of_two_names_of_an_index_and_no_paused_index() -> None:

@@ -1,4 +1,4 @@
-"""Sketches estimate within their bound, have the same bytes after merges in any order, and damaged ones are refused."""
+"""Sketches estimate within their bound, and merges in any order give the same bytes. Damaged sketches are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNTS = (0, 1, 2, 50, 700, 1500, 4000, 20_000, 60_000)
 """Numbers of distinct values: a few, lists of registers, all registers, and numbers between them."""
 
 
-def build_one(values: pa.Array) -> pa.Array:
+def build_single_sketch(values: pa.Array) -> pa.Array:
     return build_sketches(pa.chunked_array([values]), np.zeros(len(values), np.int64), 1)
 
 
@@ -39,7 +39,7 @@ def test_estimates_are_within_the_bound() -> None:
             values = draw_values(generator, count)
             texts = values.cast(pa.string())
             for column in (values, texts):
-                (estimate,) = estimate_sketches(build_one(column)).to_pylist()
+                (estimate,) = estimate_sketches(build_single_sketch(column)).to_pylist()
                 assert abs(estimate - count) <= 5 * STANDARD_ERROR * count + 0.5, (count, estimate)
                 errors.append((estimate - count) / max(1, count))
     assert np.std(errors) < 1.2 * STANDARD_ERROR
@@ -58,8 +58,10 @@ def test_merges_in_any_order_give_the_sketch_of_all_values() -> None:
         ]
         for _ in range(5):
             while len(parts) > 1:
-                some = [parts.pop(generator.integers(len(parts))) for _ in range(min(3, len(parts)))]
-                parts.append(merge_sketches(pa.chunked_array(some), np.tile(np.arange(5), len(some)), 5))
+                merged_parts = [parts.pop(generator.integers(len(parts))) for _ in range(min(3, len(parts)))]
+                parts.append(
+                    merge_sketches(pa.chunked_array(merged_parts), np.tile(np.arange(5), len(merged_parts)), 5)
+                )
             assert parts[0].equals(expected)
             parts = [expected, parts[0]]
         singles = make_value_sketches(values)
@@ -67,6 +69,7 @@ def test_merges_in_any_order_give_the_sketch_of_all_values() -> None:
 
 
 def test_estimate_of_full_registers_fits_into_int64() -> None:
+    # 53 is the largest value of a register.
     registers = [bytes([53]) * REGISTERS, bytes([53]) * (REGISTERS - 1) + b"\0", bytes([1]) * REGISTERS]
     estimates = estimate_sketches(pa.array(registers, SKETCH)).to_pylist()
     assert estimates == sorted(estimates, reverse=True)
@@ -90,7 +93,7 @@ def test_numbers_dates_and_times_have_the_sketch_of_their_integer() -> None:
 
 
 def test_many_values_need_at_most_4096_bytes() -> None:
-    sketch = build_one(pa.array(np.arange(100_000)))
+    sketch = build_single_sketch(pa.array(np.arange(100_000)))
     assert [len(value) for value in sketch.to_pylist()] == [REGISTERS]
     (registers,) = iterate_registers(sketch)
     assert registers.tobytes() == sketch[0].as_py()

@@ -34,10 +34,10 @@ BLOB = [b"the kind's ", memoryview(b"own bytes")]
 
 
 def build_files_table(files: int, seed: int = 1) -> FilesTable:
-    draw = random.Random(seed)
-    paths = [f"s3://bücket/db/t/data/day={draw.randrange(9)}/{number:05d}-é.parquet" for number in range(files)]
-    sizes = np.array([draw.randrange(1 << 40) for _ in paths], np.uint64)
-    records = np.array([draw.randrange(1 << 33) for _ in paths], np.uint64)
+    rng = random.Random(seed)
+    paths = [f"s3://bücket/db/t/data/day={rng.randrange(9)}/{number:05d}-é.parquet" for number in range(files)]
+    sizes = np.array([rng.randrange(1 << 40) for _ in paths], np.uint64)
+    records = np.array([rng.randrange(1 << 33) for _ in paths], np.uint64)
     return FilesTable.from_columns(compute_file_ids(paths, sizes, records), records, sizes, paths)
 
 
@@ -112,11 +112,16 @@ def test_paths_are_decompressed_only_on_request() -> None:
 
 
 def test_merged_file_tables_have_the_kept_files_in_order() -> None:
-    first, other = build_files_table(3, seed=1), build_files_table(4, seed=2)
+    first_table, other_table = build_files_table(3, seed=1), build_files_table(4, seed=2)
     keep, keep_other = np.array([True, False, True]), np.array([False, True, True, False])
-    merged_table = FilesTable.merge([(first, keep), (other, keep_other)])
-    assert merged_table.paths == [first.paths[0], first.paths[2], other.paths[1], other.paths[2]]
-    assert merged_table.ids.tolist() == [*first.ids[keep].tolist(), *other.ids[keep_other].tolist()]
+    merged_table = FilesTable.merge([(first_table, keep), (other_table, keep_other)])
+    assert merged_table.paths == [
+        first_table.paths[0],
+        first_table.paths[2],
+        other_table.paths[1],
+        other_table.paths[2],
+    ]
+    assert merged_table.ids.tolist() == [*first_table.ids[keep].tolist(), *other_table.ids[keep_other].tolist()]
     assert list_contents(FilesTable.merge([])) == ([], [], [], [])
 
 
@@ -229,10 +234,11 @@ def test_paths_that_inflate_to_a_wrong_size_are_rejected() -> None:
         open_index_file(write_index_file(build_files_table(3)), "a").header,
         bytearray(write_index_file(build_files_table(3))),
     )
-    head = memoryview(raw)[header.files_offset : header.files_offset + 60]
+    # The header of the files table has 60 bytes: byte 16 begins the size of the paths, byte 56 the checksum.
+    files_header = memoryview(raw)[header.files_offset : header.files_offset + 60]
     for claimed_bytes in (0, 10, 1 << 30, (1 << 30) + 1, 1 << 62):
-        struct.pack_into("<Q", head, 16, claimed_bytes)
-        struct.pack_into("<I", head, 56, isal_zlib.crc32(head[:56]))
+        struct.pack_into("<Q", files_header, 16, claimed_bytes)
+        struct.pack_into("<I", files_header, 56, isal_zlib.crc32(files_header[:56]))
         with pytest.raises(Corrupt, match=r"a\.puffin"):
             read_everything(raw)
 
@@ -246,6 +252,7 @@ def test_bytes_of_an_index_file_never_change() -> None:
     """
     raw = write_index_file(build_files_table(3))
     header = open_index_file(raw, "a").header
+    # The arrays follow the header of the files table, which has 60 bytes, and have 32 bytes for each file.
     arrays = raw[header.files_offset + 60 : header.files_offset + 60 + 32 * 3]
     assert hashlib.sha256(arrays).hexdigest() == "364572702b54093612b62a6eca051c77145a819c8e83b96b9b820e4c0235d414"
     footer = json.loads(raw[-read_footer_size(raw, "a") + 4 : -12])

@@ -47,7 +47,7 @@ class FailingStorage(RecordingObjects):
         return await super().read(location, limit_bytes=limit_bytes)
 
 
-class IndexesRig:
+class IndexEnvironment:
     """A table with an index file of each kind, and `Indexes` over a storage that may fail."""
 
     def __init__(self, folder: Path, table: IndexedTable, clock: SimulatedClock, stack: AsyncExitStack) -> None:
@@ -66,13 +66,13 @@ class IndexesRig:
         indexes = open_indexes(settings, store, self.table.registry, self.clock)
         return await self._stack.enter_async_context(indexes)
 
-    async def register_file(self, path: Path) -> RegisteredIndexFile:
+    async def find_registered_file(self, path: Path) -> RegisteredIndexFile:
         (actual_file,) = [file for file in await self.table.list_files() if file.location == path.as_uri()]
         return actual_file
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[IndexesRig]:
+async def environment(tmp_path: Path) -> AsyncIterator[IndexEnvironment]:
     async with AsyncExitStack() as stack:
         clock = SimulatedClock(seed=3)
         store = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock))
@@ -81,20 +81,24 @@ async def rig(tmp_path: Path) -> AsyncIterator[IndexesRig]:
         new_table.commit(1, [new_table.write_manifest("a", range(4))])
         table = IndexedTable(new_table, store, Registry(store, clock), {kind: f"{kind}(id)" for kind in KINDS})
         await table.register()
-        yield IndexesRig(tmp_path, table, clock, stack)
+        yield IndexEnvironment(tmp_path, table, clock, stack)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_index_file_is_read_once_and_cached(rig: IndexesRig, kind: str) -> None:
-    path = await rig.table.index(kind, range(3))
-    indexes, file = await rig.open_indexes(), await rig.register_file(path)
+async def test_index_file_is_read_once_and_cached(environment: IndexEnvironment, kind: str) -> None:
+    path = await environment.table.index(kind, range(3))
+    indexes, file = await environment.open_indexes(), await environment.find_registered_file(path)
     assert indexes.find_in_memory(file) is None
-    results = await asyncio.gather(*(indexes.open(file) for _ in range(5)))
-    assert results[0] is not None
-    assert results == [results[0]] * 5
-    assert indexes.find_in_memory(file) is results[0]
-    assert (results[0].location, len(results[0].files), results[0].index.files) == (path.as_uri(), 3, 3)
-    assert rig.storage.reads == [path.name]
+    opened_indexes = await asyncio.gather(*(indexes.open(file) for _ in range(5)))
+    assert opened_indexes[0] is not None
+    assert opened_indexes == [opened_indexes[0]] * 5
+    assert indexes.find_in_memory(file) is opened_indexes[0]
+    assert (opened_indexes[0].location, len(opened_indexes[0].files), opened_indexes[0].index.files) == (
+        path.as_uri(),
+        3,
+        3,
+    )
+    assert environment.storage.reads == [path.name]
 
 
 def damage_index_file(path: Path, damage_kind: str) -> None:
@@ -120,52 +124,54 @@ def damage_index_file(path: Path, damage_kind: str) -> None:
 @pytest.mark.parametrize("damage_kind", ["missing", "truncated", "empty", "files table", "footer", "head of the blob"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(
-    rig: IndexesRig, kind: str, damage_kind: str
+    environment: IndexEnvironment, kind: str, damage_kind: str
 ) -> None:
-    path = await rig.table.index(kind, range(3))
+    path = await environment.table.index(kind, range(3))
     damage_index_file(path, damage_kind)
-    indexes, file = await rig.open_indexes(), await rig.register_file(path)
+    indexes, file = await environment.open_indexes(), await environment.find_registered_file(path)
     assert await indexes.open(file) is None
     assert await indexes.open(file) is None
-    assert rig.storage.reads == [path.name]
+    assert environment.storage.reads == [path.name]
     assert (indexes.failures, indexes.quarantined) == (1, 1)
-    index_file = await rig.register_file(path)
+    index_file = await environment.find_registered_file(path)
     assert index_file.state is IndexFileState.QUARANTINED
     assert index_file.reason is not None
     assert path.name in index_file.reason
-    assert (await rig.table.registry.load_files(await rig.table.build_entry())).list_live_files(file.definition) == ()
+    assert (await environment.table.registry.load_files(await environment.table.build_entry())).list_live_files(
+        file.definition
+    ) == ()
 
 
-async def test_index_file_of_another_table_or_definition_is_quarantined(rig: IndexesRig) -> None:
-    path = await rig.table.index("bitmap", range(3))
-    other_index_file = await rig.table.index("bloom", range(3))
+async def test_index_file_of_another_table_or_definition_is_quarantined(environment: IndexEnvironment) -> None:
+    path = await environment.table.index("bitmap", range(3))
+    other_index_file = await environment.table.index("bloom", range(3))
     path.write_bytes(other_index_file.read_bytes())
-    indexes = await rig.open_indexes()
-    assert await indexes.open(await rig.register_file(path)) is None
-    assert await indexes.open(await rig.register_file(other_index_file)) is not None
-    assert (await rig.register_file(path)).state is IndexFileState.QUARANTINED
-    assert (await rig.register_file(other_index_file)).state is IndexFileState.LIVE
+    indexes = await environment.open_indexes()
+    assert await indexes.open(await environment.find_registered_file(path)) is None
+    assert await indexes.open(await environment.find_registered_file(other_index_file)) is not None
+    assert (await environment.find_registered_file(path)).state is IndexFileState.QUARANTINED
+    assert (await environment.find_registered_file(other_index_file)).state is IndexFileState.LIVE
 
 
-async def test_file_larger_than_allowed_is_quarantined_without_a_read(rig: IndexesRig) -> None:
-    path = await rig.table.index("record", range(4))
-    indexes = await rig.open_indexes(index_file_limit_bytes=1024)
-    assert await indexes.open(await rig.register_file(path)) is None
-    assert (await rig.register_file(path)).state is IndexFileState.QUARANTINED
+async def test_file_larger_than_allowed_is_quarantined_without_a_read(environment: IndexEnvironment) -> None:
+    path = await environment.table.index("record", range(4))
+    indexes = await environment.open_indexes(index_file_limit_bytes=1024)
+    assert await indexes.open(await environment.find_registered_file(path)) is None
+    assert (await environment.find_registered_file(path)).state is IndexFileState.QUARANTINED
 
 
-async def test_file_of_an_unknown_version_is_ignored_and_stays_registered(rig: IndexesRig) -> None:
-    path = await rig.table.index("bloom", range(3))
+async def test_file_of_an_unknown_version_is_ignored_and_stays_registered(environment: IndexEnvironment) -> None:
+    path = await environment.table.index("bloom", range(3))
     path.write_bytes(path.read_bytes().replace(b"seamark-bloom-v1", b"seamark-bloom-v9"))
-    indexes, file = await rig.open_indexes(), await rig.register_file(path)
+    indexes, file = await environment.open_indexes(), await environment.find_registered_file(path)
     assert not indexes.is_unsupported(file)
     for _ in range(3):
         assert await indexes.open(file) is None
-        rig.clock.advance(int(10_000 * RETRY_S))
+        environment.clock.advance(int(10_000 * RETRY_S))
     assert indexes.is_unsupported(file)
-    assert rig.storage.reads == [path.name]
+    assert environment.storage.reads == [path.name]
     assert (indexes.failures, indexes.quarantined) == (1, 0)
-    assert (await rig.register_file(path)).state is IndexFileState.LIVE
+    assert (await environment.find_registered_file(path)).state is IndexFileState.LIVE
 
 
 def write_cube(table_uuid: str, files: int) -> bytes:
@@ -183,117 +189,120 @@ def write_cube(table_uuid: str, files: int) -> bytes:
 
 
 @pytest.mark.parametrize("version", [1, 3])
-@pytest.mark.parametrize("where", ["type", "layout"])
-async def test_cube_of_another_version_stays_registered(rig: IndexesRig, where: str, version: int) -> None:
-    uuid = rig.table.metadata.table_uuid
+@pytest.mark.parametrize("version_place", ["type", "layout"])
+async def test_cube_of_another_version_stays_registered(
+    environment: IndexEnvironment, version_place: str, version: int
+) -> None:
+    uuid = environment.table.metadata.table_uuid
     assert uuid is not None
     data = bytearray(write_cube(uuid, 2))
     header = open_index_file(bytes(data), "x").header
-    if where == "type":
+    if version_place == "type":
         data = data.replace(b"seamark-cube-v2", b"seamark-cube-v%d" % version)
     else:
+        # The header of a cube has the layout at byte 8, and the checksum at byte 28.
         data[header.offset + 8] = version
-        head = data[header.offset : header.offset + 28]
-        data[header.offset + 28 : header.offset + 32] = isal_zlib.crc32(head).to_bytes(4, "little")
-    path = rig.folder / "cube.puffin"
+        cube_header = data[header.offset : header.offset + 28]
+        data[header.offset + 28 : header.offset + 32] = isal_zlib.crc32(cube_header).to_bytes(4, "little")
+    path = environment.folder / "cube.puffin"
     path.write_bytes(data)
     row = RegisteredIndexFile(
         uuid, path.as_uri(), header.definition, "cube", 0, header.files, header.rows, len(data), None, 1
     )
-    await rig.table.registry.replace(uuid, header.definition, add=[row], remove=())
-    indexes, file = await rig.open_indexes(), await rig.register_file(path)
+    await environment.table.registry.replace(uuid, header.definition, add=[row], remove=())
+    indexes, file = await environment.open_indexes(), await environment.find_registered_file(path)
     assert await indexes.open(file) is None
     await indexes.verify_source([file], "it looked wrong")
     assert indexes.is_unsupported(file)
     assert indexes.quarantined == 0
-    assert (await rig.register_file(path)).state is IndexFileState.LIVE
+    assert (await environment.find_registered_file(path)).state is IndexFileState.LIVE
 
 
-async def test_storage_that_does_not_answer_is_tried_again_later(rig: IndexesRig) -> None:
-    path = await rig.table.index("bloom", range(3))
-    indexes, file = await rig.open_indexes(), await rig.register_file(path)
-    rig.storage.is_unavailable = True
+async def test_storage_that_does_not_answer_is_tried_again_later(environment: IndexEnvironment) -> None:
+    path = await environment.table.index("bloom", range(3))
+    indexes, file = await environment.open_indexes(), await environment.find_registered_file(path)
+    environment.storage.is_unavailable = True
     assert await indexes.open(file) is None
     assert await indexes.open(file) is None
-    assert len(rig.storage.reads) == 1
+    assert len(environment.storage.reads) == 1
     assert not indexes.is_unsupported(file)
-    rig.clock.advance(int(1000 * RETRY_S) + 1)
-    rig.storage.is_unavailable = False
+    environment.clock.advance(int(1000 * RETRY_S) + 1)
+    environment.storage.is_unavailable = False
     assert await indexes.open(file) is not None
-    assert (await rig.register_file(path)).state is IndexFileState.LIVE
+    assert (await environment.find_registered_file(path)).state is IndexFileState.LIVE
 
 
-async def test_suspected_index_file_with_intact_content_stays_registered(rig: IndexesRig) -> None:
-    path = await rig.table.index("bitmap", range(3))
-    indexes, file = await rig.open_indexes(), await rig.register_file(path)
-    first = await indexes.open(file)
+async def test_suspected_index_file_with_intact_content_stays_registered(environment: IndexEnvironment) -> None:
+    path = await environment.table.index("bitmap", range(3))
+    indexes, file = await environment.open_indexes(), await environment.find_registered_file(path)
+    first_index = await indexes.open(file)
     await indexes.verify_source([file], "it looked wrong")
-    assert (await rig.register_file(path)).state is IndexFileState.LIVE
+    assert (await environment.find_registered_file(path)).state is IndexFileState.LIVE
     assert indexes.find_in_memory(file) is None
     reopened_file = await indexes.open(file)
     assert reopened_file is not None
-    assert reopened_file is not first
+    assert reopened_file is not first_index
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_suspected_index_file_with_damaged_content_is_quarantined_with_both_reasons(
-    rig: IndexesRig, kind: str
+    environment: IndexEnvironment, kind: str
 ) -> None:
-    path = await rig.table.index(kind, range(3))
+    path = await environment.table.index(kind, range(3))
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), "x").header
     data[header.offset + (100 if kind == "record" else header.length - 10)] ^= 1
     path.write_bytes(data)
-    indexes, file = await rig.open_indexes(), await rig.register_file(path)
+    indexes, file = await environment.open_indexes(), await environment.find_registered_file(path)
     assert await indexes.open(file) is not None
     await indexes.verify_source([file], "it looked wrong")
-    index_file = await rig.register_file(path)
+    index_file = await environment.find_registered_file(path)
     assert index_file.state is IndexFileState.QUARANTINED
     assert index_file.reason is not None
     assert index_file.reason.startswith("it looked wrong; ")
     assert await indexes.open(file) is None
 
 
-async def test_suspected_index_file_of_a_newer_version_stays_registered(rig: IndexesRig) -> None:
-    path = await rig.table.index("bitmap", range(3))
+async def test_suspected_index_file_of_a_newer_version_stays_registered(environment: IndexEnvironment) -> None:
+    path = await environment.table.index("bitmap", range(3))
     path.write_bytes(path.read_bytes().replace(b"seamark-bitmap-v1", b"seamark-bitmap-v9"))
-    indexes, file = await rig.open_indexes(), await rig.register_file(path)
+    indexes, file = await environment.open_indexes(), await environment.find_registered_file(path)
     await indexes.verify_source([file], "it looked wrong")
-    assert (await rig.register_file(path)).state is IndexFileState.LIVE
+    assert (await environment.find_registered_file(path)).state is IndexFileState.LIVE
     assert indexes.is_unsupported(file)
     assert indexes.quarantined == 0
 
 
-async def test_suspected_index_file_that_cannot_be_read_stays_registered(rig: IndexesRig) -> None:
-    path = await rig.table.index("bitmap", range(3))
-    indexes, file = await rig.open_indexes(), await rig.register_file(path)
-    rig.storage.is_unavailable = True
+async def test_suspected_index_file_that_cannot_be_read_stays_registered(environment: IndexEnvironment) -> None:
+    path = await environment.table.index("bitmap", range(3))
+    indexes, file = await environment.open_indexes(), await environment.find_registered_file(path)
+    environment.storage.is_unavailable = True
     await indexes.verify_source([file], "it looked wrong")
-    assert (await rig.register_file(path)).state is IndexFileState.LIVE
+    assert (await environment.find_registered_file(path)).state is IndexFileState.LIVE
     assert (indexes.failures, indexes.quarantined) == (1, 0)
 
 
-async def test_damage_of_an_unregistered_file_has_no_consequence(rig: IndexesRig) -> None:
-    path = await rig.table.index("bitmap", range(3))
-    indexes, file = await rig.open_indexes(), await rig.register_file(path)
-    await rig.table.index("bitmap", range(4), remove=[path.as_uri()])
-    await rig.table.registry.forget(file.uuid, file.location)
+async def test_damage_of_an_unregistered_file_has_no_consequence(environment: IndexEnvironment) -> None:
+    path = await environment.table.index("bitmap", range(3))
+    indexes, file = await environment.open_indexes(), await environment.find_registered_file(path)
+    await environment.table.index("bitmap", range(4), remove=[path.as_uri()])
+    await environment.table.registry.forget(file.uuid, file.location)
     path.unlink()
     assert await indexes.open(file) is None
     assert (indexes.failures, indexes.quarantined) == (1, 0)
 
 
-async def test_damaged_copies_on_the_local_disk_are_fetched_again(rig: IndexesRig) -> None:
-    path = await rig.table.index("bitmap", range(4))
-    file = await rig.register_file(path)
-    folder = rig.folder / "disk"
+async def test_damaged_copies_on_the_local_disk_are_fetched_again(environment: IndexEnvironment) -> None:
+    path = await environment.table.index("bitmap", range(4))
+    file = await environment.find_registered_file(path)
+    folder = environment.folder / "disk"
     options: dict[str, Any] = {"index_disk_bytes": 64 << 20, "index_disk_folder": str(folder)}
-    settings = Settings(home=rig.folder / "home", warehouse=rig.folder.as_uri(), **options)
+    settings = Settings(home=environment.folder / "home", warehouse=environment.folder.as_uri(), **options)
     for round_number in range(3):
-        async with open_objects(settings, rig.clock) as objects:
+        async with open_objects(settings, environment.clock) as objects:
             storage = FailingStorage(objects)
             store: ObjectStore = storage
-            async with open_indexes(settings, store, rig.table.registry, rig.clock) as indexes:
+            async with open_indexes(settings, store, environment.table.registry, environment.clock) as indexes:
                 opened_index = await indexes.open(file)
                 assert opened_index is not None
                 await asyncio.to_thread(opened_index.index.verify)

@@ -28,7 +28,7 @@ class CountingStore:
     def __init__(self, store: PointerStore) -> None:
         self._store = store
         self.list_count = 0
-        self.lose = 0
+        self.lost_replies = 0
 
     async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
         self.list_count += 1
@@ -37,8 +37,8 @@ class CountingStore:
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
         results = await self._store.transact(operations)
-        if self.lose:
-            self.lose -= 1
+        if self.lost_replies:
+            self.lost_replies -= 1
             raise CommitUnknown("injected: the reply is lost")
         return results
 
@@ -110,7 +110,7 @@ async def test_change_is_visible_to_readers_of_the_later_entry(store: CountingSt
 
 async def test_addition_with_a_lost_reply_is_repeated(store: CountingStore, registry: Registry) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
-    store.lose = 1
+    store.lost_replies = 1
     version = await registry.replace(UUID, "d", add=[make_file("b")], remove=["file:///w/a"])
     entry = await load_entry(store)
     assert entry.index_version == version
@@ -121,7 +121,7 @@ async def test_lost_reply_is_reported_if_a_repeat_could_affect_a_later_change(
     store: CountingStore, registry: Registry
 ) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
-    store.lose = 1
+    store.lost_replies = 1
     with pytest.raises(CommitUnknown):
         await registry.replace(UUID, "d", add=[], remove=["file:///w/a"])
 
@@ -129,12 +129,12 @@ async def test_lost_reply_is_reported_if_a_repeat_could_affect_a_later_change(
 async def test_only_one_of_two_merges_of_the_same_files_succeeds(store: CountingStore, registry: Registry) -> None:
     other_registry = Registry(store, SimulatedClock(seed=3))
     await registry.replace(UUID, "d", add=[make_file("a"), make_file("b")])
-    results = await asyncio.gather(
+    outcomes = await asyncio.gather(
         registry.replace(UUID, "d", add=[make_file("x")], remove=["file:///w/a", "file:///w/b"]),
         other_registry.replace(UUID, "d", add=[make_file("y")], remove=["file:///w/b"]),
         return_exceptions=True,
     )
-    assert [isinstance(result, CommitConflict) for result in results].count(True) == 1
+    assert [isinstance(result, CommitConflict) for result in outcomes].count(True) == 1
     live_names = list_names((await registry.load_files(await load_entry(store))).list_live_files("d"))
     assert live_names in (["x"], ["a", "y"])
 

@@ -62,7 +62,7 @@ def test_kernels_access_only_their_own_memory(kernel_name: str, tmp_path: Path) 
         sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--parallel", "2", cwd=tmp_path, SEAMARK_CHECKED="1"
     )
     assert build.returncode == 0, build.stdout
-    where = "import seamark.formats.iceberg as room; print(room.__path__[0])"
+    where = "import seamark.formats.iceberg as package; print(package.__path__[0])"
     result = run_command(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert result.stdout.strip() == str(tmp_path / "seamark" / "formats" / "iceberg")
 
@@ -80,7 +80,7 @@ def test_kernels_access_only_their_own_memory(kernel_name: str, tmp_path: Path) 
         "-p",
         "no:cacheprovider",
         "-k",
-        "not leave_no_memory",
+        "not leave_no_memory",  # The sanitizers themselves use memory.
         *TESTS[kernel_name],
     ]
     test_output = run_command(

@@ -26,30 +26,30 @@ class ScanColumns:
     """Columns of several blocks in the kernels' layout, as in a view."""
 
     def __init__(self, kind: str, blocks: Blocks, *, absent_low: bool, sketched: bool = False) -> None:
-        self.keep: list[object] = []
-        rows, low, high, first = [], [], [], 0
+        self.referenced_arrays: list[object] = []
+        rows, low, high, first_row = [], [], [], 0
         for values in blocks:
             column, packed_span = pack_bounds(kind, values, absent_low=absent_low)
             if column is None or packed_span is None:
-                rows.append((-1,) + (0,) * 14)
+                rows.append((-1,) + (0,) * 14)  # The form -1 means that the block has no values.
                 low.append(0)
                 high.append(0)
             else:
                 memory = column._memory
-                self.keep.append(memory)
+                self.referenced_arrays.append(memory)
                 address = int(memory.__array_interface__["data"][0]) if len(memory) else 0
-                row = _encode_span_row(packed_span, address, len(values), first)
+                row = _encode_span_row(packed_span, address, len(values), first_row)
                 if sketched and packed_span.form != Form.FLOATS and packed_span.width >= 4:
                     make = self._make_sketch if packed_span.form == Form.INTEGERS else self._make_string_sketch
                     row = (*row[:13], *make(memory[packed_span.codes :], packed_span.width, len(values)))
                 rows.append(row)
                 low.append(packed_span.low)
                 high.append(packed_span.high)
-            first += len(values)
+            first_row += len(values)
         form = get_form(kind)
         assert form is not None
         dtype = (np.int64, np.float64, np.uint64)[form]
-        self.form, self.rows = form, first
+        self.form, self.rows = form, first_row
         self.layout = np.array(rows, dtype=np.int64).reshape(len(blocks), 15)
         self.low, self.high = np.array(low, dtype=dtype), np.array(high, dtype=dtype)
 
@@ -58,7 +58,7 @@ class ScanColumns:
         codes = memory[: width * rows].view(f"<u{width}")
         shift = max(0, int(codes.max(initial=0)).bit_length() - 8)
         sketch = (codes >> np.uint64(shift)).astype(np.uint8)
-        self.keep.append(sketch)
+        self.referenced_arrays.append(sketch)
         return int(sketch.__array_interface__["data"][0]), shift
 
     def _make_string_sketch(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
@@ -68,7 +68,7 @@ class ScanColumns:
         sketch = np.concatenate((bounds.view(np.uint8), np.searchsorted(bounds, codes, "right").astype(np.uint8)))
         built_sketch = _scan.sketch_strings(int(memory.__array_interface__["data"][0]), width, rows, bounds)
         assert built_sketch is None or built_sketch.tolist() == sketch.tolist()
-        self.keep.append(sketch)
+        self.referenced_arrays.append(sketch)
         return int(sketch.__array_interface__["data"][0]) + bounds.nbytes, 0
 
     def run(self, op: int, key: int | float | bytes, state: np.ndarray, mask: np.ndarray, *, uuid: bool) -> None:
@@ -85,7 +85,9 @@ class ScanColumns:
             _scan.narrow_all([(self.layout, self.low, self.high, op, int(key))], self.layout, state, mask)
 
 
-def _encode_span_row(packed_span: Packed, address: int, rows: int, first: int) -> tuple[int, ...]:
+def _encode_span_row(packed_span: Packed, address: int, rows: int, first_row: int) -> tuple[int, ...]:
+    """Return the row of a block in the layout that the kernels read. The last two columns describe a sketch."""
+
     def to_address(offset: int) -> int:
         return 0 if offset == NONE else address + offset
 
@@ -95,7 +97,7 @@ def _encode_span_row(packed_span: Packed, address: int, rows: int, first: int) -
         to_address(packed_span.codes),
         to_address(packed_span.presence),
         rows,
-        first,
+        first_row,
         packed_span.base,
         to_address(packed_span.common_at),
         len(packed_span.common),
@@ -109,13 +111,14 @@ def _encode_span_row(packed_span: Packed, address: int, rows: int, first: int) -
 
 
 def select_rows(state: np.ndarray, mask: np.ndarray, blocks: Sequence[Sequence[object]]) -> list[bool]:
-    results: list[bool] = []
+    selected_flags: list[bool] = []
     for number, values in enumerate(blocks):
-        first = len(results)
-        results += [
-            bool(state[number] == 1 or (state[number] == 2 and mask[row])) for row in range(first, first + len(values))
+        first_row = len(selected_flags)
+        selected_flags += [
+            bool(state[number] == 1 or (state[number] == 2 and mask[row]))
+            for row in range(first_row, first_row + len(values))
         ]
-    return results
+    return selected_flags
 
 
 def draw_similar_blocks(kind: str) -> st.SearchStrategy[Blocks]:
@@ -156,18 +159,18 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
         data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=len(blocks), max_size=len(blocks))), np.uint8
     )
     mask = old_mask.copy()
-    kept_rows = select_rows(state, mask, blocks)
+    rows_before = select_rows(state, mask, blocks)
     sides.run(op, key, state, mask, uuid=False)
     expected = [
         state_before and (value is None or OPS[op](encode_key(sides.form, kind, value), key))
-        for state_before, value in zip(kept_rows, [value for values in blocks for value in values], strict=True)
+        for state_before, value in zip(rows_before, [value for values in blocks for value in values], strict=True)
     ]
-    rows_before = select_rows(state, mask, blocks)
+    rows_after = select_rows(state, mask, blocks)
     for number, values in enumerate(blocks):
         if all(value is None for value in values):
-            first = sum(map(len, blocks[:number]))
-            assert rows_before[first : first + len(values)] == kept_rows[first : first + len(values)]
-    assert rows_before == expected
+            first_row = sum(map(len, blocks[:number]))
+            assert rows_after[first_row : first_row + len(values)] == rows_before[first_row : first_row + len(values)]
+    assert rows_after == expected
 
 
 @pytest.mark.parametrize("round_number", mark_fast(range(40), 5))
@@ -185,8 +188,8 @@ def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> No
         codes = np.sort(codes)
     code_sketch = _scan.sketch(int(codes.__array_interface__["data"][0]), codes.itemsize, rows)
     shift = max(0, int(codes.max()).bit_length() - 8)
-    maximum = max(Counter(int(code) >> shift for code in codes.tolist()).values())
-    assert (code_sketch is None) == (64 * maximum > rows)
+    largest_group = max(Counter(int(code) >> shift for code in codes.tolist()).values())
+    assert (code_sketch is None) == (64 * largest_group > rows)
     sketch = (codes >> dtype(shift)).astype(np.uint8)
     if code_sketch is not None:
         sketch, shift = code_sketch
@@ -194,6 +197,7 @@ def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> No
     assert int(codes.max()) >> shift < 256
     addresses = [int(array.__array_interface__["data"][0]) for array in (codes, sketch)]
     layout = np.zeros((1, 15), dtype=np.int64)
+    # These columns are the form, the width and the address of the codes, the rows, the sketch and its shift.
     layout[0, [0, 1, 2, 4, 13, 14]] = 0, codes.itemsize, addresses[0], rows, addresses[1], shift
     summary = codes.min(keepdims=True).astype(np.int64), codes.max(keepdims=True).astype(np.int64)
     literals = [*rng.choice(codes, 4).tolist(), *rng.integers(0, 2**40, 3).tolist(), span - 1, span]
@@ -230,14 +234,14 @@ def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> No
     def split_halves(data: bytes) -> tuple[int, int]:
         return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:], "big", signed=True)
 
-    rows_before = select_rows(state, mask, blocks)
+    rows_after = select_rows(state, mask, blocks)
     for row, held_value in enumerate(value for values in blocks for value in values):
         if held_value is None:
-            assert rows_before[row]
+            assert rows_after[row]
         else:
             assert isinstance(held_value, bytes)
             if OPS[op](held_value, literal) or OPS[op](split_halves(held_value), split_halves(literal)):
-                assert rows_before[row]
+                assert rows_after[row]
 
 
 @settings(max_examples=examples(80))
@@ -256,12 +260,12 @@ def test_row_is_kept_when_a_list_member_is_between_its_bounds(data: st.DataObjec
     _scan.narrow_longs_in(
         lower.layout, upper.layout, lower.low, upper.high, state, mask, np.array(members, dtype=np.int64)
     )
-    rows_before = select_rows(state, mask, blocks)
+    rows_after = select_rows(state, mask, blocks)
     row = 0
     for block_number, values in enumerate(blocks):
         is_unknown = lower.layout[block_number, 0] < 0 or upper.layout[block_number, 0] < 0
         for low, high in values:
-            assert rows_before[row] == (
+            assert rows_after[row] == (
                 is_unknown
                 or any((low is None or low <= member) and (high is None or member <= high) for member in members)
             )
@@ -274,10 +278,10 @@ ROWS = st.builds(list.__mul__, st.lists(st.booleans(), min_size=1, max_size=30),
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), ROWS), max_size=6))
 def test_collected_rows_are_the_selected_rows(blocks: list[tuple[int, list[bool]]]) -> None:
     extents = np.zeros((len(blocks), 15), dtype=np.int64)
-    first = 0
+    first_row = 0
     for number, (_, rows) in enumerate(blocks):
-        extents[number, 4:7] = len(rows), first, first
-        first += len(rows)
+        extents[number, 4:7] = len(rows), first_row, first_row  # The rows, the first row, and the id of the first row.
+        first_row += len(rows)
     state = np.array([state for state, _ in blocks], dtype=np.uint8)
     mask = np.array([row for _, rows in blocks for row in rows], dtype=np.uint8)
     expected = [

@@ -60,12 +60,15 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
     assert built_sketch is not None or shape not in ("spread", "near")
     assert built_sketch is None or are_finite
     if built_sketch is not None:
-        places = built_sketch[16:].tolist()
-        assert 64 * max(Counter(places).values()) <= len(codes)
-        places_in_order = [place for _, place in sorted(zip(codes.tolist(), places, strict=True))]
-        assert places_in_order == sorted(places_in_order)
+        sketch_bytes = built_sketch[16:].tolist()  # The bytes of the rows follow a header of 16 bytes.
+        assert 64 * max(Counter(sketch_bytes).values()) <= len(codes)
+        sketch_bytes_in_order = [
+            sketch_byte for _, sketch_byte in sorted(zip(codes.tolist(), sketch_bytes, strict=True))
+        ]
+        assert sketch_bytes_in_order == sorted(sketch_bytes_in_order)
     numbers = codes[~np.isnan(codes)].astype(np.float64)
     layout = np.zeros((1, 15), dtype=np.int64)
+    # These columns are the form, the width and the address of the codes, and the rows. 3: presence, 13: sketch.
     layout[0, [0, 1, 2, 4]] = 1, codes.itemsize, get_address(codes), len(codes)
     layout[0, 3] = 0 if len(numbers) == len(codes) else 1
     layout[0, 13] = 0 if built_sketch is None else get_address(built_sketch) + 16
@@ -102,6 +105,7 @@ def test_combined_comparisons_keep_the_rows_that_each_comparison_keeps(round_num
     starts = np.concatenate(([0], np.cumsum(sizes)))[:-1]
     extents = np.zeros((len(sizes), 15), dtype=np.int64)
     for number, rows in enumerate(sizes):
+        # The columns are the rows, the first row, and the id of the first row.
         extents[number, 4:7] = rows, starts[number], number << 32
     comparisons, referenced_arrays, truths = [], [], []
     for _ in range(int(rng.integers(0, 7))):
@@ -114,18 +118,18 @@ def test_combined_comparisons_keep_the_rows_that_each_comparison_keeps(round_num
         low, high = (np.zeros(len(sizes), dtype=np.float64 if is_real else np.int64) for _ in range(2))
         literal = float(rng.integers(0, span)) if is_real else base + int(rng.integers(0, span))
         for number, rows in enumerate(sizes):
-            first = int(rng.choice([0, 0, 0, 90]))
-            codes = (rng.integers(0, span, rows) + first).astype(dtype)
-            has_known = rng.random() < 0.8 and rows > 0
+            smallest_code = int(rng.choice([0, 0, 0, 90]))
+            codes = (rng.integers(0, span, rows) + smallest_code).astype(dtype)
+            has_values = rng.random() < 0.8 and rows > 0
             # The column's layout has no row ids, and its base is the number that is added to the codes.
-            layout[number, [0, 1, 2, 6]] = int(is_real) if has_known else -1, dtype.itemsize, get_address(codes), base
-            if has_known:
+            layout[number, [0, 1, 2, 6]] = int(is_real) if has_values else -1, dtype.itemsize, get_address(codes), base
+            if has_values:
                 low[number], high[number] = base + codes.min().item(), base + codes.max().item()
-            if has_known and dtype.itemsize > 3 and rng.random() < 0.7:
+            if has_values and dtype.itemsize > 3 and rng.random() < 0.7:
                 *layout[number, 13:15], owner = build_sketch(codes)
                 referenced_arrays.append(owner)
             referenced_arrays.append(codes)
-            truths += [not has_known or bool(OPS[op](base + code, literal)) for code in codes.tolist()]
+            truths += [not has_values or bool(OPS[op](base + code, literal)) for code in codes.tolist()]
         comparisons.append((layout, low, high, op, literal))
     rows = sum(sizes)
     all_match = (
@@ -133,18 +137,18 @@ def test_combined_comparisons_keep_the_rows_that_each_comparison_keeps(round_num
     )
     ids = [(number << 32) + row for number, size in enumerate(sizes) for row in range(size)]
     old_mask = (rng.random(rows) < rng.choice([0.02, 0.5, 1.0])).astype(np.uint8)
-    for states in (2, 3):
-        block_states = rng.integers(0, states, len(sizes)).astype(np.uint8)
+    for state_count in (2, 3):
+        block_states = rng.integers(0, state_count, len(sizes)).astype(np.uint8)
         were_kept = [
-            block_states[name >> 32] == 1 or bool(block_states[name >> 32] and state_before)
-            for name, state_before in zip(ids, old_mask, strict=True)
+            block_states[row_id >> 32] == 1 or bool(block_states[row_id >> 32] and state_before)
+            for row_id, state_before in zip(ids, old_mask, strict=True)
         ]
         expected = [
-            name
-            for name, keeps, state_before in zip(ids, all_match.tolist(), were_kept, strict=True)
+            row_id
+            for row_id, keeps, state_before in zip(ids, all_match.tolist(), were_kept, strict=True)
             if keeps and state_before
         ]
-        if states == 2:
+        if state_count == 2:
             assert _scan.collect_all(comparisons, extents, block_states).tolist() == expected
         state, mask = block_states.copy(), old_mask.copy()
         assert _scan.collect_all(comparisons, extents, state, mask).tolist() == expected
@@ -160,6 +164,7 @@ def test_list_of_rows_needs_memory_only_for_its_rows() -> None:
     rows = 200_000
     codes = np.arange(rows, dtype=np.uint32)
     layout = np.zeros((1, 15), dtype=np.int64)
+    # These columns are the form, the width and the address of the codes, and the rows.
     layout[0, [0, 1, 2, 4]] = 0, 4, get_address(codes), rows
     low, high = np.array([0], dtype=np.int64), np.array([rows - 1], dtype=np.int64)
     for kept_count in (1, 1000, 65_535, 65_536, 150_000, rows):

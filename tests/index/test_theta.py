@@ -48,8 +48,8 @@ def build_sketch(texts: list[str]) -> ThetaSketch:
     return builder.build()
 
 
-def build_peer(texts: list[str]) -> Any:
-    sketch = datasketches.update_theta_sketch(12)
+def build_peer_sketch(texts: list[str]) -> Any:
+    sketch = datasketches.update_theta_sketch(12)  # The binary logarithm of the number of entries.
     for text in texts:
         sketch.update(text)
     return sketch
@@ -74,13 +74,13 @@ def test_kernel_hashes_equal_mmh3() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 100, NOMINAL_ENTRIES])
 def test_sketch_of_few_values_equals_the_sketch_of_datasketches(count: int) -> None:
     texts = [f"v{number}" for number in range(count)]
-    assert build_sketch(texts + texts).encode() == build_peer(texts).compact().serialize()
+    assert build_sketch(texts + texts).encode() == build_peer_sketch(texts).compact().serialize()
 
 
 @pytest.mark.parametrize("count", [NOMINAL_ENTRIES + 1, 50_000, 300_000])
 def test_datasketches_reads_a_sketch_of_many_values_within_its_error(count: int) -> None:
     texts = [f"v{number}" for number in range(count)]
-    seamark_sketch, peer = build_sketch(texts), build_peer(texts)
+    seamark_sketch, peer = build_sketch(texts), build_peer_sketch(texts)
     assert len(seamark_sketch.hashes) == NOMINAL_ENTRIES
     assert read_peer_sketch(seamark_sketch).get_estimate() == pytest.approx(seamark_sketch.estimate)
     assert (
@@ -141,7 +141,7 @@ def test_values_are_hashed_in_icebergs_serialisation(kind: str, peer: PrimitiveT
 def test_empty_bytes_are_not_a_value_as_in_datasketches() -> None:
     builder = SketchBuilder()
     add_values(builder, pa.array(["", None, "a"]), "string")
-    assert builder.build().encode() == build_peer(["", "a"]).compact().serialize()
+    assert builder.build().encode() == build_peer_sketch(["", "a"]).compact().serialize()
 
 
 def test_bytes_that_are_not_a_sketch_are_rejected() -> None:

@@ -62,7 +62,7 @@ def build_schema(kinds: dict[int, str] = KINDS) -> dict[str, Any]:
 
 
 def build_metadata(*specs: tuple[PartitionField, ...], kinds: dict[int, str] = KINDS) -> TableMetadata:
-    document = {
+    metadata_json = {
         "format-version": 2,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
         "location": "file:///t",
@@ -79,7 +79,7 @@ def build_metadata(*specs: tuple[PartitionField, ...], kinds: dict[int, str] = K
         "sort-orders": [{"order-id": 0, "fields": []}],
         "default-sort-order-id": 0,
     }
-    return decode_table(json.dumps(document).encode(), "file:///t/metadata.json")
+    return decode_table(json.dumps(metadata_json).encode(), "file:///t/metadata.json")
 
 
 def build_block(
@@ -138,11 +138,11 @@ def build_scan(
 
 
 def parse_answer(plan: ScanPlan, **options: Any) -> dict[str, Any]:
-    answer = ScanTaskWriter(plan, **options)
-    tasks = b"".join(answer.write_tasks(plan.entry_ids))
+    writer = ScanTaskWriter(plan, **options)
+    tasks = b"".join(writer.write_tasks(plan.entry_ids))
     return {
         "file-scan-tasks": json.loads(b"[" + tasks + b"]", parse_float=_parse_number),
-        "delete-files": json.loads(b"[" + b"".join(answer.write_delete_files()) + b"]"),
+        "delete-files": json.loads(b"[" + b"".join(writer.write_delete_files()) + b"]"),
     }
 
 
@@ -176,21 +176,21 @@ def test_file_in_an_answer_has_the_values_of_its_manifest_entry() -> None:
 
 def test_answer_has_row_ids_and_sequence_numbers_as_files_inherit_them() -> None:
     """A file with its own first row id uses none of the manifest's row ids. The other files use them in order."""
-    results = [
+    files = [
         build_data_file("a"),
         build_data_file("b", first_row_id=5),
         build_data_file("c", record_count=10),
         build_data_file("d", sequence=3),
     ]
-    listing, files = build_block(results, version=3)
+    manifest, block = build_block(files, version=3)
     for first_row_id, expected in ((100, [100, 5, 107, 117]), (None, [None] * 4)):
         plan = build_scan(
             build_metadata(()),
-            [(msgspec.structs.replace(listing, first_row_id=first_row_id, sequence_number=9), files)],
+            [(msgspec.structs.replace(manifest, first_row_id=first_row_id, sequence_number=9), block)],
         )
         for rows in (plan.entry_ids, plan.entry_ids[2:], plan.entry_ids[1:2]):
-            answer = ScanTaskWriter(plan, form=TaskForm(sequence_numbers=True))
-            tasks = [item["data-file"] for item in json.loads(b"[" + b"".join(answer.write_tasks(rows)) + b"]")]
+            writer = ScanTaskWriter(plan, form=TaskForm(sequence_numbers=True))
+            tasks = [item["data-file"] for item in json.loads(b"[" + b"".join(writer.write_tasks(rows)) + b"]")]
             assert [task.get("first-row-id") for task in tasks] == [expected[row] for row in rows.tolist()]
             assert [task["data-sequence-number"] for task in tasks] == [(9, 9, 9, 3)[row] for row in rows.tolist()]
 
@@ -264,7 +264,7 @@ def test_statistics_belong_to_the_requested_files() -> None:
     """Some files have no statistics; each row is read separately."""
     rng = random.Random(5)
     values = [rng.choice([None, rng.randrange(-(1 << 40), 1 << 40)]) for _ in range(60)]
-    metrics = [{} if value is None else {1: build_metrics_of("long", value, value + 9)} for value in values]
+    metrics = [{} if value is None else {1: build_column_metrics("long", value, value + 9)} for value in values]
     plan = build_scan(
         build_metadata(()),
         [build_block([build_data_file(f"f{n}", metrics=metric) for n, metric in enumerate(metrics)])],
@@ -339,8 +339,8 @@ def test_transform_values_have_the_types_of_iceberg_java(transform: str) -> None
             [Entry(ADDED, 1, None, None, build_data_file(partition=(value,)))],
             version=2, content=0, style=style, spec_id=0, fields=spec, kinds=KINDS, schema=build_schema(),
         )  # fmt: skip
-        listing, _ = build_block([build_data_file(partition=(value,))], 0, spec)
-        plan = build_scan(build_metadata(spec), [(listing, Block(b"".join(encode_block(decode_manifest(data, "m")))))])
+        manifest, _ = build_block([build_data_file(partition=(value,))], 0, spec)
+        plan = build_scan(build_metadata(spec), [(manifest, Block(b"".join(encode_block(decode_manifest(data, "m")))))])
         expected = to_json_value(infer_result_kind(transform, "timestamp"), value)
         assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
 
@@ -376,10 +376,10 @@ def test_partition_values_follow_the_order_and_types_of_the_tables_spec() -> Non
     """Java reads partition values by position, with the types of the current schema."""
     old_kinds = {**KINDS, 1: "int", 12: "float"}
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate((1, 12, 2)))
-    listing, delete_block = build_block(
+    manifest, block = build_block(
         [build_data_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old_kinds
     )
-    plan = build_scan(build_metadata(spec), [(listing, delete_block)])
+    plan = build_scan(build_metadata(spec), [(manifest, block)])
     assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [3, 0.5, "x"]
 
 
@@ -407,18 +407,18 @@ def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
     Dialects also share them.
     """
     spec = (PartitionField(1000, "a", 3, "identity"),)
-    days = build_metadata(spec)
+    day_metadata = build_metadata(spec)
     promoted_metadata = build_metadata(spec, kinds={**KINDS, 3: "timestamp"})
-    plan = build_scan(days, [build_block([build_data_file(partition=(1,))], 0, spec)])
+    plan = build_scan(day_metadata, [build_block([build_data_file(partition=(1,))], 0, spec)])
     promoted_plan = build_scan(promoted_metadata, [], view=plan.view)
     for _ in range(2):
-        for user_agent, dialect, expected in (
+        for shared_plan, dialect, expected in (
             (plan, STANDARD_DIALECT, "1970-01-02"),
             (promoted_plan, STANDARD_DIALECT, "1970-01-02T00:00:00"),
             (plan, PYICEBERG_DIALECT, 1),
             (promoted_plan, PYICEBERG_DIALECT, 86_400_000_000),
         ):
-            assert parse_answer(user_agent, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [
+            assert parse_answer(shared_plan, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [
                 expected
             ]
 
@@ -479,12 +479,12 @@ def test_page_lists_only_the_delete_files_that_it_references() -> None:
     data = [build_data_file("a", sequence=3), build_data_file("b", sequence=3)]
     deletes = [build_delete("of a", 1, referenced_path="a"), build_delete("of b", 1, referenced_path="b")]
     plan = build_scan(build_metadata(()), [build_block(data)], [build_block(deletes)])
-    answer = ScanTaskWriter(plan)
-    (task,) = json.loads(b"[" + b"".join(answer.write_tasks(plan.entry_ids[1:])) + b"]")
+    writer = ScanTaskWriter(plan)
+    (task,) = json.loads(b"[" + b"".join(writer.write_tasks(plan.entry_ids[1:])) + b"]")
     assert task["delete-file-references"] == [0]
-    assert [item["file-path"] for item in json.loads(b"[" + b"".join(answer.write_delete_files()) + b"]")] == ["of b"]
-    answer = ScanTaskWriter(build_scan(build_metadata(()), [build_block([build_data_file("c")])]))
-    assert list(answer.write_delete_files()) == []
+    assert [item["file-path"] for item in json.loads(b"[" + b"".join(writer.write_delete_files()) + b"]")] == ["of b"]
+    writer = ScanTaskWriter(build_scan(build_metadata(()), [build_block([build_data_file("c")])]))
+    assert list(writer.write_delete_files()) == []
 
 
 def test_deletion_vectors_have_their_offset_and_size() -> None:
@@ -499,7 +499,7 @@ def test_deletion_vectors_have_their_offset_and_size() -> None:
     assert delete_file["referenced-data-file"] == "a"
 
 
-def build_metrics_of(kind: str, lower: Any, upper: Any) -> ColumnMetrics:
+def build_column_metrics(kind: str, lower: Any, upper: Any) -> ColumnMetrics:
     return ColumnMetrics(7, 1, 0 if kind in ("float", "double") else None, to_bytes(kind, lower), to_bytes(kind, upper))
 
 
@@ -508,7 +508,7 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
     metrics = {}
     for column, kind in KINDS.items():
         lower, *_, upper = (value for value in draw_pool(rng, kind, 20) if value != -(2**63))
-        metrics[column] = build_metrics_of(kind, lower, upper)
+        metrics[column] = build_column_metrics(kind, lower, upper)
     bare_file = build_data_file("bare")
     full_file = build_data_file("full", metrics=metrics)
     plan = build_scan(build_metadata(()), [build_block([full_file, bare_file])])
@@ -581,18 +581,18 @@ def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
         file = DataFile("f", 0, "PARQUET", 0, partition, 1, 1, {})
         return build_scan(table, [build_block([file], 0, fields, kinds=kinds)], where=where)
 
-    first, second = PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity")
+    field_a, field_b = PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity")
     kinds = {1: "int", 2: "int"}
-    table = build_metadata((first, second), kinds=kinds)
+    table = build_metadata((field_a, field_b), kinds=kinds)
     filter_json = {"type": "gt", "term": "c1", "value": 5}
-    turned_plan = build_plan(table, (9, 1), second, first, kinds=kinds, where=filter_json)
-    row = int(turned_plan.entry_ids[0])
-    assert turned_plan.view.locate(row)[0].partition_fields == ((1001, "int"), (1000, "int"))
-    assert encode_expression(turned_plan.compute_residual(row)) is False
-    lacking_plan = build_plan(table, (9,), second, kinds=kinds, where=filter_json)
-    assert encode_expression(lacking_plan.compute_residual(int(lacking_plan.entry_ids[0]))) == filter_json
+    swapped_plan = build_plan(table, (9, 1), field_b, field_a, kinds=kinds, where=filter_json)
+    row = int(swapped_plan.entry_ids[0])
+    assert swapped_plan.view.locate(row)[0].partition_fields == ((1001, "int"), (1000, "int"))
+    assert encode_expression(swapped_plan.compute_residual(row)) is False
+    plan_without_field = build_plan(table, (9,), field_b, kinds=kinds, where=filter_json)
+    assert encode_expression(plan_without_field.compute_residual(int(plan_without_field.entry_ids[0]))) == filter_json
 
-    promoted_metadata = build_metadata((first,), kinds={1: "timestamp"})
+    promoted_metadata = build_metadata((field_a,), kinds={1: "timestamp"})
     filter_json = {"type": "lt", "term": "c1", "value": "1970-01-02T00:00:00"}
-    days = build_plan(promoted_metadata, (20_000,), first, kinds={1: "date"}, where=filter_json)
-    assert days.compute_residual(int(days.entry_ids[0])) == days.bound
+    day_plan = build_plan(promoted_metadata, (20_000,), field_a, kinds={1: "date"}, where=filter_json)
+    assert day_plan.compute_residual(int(day_plan.entry_ids[0])) == day_plan.bound

@@ -236,7 +236,7 @@ def build_metrics(
 
 
 @pytest.mark.parametrize(
-    ("key", "kind", "excluded_values", "held_values", "is_kept"),
+    ("key", "kind", "delete_values", "data_values", "is_kept"),
     [
         pytest.param(A, "long", (1, 5, 0), (6, 9, 0), False, id="apart"),
         pytest.param(A, "long", (1, 6, 0), (6, 9, 0), True, id="touching"),
@@ -255,7 +255,7 @@ def build_metrics(
     ],
 )
 def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
-    key: int, kind: str, excluded_values: tuple[Any, ...], held_values: tuple[Any, ...], is_kept: bool
+    key: int, kind: str, delete_values: tuple[Any, ...], data_values: tuple[Any, ...], is_kept: bool
 ) -> None:
     def build_metrics_of(lower: Any, upper: Any, nulls: int | None = 0) -> dict[int, ColumnMetrics]:
         def write_value(value: Any) -> bytes | None:
@@ -264,8 +264,8 @@ def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
 
         return {key: build_metrics(write_value(lower), write_value(upper), nulls)}
 
-    delete = build_delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=build_metrics_of(*excluded_values))
-    data = build_data_file(metrics=build_metrics_of(*held_values))
+    delete = build_delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=build_metrics_of(*delete_values))
+    data = build_data_file(metrics=build_metrics_of(*data_values))
     assert find_applying_deletes([build_entry(data, 1)], [build_entry(delete, 2)]) == [(0,) if is_kept else ()]
 
 
@@ -275,12 +275,12 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
 ) -> None:
     monkeypatch.setattr(equality, "_PAIRS_MAX", pairs_max)
     rng = random.Random(pairs_max)
-    blank = {"kinds": {1: KINDS}, "required_ids": set()}
-    judge = Situation.__new__(Situation)
-    judge.__dict__.update(blank)
+    # The oracle's methods need only these two attributes, so no random view is drawn.
+    oracle = Situation.__new__(Situation)
+    oracle.__dict__.update({"kinds": {1: KINDS}, "required_ids": set()})
 
     def build_metrics_of(ids: list[int]) -> dict[int, ColumnMetrics]:
-        document = {}
+        metrics = {}
         for key in ids:
             low = rng.randrange(200)
             pair = [
@@ -288,8 +288,8 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
             ]
             nulls = rng.choice([0, 0, 0, 0, 1, None, 2])
             bounds = (None, None) if nulls == 2 or rng.random() < 0.1 else pair
-            document[key] = build_metrics(*bounds, nulls)  # type: ignore[call-arg]
-        return document
+            metrics[key] = build_metrics(*bounds, nulls)  # type: ignore[call-arg]
+        return metrics
 
     def draw_partition() -> dict[str, Any]:
         return {"spec_id": 1, "partition": (rng.choice([1, 2, 2, 2, None]),)}
@@ -301,21 +301,21 @@ def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
         for index in range(80)
     ]
     deletes = []
-    for position_count, where in ((250, draw_partition), (150, dict)):
-        files = [(rng.choice([[A], [A], [LATE, A]]), where()) for _ in range(position_count)]
+    for count, draw_fields in ((250, draw_partition), (150, dict)):
+        files = [(rng.choice([[A], [A], [LATE, A]]), draw_fields()) for _ in range(count)]
         delete_files = [
-            build_delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=build_metrics_of(ids), **index)
-            for ids, index in files
+            build_delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=build_metrics_of(ids), **fields)
+            for ids, fields in files
         ]
         deletes.append([build_entry(file, rng.randrange(12)) for file in delete_files])
     applying_deletes = find_applying_deletes(data, *deletes)
-    listing = ListedManifest(0, 0, 0, 3, 5)
-    listed_deletes = [(listing, item) for item in deletes[0] + deletes[1]]
+    manifest = ListedManifest(0, 0, 0, 3, 5)
+    listed_deletes = [(manifest, item) for item in deletes[0] + deletes[1]]
     expected = [
         tuple(
             index
             for index, delete in enumerate(listed_deletes)
-            if judge.is_in_scope(delete, (listing, item)) and not judge.is_dropped_by_java(delete, (listing, item))
+            if oracle.is_in_scope(delete, (manifest, item)) and not oracle.is_dropped_by_java(delete, (manifest, item))
         )
         for item in data
     ]
@@ -381,11 +381,11 @@ def test_equality_delete_on_a_column_missing_from_the_data_file_is_kept() -> Non
 
 
 def test_statistics_of_two_columns_together_can_exclude_an_equality_delete() -> None:
-    one_bytes, nine = to_bytes("long", 1), to_bytes("long", 9)
-    removal = {A: build_metrics(one_bytes, nine), LATE: build_metrics(b"a", b"b")}
-    statistics = {A: build_metrics(one_bytes, nine), LATE: build_metrics(b"c", b"d")}
-    delete = build_delete_file(EQUALITY_DELETES, equality_ids=[LATE, A], metrics=removal)
-    assert find_applying_deletes([build_entry(build_data_file(metrics=statistics), 1)], [build_entry(delete, 2)]) == [
+    lower, upper = to_bytes("long", 1), to_bytes("long", 9)
+    delete_metrics = {A: build_metrics(lower, upper), LATE: build_metrics(b"a", b"b")}
+    data_metrics = {A: build_metrics(lower, upper), LATE: build_metrics(b"c", b"d")}
+    delete = build_delete_file(EQUALITY_DELETES, equality_ids=[LATE, A], metrics=delete_metrics)
+    assert find_applying_deletes([build_entry(build_data_file(metrics=data_metrics), 1)], [build_entry(delete, 2)]) == [
         ()
     ]
 

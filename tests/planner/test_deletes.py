@@ -81,8 +81,21 @@ class Situation:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        draw = ["int", "long", "string", "uuid", "binary", "date", "decimal(9, 2)", "decimal(18, 0)", "boolean", "time"]
-        old_kinds = {key: rng.choice(draw) for key in (A, B, NESTED, LATE)} | {F: rng.choice(["float", "double"])}
+        possible_kinds = [
+            "int",
+            "long",
+            "string",
+            "uuid",
+            "binary",
+            "date",
+            "decimal(9, 2)",
+            "decimal(18, 0)",
+            "boolean",
+            "time",
+        ]
+        old_kinds = {key: rng.choice(possible_kinds) for key in (A, B, NESTED, LATE)} | {
+            F: rng.choice(["float", "double"])
+        }
         new_kinds = {
             key: rng.choice(DATES) if kind == "date" else PROMOTED_KINDS.get(kind, kind)
             for key, kind in old_kinds.items()
@@ -132,7 +145,7 @@ class Situation:
             1,
             sequence,
             sequence,
-            self._delete(manifest) if manifest.content else self._build_data_file(manifest),
+            self._build_delete_file(manifest) if manifest.content else self._build_data_file(manifest),
         )
 
     def draw_row(self, schema_id: int, partition_values: dict[int, Any]) -> dict[int, Any]:
@@ -153,13 +166,17 @@ class Situation:
 
     def _build_metrics(self, schema_id: int, values: dict[int, list[Any]]) -> dict[int, ColumnMetrics]:
         kinds = self.kinds[schema_id]
-        document = {
+        metrics_by_column = {
             key: draw_metrics(
                 self.rng, kinds[key], [self._to_stored(schema_id, key, value) for value in column_metrics]
             )
             for key, column_metrics in values.items()
         }
-        return {key: column_metrics for key, column_metrics in document.items() if column_metrics != ColumnMetrics()}
+        return {
+            key: column_metrics
+            for key, column_metrics in metrics_by_column.items()
+            if column_metrics != ColumnMetrics()
+        }
 
     def _to_stored(self, schema_id: int, key: int, value: Any) -> Any:
         """Return the key's value as it is stored under the schema."""
@@ -192,21 +209,21 @@ class Situation:
         metrics = self._build_metrics(schema_id, {key: [row[key] for row in rows] for key in keys})
         return DataFile(**common_fields, record_count=len(rows), metrics=metrics, rows=rows)
 
-    def _delete(self, manifest: ListedManifest) -> DeleteFile:
+    def _build_delete_file(self, manifest: ListedManifest) -> DeleteFile:
         rng = self.rng
-        shape = rng.choice(["equality", "equality", "positions", "file", "bounds", "vector"])
-        if shape == "vector" and manifest.version < 3:
-            shape = "file"
+        delete_kind = rng.choice(["equality", "equality", "positions", "file", "bounds", "vector"])
+        if delete_kind == "vector" and manifest.version < 3:
+            delete_kind = "file"
         common_fields = self._draw_common_fields(
-            manifest, EQUALITY_DELETES if shape == "equality" else POSITION_DELETES
+            manifest, EQUALITY_DELETES if delete_kind == "equality" else POSITION_DELETES
         )
         paths = [entry.file.path for _, entry in self.data] or ["none"]
-        if shape == "equality":
+        if delete_kind == "equality":
             return self._build_equality_delete(manifest, common_fields)
-        if shape == "positions":
+        if delete_kind == "positions":
             sampled_rows = {(path, 0) for path in rng.sample(paths, min(2, len(paths)))}
-            paths_before = sorted(path.encode() for path, _ in sampled_rows)
-            path_metrics = {PATH_ID: ColumnMetrics(lower=paths_before[0], upper=paths_before[-1] + b"~")}
+            sorted_paths = sorted(path.encode() for path, _ in sampled_rows)
+            path_metrics = {PATH_ID: ColumnMetrics(lower=sorted_paths[0], upper=sorted_paths[-1] + b"~")}
             return DeleteFile(
                 **common_fields,
                 record_count=2,
@@ -215,9 +232,9 @@ class Situation:
             )
         path = rng.choice(paths)
         metrics, referenced_path = {}, path
-        if shape == "bounds":
+        if delete_kind == "bounds":
             metrics, referenced_path = {PATH_ID: ColumnMetrics(lower=path.encode(), upper=path.encode())}, None
-        if shape == "vector":
+        if delete_kind == "vector":
             common_fields |= {"format": rng.choice(["PUFFIN", "puffin"])}
         return DeleteFile(
             **common_fields,
@@ -225,29 +242,29 @@ class Situation:
             metrics=metrics,
             referenced_path=referenced_path,
             positions=frozenset({(path, 0)}),
-            content_offset=4 if shape == "vector" else None,
-            content_size=40 if shape == "vector" else None,
+            content_offset=4 if delete_kind == "vector" else None,
+            content_size=40 if delete_kind == "vector" else None,
         )
 
     def _build_equality_delete(self, manifest: ListedManifest, common_fields: dict[str, Any]) -> DeleteFile:
         rng = self.rng
         schema_id = rng.randint(0, manifest.schema_id)
-        usable = [A, B, NESTED, F] + [LATE] * schema_id
-        ids = rng.sample(usable, rng.choice([1, 1, 2, 3]))
+        usable_columns = [A, B, NESTED, F] + [LATE] * schema_id
+        ids = rng.sample(usable_columns, rng.choice([1, 1, 2, 3]))
         rows = [self.draw_row(schema_id, {}) for _ in range(rng.randint(1, 3))]
         metrics = self._build_metrics(schema_id, {key: [row[key] for row in rows] for key in ids})
         keys = tuple(tuple(row[key] for key in ids) for row in rows)
         return DeleteFile(**common_fields, record_count=len(rows), metrics=metrics, equality_ids=ids, keys=keys)
 
-    def view(self) -> TableView:
-        def build_blocks(listeds: list[ListedManifest]) -> list[Block]:
+    def build_table_view(self) -> TableView:
+        def build_blocks(manifests: list[ListedManifest]) -> list[Block]:
             return [
                 encode_as_block(f"m{number}.avro", self.encode_manifest(manifest))
-                for number, manifest in enumerate(listeds)
+                for number, manifest in enumerate(manifests)
             ]
 
-        def build_manifest_files(listeds: list[ListedManifest]) -> list[ManifestFile]:
-            return [build_manifest_file(item.content, item.spec_id, item.sequence) for item in listeds]
+        def build_manifest_files(manifests: list[ListedManifest]) -> list[ManifestFile]:
+            return [build_manifest_file(item.content, item.spec_id, item.sequence) for item in manifests]
 
         return TableView(
             build_manifest_files(self.manifests),
@@ -256,68 +273,68 @@ class Situation:
             build_blocks(self.delete_manifests),
         )
 
-    def encode_manifest(self, listing: ListedManifest) -> bytes:
-        sources = [part.source for part in SPECS[listing.spec_id]]
+    def encode_manifest(self, manifest: ListedManifest) -> bytes:
+        sources = [part.source for part in SPECS[manifest.spec_id]]
         entries = []
-        for entry in listing.entries:
+        for entry in manifest.entries:
             parts = zip(sources, entry.file.partition, strict=True)
-            partition = tuple(self._to_stored(listing.schema_id, source, value) for source, value in parts)
+            partition = tuple(self._to_stored(manifest.schema_id, source, value) for source, value in parts)
             entries.append(replace(entry, file=replace(entry.file, partition=partition)))
         return build_manifest_bytes(
             entries,
-            version=listing.version,
-            content=listing.content,
-            style=replace(self.style, sparse=self.style.sparse and listing.content == DATA),
-            spec_id=listing.spec_id,
-            fields=SPECS[listing.spec_id],
-            kinds=self.kinds[listing.schema_id],
-            schema=self.schemas[listing.schema_id],
+            version=manifest.version,
+            content=manifest.content,
+            style=replace(self.style, sparse=self.style.sparse and manifest.content == DATA),
+            spec_id=manifest.spec_id,
+            fields=SPECS[manifest.spec_id],
+            kinds=self.kinds[manifest.schema_id],
+            schema=self.schemas[manifest.schema_id],
         )
 
-    def index(self, view: TableView) -> DeleteIndex:
+    def build_delete_index(self, view: TableView) -> DeleteIndex:
         schemas = [msgspec.convert(schema, type=Schema) for schema in self.schemas.values()]
         return DeleteIndex(view, build_specs(), schemas)
 
     # The oracle
 
     def compute_sequence(self, manifest_and_entry: tuple[ListedManifest, Entry]) -> int:
-        listing, entry = manifest_and_entry
-        return listing.sequence if entry.sequence is None else entry.sequence
+        manifest, entry = manifest_and_entry
+        return manifest.sequence if entry.sequence is None else entry.sequence
 
     def is_in_scope(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
         """Return whether the specification applies the delete file to the data file.
 
         If a position delete names its data file, only the name counts, as in Java.
         """
-        removal, file = delete[1].file, data[1].file
-        has_same_partition = removal.partition_key == file.partition_key
+        delete_file, file = delete[1].file, data[1].file
+        has_same_partition = delete_file.partition_key == file.partition_key
         data_sequence, delete_sequence = self.compute_sequence(data), self.compute_sequence(delete)
-        if removal.content == EQUALITY_DELETES:
-            return data_sequence < delete_sequence and (removal.spec_id in GLOBAL_SPECS or has_same_partition)
+        if delete_file.content == EQUALITY_DELETES:
+            return data_sequence < delete_sequence and (delete_file.spec_id in GLOBAL_SPECS or has_same_partition)
         if data_sequence > delete_sequence:
             return False
-        referenced = removal.referenced_path
-        bounds = removal.metrics.get(PATH_ID)
-        if referenced is None and bounds is not None and bounds.lower == bounds.upper:
-            referenced = bounds.lower.decode()
-        if not (has_same_partition if referenced is None else referenced == file.path):
+        referenced_path = delete_file.referenced_path
+        bounds = delete_file.metrics.get(PATH_ID)
+        if referenced_path is None and bounds is not None and bounds.lower == bounds.upper:
+            referenced_path = bounds.lower.decode()
+        if not (has_same_partition if referenced_path is None else referenced_path == file.path):
             return False
-        return removal.is_vector or not any(
+        return delete_file.is_vector or not any(
             other[1].file.is_vector and self.is_in_scope(other, data) for other in self.deletes
         )
 
     def removes(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
-        removal, file = delete[1].file, data[1].file
-        if removal.content == POSITION_DELETES:
+        delete_file, file = delete[1].file, data[1].file
+        if delete_file.content == POSITION_DELETES:
             return True
-        kinds = [self.kinds[1][key] for key in removal.equality_ids]
+        kinds = [self.kinds[1][key] for key in delete_file.equality_ids]
         return any(
             all(
                 are_same(kind, row[key], value)
-                for kind, key, value in zip(kinds, removal.equality_ids, item, strict=True)
+                for kind, key, value in zip(kinds, delete_file.equality_ids, item, strict=True)
             )
             for row in file.rows
-            for item in removal.keys
+            for item in delete_file.keys
         )
 
     def is_dropped_by_java(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
@@ -325,18 +342,18 @@ class Situation:
 
         Such a column is not a float, not a UUID, not a promoted date, and not in a null struct.
         """
-        removal, file = delete[1].file, data[1].file
-        if removal.content == POSITION_DELETES:
+        delete_file, file = delete[1].file, data[1].file
+        if delete_file.content == POSITION_DELETES:
             return False
         return any(
             self._is_dropped_by_column(
-                key, removal.metrics.get(key, ColumnMetrics()), file.metrics.get(key, ColumnMetrics())
+                key, delete_file.metrics.get(key, ColumnMetrics()), file.metrics.get(key, ColumnMetrics())
             )
-            for key in removal.equality_ids
+            for key in delete_file.equality_ids
             if self.kinds[1][key] not in (*FLOATS, "uuid", *UNITS_PER_DAY) and key != NESTED
         )
 
-    def _is_dropped_by_column(self, key: int, column_metrics: ColumnMetrics, held_metrics: ColumnMetrics) -> bool:
+    def _is_dropped_by_column(self, key: int, delete_metrics: ColumnMetrics, data_metrics: ColumnMetrics) -> bool:
         is_required = key in self.required_ids
 
         def is_null_possible(metrics: ColumnMetrics) -> bool:
@@ -345,18 +362,18 @@ class Situation:
         def is_always_null(metrics: ColumnMetrics) -> bool:
             return not is_required and metrics.nulls is not None and metrics.nulls == metrics.values
 
-        if is_null_possible(held_metrics) and is_null_possible(column_metrics):
+        if is_null_possible(data_metrics) and is_null_possible(delete_metrics):
             return False
-        if (is_always_null(held_metrics) and not is_null_possible(column_metrics)) or (
-            is_always_null(column_metrics) and not is_null_possible(held_metrics)
+        if (is_always_null(data_metrics) and not is_null_possible(delete_metrics)) or (
+            is_always_null(delete_metrics) and not is_null_possible(data_metrics)
         ):
             return True
-        if None in (held_metrics.lower, held_metrics.upper, column_metrics.lower, column_metrics.upper):
+        if None in (data_metrics.lower, data_metrics.upper, delete_metrics.lower, delete_metrics.upper):
             return False
         kind = self.kinds[1][key]
-        return decode_bound(kind, held_metrics.lower) > decode_bound(kind, column_metrics.upper) or decode_bound(
-            kind, column_metrics.lower
-        ) > decode_bound(kind, held_metrics.upper)
+        return decode_bound(kind, data_metrics.lower) > decode_bound(kind, delete_metrics.upper) or decode_bound(
+            kind, delete_metrics.lower
+        ) > decode_bound(kind, data_metrics.upper)
 
 
 def decode_bound(kind: str, data: bytes | None) -> Any:
@@ -375,26 +392,26 @@ def decode_bound(kind: str, data: bytes | None) -> Any:
 def check_situation(seed: int) -> int:
     """Check one random situation, and return the number of pairs that are excluded by statistics."""
     situation = Situation(seed)
-    view = situation.view()
-    index = situation.index(view)
+    view = situation.build_table_view()
+    index = situation.build_delete_index(view)
     assert view.file_count == len(situation.data), seed
     assert view.delete_file_count == len(situation.deletes), seed
-    names = read_positions(view)
+    positions = read_positions(view)
     rows = list(range(view.file_count)) * 2
     situation.rng.shuffle(rows)
-    deletes = index.find_deletes(names[rows])
+    deletes = index.find_deletes(positions[rows])
     dropped_count = 0
     for row, applying_deletes in zip(rows, deletes, strict=True):
         data = situation.data[row]
         assert list(applying_deletes) == sorted(set(applying_deletes)), seed
-        assert applying_deletes == index.find_deletes_for_file(int(names[row])), seed
+        assert applying_deletes == index.find_deletes_for_file(int(positions[row])), seed
         for number, delete in enumerate(situation.deletes):
             context = f"seed {seed}: delete row {number}, data row {row}"
-            scope = situation.is_in_scope(delete, data)
+            is_applicable = situation.is_in_scope(delete, data)
             if number in applying_deletes:
-                assert scope, f"{context} is out of scope"
+                assert is_applicable, f"{context} is out of scope"
                 assert not situation.is_dropped_by_java(delete, data), f"{context} is excluded by statistics"
-            elif scope:
+            elif is_applicable:
                 dropped_count += 1
                 assert not situation.removes(delete, data), f"{context} is missing"
     return dropped_count
@@ -444,15 +461,15 @@ def build_view(manifest_list: str) -> TableView:
     def read(location: str) -> bytes:
         return Path(location.removeprefix("file://")).read_bytes()
 
-    listed_manifest_list = decode_manifest_list(read(manifest_list), manifest_list)
-    data, deletes = ([item for item in listed_manifest_list if item.content == content] for content in (0, 1))
+    manifests = decode_manifest_list(read(manifest_list), manifest_list)
+    data, deletes = ([manifest for manifest in manifests if manifest.content == content] for content in (0, 1))
     blocks = {
-        item.manifest_path: encode_as_block(item.manifest_path, read(item.manifest_path))
-        for item in listed_manifest_list
+        manifest.manifest_path: encode_as_block(manifest.manifest_path, read(manifest.manifest_path))
+        for manifest in manifests
     }
     return TableView(
         data,
-        [blocks[item.manifest_path] for item in data],
+        [blocks[manifest.manifest_path] for manifest in data],
         deletes,
         [blocks[delete.manifest_path] for delete in deletes],
     )

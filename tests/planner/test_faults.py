@@ -47,7 +47,7 @@ def create_filled_table(folder: Path, *, days: int = 4, per_day: int = 10) -> tu
     """Return a table with a manifest of `per_day` files and one delete file for each day."""
     table = Table(folder)
     data = [table.write_manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
-    deletes = [table.deletes(f"d{day}", [day * per_day], day=day) for day in range(days)]
+    deletes = [table.write_delete_manifest(f"d{day}", [day * per_day], day=day) for day in range(days)]
     manifests = [*data, *deletes]
     table.commit(1, manifests)
     return table, manifests
@@ -58,12 +58,12 @@ def create_filled_table(folder: Path, *, days: int = 4, per_day: int = 10) -> tu
 
 async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path) -> None:
     table, manifests = create_filled_table(tmp_path / "t", per_day=40)
-    for victim in (manifests[1], manifests[5]):
-        path = to_path(victim)
+    for damaged_manifest in (manifests[1], manifests[5]):
+        path = to_path(damaged_manifest)
         content = path.read_bytes()
-        marker = content[-16:]
-        ends = [end for end in range(len(content)) if content[:end].endswith(marker)]
-        assert len(ends) > 2 or victim.content == 1, (
+        sync_marker = content[-16:]
+        ends = [end for end in range(len(content)) if content[:end].endswith(sync_marker)]
+        assert len(ends) > 2 or damaged_manifest.content == 1, (
             "the manifest must have several blocks, because a cut between two blocks looks like a complete file"
         )
         rng = random.Random(len(content))
@@ -106,16 +106,16 @@ async def _wait_for_released_blocks(planner: Planner) -> None:
 
 def plan_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
     """Return the paths of live data files in order, or None if fastavro cannot read the manifests."""
-    results = []
+    paths = []
     try:
         for manifest in manifests:
             for entry in fastavro.reader(BytesIO(to_path(manifest).read_bytes())):
                 assert isinstance(entry, dict)
                 if entry["status"] != 2:
-                    results.append(entry["data_file"]["file_path"])
+                    paths.append(entry["data_file"]["file_path"])
     except Exception:  # noqa: BLE001  fastavro raises errors of many types for damaged files
         return None
-    return results
+    return paths
 
 
 @pytest.mark.few_cases(1)
@@ -131,6 +131,7 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
     async with open_test_planner(tmp_path, plan_memory_bytes=0) as planner:
         for round_number in range(150):
             damaged_bytes = bytearray(content)
+            # The first block begins after the first sync marker; every third round may damage the header before it.
             start = 0 if round_number % 3 == 0 else content.index(content[-16:])
             for _ in range(rng.choice([1, 1, 2, 4])):
                 damaged_bytes[rng.randrange(start, len(content))] ^= 1 << rng.randrange(8)
@@ -142,10 +143,10 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
                 outcomes["corrupt" if "m1.avro" in error.message else f"{context}: {error.message}"] += 1
                 continue
             expected = plan_by_fastavro(manifests)
-            entry_places = (scan.view.locate(row) for row in scan.entry_ids.tolist())
-            texts = [block.read_text("file_path", row) for block, row in entry_places]
+            entry_positions = (scan.view.locate(row) for row in scan.entry_ids.tolist())
+            paths = [block.read_text("file_path", row) for block, row in entry_positions]
             if expected is not None:
-                assert texts == expected, context
+                assert paths == expected, context
             outcomes["as stored"] += 1
             del scan
             await _wait_for_released_blocks(planner)
@@ -161,9 +162,10 @@ async def test_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: Pat
     table.commit(1, [manifest])
     path = to_path(manifest)
     content = path.read_bytes()
-    spec_id = content.index(b"partition-spec-id") + len(b"partition-spec-id") + 1
+    # One byte with the length of the value precedes the value.
+    spec_id_offset = content.index(b"partition-spec-id") + len(b"partition-spec-id") + 1
     async with open_test_planner(tmp_path) as planner:
-        path.write_bytes(content[:spec_id] + b"4" + content[spec_id + 1 :])
+        path.write_bytes(content[:spec_id_offset] + b"4" + content[spec_id_offset + 1 :])
         with pytest.raises(Corrupt, match="has partition spec 4; its manifest list states 0"):
             await plan_file_numbers(planner, table.metadata)
         path.write_bytes(content)
@@ -201,7 +203,7 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
                 continue
             items = [item for item in fastavro.reader(BytesIO(bytes(damaged_bytes))) if isinstance(item, dict)]
             assert len(scan.view.manifests) + len(scan.view.delete_manifests) == len(items), context
-            assert len(items) in (0, 8), context
+            assert len(items) in (0, 8), context  # The list has one block with all 8 manifests.
             # A flipped bit may change a path into the path of another file, which is then planned twice, as stored.
             if {item["manifest_path"] for item in items} == paths:
                 assert list_file_numbers(scan) == list(range(40)), context
@@ -217,16 +219,18 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
         ("d0.avro", 0, 0, "d0.avro lists delete files; its manifest list states data files"),
         ("m0.avro", 1, 0, "Delete manifest .*m0.avro lists .*which is not a delete file"),
     ]
-    for number, (name, content, spec_id, message) in enumerate(contradictions, start=2):
-        kept_fields = {
+    for snapshot_id, (name, content, spec_id, message) in enumerate(contradictions, start=2):
+        original_fields = {
             "content": [manifest.content for manifest in manifests],
             "spec": [manifest.spec_id for manifest in manifests],
         }
         for manifest in manifests:
             if to_path(manifest).name == name:
                 manifest.content, manifest.spec_id = content, spec_id
-        table.commit(number, manifests)
-        for manifest, old_content, old_spec in zip(manifests, kept_fields["content"], kept_fields["spec"], strict=True):
+        table.commit(snapshot_id, manifests)
+        for manifest, old_content, old_spec in zip(
+            manifests, original_fields["content"], original_fields["spec"], strict=True
+        ):
             manifest.content, manifest.spec_id = old_content, old_spec
         async with open_test_planner(tmp_path) as planner:
             for _ in range(2):
@@ -302,14 +306,15 @@ async def test_plans_are_right_after_the_storage_recovers(tmp_path: Path, seed: 
     rng = random.Random(seed)
     rates = {Fault.BEFORE: 0.1, Fault.BROKEN: 0.03, Fault.LOST_REPLY: 0.05, Fault.SLOW: 0.2}
     capture = WrapperCapture(lambda inner: FaultyObjects(inner, seed=seed, rates=rates, slow_s=0.002))
+    # Half of the seeds use a disk cache.
     async with open_test_planner(
         tmp_path, capture, plan_disk_bytes=(seed % 2) * (16 << 20), plan_memory_bytes=0
     ) as planner:
         counts = Counter[str]()
         for _ in range(12):
-            expected = [(low, low + rng.randrange(20)) for low in (rng.randrange(60) for _ in range(4))]
-            plans = [plan_file_numbers(planner, table.metadata, make_between(low, high)) for low, high in expected]
-            for (low, high), result in zip(expected, await asyncio.gather(*plans, return_exceptions=True), strict=True):
+            ranges = [(low, low + rng.randrange(20)) for low in (rng.randrange(60) for _ in range(4))]
+            plans = [plan_file_numbers(planner, table.metadata, make_between(low, high)) for low, high in ranges]
+            for (low, high), result in zip(ranges, await asyncio.gather(*plans, return_exceptions=True), strict=True):
                 if isinstance(result, BaseException):
                     assert isinstance(result, RetryLater | StorageError), result
                     assert "injected" in str(result)
@@ -328,7 +333,7 @@ async def test_plans_are_right_after_the_storage_recovers(tmp_path: Path, seed: 
 
 
 DAMAGES: list[Damage] = [flip_bit, write_zeros, truncate_at_random, append_bytes]
-FOLDER_BYTES = 64 << 20
+FOLDER_BYTES = 64 << 20  # This is more than the blocks of any table here need.
 
 
 def list_block_files(tmp_path: Path) -> list[Path]:
@@ -339,7 +344,7 @@ def list_block_files(tmp_path: Path) -> list[Path]:
 
 def damage_file(path: Path, damage_kind: Damage, rng: random.Random) -> None:
     data = bytearray(path.read_bytes())
-    (damage_kind if data else append_bytes)(data, rng)
+    (damage_kind if data else append_bytes)(data, rng)  # The other damages need bytes to change.
     path.write_bytes(data)
 
 

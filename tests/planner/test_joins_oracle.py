@@ -33,7 +33,7 @@ from tests.planner.lakes.stars import Col, Row, StarTable
 from tests.server.rig import run_server
 
 SLOW_SEEDS = range(1000, 1250)
-PLANS = 6
+PLANS_PER_SEED = 6
 KEY_KINDS = ("int", "int", "long", "string", "date", "decimal(9, 2)", "decimal(20, 2)", "timestamp", "timestamptz")
 KEY_KINDS += ("uuid", "fixed[4]", "binary", "boolean", "time", "decimal(30, 2)")
 COMPARABLE_KINDS = {"int": "long", "long": "int", "decimal(9, 2)": "decimal(20, 2)", "decimal(20, 2)": "decimal(9, 2)"}
@@ -42,10 +42,10 @@ PREDICATE_KINDS = ("int", "long", "string", "decimal(9, 2)", "double", "boolean"
 """Types of columns that have predicates."""
 
 
-def parse_seeds(chosen_range: range) -> Iterator[int]:
+def parse_seeds(default_range: range) -> Iterator[int]:
     text = os.environ.get("JOIN_SEEDS", "")
     if not text:
-        return iter(chosen_range)
+        return iter(default_range)
     first, _, last = text.partition("-")
     return iter(range(int(first), int(last or first) + 1))
 
@@ -59,10 +59,10 @@ class RandomTable:
     key: str
     key_kinds: tuple[str, ...]
     """The types of the key, in the order of schemas; the last type is the current one."""
-    leads: dict[str, RandomTable] = field(default_factory=dict)
+    referenced_tables: dict[str, RandomTable] = field(default_factory=dict)
     """The tables to whose keys the columns of this table refer, by column."""
-    other_columns: dict[str, str] = field(default_factory=dict)
-    """The columns that refer to the column `other_columns` of a table, by the column that refers to the table's key."""
+    second_references: dict[str, str] = field(default_factory=dict)
+    """The columns that refer to the column `k2` of a table, by the column that refers to the table's key."""
 
 
 def format_literal(kind: str, value: Any) -> tuple[str, str]:
@@ -79,38 +79,36 @@ def format_literal(kind: str, value: Any) -> tuple[str, str]:
 def draw_predicate(rng: random.Random, table: RandomTable, depth: int = 0) -> tuple[str, str]:
     """Return a predicate on the table's columns as SQL of a plan request, and as SQL of DuckDB."""
     if depth < 2 and rng.random() < 0.35:
-        (left_predicate, its), (two, other) = (
+        (left, duckdb_left), (right, duckdb_right) = (
             draw_predicate(rng, table, depth + 1),
             draw_predicate(rng, table, depth + 1),
         )
         connective = rng.choice(["AND", "OR"])
-        return f"({left_predicate} {connective} {two})", f"({its} {connective} {other})"
+        return f"({left} {connective} {right})", f"({duckdb_left} {connective} {duckdb_right})"
     if depth < 2 and rng.random() < 0.15:
-        left_predicate, its = draw_predicate(rng, table, depth + 1)
-        return f"NOT {left_predicate}", f"NOT {its}"
+        predicate, duckdb_predicate = draw_predicate(rng, table, depth + 1)
+        return f"NOT {predicate}", f"NOT {duckdb_predicate}"
     column = rng.choice([column for column in table.table.columns if column.kind in PREDICATE_KINDS])
-    name, shape = column.name, rng.random()
-    if shape < 0.15:
+    name, fraction = column.name, rng.random()
+    if fraction < 0.15:
         text = f"({name} IS {rng.choice(['', 'NOT '])}NULL)"
         return text, text
     values = [
         format_literal(column.kind, item)
         for item in rng.choices(_list_unambiguous_values(table.pools[name]), k=rng.choice([2, 3, 9]))
     ]
-    if shape < 0.4 or column.kind == "boolean":
-        return _format_value(f"({name} {rng.choice(['=', '<>'])} %s)", values[0])
-    if shape < 0.65:
+    if fraction < 0.4 or column.kind == "boolean":
+        return _format_predicate(f"({name} {rng.choice(['=', '<>'])} %s)", values[0])
+    if fraction < 0.65:
         text = f"({name} {rng.choice(['', 'NOT '])}IN (%s))"
-        return text % ", ".join(left_predicate for left_predicate, _ in values), text % ", ".join(
-            its for _, its in values
-        )
-    if shape < 0.75 and column.kind == "string" and "_" not in values[0][0] and "%" not in values[0][0]:
+        return text % ", ".join(literal for literal, _ in values), text % ", ".join(literal for _, literal in values)
+    if fraction < 0.75 and column.kind == "string" and "_" not in values[0][0] and "%" not in values[0][0]:
         return f"({name} LIKE {values[0][0][:-1]}%')", f"starts_with({name}, {values[0][1]})"
-    return _format_value(f"({name} {rng.choice(['<', '<=', '>', '>='])} %s)", values[0])
+    return _format_predicate(f"({name} {rng.choice(['<', '<=', '>', '>='])} %s)", values[0])
 
 
-def _format_value(text: str, value: tuple[str, str]) -> tuple[str, str]:
-    return text % value[0], text % value[1]
+def _format_predicate(template: str, literals: tuple[str, str]) -> tuple[str, str]:
+    return template % literals[0], template % literals[1]
 
 
 def _list_unambiguous_values(values: Sequence[Any]) -> list[Any]:
@@ -120,41 +118,45 @@ def _list_unambiguous_values(values: Sequence[Any]) -> list[Any]:
         for value in values
         if value == value and not (isinstance(value, float) and (value == 0 or abs(value) > 1e15))
     ]
-    results = [item for item in kept_values if not (isinstance(item, str) and "\0" in item)]
+    expressible_values = [item for item in kept_values if not (isinstance(item, str) and "\0" in item)]
     # Trino rounds longer decimals twice, so plans do not prune by such decimals.
     short_values = [
-        item for item in results if not isinstance(item, float) or len(repr(item).lstrip("-0").replace(".", "")) < 16
+        item
+        for item in expressible_values
+        if not isinstance(item, float) or len(repr(item).lstrip("-0").replace(".", "")) < 16
     ]
-    return short_values or results or [kept_values[0] if kept_values else values[0]]
+    return short_values or expressible_values or [kept_values[0] if kept_values else values[0]]
 
 
 async def draw_table(
-    rng: random.Random, api: Api, name: str, leads: Sequence[RandomTable], *, fact: bool
+    rng: random.Random, api: Api, name: str, referenced_tables: Sequence[RandomTable], *, is_fact: bool
 ) -> RandomTable:
     version = rng.choice([2, 3])
     key_kind = rng.choice(KEY_KINDS)
-    first_kind = "int" if key_kind == "long" and rng.random() < 0.5 else key_kind
-    kinds = {"k": first_kind, "also": rng.choice(KEY_KINDS)}
+    old_key_kind = "int" if key_kind == "long" and rng.random() < 0.5 else key_kind
+    kinds = {"k": old_key_kind, "k2": rng.choice(KEY_KINDS)}
     kinds |= {f"c{number}": rng.choice(PREDICATE_KINDS) for number in range(rng.choice([1, 2, 3]))}
     pools = {column: draw_pool(rng, kind, rng.choice([3, 12, 30])) for column, kind in kinds.items()}
     random_table = RandomTable(None, pools, "k", (key_kind,))  # type: ignore[arg-type]
-    for number, other in enumerate(leads):
-        lead, kind = f"f{number}", other.key_kinds[-1]
-        kinds[lead] = COMPARABLE_KINDS.get(kind, kind) if rng.random() < 0.4 else kind
-        pools[lead] = _to_values_of_kind(kinds[lead], other.pools["k"]) + draw_pool(rng, kinds[lead], 4)
-        random_table.leads[lead] = other
+    for number, referenced_table in enumerate(referenced_tables):
+        reference, kind = f"f{number}", referenced_table.key_kinds[-1]
+        kinds[reference] = COMPARABLE_KINDS.get(kind, kind) if rng.random() < 0.4 else kind
+        pools[reference] = _to_values_of_kind(kinds[reference], referenced_table.pools["k"]) + draw_pool(
+            rng, kinds[reference], 4
+        )
+        random_table.referenced_tables[reference] = referenced_table
         if rng.random() < 0.25:
-            kinds[f"g{number}"] = other.table.columns[1].kind
-            pools[f"g{number}"] = other.pools["also"] + draw_pool(rng, kinds[f"g{number}"], 2)
-            random_table.other_columns[lead] = f"g{number}"
+            kinds[f"g{number}"] = referenced_table.table.columns[1].kind
+            pools[f"g{number}"] = referenced_table.pools["k2"] + draw_pool(rng, kinds[f"g{number}"], 2)
+            random_table.second_references[reference] = f"g{number}"
     columns = [Col(number, name, kind) for number, (name, kind) in enumerate(kinds.items(), 1)]
     parts = []
-    if fact and random_table.leads and rng.random() < 0.4:
+    if is_fact and random_table.referenced_tables and rng.random() < 0.4:
         source = next(column for column in columns if column.name == "f0")
         parts = [PartitionField(1000, "p", source.id, "identity")]
     random_table.table = await StarTable.create(api, name, columns, version=version, parts=parts)
-    files = _draw_files(rng, random_table, rng.choice([0, 1, 3]) if not fact else rng.randint(3, 8))
-    if first_kind != key_kind or rng.random() < 0.5:
+    files = _draw_files(rng, random_table, rng.choice([0, 1, 3]) if not is_fact else rng.randint(3, 8))
+    if old_key_kind != key_kind or rng.random() < 0.5:
         await random_table.table.commit(files)
         new_columns = [
             Col(column.id, column.name, key_kind if column.name == "k" else column.kind) for column in columns
@@ -181,21 +183,21 @@ def _to_values_of_kind(kind: str, values: Sequence[Any]) -> list[Any]:
 
 
 def _draw_files(rng: random.Random, table: RandomTable, count: int) -> list[DataFile]:
-    results = []
+    files = []
     for _ in range(count):
-        nulls = rng.choice([0.0, 0.05, 0.3, 1.0])
-        rows = [_draw_row(rng, table, nulls) for _ in range(rng.choice([1, 4, 20, 70]))]
+        null_rate = rng.choice([0.0, 0.05, 0.3, 1.0])
+        rows = [_draw_row(rng, table, null_rate) for _ in range(rng.choice([1, 4, 20, 70]))]
         for part in table.table.parts:
             name = next(column.name for column in table.table.columns if column.id == part.source)
             for row in rows:
                 row[name] = rows[0][name]
-        results.append(table.table.make_file(rows, rng=rng))
-    return results
+        files.append(table.table.make_file(rows, rng=rng))
+    return files
 
 
-def _draw_row(rng: random.Random, table: RandomTable, nulls: float) -> Row:
+def _draw_row(rng: random.Random, table: RandomTable, null_rate: float) -> Row:
     return {
-        column.name: None if rng.random() < nulls else rng.choice(table.pools[column.name])
+        column.name: None if rng.random() < null_rate else rng.choice(table.pools[column.name])
         for column in table.table.columns
     }
 
@@ -223,8 +225,8 @@ def store_in_duckdb(con: duckdb.DuckDBPyConnection, random_table: RandomTable) -
     live_rows = [
         (number, row)
         for number, file in enumerate(table.data)
-        for index, row in enumerate(table.rows[file.path])
-        if index not in table.deleted_positions.get(file.path, set())
+        for position, row in enumerate(table.rows[file.path])
+        if position not in table.deleted_positions.get(file.path, set())
     ]
     columns = {"file": pa.array([number for number, _ in live_rows], pa.int64())}
     for column in table.columns:
@@ -237,8 +239,8 @@ def store_in_duckdb(con: duckdb.DuckDBPyConnection, random_table: RandomTable) -
 def _build_oracle_array(kind: str, values: Sequence[Any]) -> pa.Array:
     name = strip_parameters(kind)
     if name in ("string", "uuid", "fixed", "binary"):
-        spelling = [value.encode() if isinstance(value, str) else value for value in values]
-        return pa.array([None if item is None else item.hex() for item in spelling], pa.string())
+        byte_values = [value.encode() if isinstance(value, str) else value for value in values]
+        return pa.array([None if item is None else item.hex() for item in byte_values], pa.string())
     if name == "decimal":
         return pa.array(values, pa.decimal128(38, 0))
     return pa.array(values, {"boolean": pa.bool_(), "double": pa.float64()}.get(name, pa.int64()))
@@ -252,44 +254,47 @@ def draw_joins(
     Returns:
         The joins as JSON of a plan request, the conditions on the table in DuckDB, and whether a plan can be exact.
     """
-    request, tables_json, exact = [], [], True
-    for lead, other in table.leads.items():
+    joins, exists_conditions, is_exact = [], [], True
+    for reference, dimension in table.referenced_tables.items():
         if rng.random() < 0.2:
             continue
-        name, join_columns = other.table.name, {lead: "k"}
-        if lead in table.other_columns and rng.random() < 0.6:
-            join_columns[table.other_columns[lead]] = "also"
-            exact = False
+        name, join_columns = dimension.table.name, {reference: "k"}
+        if reference in table.second_references and rng.random() < 0.6:
+            join_columns[table.second_references[reference]] = "k2"
+            is_exact = False
             counts["joins on two columns"] += 1
         join: dict[str, Any] = {"table": ["db", name], "on": join_columns}
-        conditions = [f"{table.table.name}.{fact_column} = {name}.{its}" for fact_column, its in join_columns.items()]
+        conditions = [
+            f"{table.table.name}.{fact_column} = {name}.{dimension_column}"
+            for fact_column, dimension_column in join_columns.items()
+        ]
         if rng.random() < 0.8:
-            join["predicate"], condition = draw_predicate(rng, other)
+            join["predicate"], condition = draw_predicate(rng, dimension)
             conditions.append(condition)
-        likes, condition, is_sure = draw_likes(rng, other)
+        likes, condition, are_likes_exact = draw_likes(rng, dimension)
         if likes:
             join["likes"] = likes
             conditions.append(condition)
-            exact = exact and is_sure
+            is_exact = is_exact and are_likes_exact
             counts["joins with LIKE"] += 1
-        nested_joins, further_joins, all_joins = draw_joins(rng, other, counts)
+        nested_joins, nested_conditions, is_nested_exact = draw_joins(rng, dimension, counts)
         if nested_joins:
             join["joins"] = nested_joins
-            conditions += further_joins
+            conditions += nested_conditions
             counts["snowflakes"] += 1
-        request.append(join)
-        tables_json.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")
-        exact = exact and all_joins
-    return request, tables_json, exact
+        joins.append(join)
+        exists_conditions.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")
+        is_exact = is_exact and is_nested_exact
+    return joins, exists_conditions, is_exact
 
 
 def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[str, Any]]], str, bool]:
     """Return LIKE predicates on the table's texts as JSON, DuckDB's form of them, and whether a plan is exact."""
     texts = [column.name for column in table.table.columns if column.kind == "string"]
     likes: list[list[dict[str, Any]]] = []
-    conditions, exact = [], True
+    conditions, is_exact = [], True
     for _ in range(rng.choice([0, 1, 1, 2]) if texts else 0):
-        either, spelling = [], []
+        alternatives, duckdb_alternatives = [], []
         for _ in range(rng.choice([1, 1, 2])):
             name = rng.choice(texts)
             value = str(rng.choice([pool for pool in table.pools[name] if isinstance(pool, str)] or ["a"]))
@@ -302,36 +307,36 @@ def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[s
                 like |= {"pattern": pattern, "escape": "#"} if "#" not in part else {"pattern": "%"}
             if rng.random() < 0.3:
                 like["function"] = rng.choice(["lower", "upper"])
-                exact = False
-            either.append(like)
+                is_exact = False
+            alternatives.append(like)
             text = f"decode(unhex({table.table.name}.{name}))"
             text = f"{like['function']}({text})" if "function" in like else text
             escape = f" ESCAPE '{like['escape']}'" if "escape" in like else ""
             quoted_pattern = str(like["pattern"]).replace("'", "''")
-            spelling.append(f"({text} {'NOT ' if like['negated'] else ''}LIKE '{quoted_pattern}'{escape})")
-        likes.append(either)
-        conditions.append(f"({' OR '.join(spelling)})")
-    return likes, " AND ".join(conditions), exact
+            duckdb_alternatives.append(f"({text} {'NOT ' if like['negated'] else ''}LIKE '{quoted_pattern}'{escape})")
+        likes.append(alternatives)
+        conditions.append(f"({' OR '.join(duckdb_alternatives)})")
+    return likes, " AND ".join(conditions), is_exact
 
 
 async def check_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
     rng = random.Random(f"star {seed}")
-    file_limit = rng.choice([0, 2, 200])
-    monkeypatch.setattr(dynamic_filters, "PREDICATE_KEYS_MAX", file_limit)
-    monkeypatch.setattr(dynamic_filters, "LISTED_MAX", rng.choice([file_limit + 1, 5000]))
+    predicate_keys_max = rng.choice([0, 2, 200])
+    monkeypatch.setattr(dynamic_filters, "PREDICATE_KEYS_MAX", predicate_keys_max)
+    monkeypatch.setattr(dynamic_filters, "LISTED_MAX", rng.choice([predicate_keys_max + 1, 5000]))
     monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))
     monkeypatch.setattr(bloom, "HASHED_MAX", rng.choice([3, 2000]))
-    outer = [await draw_table(rng, api, f"o{seed}_{number}", [], fact=False) for number in range(rng.choice([0, 1]))]
+    outer = [await draw_table(rng, api, f"o{seed}_{number}", [], is_fact=False) for number in range(rng.choice([0, 1]))]
     dims = [
-        await draw_table(rng, api, f"d{seed}_{number}", outer if rng.random() < 0.6 else [], fact=False)
+        await draw_table(rng, api, f"d{seed}_{number}", outer if rng.random() < 0.6 else [], is_fact=False)
         for number in range(rng.choice([1, 2, 3]))
     ]
-    fact = await draw_table(rng, api, f"s{seed}", dims, fact=True)
+    fact = await draw_table(rng, api, f"s{seed}", dims, is_fact=True)
     is_deleted = rng.random() < 0.4
     if is_deleted:
-        for item in (*outer, *dims, fact):
-            await delete_random_rows(rng, item)
-    indexing_mode, described = rng.choice(["none", "some", "all", "all"]), True
+        for random_table in (*outer, *dims, fact):
+            await delete_random_rows(rng, random_table)
+    indexing_mode, is_covered = rng.choice(["none", "some", "all", "all"]), True
     for column in fact.table.columns if fact.table.data and indexing_mode != "none" else ():
         if indexing_mode == "all" or rng.random() < 0.5:
             kind = "bitmap" if indexing_mode == "all" else rng.choice(["bitmap", "bloom", "record"])
@@ -339,11 +344,11 @@ async def check_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, count
                 fact.table.data if indexing_mode == "all" else rng.sample(fact.table.data, len(fact.table.data) // 2)
             )
             if covered_files:
-                described &= await fact.table.index(f"i_{column.name}", kind, [column.name], covered_files)
+                is_covered &= await fact.table.index(f"i_{column.name}", kind, [column.name], covered_files)
     con = duckdb.connect()
-    for item in (*outer, *dims, fact):
-        store_in_duckdb(con, item)
-    for number in range(PLANS):
+    for random_table in (*outer, *dims, fact):
+        store_in_duckdb(con, random_table)
+    for number in range(PLANS_PER_SEED):
         context = f"seed {seed}, plan {number}"
         joins, conditions, is_exact = draw_joins(rng, fact, counts)
         body: dict[str, Any] = {"joins": joins, "files": True}
@@ -354,23 +359,23 @@ async def check_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, count
         assert answer.status == 200, f"{context}: {answer.raw!r}"
         query = f"SELECT DISTINCT file FROM {fact.table.name} WHERE {' AND '.join(conditions or ['true'])}"
         expected = {file for (file,) in con.execute(query).fetchall()}
-        paths = {file.path: place for place, file in enumerate(fact.table.data)}
-        kept_paths = {paths[item["file-path"]] for item in answer.json["kept"]}
-        assert expected <= kept_paths, (
-            f"{context}: {expected - kept_paths} are lost\n{body}\n{query}\n{answer.json['joins']}"
+        numbers_by_path = {file.path: position for position, file in enumerate(fact.table.data)}
+        kept_numbers = {numbers_by_path[kept_file["file-path"]] for kept_file in answer.json["kept"]}
+        assert expected <= kept_numbers, (
+            f"{context}: {expected - kept_numbers} are lost\n{body}\n{query}\n{answer.json['joins']}"
         )
         reported_joins = answer.json.get("joins", [])
-        assert all(item["used"] for item in reported_joins), f"{context}: {reported_joins}"
-        if indexing_mode == "all" and described and is_exact and not is_deleted and answer.json["complete"]:
-            assert kept_paths == expected, (
-                f"{context}: {kept_paths - expected} are kept\n{body}\n{query}\n{answer.json['stages']}"
+        assert all(join["used"] for join in reported_joins), f"{context}: {reported_joins}"
+        if indexing_mode == "all" and is_covered and is_exact and not is_deleted and answer.json["complete"]:
+            assert kept_numbers == expected, (
+                f"{context}: {kept_numbers - expected} are kept\n{body}\n{query}\n{answer.json['stages']}"
             )
             counts["exact"] += 1
         counts["plans"] += 1
         counts["joins"] += len(reported_joins)
-        counts["kept"] += len(kept_paths)
+        counts["kept"] += len(kept_numbers)
         counts["wanted"] += len(expected)
-        counts["files"] += len(paths)
+        counts["files"] += len(numbers_by_path)
 
 
 async def run_campaign(seeds: Iterator[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

@@ -17,13 +17,13 @@ from tests.planner.lakes.predicates import JAVA_MEANING, SPARK_MEANING, Names, i
 from tests.planner.lakes.schemas import Field, Schema
 from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
-LAKES = 40
+LAKE_COUNT = 40
 
 
 @pytest.fixture(scope="module")
 def lakes(tmp_path_factory: pytest.TempPathFactory) -> list[Lake]:
     folder = tmp_path_factory.mktemp("lakes")
-    return [write_random_lake(seed, folder / str(seed)) for seed in range(LAKES)]
+    return [write_random_lake(seed, folder / str(seed)) for seed in range(LAKE_COUNT)]
 
 
 def is_partitioned_by_fixed(lake: Lake) -> bool:
@@ -100,7 +100,7 @@ def judge_java(case: ScanCase, answer: JavaPlan) -> Counter[str]:
 def test_java_keeps_every_matching_file_with_a_residual_equivalent_to_the_filter(
     tmp_path: Path, java: JavaPlanner
 ) -> None:
-    random_cases = [case for seed in range(1000, 1000 + LAKES) for case in draw_cases(seed, tmp_path, 6)]
+    random_cases = [case for seed in range(1000, 1000 + LAKE_COUNT) for case in draw_cases(seed, tmp_path, 6)]
     answers = java.plan([case.build_java_request() for case in random_cases])
     counts: Counter[str] = Counter()
     for case, answer in zip(random_cases, answers, strict=True):
@@ -115,9 +115,9 @@ def test_same_seed_always_makes_the_same_table(tmp_path: Path) -> None:
         files = [file for snapshot in lake.snapshots.values() for file in snapshot.data_files]
         return [repr((file.partition, file.rows, file.sequence, file.metrics)) for file in files]
 
-    first, second = (write_random_lake(7, tmp_path / name) for name in ("one", "two"))
-    assert describe(first) == describe(second)
-    assert first.metadata["schemas"] == second.metadata["schemas"]
+    first_lake, second_lake = (write_random_lake(7, tmp_path / name) for name in ("one", "two"))
+    assert describe(first_lake) == describe(second_lake)
+    assert first_lake.metadata["schemas"] == second_lake.metadata["schemas"]
 
 
 KINDS_BY_NAME = {"i": "int", "f": "double", "s": "string", "d": "decimal(9, 2)", "t": "timestamptz_ns", "b": "binary"}
@@ -161,10 +161,10 @@ def test_negated_predicate_is_its_opposite_but_false_on_null(op: str, expected: 
 
 
 def test_meanings_differ_on_zeros_and_nan() -> None:
-    zero, nan = {2: -0.0}, {2: math.nan}
+    zero_row, nan_row = {2: -0.0}, {2: math.nan}
     predicate = {"type": "eq", "term": "f", "value": 0.0}
-    assert matches(predicate, zero, NAMES)
-    assert not matches(predicate, zero, NAMES, JAVA_MEANING)
-    above_filter = {"type": "gt", "term": "f", "value": 1.0}
-    assert not matches(above_filter, nan, NAMES)
-    assert matches(above_filter, nan, NAMES, SPARK_MEANING)
+    assert matches(predicate, zero_row, NAMES)
+    assert not matches(predicate, zero_row, NAMES, JAVA_MEANING)
+    greater_filter = {"type": "gt", "term": "f", "value": 1.0}
+    assert not matches(greater_filter, nan_row, NAMES)
+    assert matches(greater_filter, nan_row, NAMES, SPARK_MEANING)

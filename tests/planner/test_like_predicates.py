@@ -27,9 +27,9 @@ def draw_pattern(rng: random.Random) -> str:
     return "".join(parts)
 
 
-@pytest.mark.parametrize("lake", mark_fast(range(6), 1))
-def test_like_keeps_matching_rows_and_is_exact_without_case_conversions(lake: int) -> None:
-    rng = random.Random(f"{first_seed()}/{lake}")
+@pytest.mark.parametrize("number", mark_fast(range(6), 1))
+def test_like_keeps_matching_rows_and_is_exact_without_case_conversions(number: int) -> None:
+    rng = random.Random(f"{first_seed()}/{number}")
     texts = [None if rng.random() < 0.1 else draw_text(rng, 6) for _ in range(rng.choice([0, 1, 300]))]
     texts += ["a" * 2000 + rng.choice("ab") for _ in range(rng.choice([0, 3]))]  # Some texts are longer than a key.
     array = pa.chunked_array([pa.array(texts, pa.string())])
@@ -42,18 +42,18 @@ def test_like_keeps_matching_rows_and_is_exact_without_case_conversions(lake: in
             function, negated = rng.choice([None, None, "lower", "upper"]), rng.random() < 0.4
             predicate = LikePredicate("c", draw_pattern(rng), "#", function, negated)
             term = "c" if function is None else f"{function}(c)"
-            text = f"{term} {'NOT ' if negated else ''}LIKE $1 ESCAPE '#'"
-            rows = con.execute(f"SELECT i FROM t WHERE {text} ORDER BY i", [predicate.pattern]).fetchall()
+            condition = f"{term} {'NOT ' if negated else ''}LIKE $1 ESCAPE '#'"
+            rows = con.execute(f"SELECT i FROM t WHERE {condition} ORDER BY i", [predicate.pattern]).fetchall()
             expected = np.zeros(len(texts), dtype=np.bool_)
             expected[[row for (row,) in rows]] = True
             matching_rows = match_rows_by_like([(BoundLike(COLUMN, predicate),)], {COLUMN: column})
             assert matching_rows is not None
-            sure_rows = np.array(
+            exact_rows = np.array(
                 [text is None or (len(text) <= 1000 and (function is None or text.isascii())) for text in texts],
                 dtype=np.bool_,
             )
             assert not (expected & ~matching_rows).any(), (predicate, texts)
-            assert (matching_rows == expected)[sure_rows].all(), (predicate, texts)
+            assert (matching_rows == expected)[exact_rows].all(), (predicate, texts)
             excluded_count += int((~matching_rows).sum())
     assert excluded_count or len(texts) < 10
 
@@ -63,12 +63,12 @@ def test_row_matches_if_each_list_has_a_matching_predicate() -> None:
     likes = {pattern: BoundLike(COLUMN, LikePredicate("c", pattern)) for pattern in ("%b%", "%c%", "_b")}
     columns = {COLUMN: column}
     assert match_rows_by_like([], columns) is None
-    results = [
+    masks = [
         match_rows_by_like([(likes["%b%"], likes["%c%"])], columns),
         match_rows_by_like([(likes["%b%"],), (likes["%c%"],)], columns),
         match_rows_by_like([(likes["_b"],)], columns),
     ]
-    assert [list(map(bool, result)) for result in results if result is not None] == [
+    assert [list(map(bool, result)) for result in masks if result is not None] == [
         [True, True, True, False],
         [False, False, True, False],
         [True, False, False, False],

@@ -70,11 +70,11 @@ async def open_lookup_planner(folder: Path) -> AsyncIterator[Planner]:
 async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, LakeSnapshot, TableView]]:
     """Return the view of each snapshot, and a view in which its delete files are treated as data files."""
     metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
-    results = []
+    views = []
     for snapshot in lake.snapshots.values():
         view = await planner.view(metadata, ScanRequest(snapshot_id=snapshot.id))
-        results.append((metadata, snapshot, view))
-    return results
+        views.append((metadata, snapshot, view))
+    return views
 
 
 def list_paths(found_files: FoundFiles) -> list[str]:
@@ -104,49 +104,49 @@ def find_files_of_partition(lake: Lake, expected: dict[str, Any], files: Sequenc
     ids = {
         name: {part.id for fields in lake.specs.values() for part in fields if part.name == name} for name in expected
     }
-    results = []
+    paths = []
     for file in files:
         fields = lake.specs[file.spec_id]
         positions = {
-            name: next((i for i, part in enumerate(fields) if part.id in ids[name]), None) for name in expected
+            name: next((index for index, part in enumerate(fields) if part.id in ids[name]), None) for name in expected
         }
         if all(
             positions[name] is not None and is_equal(file.partition[positions[name] or 0], value)
             for name, value in expected.items()
         ):
-            results.append(file.path)
-    return results
+            paths.append(file.path)
+    return paths
 
 
-def format_prefix(lake: Lake, expected: dict[str, Any]) -> str:
+def format_prefix(lake: Lake, prefix: dict[str, Any]) -> str:
     """Return the values as JSON in the specification's form."""
-    document: dict[str, Any] = {}
-    for name, value in expected.items():
+    json_values: dict[str, Any] = {}
+    for name, value in prefix.items():
         part = next(field for fields in lake.specs.values() for field in fields if field.name == name)
         kind = partitioning.infer_result_kind(part.transform, lake.all_columns[part.source].kind)
         if value is None or (isinstance(value, float) and math.isnan(value)):
-            document[name] = None if value is None else "NaN"
+            json_values[name] = None if value is None else "NaN"
         else:
-            document[name] = render(kind, value, "spec")
-    return json.dumps(document)
+            json_values[name] = render(kind, value, "spec")
+    return json.dumps(json_values)
 
 
 async def check_prefixes(seed: int, folder: Path, planner: Planner, counts: Counter[str]) -> None:
     lake = write_random_lake(seed, folder / str(seed))
     rng = random.Random(~seed)
     for metadata, snapshot, view in await build_views(lake, planner):
-        for files, expected_files in (
+        for files, file_view in (
             (snapshot.data_files, view),
             (snapshot.delete_files, TableView(view.delete_manifests, view.delete_blocks)),
         ):
-            assert list_paths(find_files_by_prefix(expected_files)) == [file.path for file in files], f"seed {seed}"
+            assert list_paths(find_files_by_prefix(file_view)) == [file.path for file in files], f"seed {seed}"
             for _ in range(6 if files else 0):
-                expected = draw_prefix(rng, lake, files)
-                text = format_prefix(lake, expected)
-                context = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {expected}"
-                lookup_result = find_files_by_prefix(expected_files, parse_prefix(text, metadata))
-                assert list_paths(lookup_result) == find_files_of_partition(lake, expected, files), context
-                assert list_paths(find_files_at(expected_files, lookup_result.list_entry_ids())) == list_paths(
+                prefix = draw_prefix(rng, lake, files)
+                prefix_json = format_prefix(lake, prefix)
+                context = f"seed {seed}, snapshot {snapshot.id}, prefix {prefix_json}, {prefix}"
+                lookup_result = find_files_by_prefix(file_view, parse_prefix(prefix_json, metadata))
+                assert list_paths(lookup_result) == find_files_of_partition(lake, prefix, files), context
+                assert list_paths(find_files_at(file_view, lookup_result.list_entry_ids())) == list_paths(
                     lookup_result
                 ), context
                 counts["prefixes"] += 1
@@ -173,15 +173,15 @@ async def test_partition_prefixes_find_their_files_in_many_random_tables(tmp_pat
 # Columns
 
 
-def read_bound(kind: str, actual: Any, row: int) -> Any:
+def read_bound(kind: str, bounds: Any, row: int) -> Any:
     """Return one bound from the array that contains it."""
-    if isinstance(actual, Strings):
-        raw = actual.list_values()[row]
+    if isinstance(bounds, Strings):
+        raw = bounds.list_values()[row]
         return None if raw is None else decode_value(Form.STRINGS, kind, raw)
-    item = actual[row].item()
-    if isinstance(item, float):
-        return None if math.isnan(item) else item
-    return None if item == MISSING else decode_value(Form.INTEGERS, kind, item)
+    bound = bounds[row].item()
+    if isinstance(bound, float):
+        return None if math.isnan(bound) else bound
+    return None if bound == MISSING else decode_value(Form.INTEGERS, kind, bound)
 
 
 async def check_statistics(seed: int, folder: Path, planner: Planner, outcomes: Counter[str]) -> None:
@@ -197,7 +197,7 @@ async def check_statistics(seed: int, folder: Path, planner: Planner, outcomes: 
         for column in lake.schema.leaves().values():
             stats = lookup_result.find_statistics(RequestedColumn(column.id, column.kind))
             counts = [stats.counts(name).tolist() for name in ("value_counts", "null_value_counts", "nan_value_counts")]
-            sides = {side: stats.read_bounds(side) for side in ("lower", "upper")}
+            bounds_by_side = {side: stats.read_bounds(side) for side in ("lower", "upper")}
             for file_number, file in enumerate(files):
                 metrics = file.metrics.get(column.id)
                 context = f"seed {seed}, snapshot {snapshot.id}, {column.name}: {file.path}"
@@ -206,7 +206,7 @@ async def check_statistics(seed: int, folder: Path, planner: Planner, outcomes: 
                     None if count[file_number] == MISSING else count[file_number] for count in counts
                 ] == expected, context
                 block, row = view.locate(int(lookup_result.list_entry_ids()[file_number]))
-                for side, bounds in sides.items():
+                for side, bounds in bounds_by_side.items():
                     bound = block.get_bound(side, column.id, row)
                     assert is_equal(read_bound(column.kind, bounds, file_number), bound), f"{context}: {side}"
                     outcomes[f"{column.kind.partition('(')[0].partition('[')[0]} bounds"] += bound is not None
@@ -258,11 +258,11 @@ async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) 
 # Partitions as they were before their columns changed
 
 
-def build_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
+def build_view(folder: Path, manifest_values: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
     """Return a view with a manifest for each (type, values), partitioned by the identity of column 1."""
     style = Style(has_shuffled_fields=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
     manifests, blocks = [], []
-    for number, (kind, values) in enumerate(parts):
+    for number, (kind, values) in enumerate(manifest_values):
         fields = (PartitionField(1000, "p", 1, "identity"),)
         files = [
             DataFile(f"{number}-{index}", DATA, "PARQUET", 0, (value,), 1, 1, {}) for index, value in enumerate(values)
@@ -284,10 +284,10 @@ def build_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> Tabl
         counts = dict.fromkeys((ADDED, EXISTING, DELETED), (0, 0))
         manifest = Manifest(path.as_uri(), len(data), 0, 0, 1, 1, 1, [], None, counts=counts)
         manifests.append(manifest)
-    listing = list_bytes(
+    manifest_list = list_bytes(
         [(manifest, None) for manifest in manifests], version=2, style=style, header={"format-version": "2"}
     )
-    return TableView(decode_manifest_list(listing, "file:///list"), blocks)
+    return TableView(decode_manifest_list(manifest_list, "file:///list"), blocks)
 
 
 def build_metadata_of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
@@ -301,19 +301,25 @@ def build_metadata_of_one_column(metadata: TableMetadata, kind: str) -> TableMet
     return msgspec.structs.replace(metadata, schemas=(schema,), partition_specs=(spec,))
 
 
+DAY = 19_723
+"""2024-01-01"""
+
+
 @pytest.mark.each_value
-@pytest.mark.parametrize("days", [[0, 0], [0, 19_723], [19_723, None], [19_723, 19_723], [None, None]])
-@pytest.mark.parametrize("wanted_day", [0, 19_723, None])
+@pytest.mark.parametrize("days", [[0, 0], [0, DAY], [DAY, None], [DAY, DAY], [None, None]])
+@pytest.mark.parametrize("wanted_day", [0, DAY, None])
 def test_date_promoted_to_a_timestamp_is_found_by_its_midnight(
     metadata: TableMetadata, tmp_path: Path, days: list[int | None], wanted_day: int | None
 ) -> None:
     day_us = 86_400_000_000
-    times = [None if day is None else day * day_us for day in [*days, 19_723]]
-    view = build_view(tmp_path, [("date", days), ("timestamp", times), ("timestamp", [19_723 * day_us + 1])])
-    text = json.dumps({"p": None if wanted_day is None else wanted_day * day_us})
-    lookup_result = find_files_by_prefix(view, parse_prefix(text, build_metadata_of_one_column(metadata, "timestamp")))
+    times = [None if day is None else day * day_us for day in [*days, DAY]]
+    view = build_view(tmp_path, [("date", days), ("timestamp", times), ("timestamp", [DAY * day_us + 1])])
+    prefix_json = json.dumps({"p": None if wanted_day is None else wanted_day * day_us})
+    lookup_result = find_files_by_prefix(
+        view, parse_prefix(prefix_json, build_metadata_of_one_column(metadata, "timestamp"))
+    )
     expected = [f"0-{index}" for index, day in enumerate(days) if day == wanted_day]
-    expected += [f"1-{index}" for index, day in enumerate([*days, 19_723]) if day == wanted_day]
+    expected += [f"1-{index}" for index, day in enumerate([*days, DAY]) if day == wanted_day]
     assert list_paths(lookup_result) == expected
     values = [
         group_by_partition(lookup_result).partitions[number].fields[0].value
@@ -338,8 +344,10 @@ def test_promoted_partition_value_equals_the_original_value(
     view = build_view(
         tmp_path, [(kinds[0], [values[0], other_value, None]), (kinds[1], [None, values[1], other_value])]
     )
-    text = json.dumps({"p": render(kinds[1], values[1], "spec")})
-    lookup_result = find_files_by_prefix(view, parse_prefix(text, build_metadata_of_one_column(metadata, kinds[1])))
+    prefix_json = json.dumps({"p": render(kinds[1], values[1], "spec")})
+    lookup_result = find_files_by_prefix(
+        view, parse_prefix(prefix_json, build_metadata_of_one_column(metadata, kinds[1]))
+    )
     assert list_paths(lookup_result) == ["0-0", "1-1"]
 
 
@@ -373,10 +381,13 @@ def metadata(tmp_path: Path) -> TableMetadata:
         (1008, "d", 7, "identity"),
     ]
     specs = [
-        [{"field-id": i, "name": n, "source-id": s, "transform": t} for i, n, s, t in key_parts]
-        for key_parts in (parts, [part for part in parts if part[1] != "bucket"])
+        [
+            {"field-id": field_id, "name": name, "source-id": source_id, "transform": transform}
+            for field_id, name, source_id, transform in spec_parts
+        ]
+        for spec_parts in (parts, [part for part in parts if part[1] != "bucket"])
     ]
-    document = {
+    metadata_json = {
         "format-version": 2,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
         "location": "file:///t",
@@ -387,7 +398,7 @@ def metadata(tmp_path: Path) -> TableMetadata:
             {
                 "type": "struct",
                 "schema-id": 0,
-                "fields": [{"id": i, "name": n, "type": t, "required": False} for i, n, t in fields],
+                "fields": [{"id": key, "name": name, "type": kind, "required": False} for key, name, kind in fields],
             }
         ],
         "current-schema-id": 0,
@@ -397,7 +408,7 @@ def metadata(tmp_path: Path) -> TableMetadata:
         "sort-orders": [{"order-id": 0, "fields": []}],
         "default-sort-order-id": 0,
     }
-    return decode_table(json.dumps(document).encode(), "file:///t/metadata.json")
+    return decode_table(json.dumps(metadata_json).encode(), "file:///t/metadata.json")
 
 
 @pytest.mark.parametrize(
@@ -455,41 +466,40 @@ def test_prefix_in_json_distinguishes_the_text_null_from_null(metadata: TableMet
 
 # The kernel
 
+LAYOUT_COLUMNS = 15
+ROW_COUNT_COLUMN = 4
+"""The column of a layout with the number of rows of each block, as in view.py"""
+
 
 def test_kernel_rejects_rows_outside_a_block() -> None:
-    layout = np.zeros((1, 13), dtype=np.int64)
-    layout[0, 4] = 5
-    none: Any = np.empty(0, dtype=np.int64)
+    layout = np.zeros((1, LAYOUT_COLUMNS), dtype=np.int64)
+    layout[0, ROW_COUNT_COLUMN] = 5
+    no_picks: Any = np.empty(0, dtype=np.int64)
 
-    def count_and_read_longs(layout: Any, segments: Any, picks: Any) -> Any:
+    def read_longs(layout: Any, segments: Any, picks: Any) -> Any:
         return _lookup.read_longs((layout,), segments, picks)
 
-    def check_layout(layout: Any, segments: Any, picks: Any) -> Any:
+    def write_integers(layout: Any, segments: Any, picks: Any) -> Any:
         rows = max(0, int(segments[0, 2]))
         return _lookup.write_integers(layout, segments, picks, np.zeros(rows * 8, np.uint8), 8, np.zeros(0, np.uint8))
 
-    for read_part in (
-        count_and_read_longs,
-        check_layout,
-        _lookup.list_entry_ids,
-        _lookup.read_doubles,
-        _lookup.read_strings,
-    ):
+    for kernel in (read_longs, write_integers, _lookup.list_entry_ids, _lookup.read_doubles, _lookup.read_strings):
         for segment in ([1, 0, 1, -1], [0, 3, 3, -1], [0, -1, 2, -1], [0, 0, 1, 0], [0, 0, -1, -1]):
             with pytest.raises(IndexError):
-                read_part(layout, np.array([segment], dtype=np.int64), none)
+                kernel(layout, np.array([segment], dtype=np.int64), no_picks)
         with pytest.raises(IndexError):
-            read_part(layout, np.array([[0, 0, 1, 0]], dtype=np.int64), np.array([5], dtype=np.int64))
+            kernel(layout, np.array([[0, 0, 1, 0]], dtype=np.int64), np.array([5], dtype=np.int64))
 
 
 def test_kernel_writes_integers_only_within_the_buffer() -> None:
-    layout = np.zeros((1, 13), dtype=np.int64)
-    layout[0, 4] = 20
+    layout = np.zeros((1, LAYOUT_COLUMNS), dtype=np.int64)
+    layout[0, ROW_COUNT_COLUMN] = 20
     segments: Any = np.array([[0, 0, 20, -1]], dtype=np.int64)
     picks: Any = np.empty(0, dtype=np.int64)
+    # 20 rows need 160 bytes as longs or 80 as ints, and 3 bytes of validity bits, if there are any.
     for size, width, bits in ((159, 8, 0), (161, 8, 0), (80, 8, 0), (80, 2, 0), (80, 4, 2)):
         with pytest.raises(ValueError):
             _lookup.write_integers(layout, segments, picks, np.zeros(size, np.uint8), width, np.zeros(bits, np.uint8))
-    marks: Any = np.zeros(3, np.uint8)
-    assert _lookup.write_integers(layout, segments, picks, np.zeros(80, np.uint8), 4, marks) == 0
-    assert marks.tolist() == [255, 255, 15]
+    validity_bits: Any = np.zeros(3, np.uint8)
+    assert _lookup.write_integers(layout, segments, picks, np.zeros(80, np.uint8), 4, validity_bits) == 0
+    assert validity_bits.tolist() == [255, 255, 15]

@@ -56,20 +56,20 @@ def build_manifest(summaries: Sequence[FieldSummary] | None, spec_id: int = 3) -
     )
 
 
-def compute_summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> FieldSummary:
+def compute_summary(kind: str, values: Sequence[Any], *, is_java: bool, is_terse: bool) -> FieldSummary:
     """Return the summary of one field in Java's order or Python's. Bounds do not include NaN and null.
 
     Args:
-        terse: Omit optional fields.
+        is_terse: Omit optional fields.
     """
-    nan = any(isinstance(value, float) and math.isnan(value) for value in values)
-    order = order_like_java if javas else order_like_python
+    has_nan = any(isinstance(value, float) and math.isnan(value) for value in values)
+    order = order_like_java if is_java else order_like_python
     present_values = sorted(
         (value for value in values if value is not None and value == value), key=lambda value: order(kind, value)
     )
     return FieldSummary(
         contains_null=None in values,
-        contains_nan=None if terse else nan,
+        contains_nan=None if is_terse else has_nan,
         lower=to_bytes(kind, present_values[0]) if present_values else None,
         upper=to_bytes(kind, present_values[-1]) if present_values else None,
     )
@@ -88,12 +88,14 @@ PARTITIONS = st.lists(
 
 
 @settings(max_examples=examples(600, 30))
-@given(expression=draw_expression(KINDS, terms=False), partitions=PARTITIONS, javas=st.booleans(), terse=st.booleans())
+@given(
+    expression=draw_expression(KINDS, terms=False), partitions=PARTITIONS, is_java=st.booleans(), is_terse=st.booleans()
+)
 def test_manifest_with_a_file_that_satisfies_the_expression_is_kept(
-    expression: Expression, partitions: list[Mapping[int, Any]], javas: bool, terse: bool
+    expression: Expression, partitions: list[Mapping[int, Any]], is_java: bool, is_terse: bool
 ) -> None:
     summaries = [
-        compute_summary(kind, [partition[field] for partition in partitions], javas=javas, terse=terse)
+        compute_summary(kind, [partition[field] for partition in partitions], is_java=is_java, is_terse=is_terse)
         for field, kind in KINDS.items()
     ]
     for order in (order_like_java, order_like_python):
@@ -105,9 +107,9 @@ def test_manifest_with_a_file_that_satisfies_the_expression_is_kept(
 @given(data=st.data(), kind=st.sampled_from(sorted(kind for kind in VALUES if kind not in ("float", "double", "uuid"))))
 def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataObject, kind: str) -> None:
     """For each predicate on one field, the manifest is kept exactly if a value of its range matches."""
-    field = next(field_id for field_id, other in KINDS.items() if other == kind)
+    field = next(field_id for field_id, item_kind in KINDS.items() if item_kind == kind)
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
-    literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
+    literal, other_literal = data.draw(VALUES[kind]), data.draw(VALUES[kind])
     present_values = [value for value in values if value is not None]
     expected_results = {
         Op.LT: lambda: min(present_values) < literal,
@@ -115,13 +117,13 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
         Op.GT: lambda: max(present_values) > literal,
         Op.GT_EQ: lambda: max(present_values) >= literal,
         Op.EQ: lambda: min(present_values) <= literal <= max(present_values),
-        Op.IN: lambda: any(min(present_values) <= item <= max(present_values) for item in (literal, other)),
+        Op.IN: lambda: any(min(present_values) <= item <= max(present_values) for item in (literal, other_literal)),
     }
     other_summaries = [FieldSummary(None, None, None, None)] * (field - 1000)
     for op, is_expected in expected_results.items():
-        literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
+        literals = tuple(sorted({literal, other_literal})) if op is Op.IN else (literal,)
         bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
-        is_kept = is_needed(bound, *other_summaries, compute_summary(kind, values, javas=True, terse=False))
+        is_kept = is_needed(bound, *other_summaries, compute_summary(kind, values, is_java=True, is_terse=False))
         assert is_kept == (bool(present_values) and is_expected()), op
 
 
@@ -160,10 +162,15 @@ def test_unreadable_bounds_prune_nothing(
 
 
 def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
-    absent_value = make_bound("string", Op.EQ, "zzz")
-    results = [FieldSummary(False, None, b"a", b"b")]
-    listing = [build_manifest(None), build_manifest(()), build_manifest(results, spec_id=4), build_manifest(results)]
-    assert ManifestSummaries(listing).find_needed_manifests({3: absent_value}, [SPEC_WITH_ONE_FIELD]) == [0, 1, 2]
+    bound = make_bound("string", Op.EQ, "zzz")
+    summaries = [FieldSummary(False, None, b"a", b"b")]
+    listed_manifests = [
+        build_manifest(None),
+        build_manifest(()),
+        build_manifest(summaries, spec_id=4),
+        build_manifest(summaries),
+    ]
+    assert ManifestSummaries(listed_manifests).find_needed_manifests({3: bound}, [SPEC_WITH_ONE_FIELD]) == [0, 1, 2]
 
 
 @settings(max_examples=examples(150, 8))
@@ -174,13 +181,13 @@ def test_manifests_are_pruned_together_as_each_alone(data: st.DataObject) -> Non
     Some have no summary or fewer fields, or were decoded for earlier expressions.
     """
     kinds = list(KINDS.items())
-    turned_spec = PartitionSpec(4, tuple(reversed(SPEC.fields)))
+    reversed_spec = PartitionSpec(4, tuple(reversed(SPEC.fields)))
     listed_manifests = []
     for _ in range(data.draw(st.integers(0, 12))):
         spec_id = data.draw(st.sampled_from([3, 3, 4, 5]))
         rows = data.draw(PARTITIONS)
         summaries = [
-            compute_summary(kind, [row[field] for row in rows], javas=True, terse=False) for field, kind in kinds
+            compute_summary(kind, [row[field] for row in rows], is_java=True, is_terse=False) for field, kind in kinds
         ]
         if spec_id == 4:
             summaries.reverse()
@@ -190,42 +197,42 @@ def test_manifests_are_pruned_together_as_each_alone(data: st.DataObject) -> Non
         )
     all_summaries = ManifestSummaries(listed_manifests)
     for _ in range(4):
-        by_spec = {
+        expressions_by_spec = {
             spec_id: data.draw(draw_expression(KINDS, terms=False))
             for spec_id in data.draw(st.sets(st.sampled_from([3, 4])))
         }
         single_manifests = [
             number
             for number, listed_manifest in enumerate(listed_manifests)
-            if ManifestSummaries([listed_manifest]).find_needed_manifests(by_spec, [SPEC, turned_spec])
+            if ManifestSummaries([listed_manifest]).find_needed_manifests(expressions_by_spec, [SPEC, reversed_spec])
         ]
-        assert all_summaries.find_needed_manifests(by_spec, [SPEC, turned_spec]) == single_manifests
-        assert all_summaries.find_needed_manifests(by_spec, [SPEC, turned_spec]) == single_manifests
+        for _ in range(2):  # The second call uses summaries that the first one decoded.
+            assert all_summaries.find_needed_manifests(expressions_by_spec, [SPEC, reversed_spec]) == single_manifests
 
 
 def test_partition_field_is_found_by_its_position_in_its_own_spec() -> None:
-    turned_spec = PartitionSpec(4, tuple(reversed(SPEC.fields)))
+    reversed_spec = PartitionSpec(4, tuple(reversed(SPEC.fields)))
     field = 1000 + list(VALUES).index("string")
     summaries = [FieldSummary(None, None, None, None)] * (len(KINDS) - 1)
-    place = len(KINDS) - 1 - (field - 1000)
-    summaries.insert(place, FieldSummary(False, None, b"a", b"b"))
-    for literal, kept_files in (("a", [0]), ("c", [])):
+    position = len(KINDS) - 1 - (field - 1000)
+    summaries.insert(position, FieldSummary(False, None, b"a", b"b"))
+    for literal, kept_manifests in (("a", [0]), ("c", [])):
         bound = Bound(Op.EQ, field, "p", "string", "identity", "string", (literal,))
         assert (
             ManifestSummaries([build_manifest(summaries, spec_id=4)]).find_needed_manifests(
-                {4: bound}, [SPEC, turned_spec]
+                {4: bound}, [SPEC, reversed_spec]
             )
-            == kept_files
+            == kept_manifests
         )
 
 
 def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Preparing a hundred thousand values again for each of a thousand manifests would take minutes."""
-    manifest_count = 0
+    call_count = 0
 
     def count_call(form: Form, kind: str, value: Value) -> Any:
-        nonlocal manifest_count
-        manifest_count += 1
+        nonlocal call_count
+        call_count += 1
         return encode_key(form, kind, value)
 
     monkeypatch.setattr(manifests, "encode_key", count_call)
@@ -234,7 +241,8 @@ def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPa
     query = make_bound("long", Op.IN, *range(1, 1000, 4))
     needed_manifests = ManifestSummaries(listed_manifests).find_needed_manifests({3: query}, [SPEC_WITH_ONE_FIELD])
     assert needed_manifests == [low for low in range(200) if low % 4 in (0, 1)]
-    assert manifest_count == len(query.values) + 2 * len(listed_manifests)
+    # Each literal is encoded once, and so are the two bounds of each manifest.
+    assert call_count == len(query.values) + 2 * len(listed_manifests)
 
 
 async def test_long_in_list_is_evaluated_outside_of_the_event_loop(
@@ -252,10 +260,10 @@ async def test_long_in_list_is_evaluated_outside_of_the_event_loop(
     table = Table(tmp_path / "t")
     table.commit(1, [table.write_manifest(f"m{day}", [day], day=day) for day in range(4)])
     async with open_test_planner(tmp_path) as test_planner:
-        for days, on_loop in ((range(1, 3), True), (range(1, 30_000, 3), False)):
+        for days, is_on_loop in ((range(1, 3), True), (range(1, 30_000, 3), False)):
             filter_json = {"type": "in", "term": "day", "values": list(days)}
             assert await plan_file_numbers(test_planner, table.metadata, filter_json) == [
                 day for day in range(4) if day in days
             ]
-            assert [thread is threading.main_thread() for thread in threads] == [on_loop]
+            assert [thread is threading.main_thread() for thread in threads] == [is_on_loop]
             threads.clear()

@@ -29,8 +29,8 @@ VALUES: dict[str, list[Any]] = {
     "binary": [b"", b"\0", b"a", b"\xff", b"\xff\xff"],
     "uuid": [bytes(16), b"\x7f" + bytes(15), b"\xff" * 16],
 }
-POINTS = [Op.EQ, Op.NOT_EQ]
-SETS = [Op.IN, Op.NOT_IN]
+EQUALITY_OPS = [Op.EQ, Op.NOT_EQ]
+LIST_OPS = [Op.IN, Op.NOT_IN]
 ORDER_OPS = [Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ]
 
 
@@ -58,16 +58,16 @@ def matches(bound: Bound, value: Any, *, java: bool) -> bool:
     op, values = bound.op, bound.values
     if value is None:
         return op in (Op.IS_NULL, Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH, Op.NOT_NAN)
-    nan = isinstance(value, float) and math.isnan(value)
+    is_nan = isinstance(value, float) and math.isnan(value)
     match op:
         case Op.IS_NULL:
             return False
         case Op.NOT_NULL:
             return True
         case Op.IS_NAN:
-            return nan
+            return is_nan
         case Op.NOT_NAN:
-            return not nan
+            return not is_nan
         case Op.LT:
             return is_below(value, values[0], java=java)
         case Op.LT_EQ:
@@ -92,10 +92,10 @@ def list_predicates(kind: str) -> list[Bound]:
     predicates = [build_predicate(op, kind) for op in (Op.IS_NULL, Op.NOT_NULL)]
     if kind in ("float", "double"):
         predicates += [build_predicate(op, kind) for op in (Op.IS_NAN, Op.NOT_NAN)]
-    ordered = [] if kind in ("uuid", "boolean") else ORDER_OPS
-    predicates += [build_predicate(op, kind, value) for op in (*POINTS, *ordered) for value in literals]
+    order_ops = [] if kind in ("uuid", "boolean") else ORDER_OPS
+    predicates += [build_predicate(op, kind, value) for op in (*EQUALITY_OPS, *order_ops) for value in literals]
     rng = random.Random(kind)
-    for op in SETS * 6:
+    for op in LIST_OPS * 6:  # six lists for each operator
         some_literals = rng.sample(literals, min(len(literals), rng.randint(2, 4)))
         if len(set(some_literals)) == len(some_literals):
             predicates.append(build_predicate(op, kind, *sorted(some_literals)))
@@ -118,11 +118,11 @@ def is_in_ranges(ranges: KeyRanges, kind: str, value: Any) -> bool:
 def test_comparison_semantics_match_the_answers_of_their_clients(kind: str) -> None:
     for bound in list_predicates(kind):
         for value in (*VALUES[kind], None):
-            java_matches, ieee = matches(bound, value, java=True), matches(bound, value, java=False)
+            matches_java, matches_sql = matches(bound, value, java=True), matches(bound, value, java=False)
             expected = {
-                ComparisonSemantics.ICEBERG: java_matches,
-                ComparisonSemantics.SQL: ieee,
-                ComparisonSemantics.POSSIBLE: java_matches or ieee,
+                ComparisonSemantics.ICEBERG: matches_java,
+                ComparisonSemantics.SQL: matches_sql,
+                ComparisonSemantics.POSSIBLE: matches_java or matches_sql,
             }
             for semantics, answer in expected.items():
                 ranges = compute_key_ranges(bound, kind, semantics)

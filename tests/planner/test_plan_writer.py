@@ -60,7 +60,7 @@ class PlanTableFolder:
             filter=parse_expression(case.filter), snapshot_id=case.snapshot.id, case_sensitive=case.case_sensitive
         )
         scan = await self.planner.bind_and_plan(metadata, request)
-        entry_places = [scan.view.locate(row) for row in scan.entry_ids.tolist()]
+        entry_positions = [scan.view.locate(row) for row in scan.entry_ids.tolist()]
         kept_manifests = find_kept_manifests(scan, metadata.format_version)
         snapshot = metadata.snapshot(case.snapshot.id)
         assert snapshot is not None
@@ -70,7 +70,7 @@ class PlanTableFolder:
         plan_table = await self.writer.write(kept_manifests, metadata, snapshot, folder.as_uri(), "p")
         for path, data in plan_table.files:
             Path(path.removeprefix("file://")).write_bytes(data)
-        return kept_manifests, plan_table, {block.read_text("file_path", row) or "" for block, row in entry_places}
+        return kept_manifests, plan_table, {block.read_text("file_path", row) or "" for block, row in entry_positions}
 
 
 async def check_case(tables: PlanTableFolder, case: ScanCase) -> tuple[str, set[str], Counter[str]]:
@@ -79,70 +79,76 @@ async def check_case(tables: PlanTableFolder, case: ScanCase) -> tuple[str, set[
     Returns:
         The location of the metadata of the plan table, the kept files, and the situations that occurred.
     """
-    note = str(case)
+    context = str(case)
     kept_manifests, plan_table, paths = await tables.plan(case)
-    snapshot_id = plan_table.files[-1][0]
-    metadata = json.loads(Path(snapshot_id.removeprefix("file://")).read_bytes())
-    assert decode_table(plan_table.files[-1][1], snapshot_id) == plan_table.metadata, note
+    location = plan_table.files[-1][0]
+    metadata = json.loads(Path(location.removeprefix("file://")).read_bytes())
+    assert decode_table(plan_table.files[-1][1], location) == plan_table.metadata, context
     (snapshot,) = metadata["snapshots"]
     original_snapshot = case.snapshot.json
-    assert {**snapshot, "manifest-list": None} == {**original_snapshot, "manifest-list": None}, note
-    assert metadata["current-snapshot-id"] == snapshot["snapshot-id"] == metadata["refs"]["main"]["snapshot-id"], note
-    assert metadata.get("next-row-id") == case.lake.metadata.get("next-row-id"), note
-    manifests_before, now = (
+    assert {**snapshot, "manifest-list": None} == {**original_snapshot, "manifest-list": None}, context
+    assert metadata["current-snapshot-id"] == snapshot["snapshot-id"] == metadata["refs"]["main"]["snapshot-id"], (
+        context
+    )
+    assert metadata.get("next-row-id") == case.lake.metadata.get("next-row-id"), context
+    old_manifests, listed_manifests = (
         read_manifest_list(original_snapshot["manifest-list"]),
         read_manifest_list(snapshot["manifest-list"]),
     )
-    deletes = [row for row in manifests_before if row["content"]]
-    assert [row for row in now if row["content"]] == deletes, note
-    old_rows = {row["path"]: row for row in manifests_before}
-    new_manifests = [row for row in now if row["path"] not in old_rows]
-    for row in now:
-        assert row["path"] not in old_rows or row == old_rows[row["path"]], note
-    assert len(new_manifests) == len({row["spec_id"] for row in new_manifests}), note
-    originals, data_files = (
-        read_data_files(manifests_before, case.lake.version),
-        read_data_files(now, case.lake.version),
+    deletes = [manifest for manifest in old_manifests if manifest["content"]]
+    assert [manifest for manifest in listed_manifests if manifest["content"]] == deletes, context
+    old_manifests_by_path = {manifest["path"]: manifest for manifest in old_manifests}
+    new_manifests = [manifest for manifest in listed_manifests if manifest["path"] not in old_manifests_by_path]
+    for manifest in listed_manifests:
+        assert manifest["path"] not in old_manifests_by_path or manifest == old_manifests_by_path[manifest["path"]], (
+            context
+        )
+    assert len(new_manifests) == len({manifest["spec_id"] for manifest in new_manifests}), context
+    original_entries, data_files = (
+        read_data_files(old_manifests, case.lake.version),
+        read_data_files(listed_manifests, case.lake.version),
     )
-    assert data_files.keys() == paths, note
+    assert data_files.keys() == paths, context
     for path, entry in data_files.items():
-        assert_same(entry, originals[path], f"{path}\n{note}")
-    for row in new_manifests:
-        rows = list(read_entries(row["path"]))
-        assert {entry["status"] for entry in rows} == {0}, note
-        assert (row["added"], row["existing"], row["deleted"]) == (0, len(rows), 0), note
-        assert row["existing_rows"] == sum(entry["record_count"] for entry in rows), note
-    check_inherited_values(case.snapshot, data_files, note)
+        assert_same(entry, original_entries[path], f"{path}\n{context}")
+    for manifest in new_manifests:
+        entries = list(read_entries(manifest["path"]))
+        assert {entry["status"] for entry in entries} == {0}, context
+        assert (manifest["added"], manifest["existing"], manifest["deleted"]) == (0, len(entries), 0), context
+        assert manifest["existing_rows"] == sum(entry["record_count"] for entry in entries), context
+    check_inherited_values(case.snapshot, data_files, context)
     counts = Counter(["case", f"version {case.lake.version}"])
     counts["whole"], counts["anew"], counts["deletes"] = len(kept_manifests.whole), kept_manifests.entries, len(deletes)
     counts["empty"] = int(not paths)
     counts["of several specs"] = int(len(new_manifests) > 1)
-    return snapshot_id, paths, counts
+    return location, paths, counts
 
 
-def check_inherited_values(snapshot: KnownSnapshot, records: dict[str, Record], note: str) -> None:
+def check_inherited_values(snapshot: KnownSnapshot, entries: dict[str, Record], context: str) -> None:
     """Compare the records with the values that were recorded when the lake was made."""
     data_files: dict[str, DataFile] = {file.path: file for file in snapshot.data_files}
-    for path, entry in records.items():
+    for path, entry in entries.items():
         file = data_files[path]
-        assert (entry["sequence_number"], entry["snapshot_id"]) == (file.sequence, file.snapshot_id), f"{path}\n{note}"
-        assert entry["record_count"] == file.record_count, f"{path}\n{note}"
+        assert (entry["sequence_number"], entry["snapshot_id"]) == (file.sequence, file.snapshot_id), (
+            f"{path}\n{context}"
+        )
+        assert entry["record_count"] == file.record_count, f"{path}\n{context}"
 
 
-def judge_java(case: ScanCase, paths: set[str], table: JavaPlan, plan: JavaPlan) -> bool:
+def judge_java(case: ScanCase, paths: set[str], table_plan: JavaPlan, plan: JavaPlan) -> bool:
     """Check that Java plans the same kept files on the plan table as on the table.
 
     Returns:
         False if Java refuses to plan the table.
     """
-    if table.error is not None:
+    if table_plan.error is not None:
         return False
     assert plan.error is None, f"{plan.error}\n{case}"
-    expected = {path: task for path, task in table.tasks.items() if path in paths}
+    expected = {path: task for path, task in table_plan.tasks.items() if path in paths}
     # Java orders bounds of UUIDs differently, and skips manifests that it should read.
-    uuids = any(column.kind == "uuid" for column in case.lake.all_columns.values())
-    results = {path: task for path, task in plan.tasks.items() if not uuids or path in expected}
-    assert results == expected, f"{case}"
+    has_uuids = any(column.kind == "uuid" for column in case.lake.all_columns.values())
+    planned_tasks = {path: task for path, task in plan.tasks.items() if not has_uuids or path in expected}
+    assert planned_tasks == expected, f"{case}"
     return True
 
 
@@ -156,8 +162,8 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java_p
             random_cases = [case for case in draw_cases(seed, folder, per_lake) if not case.names_of_snapshot]
             results = [await check_case(tables, case) for case in random_cases]
             queries = []
-            for case, (location, _, written_plan) in zip(random_cases, results, strict=True):
-                counts += written_plan
+            for case, (location, _, case_counts) in zip(random_cases, results, strict=True):
+                counts += case_counts
                 request = change_plan_options(case.build_java_request(), snapshot_id=case.snapshot.id)
                 queries += [request, change_plan_options(request, metadata=location)]
             answers = java_planner.plan(queries)
@@ -231,9 +237,9 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
         assert snapshot.manifest_list is not None
         data_files = read_data_files(read_manifest_list(snapshot.manifest_list), 1)
         assert data_files.keys() == expected
-        originals = read_data_files(read_manifest_list(case.snapshot.json["manifest-list"]), 1)
+        original_entries = read_data_files(read_manifest_list(case.snapshot.json["manifest-list"]), 1)
         for path, entry in data_files.items():
-            assert_same(entry, originals[path], f"{path}\n{case}")
+            assert_same(entry, original_entries[path], f"{path}\n{case}")
         planned_count += len(expected)
     assert planned_count > 10
 
@@ -283,6 +289,6 @@ async def test_plan_table_has_an_empty_location_that_is_never_cleaned_or_written
     # The location of the plan table is empty, so engines find no unreferenced files to remove.
     assert planned_metadata.location.startswith(f"{metadata.location}/_seamark/plans/")
     assert not Path(planned_metadata.location.removeprefix("file://")).exists()
-    assert all(index.startswith(f"{planned_metadata.location}-p") for index, _ in plan_table.files)
+    assert all(path.startswith(f"{planned_metadata.location}-p") for path, _ in plan_table.files)
     assert planned_metadata.snapshot_log == planned_metadata.metadata_log == ()
     assert planned_metadata.table_uuid == metadata.table_uuid

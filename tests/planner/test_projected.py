@@ -52,10 +52,10 @@ def build_equality(value: Any, kind: str, transform: str = "identity", column_id
 def test_filter_with_an_older_type_uses_an_index_only_for_values_with_equal_keys(
     filter_kind: str, index_kind: str, term: str, serves: bool
 ) -> None:
-    project_result = project_onto_indexes(
+    projected_predicate = project_onto_indexes(
         build_equality("A" if filter_kind == "string" else 7, filter_kind), [build_index(index_kind, term)]
     )
-    assert (project_result is not None) == serves
+    assert (projected_predicate is not None) == serves
 
 
 def test_composite_key_is_used_only_if_each_part_has_the_filters_type() -> None:
@@ -69,11 +69,11 @@ def test_composite_key_is_used_only_if_each_part_has_the_filters_type() -> None:
 
 
 def test_composite_key_with_many_zeros_is_not_expanded_into_signs() -> None:
-    columns = range(1, 23)
-    schema = Schema(tuple(Field(number, f"c{number}", False, "double") for number in columns), schema_id=1)
-    definition = define_index("i", "record", [f"c{number}" for number in columns], schema)
+    column_ids = range(1, 23)  # The zeros of 22 columns would have four million combinations of signs.
+    schema = Schema(tuple(Field(number, f"c{number}", False, "double") for number in column_ids), schema_id=1)
+    definition = define_index("i", "record", [f"c{number}" for number in column_ids], schema)
     projected_predicate = project_onto_indexes(
-        join_by_and(*(build_equality(0.0, "double", column_id=number) for number in columns)), [definition]
+        join_by_and(*(build_equality(0.0, "double", column_id=number) for number in column_ids)), [definition]
     )
     assert projected_predicate is not None
     view = TableView((), ())
@@ -108,19 +108,21 @@ async def test_index_files_that_miss_the_time_limit_prune_nothing(tmp_path: Path
     definition = indexed_table.definitions["i"]
     projected_predicate = project_onto_indexes(Bound(Op.EQ, 1, "id", "long", "identity", "long", (13,)), [definition])
     assert projected_predicate is not None
-    for query_number in range(7):
+    for searched_count in range(7):
         coverage = {definition.id: Coverage(compute_view_file_ids(view), files)}
         probe = Probe(view, projected_predicate, coverage, {file.location: file for file in files})
-        answers = iter([False] * (1 + query_number))
+        # The first check precedes the search of all index files; another check precedes each file.
+        expiry_checks = iter([False] * (1 + searched_count))
         selection = FileSelection.select_all(view)
-        probe.narrow(selection, frozenset({kind}), lambda answers=answers: next(answers, True))
-        assert selection.count() == 6 - query_number
+        probe.narrow(selection, frozenset({kind}), lambda expiry_checks=expiry_checks: next(expiry_checks, True))
+        assert selection.count() == 6 - searched_count
 
 
 def test_long_list_is_transformed_for_a_limited_number_of_indexes() -> None:
     schema = Schema((Field(1, "id", False, "long"),))
     terms = ["id", *(f"bucket[{n}](id)" for n in range(2, 12))]
     definitions = [define_index(f"i{n}", "bitmap", [term], schema) for n, term in enumerate(terms)]
+    # An index with identity needs no transformation, so four of the indexes on buckets can be used.
     values = tuple(range(TRANSFORMED_MAX // 4))
     projected_predicate = project_onto_indexes(Bound(Op.IN, 1, "id", "long", "identity", "long", values), definitions)
     assert projected_predicate is not None

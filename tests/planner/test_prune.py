@@ -81,13 +81,15 @@ def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
     ]
 
 
-class Uuids:
+class UuidFiles:
     """Files with UUIDs whose bounds are in Java's order (two signed halves) or in the order of bytes."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         # There are few values, so that files and literals share halves.
-        self.halves = [bytes([first]) + rng.randbytes(7) for first in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)]
+        self.halves = [
+            bytes([first_byte]) + rng.randbytes(7) for first_byte in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)
+        ]
         self.values_by_file = [[self.draw_uuid() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
         metrics = []
         for values in self.values_by_file:
@@ -106,24 +108,22 @@ class Uuids:
 
 @pytest.mark.parametrize("length", [3, IN_VALUES_MAX + 1])
 def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: int) -> None:
-    files = Uuids(random.Random(length))
+    files = UuidFiles(random.Random(length))
     rng = files.rng
     for _ in range(40):
         random_values = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
-        listing = sorted([rng.choice(rng.choice(files.values_by_file)), *random_values])
-        dynamic_filters = {
-            number for number, held_values in enumerate(files.values_by_file) if set(held_values) & set(listing)
-        }
-        assert dynamic_filters <= files.find_remaining(Op.IN, *listing), listing
-    near_zero = tuple(number.to_bytes(16, "big") for number in range(length))
-    assert len(files.find_remaining(Op.IN, *near_zero)) < len(files.values_by_file)
+        literals = sorted([rng.choice(rng.choice(files.values_by_file)), *random_values])
+        matching_numbers = {number for number, values in enumerate(files.values_by_file) if set(values) & set(literals)}
+        assert matching_numbers <= files.find_remaining(Op.IN, *literals), literals
+    uuids_near_zero = tuple(number.to_bytes(16, "big") for number in range(length))
+    assert len(files.find_remaining(Op.IN, *uuids_near_zero)) < len(files.values_by_file)
 
 
 @pytest.mark.parametrize(("op", "comparison"), [(Op.LT, lt), (Op.LT_EQ, le), (Op.GT, gt), (Op.GT_EQ, ge)])
 def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
     op: Op, comparison: Callable[[Any, Any], bool]
 ) -> None:
-    files = Uuids(random.Random(op.value))
+    files = UuidFiles(random.Random(op.value))
     dropped_count = 0
     for _ in range(40):
         literal = files.draw_uuid()
@@ -144,42 +144,42 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
 
     the time limit.
     """
-    table = build_view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
+    view = build_view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
     branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
-    assert find_remaining_files(table, branches) == []
-    copies = look_count = 0
+    assert find_remaining_files(view, branches) == []
+    copy_count = check_count = 0
     copy = FileSelection.copy
 
     def count_copies(self: FileSelection) -> FileSelection:
-        nonlocal copies
-        copies += 1
+        nonlocal copy_count
+        copy_count += 1
         return copy(self)
 
     def count_time_checks() -> bool:
-        nonlocal look_count
-        look_count += 1
-        return look_count > 10
+        nonlocal check_count
+        check_count += 1
+        return check_count > 10
 
     monkeypatch.setattr(FileSelection, "copy", count_copies)
-    selection = FileSelection.select_all(table)
+    selection = FileSelection.select_all(view)
     narrow_by_stats(selection, branches, count_time_checks)
     assert selection.list_entry_ids().tolist() == list(range(20))
-    assert copies < 10
+    assert copy_count < 10
 
 
 def test_view_size_can_be_read_while_threads_add_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop adds the sizes of the views while planning threads add columns to the views."""
     view = build_view(ColumnMetrics())
-    new_rows = iter(range(100, 200))
-    for column in (ColumnStatistics, PartitionValues):
-        size = column.size_bytes.fget
+    new_ids = iter(range(100, 200))
+    for column_class in (ColumnStatistics, PartitionValues):
+        size = column_class.size_bytes.fget
 
         def grow_size(self: object, size: Callable[[object], int] = size) -> int:
-            view.find_statistics(next(new_rows), "long")
-            view.partition(next(new_rows), "long")
+            view.find_statistics(next(new_ids), "long")
+            view.partition(next(new_ids), "long")
             return size(self)
 
-        monkeypatch.setattr(column, "size_bytes", property(grow_size))
+        monkeypatch.setattr(column_class, "size_bytes", property(grow_size))
     view.find_statistics(1, "long")
     view.find_statistics(2, "string")
     view.partition(1000, "long")

@@ -36,12 +36,16 @@ TABLE = build_metadata((), kinds={1: "long", 2: "string", 13: "double"})
 PYICEBERG_SCHEMA = Schema(
     NestedField(1, "c1", LongType()), NestedField(2, "c2", StringType()), NestedField(13, "c13", DoubleType())
 )
-JSON: TypeAdapter[Any] = TypeAdapter(BooleanExpression)
+BOOLEAN_EXPRESSION: TypeAdapter[Any] = TypeAdapter(BooleanExpression)
 
 
 def draw_values(name: str, rng: random.Random, count: int) -> list[Any]:
-    draw = {"c1": lambda: rng.randrange(10), "c2": lambda: rng.choice("abcdefgh"), "c13": lambda: rng.randrange(9) / 2}
-    return [draw[name]() for _ in range(count)]
+    draw_functions = {
+        "c1": lambda: rng.randrange(10),
+        "c2": lambda: rng.choice("abcdefgh"),
+        "c13": lambda: rng.randrange(9) / 2,
+    }
+    return [draw_functions[name]() for _ in range(count)]
 
 
 def draw_expression(rng: random.Random, depth: int = 0) -> Any:
@@ -50,10 +54,10 @@ def draw_expression(rng: random.Random, depth: int = 0) -> Any:
         return {"type": rng.choice(["and", "or"]), **sides}
     name = rng.choice(["c1", "c2", "c13"])
     op = rng.choice(["eq", "not-eq", "lt", "lt-eq", "gt", "gt-eq", "in", "not-in", "is-null", "not-null"])
-    document: dict[str, Any] = {"type": op, "term": name}
+    filter_json: dict[str, Any] = {"type": op, "term": name}
     if op in ("in", "not-in"):
-        return {**document, "values": draw_values(name, rng, 4)}
-    return document if op.endswith("null") else {**document, "value": draw_values(name, rng, 1)[0]}
+        return {**filter_json, "values": draw_values(name, rng, 4)}
+    return filter_json if op.endswith("null") else {**filter_json, "value": draw_values(name, rng, 1)[0]}
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(8), 1))
@@ -64,30 +68,37 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
         bound = bind(parse_expression(where), TABLE.current_schema, TABLE.schemas, case_sensitive=True)
         if not collect_predicates(bound):
             continue
-        weak = weaken_residual(bound)
-        assert weak != TRUE
-        residual_json = JSON.validate_python(encode_expression(weak))
+        weak_residual = weaken_residual(bound)
+        assert weak_residual != TRUE
+        residual_json = BOOLEAN_EXPRESSION.validate_python(encode_expression(weak_residual))
         assert residual_json != AlwaysTrue()
-        strict_evaluator = expression_evaluator(PYICEBERG_SCHEMA, JSON.validate_python(where), case_sensitive=True)
-        evaluator = expression_evaluator(PYICEBERG_SCHEMA, residual_json, case_sensitive=True)
-        true_filter = expression_evaluator(
+        strict_evaluator = expression_evaluator(
+            PYICEBERG_SCHEMA, BOOLEAN_EXPRESSION.validate_python(where), case_sensitive=True
+        )
+        weak_evaluator = expression_evaluator(PYICEBERG_SCHEMA, residual_json, case_sensitive=True)
+        tautology_evaluator = expression_evaluator(
             PYICEBERG_SCHEMA,
-            JSON.validate_python(encode_expression(make_tautology(collect_predicates(bound)[0]))),
+            BOOLEAN_EXPRESSION.validate_python(encode_expression(make_tautology(collect_predicates(bound)[0]))),
             case_sensitive=True,
         )
         for _ in range(40):
             row = Record(*(rng.choice([None, draw_values(name, rng, 1)[0]]) for name in ("c1", "c2", "c13")))
-            assert true_filter(row)
-            assert evaluator(row) or not strict_evaluator(row)
+            assert tautology_evaluator(row)
+            assert weak_evaluator(row) or not strict_evaluator(row)
 
 
 def encode_plan(
-    files: int, where: Any, dialect: ClientDialect, *, spec: tuple[PartitionField, ...] = (), exact: bool = False
+    file_count: int,
+    where: Any,
+    dialect: ClientDialect,
+    *,
+    spec: tuple[PartitionField, ...] = (),
+    is_exact: bool = False,
 ) -> Any:
-    entries = [build_data_file(f"f{number}", (number,) if spec else ()) for number in range(files)]
-    plan = build_scan(build_metadata(spec), [build_block(entries, 0, spec)], where=where)
-    answer = ScanTaskWriter(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET_BYTES, exact_residuals=exact))
-    pieces = list(answer.write_tasks(plan.entry_ids))
+    data_files = [build_data_file(f"f{number}", (number,) if spec else ()) for number in range(file_count)]
+    plan = build_scan(build_metadata(spec), [build_block(data_files, 0, spec)], where=where)
+    writer = ScanTaskWriter(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET_BYTES, exact_residuals=is_exact))
+    pieces = list(writer.write_tasks(plan.entry_ids))
     return json.loads(b"[" + b"".join(pieces) + b"]"), sum(map(len, pieces))
 
 
@@ -101,20 +112,20 @@ def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialec
     tasks, size = encode_plan(500, build_in_filter(20_000), dialect)
     assert size < BUDGET_BYTES
     residuals = [task.get("residual-filter") for task in tasks]
-    span = {
+    range_residual = {
         "type": "and",
         "left": {"type": "gt-eq", "term": "c1", "value": 1},
         "right": {"type": "lt-eq", "term": "c1", "value": 20_000},
     }
-    assert residuals == [span if dialect.needs_residuals else None] * 500
+    assert residuals == [range_residual if dialect.needs_residuals else None] * 500
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("dialect", [STANDARD_DIALECT, JAVA_DIALECT, PYICEBERG_DIALECT])
 def test_few_files_or_short_filters_keep_complete_residuals(dialect: ClientDialect) -> None:
-    for files, where in ((5, build_in_filter(20_000)), (500, build_in_filter(100))):
-        tasks, _ = encode_plan(files, where, dialect)
-        assert [task["residual-filter"] for task in tasks] == [where] * files
+    for file_count, where in ((5, build_in_filter(20_000)), (500, build_in_filter(100))):
+        tasks, _ = encode_plan(file_count, where, dialect)
+        assert [task["residual-filter"] for task in tasks] == [where] * file_count
 
 
 @pytest.mark.slow
@@ -138,7 +149,7 @@ def test_long_value_does_not_lengthen_a_required_residual() -> None:
 
 @pytest.mark.parametrize("dialect", mark_fast([STANDARD_DIALECT, JAVA_DIALECT, PYICEBERG_DIALECT], 1))
 def test_exact_residuals_are_never_shortened(dialect: ClientDialect) -> None:
-    tasks, _ = encode_plan(500, build_in_filter(20_000), dialect, exact=True)
+    tasks, _ = encode_plan(500, build_in_filter(20_000), dialect, is_exact=True)
     assert [task["residual-filter"] for task in tasks] == [build_in_filter(20_000)] * 500
 
 
@@ -148,13 +159,14 @@ def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) ->
     table = build_metadata((), kinds={1: "long"})
     plan = build_scan(table, [build_block([build_data_file("f")], 0)], where=build_in_filter(count))
     form = TaskForm(residual_bytes=BUDGET_BYTES, exact_residuals=True)
-    maximum = ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=form).files_max
-    if maximum is not None:
-        _, size = encode_plan(maximum, build_in_filter(count), JAVA_DIALECT, exact=True)
+    files_max = ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=form).files_max
+    if files_max is not None:
+        _, size = encode_plan(files_max, build_in_filter(count), JAVA_DIALECT, is_exact=True)
         json_size = len(json.dumps(build_in_filter(count), separators=(",", ":")))
-        assert maximum == 1 or maximum * json_size <= BUDGET_BYTES < (maximum + 1) * json_size
-        assert size < max(BUDGET_BYTES, json_size) + maximum * 1000
-    assert (maximum is None) is (count <= 100)
+        assert files_max == 1 or files_max * json_size <= BUDGET_BYTES < (files_max + 1) * json_size
+        # Each task has at most 1,000 bytes besides its residual.
+        assert size < max(BUDGET_BYTES, json_size) + files_max * 1000
+    assert (files_max is None) is (count <= 100)
     assert ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=TaskForm(residual_bytes=BUDGET_BYTES)).files_max is None
     assert (
         ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=TaskForm(residuals=False, exact_residuals=True)).files_max
@@ -164,16 +176,16 @@ def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) ->
 
 def test_unbindable_residual_is_true_for_java_complete_for_pyiceberg_otherwise_omitted() -> None:
     """PyIceberg counts files with a true residual by metadata. In the standard, a missing residual means the filter."""
-    named_metadata = build_metadata((), kinds={1: "long"})
-    plan = build_scan(named_metadata, [build_block([build_data_file("f")], 0)], where=build_in_filter(3))
-    [field] = named_metadata.current_schema.fields
-    renamed_schema = replace(named_metadata.current_schema, fields=(replace(field, name="other"),))
-    plan.metadata = replace(named_metadata, schemas=(renamed_schema,))
-    results = {}
+    metadata = build_metadata((), kinds={1: "long"})
+    plan = build_scan(metadata, [build_block([build_data_file("f")], 0)], where=build_in_filter(3))
+    [field] = metadata.current_schema.fields
+    renamed_schema = replace(metadata.current_schema, fields=(replace(field, name="other"),))
+    plan.metadata = replace(metadata, schemas=(renamed_schema,))
+    residuals = {}
     for dialect in (STANDARD_DIALECT, JAVA_DIALECT, PYICEBERG_DIALECT):
         [task] = json.loads(b"[" + b"".join(ScanTaskWriter(plan, dialect=dialect).write_tasks(plan.entry_ids)) + b"]")
-        results[dialect] = task.get("residual-filter")
-    assert results == {STANDARD_DIALECT: None, JAVA_DIALECT: True, PYICEBERG_DIALECT: build_in_filter(3)}
+        residuals[dialect] = task.get("residual-filter")
+    assert residuals == {STANDARD_DIALECT: None, JAVA_DIALECT: True, PYICEBERG_DIALECT: build_in_filter(3)}
 
 
 def test_iceberg_java_client_is_recognised_by_its_headers() -> None:

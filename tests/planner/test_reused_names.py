@@ -28,40 +28,40 @@ Column = dict[str, Any]
 
 
 def evolve_columns(rng: random.Random, columns: list[Column], last_id: int) -> tuple[list[Column], int]:
-    """Return the columns after a schema change:
+    """Return the columns after a schema change, and the last column id.
 
-    a reused name with a different type, two swapped names, or a wider type.
+    The change is a reused name with a different type, two swapped names, a wider type, or a new name.
     """
-    results = [dict(column) for column in columns]
-    kind = rng.choice(("reuse", "swap", "widen", "rename"))
-    first, other = rng.sample(results, 2)
-    if kind == "reuse":
+    new_columns = [dict(column) for column in columns]
+    change = rng.choice(("reuse", "swap", "widen", "rename"))
+    first, second = rng.sample(new_columns, 2)
+    if change == "reuse":
         last_id += 1
         name = first["name"]
-        results.remove(first)
-        results.append({"id": last_id, "name": name, "required": False, "type": rng.choice([*VALUES])})
-    elif kind == "swap":
-        first["name"], other["name"] = other["name"], first["name"]
-    elif kind == "widen" and first["type"] == "int":
+        new_columns.remove(first)
+        new_columns.append({"id": last_id, "name": name, "required": False, "type": rng.choice([*VALUES])})
+    elif change == "swap":
+        first["name"], second["name"] = second["name"], first["name"]
+    elif change == "widen" and first["type"] == "int":
         first["type"] = "long"
     else:
-        free_names = [name for name in NAMES if name not in {item["name"] for item in results}]
+        free_names = [name for name in NAMES if name not in {item["name"] for item in new_columns}]
         first["name"] = rng.choice(free_names) if free_names else first["name"]
-    return results, last_id
+    return new_columns, last_id
 
 
-def filter_by(rng: random.Random, columns: list[Column], depth: int = 0) -> Any:
+def draw_filter(rng: random.Random, columns: list[Column], depth: int = 0) -> Any:
     if depth < 2 and rng.random() < 0.4:
-        sides = [filter_by(rng, columns, depth + 1) for _ in range(2)]
+        sides = [draw_filter(rng, columns, depth + 1) for _ in range(2)]
         return {"type": rng.choice(("and", "or")), "left": sides[0], "right": sides[1]}
     column = rng.choice(columns)
-    items = [item for item in VALUES[column["type"]] if item is not None]
+    literals = [item for item in VALUES[column["type"]] if item is not None]
     if rng.random() < 0.15:
         return {"type": rng.choice(("is-null", "not-null")), "term": column["name"]}
     op = rng.choice(("eq", "lt", "gt-eq", "not-eq", "in"))
     if op == "in":
-        return {"type": op, "term": column["name"], "values": rng.sample(items, 2)}
-    return {"type": op, "term": column["name"], "value": rng.choice(items)}
+        return {"type": op, "term": column["name"], "values": rng.sample(literals, 2)}
+    return {"type": op, "term": column["name"], "value": rng.choice(literals)}
 
 
 def matches(where: Any, row: dict[int, Any], names: dict[str, int]) -> bool:
@@ -86,7 +86,7 @@ def matches(where: Any, row: dict[int, Any], names: dict[str, int]) -> bool:
 
 def build_table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
     """Return a table with one snapshot, which has the first schema. The last schema is current."""
-    document = {
+    metadata_json = {
         "format-version": 2,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
         "location": "file:///t",
@@ -113,7 +113,7 @@ def build_table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
         ],
         "refs": {"main": {"snapshot-id": 1, "type": "branch"}},
     }
-    return decode_table(encode_json(document), "file:///t/m.json")
+    return decode_table(encode_json(metadata_json), "file:///t/m.json")
 
 
 @pytest.mark.parametrize("first", range(0, 300, 30))
@@ -136,7 +136,7 @@ def _check_reused_names(seed: int) -> None:
     for _ in range(10):
         # Time travel uses the snapshot's schema, other reads the current one.
         used_schema = rng.choice([schemas[0], schemas[-1]])
-        where = filter_by(rng, used_schema)
+        where = draw_filter(rng, used_schema)
         request = ScanRequest(filter=parse_expression(where), snapshot_id=1, use_snapshot_schema=True)
         try:
             bound = bind_for_java(metadata, request, request.filter).bound
@@ -144,7 +144,7 @@ def _check_reused_names(seed: int) -> None:
             raise AssertionError(f"{context}, {where}: {error.message}") from None
         predicate_columns = {predicate.column_id for predicate in collect_predicates(bound)}
         for _ in range(10):
-            row = {schema["id"]: rng.choice(VALUES[schema["type"]]) for schema in schemas[0]}
+            row = {column["id"]: rng.choice(VALUES[column["type"]]) for column in schemas[0]}
             if matches(where, row, {item["name"]: item["id"] for item in used_schema}):
                 values = {column_id: row.get(column_id) for column_id in predicate_columns}
                 assert may_match(bound, values), f"{context}, {where} of {row}: {bound}"

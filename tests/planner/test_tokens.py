@@ -20,12 +20,12 @@ from seamark.metaserver.planner.scan.tokens import (
 )
 from tests.access.keyrings import make_fixed_keyring
 
-ids = st.integers(-(2**63), 2**63 - 1)
-requests = st.builds(
+IDS = st.integers(-(2**63), 2**63 - 1)
+REQUESTS = st.builds(
     PinnedRequest,
-    snapshot_id=st.none() | ids,
-    start_snapshot_id=st.none() | ids,
-    end_snapshot_id=st.none() | ids,
+    snapshot_id=st.none() | IDS,
+    start_snapshot_id=st.none() | IDS,
+    end_snapshot_id=st.none() | IDS,
     schema_id=st.integers(0, 2**31 - 1),
     filter_json=st.binary(max_size=400),
     case_sensitive=st.booleans(),
@@ -38,28 +38,30 @@ SAMPLE_REQUEST = PinnedRequest(
 )
 
 
-@given(sent_request=requests, first=st.integers(0, ROWS_MAX), end=st.integers(0, ROWS_MAX), uuid=st.uuids())
+@given(sent_request=REQUESTS, first_row=st.integers(0, ROWS_MAX), end_row=st.integers(0, ROWS_MAX), uuid=st.uuids())
 def test_token_opens_on_any_replica_with_its_content(
-    sent_request: PinnedRequest, first: int, end: int, uuid: object
+    sent_request: PinnedRequest, first_row: int, end_row: int, uuid: object
 ) -> None:
     tokens, other_replica = Tokens(make_fixed_keyring()), Tokens(make_fixed_keyring())
-    task = other_replica.open_plan_task(tokens.plan_task(pack_request(sent_request), first, end, str(uuid)), str(uuid))
+    task = other_replica.open_plan_task(
+        tokens.plan_task(pack_request(sent_request), first_row, end_row, str(uuid)), str(uuid)
+    )
     assert task is not None
-    assert (task.request, task.first_row, task.end_row) == (sent_request, first, end)
+    assert (task.request, task.first_row, task.end_row) == (sent_request, first_row, end_row)
     assert other_replica.open_plan_id(tokens.plan_id(pack_request(sent_request), str(uuid)), str(uuid)) == sent_request
 
 
 def test_token_for_a_different_table_purpose_or_server_is_rejected() -> None:
     tokens = Tokens(make_fixed_keyring())
-    task, plan = (
+    plan_task, plan_id = (
         tokens.plan_task(pack_request(SAMPLE_REQUEST), 0, 9, "one"),
         tokens.plan_id(pack_request(SAMPLE_REQUEST), "one"),
     )
-    assert tokens.open_plan_task(task, "other") is None
-    assert tokens.open_plan_id(plan, "other") is None
-    assert tokens.open_plan_id(task, "one") is None
-    assert tokens.open_plan_task(plan, "one") is None
-    assert Tokens(make_fixed_keyring(b"t")).open_plan_task(task, "one") is None
+    assert tokens.open_plan_task(plan_task, "other") is None
+    assert tokens.open_plan_id(plan_id, "other") is None
+    assert tokens.open_plan_id(plan_task, "one") is None
+    assert tokens.open_plan_task(plan_id, "one") is None
+    assert Tokens(make_fixed_keyring(b"t")).open_plan_task(plan_task, "one") is None
 
 
 @given(data=st.data())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import json
 import random
 import threading
 import tracemalloc
@@ -67,18 +66,18 @@ async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_pa
     table, _ = create_filled_table(tmp_path / "t")
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
-        expected = [(n % 40, n % 40 + n % 23) for n in range(60)]
-        results = await asyncio.gather(
-            *(plan_file_numbers(planner, table.metadata, make_between(low, high)) for low, high in expected),
+        ranges = [(n % 40, n % 40 + n % 23) for n in range(60)]
+        plans = await asyncio.gather(
+            *(plan_file_numbers(planner, table.metadata, make_between(low, high)) for low, high in ranges),
             *(plan_file_numbers(planner, table.metadata) for _ in range(20)),
             *(plan_file_numbers(planner, table.metadata, build_day_filter(n % DAYS)) for n in range(20)),
         )
         assert planner.read_stats().decoded == DAYS
         assert sorted(capture.wrapper.reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
-    for (low, high), plans in zip(expected, results[:60], strict=True):
-        assert plans == list(range(low, high + 1))
-    assert all(plans == list(range(80)) for plans in results[60:80])
-    assert results[80:] == [list(range(n % DAYS * 10, n % DAYS * 10 + 10)) for n in range(20)]
+    for (low, high), numbers in zip(ranges, plans[:60], strict=True):
+        assert numbers == list(range(low, high + 1))
+    assert all(numbers == list(range(80)) for numbers in plans[60:80])
+    assert plans[80:] == [list(range(n % DAYS * 10, n % DAYS * 10 + 10)) for n in range(20)]
 
 
 async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path) -> None:
@@ -109,14 +108,14 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests(
     tmp_path: Path,
 ) -> None:
     table, _ = create_filled_table(tmp_path / "t")
-    async with open_test_planner(tmp_path) as part, open_test_planner(tmp_path) as full_planner:
+    async with open_test_planner(tmp_path) as partial_planner, open_test_planner(tmp_path) as full_planner:
         full_plan = await plan_table(full_planner, table)
-        for prepared_days, day in enumerate((6, 2, 5), start=1):
+        for planned_days, day in enumerate((6, 2, 5), start=1):
             partial_plan, complete_plan = (
-                await plan_table(part, table, build_day_filter(day)),
+                await plan_table(partial_planner, table, build_day_filter(day)),
                 await plan_table(full_planner, table, build_day_filter(day)),
             )
-            assert part.read_stats().decoded == prepared_days
+            assert partial_planner.read_stats().decoded == planned_days
             assert list_file_numbers(partial_plan) == list(range(day * 10, day * 10 + 10))
             assert (
                 partial_plan.entry_ids.tolist()
@@ -125,30 +124,30 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests(
             )
             assert partial_plan.considered == complete_plan.considered == 80
         assert full_planner.read_stats().decoded == DAYS
-        assert await plan_file_numbers(part, table.metadata) == list(range(80))
-        assert part.read_stats().decoded == DAYS, "blocks of earlier partial views must be reused"
+        assert await plan_file_numbers(partial_planner, table.metadata) == list(range(80))
+        assert partial_planner.read_stats().decoded == DAYS, "blocks of earlier partial views must be reused"
 
 
 async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as planner:
-        first = await plan_table(planner, table, make_between(3, 44))
-        plan_result = await plan_table(planner, table, make_between(3, 44))
-        assert plan_result.entry_ids.tolist() == first.entry_ids.tolist()
-        assert list_file_numbers(plan_result) == list(range(3, 45))
+        first_plan = await plan_table(planner, table, make_between(3, 44))
+        repeated_plan = await plan_table(planner, table, make_between(3, 44))
+        assert repeated_plan.entry_ids.tolist() == first_plan.entry_ids.tolist()
+        assert list_file_numbers(repeated_plan) == list(range(3, 45))
         assert planner.read_stats().plan_hits == 1
         assert list_file_numbers(await plan_table(planner, table, make_between(3, 45))) == list(range(3, 46))
         assert planner.read_stats().plan_hits == 1
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("reading", ["snap-1.avro", "m3.avro"])
-async def test_cancelled_waiter_does_not_affect_other_waiters(tmp_path: Path, reading: str) -> None:
+@pytest.mark.parametrize("held_file", ["snap-1.avro", "m3.avro"])
+async def test_cancelled_waiter_does_not_affect_other_waiters(tmp_path: Path, held_file: str) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
         storage = capture.wrapper
-        storage.hold = reading
+        storage.hold = held_file
         waiting_tasks = [
             asyncio.create_task(plan_file_numbers(planner, table.metadata, make_between(n, n + 1))) for n in range(6)
         ]
@@ -196,20 +195,21 @@ def list_live_blocks(folder: Path) -> list[Block]:
 
 async def list_sizes_bytes(folder: Path, tables: list[Table]) -> list[int]:
     """Return the bytes of each table's blocks."""
-    results = []
+    sizes_bytes = []
     async with open_test_planner(folder) as planner:
         for table in tables:
             scan = await plan_table(planner, table)
-            results.append(sum(block.size_bytes for block in scan.view.blocks))
+            sizes_bytes.append(sum(block.size_bytes for block in scan.view.blocks))
         del scan
     gc.collect()
-    return results
+    return sizes_bytes
 
 
 async def test_views_are_within_their_memory_budget_and_answers_are_right(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=2 + n, per_day=40)[0] for n in range(6)]
-    expected = await list_sizes_bytes(tmp_path, tables)
-    budget = max(expected) + sum(expected) // 3
+    sizes_bytes = await list_sizes_bytes(tmp_path, tables)
+    # The largest table fits, but not all tables together.
+    budget = max(sizes_bytes) + sum(sizes_bytes) // 3
     rng, decoded_count = random.Random(4), 0
     async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
         for round_number in range(examples(60, 30)):
@@ -236,37 +236,38 @@ async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -
         live_blocks = list_live_blocks(tmp_path)
         assert len(live_blocks) == planner.read_stats().blocks == 9
         assert sum(block.size_bytes for block in live_blocks) == planner.read_stats().live_bytes
-        watch = [weakref.ref(block) for block in live_blocks]
+        block_references = [weakref.ref(block) for block in live_blocks]
         del live_blocks, held_plans
         planner._views.budget_bytes = 0
         await plan_table(planner, tables[0], make_between(1, 2))
         await asyncio.sleep(0)  # The event loop refers to the result that woke this task until the task sleeps again.
         gc.collect()
-        assert [item() for item in watch] == [None] * 9
+        assert [reference() for reference in block_references] == [None] * 9
         assert (planner.read_stats().live_bytes, planner.read_stats().blocks, planner.read_stats().views) == (0, 0, 0)
         assert planner.read_stats().added_bytes == 0
 
 
 async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(12)]
-    expected = await list_sizes_bytes(tmp_path, tables)
+    sizes_bytes = await list_sizes_bytes(tmp_path, tables)
     rng = random.Random(5)
 
-    async def plan_numbers(planner: Planner, principal: str, numbers_planned: list[int]) -> None:
-        for number in numbers_planned:
+    async def plan_tables(planner: Planner, principal: str, table_numbers: list[int]) -> None:
+        for number in table_numbers:
             low = rng.randrange(70)
             with set_principal(principal):
-                planned_files = await plan_file_numbers(planner, tables[number].metadata, make_between(low, low + 5))
-            assert planned_files == list(range(low, low + 6))
+                file_numbers = await plan_file_numbers(planner, tables[number].metadata, make_between(low, low + 5))
+            assert file_numbers == list(range(low, low + 6))
             planner.check_invariants()
 
-    async with open_test_planner(tmp_path, plan_memory_bytes=sum(expected) * 8 // 12) as planner:
-        await plan_numbers(planner, "a", [0, 1])
+    async with open_test_planner(tmp_path, plan_memory_bytes=sum(sizes_bytes) * 8 // 12) as planner:
+        await plan_tables(planner, "a", [0, 1])
         for _ in range(3):
-            await plan_numbers(planner, "b", list(range(2, 12)))
+            await plan_tables(planner, "b", list(range(2, 12)))
         decoded_count = planner.read_stats().decoded
+        # b plans 10 tables of 2 manifests in 3 rounds; at least 6 tables a round must have been evicted.
         assert decoded_count > 3 * 2 * 6, "the tables of b must fit into the budget beside the tables of a"
-        await plan_numbers(planner, "a", [1, 0])
+        await plan_tables(planner, "a", [1, 0])
         assert planner.read_stats().decoded == decoded_count
 
 
@@ -274,11 +275,11 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
 async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One reader can have tens of thousands of views of parts of one table."""
     table, _ = create_filled_table(tmp_path / "t", days=12, per_day=2)
-    looked_views: list[CachedView] = []
+    examined_views: list[CachedView] = []
     holder: Any = CachedView.holder  # The descriptor of the slot
 
     def note_examined(cached_view: CachedView) -> str:
-        looked_views.append(cached_view)
+        examined_views.append(cached_view)
         return str(holder.__get__(cached_view))
 
     monkeypatch.setattr(
@@ -290,19 +291,19 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
         counts, evicted_count = [], 0
         with set_principal("b"):
             for number, days in enumerate(itertools.combinations(range(12), 4)):
-                looked_views.clear()
-                views = len(planner._views)
+                examined_views.clear()
+                view_count = len(planner._views)
                 file_numbers = await plan_file_numbers(
                     planner, table.metadata, {"type": "in", "term": "day", "values": list(days)}
                 )
                 assert file_numbers == [file for day in days for file in (2 * day, 2 * day + 1)]
-                counts.append(len({id(cached_view) for cached_view in looked_views}))
-                evicted_count += len(planner._views) <= views
+                counts.append(len({id(cached_view) for cached_view in examined_views}))
+                evicted_count += len(planner._views) <= view_count
                 if number % 100 == 0:
                     planner.check_invariants()
         assert evicted_count > 100
         assert len(planner._views) > 50
-        assert max(counts[100:]) <= 10
+        assert max(counts[100:]) <= 10  # Some views are examined because they are evicted.
         assert await plan_file_numbers(planner, table.metadata, build_day_filter(0)) == [0, 1]
         assert planner.read_stats().decoded == 12
 
@@ -310,8 +311,8 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(8)]
-    expected = await list_sizes_bytes(tmp_path, tables)
-    async with open_test_planner(tmp_path, plan_memory_bytes=2 * sum(expected)) as planner:
+    sizes_bytes = await list_sizes_bytes(tmp_path, tables)
+    async with open_test_planner(tmp_path, plan_memory_bytes=2 * sum(sizes_bytes)) as planner:
         for _ in range(2):
             for principal, table in zip("aaaaaaab", tables, strict=True):
                 with set_principal(principal):
@@ -333,11 +334,11 @@ async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Pat
 async def test_views_of_snapshots_that_share_all_blocks_are_evicted(tmp_path: Path) -> None:
     """A view needs memory besides its blocks, so a thousand snapshots of a table must not accumulate."""
     table, manifests = create_filled_table(tmp_path / "t", days=40, per_day=2)
-    blocks = (await list_sizes_bytes(tmp_path, [table]))[0]
+    blocks_bytes = (await list_sizes_bytes(tmp_path, [table]))[0]
     for snapshot_id in range(2, 102):
         table.commit(snapshot_id, manifests)
     metadata = table.metadata
-    budget = blocks + (1 << 20)
+    budget = blocks_bytes + (1 << 20)
     async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
         for snapshot_id in range(1, 102):
             request = {"snapshot_id": snapshot_id}
@@ -366,8 +367,8 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
     def count_resources() -> tuple[int, set[str], int]:
         gc.collect()
         # The event loop's own threads stay.
-        names = {thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
-        return process.num_fds(), names, count_mappings()
+        thread_names = {thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
+        return process.num_fds(), thread_names, count_mappings()
 
     async def run_planner_cycle() -> int:
         async with open_test_planner(tmp_path, plan_disk_bytes=64 << 20) as planner:
@@ -377,14 +378,14 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
             return count_mappings()
 
     await run_planner_cycle()
-    resources_before = count_resources()
+    fds_before, threads_before, mappings_before = count_resources()
     mapping_counts = [await run_planner_cycle() for _ in range(50)]
     assert min(mapping_counts) >= 1, "blocks from the folder must be mapped"
-    resources_after = count_resources()
+    fds_after, threads_after, mappings_after = count_resources()
     # A leak grows in each cycle, but memory of other tests may be released meanwhile.
-    assert resources_after[0] < resources_before[0] + 25
-    assert resources_after[1] <= resources_before[1]
-    assert resources_after[2] == resources_before[2]
+    assert fds_after < fds_before + 25
+    assert threads_after <= threads_before
+    assert mappings_after == mappings_before
 
 
 # The time limit
@@ -409,26 +410,26 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
     expected = [3, 17, 18, 44, 59]
     where = {"filter": {"type": "in", "term": "id", "values": [10 * n + 5 for n in expected]}}
     path = "/v1/namespaces/db/tables/t"
-    async with server_without_time as first, run_server(tmp_path, **settings) as second:
-        slow_api, fast_api = Api(first), Api(second)
+    async with server_without_time as slow_server, run_server(tmp_path, **settings) as fast_server:
+        slow_api, fast_api = Api(slow_server), Api(fast_server)
         await slow_api.table()
         files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]
         await append_files(slow_api, "t", files, snapshot_id=1, manifests=4)
-        for request, other_request in ((slow_api, fast_api), (fast_api, slow_api)):
-            plan = await request("POST", f"{path}/plan", where)
+        for api, other_api in ((slow_api, fast_api), (fast_api, slow_api)):
+            plan = await api("POST", f"{path}/plan", where)
             tokens = plan.json["plan-tasks"]
             assert len(tokens) > 1
             for round_number in range(2):
-                results: list[int] = []
+                numbers: list[int] = []
                 for position, token in enumerate(tokens):
-                    server = (request, other_request)[(position + round_number) % 2]
-                    page = await server("POST", f"{path}/tasks", {"plan-task": token})
+                    page_api = (api, other_api)[(position + round_number) % 2]
+                    page = await page_api("POST", f"{path}/tasks", {"plan-task": token})
                     tasks = page.json["file-scan-tasks"]
-                    results += [int(task["data-file"]["file-path"][-14:-8]) for task in tasks]
-                assert len(results) == len(set(results)), "a file occurs twice"
-                assert set(results) >= set(expected)
-        second_slow_answer = await slow_api("POST", f"{path}/plan", where)
-        assert json.loads(second_slow_answer.raw)["status"] == "completed"
+                    numbers += [int(task["data-file"]["file-path"][-14:-8]) for task in tasks]
+                assert len(numbers) == len(set(numbers)), "a file occurs twice"
+                assert set(numbers) >= set(expected)
+        last_plan = await slow_api("POST", f"{path}/plan", where)
+        assert last_plan.json["status"] == "completed"
 
 
 @pytest.mark.slow  # test_memory_account.py makes the same check for a whole server.
@@ -450,7 +451,7 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
         try:
             stats_before = planner.read_stats()
             scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(True)))
-            tasks = sum(len(task) for task in ScanTaskWriter(scan).write_tasks(scan.entry_ids))
+            tasks_bytes = sum(len(task) for task in ScanTaskWriter(scan).write_tasks(scan.entry_ids))
             find_files_by_prefix(scan.view)
             compute_view_file_ids(scan.view)
             del scan
@@ -466,7 +467,7 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
         byte_growth = (
             stats_after.live_bytes + stats_after.added_bytes - stats_before.live_bytes - stats_before.added_bytes
         )
-        assert tasks > 60_000 * 100
+        assert tasks_bytes > 60_000 * 100, "the answer must name all files"
         assert abs(byte_growth - held_bytes) < held_bytes / 10, (
             f"the planner counts {byte_growth:,} bytes, but {held_bytes:,} bytes are allocated"
         )

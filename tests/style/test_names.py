@@ -56,7 +56,7 @@ def find_repeated_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[
     for file, source in sources:
         for name in list_public_classes(source):
             files[name].append(file)
-    return {name: actual_file for name, actual_file in files.items() if len(actual_file) > 1}
+    return {name: defining_files for name, defining_files in files.items() if len(defining_files) > 1}
 
 
 def list_names(source: str) -> Iterator[str]:
@@ -122,10 +122,10 @@ def test_public_class_name_is_defined_once(packages: tuple[str, ...]) -> None:
 
 
 def test_names_are_terms_of_the_field() -> None:
-    def list_coined(source: str) -> Iterator[str]:
+    def list_coined_names(source: str) -> Iterator[str]:
         return (f" {name}" for name in list_names(source) if COINED.fullmatch(name))
 
-    assert check_all(PRODUCT, list_coined) == [], "use the terms of docs/glossary.md"
+    assert check_all(PRODUCT, list_coined_names) == [], "use the terms of docs/glossary.md"
 
 
 @pytest.mark.parametrize("packages", [PRODUCT, TESTS], ids=["product", "tests"])

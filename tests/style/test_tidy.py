@@ -22,7 +22,7 @@ CLOCK_OWNERS = {"formats/runtime/clock.py"}
 TYPES_OWNER = "formats/runtime/decoding.py"
 """The only file in which msgspec examines types, because this requires a lock."""
 LINES_PER_MODULE_MAX, MODULES_PER_FOLDER_MAX = 700, 20
-CLIENT_ROOMS = ("connector/",)
+CLIENT_PACKAGES = ("connector/",)
 """Packages that run outside the server, where there is no `Clock`."""
 
 
@@ -32,16 +32,16 @@ def find_breaches(source: str, file: str) -> Iterator[str]:
     for node in ast.walk(tree):
         where = f"{file}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.ExceptHandler) and node.type is None:
-            yield f"{where}: bare except catches what nobody meant, KeyboardInterrupt included"
+            yield f"{where}: a bare except also catches KeyboardInterrupt: name the exceptions"
         if _is_orphan_task(node):
-            yield f"{where}: the task is kept nowhere: it may vanish unfinished, and its failure is never seen"
+            yield f"{where}: no variable keeps the task, so Python may delete it early and report no failure"
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Import | ast.ImportFrom):
-                    yield f"{file}:{inner.lineno}: an import inside a function hides a cycle; mend the layer"
+                    yield f"{file}:{inner.lineno}: an import inside a function hides a cycle: remove the cycle"
         if file != TYPES_OWNER and isinstance(node, ast.Call) and _is_type_examination(node):
-            yield f"{where}: a type is examined without a lock; take convert_json, convert_msgpack or convert_values"
-        if file not in CLOCK_OWNERS and not file.startswith(CLIENT_ROOMS):
+            yield f"{where}: a type is examined without a lock: use convert_json, convert_msgpack or convert_values"
+        if file not in CLOCK_OWNERS and not file.startswith(CLIENT_PACKAGES):
             if isinstance(node, ast.Import) and any(alias.name in ("random", "secrets") for alias in node.names):
                 yield f"{where}: randomness comes from the Clock, so that a simulation replays"
             if isinstance(node, ast.ImportFrom) and node.module in ("time", "random", "secrets"):
@@ -72,7 +72,7 @@ def _is_orphan_task(node: ast.AST) -> bool:
         return called_function.id in ("create_task", "ensure_future")
     if not (isinstance(called_function, ast.Attribute) and called_function.attr in ("create_task", "ensure_future")):
         return False
-    return isinstance(called_function.value, ast.Name | ast.Call) and _spell(called_function.value) in (
+    return isinstance(called_function.value, ast.Name | ast.Call) and _describe_owner(called_function.value) in (
         "asyncio",
         "loop",
         "call",
@@ -90,7 +90,8 @@ def _is_type_examination(call: ast.Call) -> bool:
     return called_name.startswith("msgspec.") and called_name.rpartition(".")[2] in ("Decoder", "convert")
 
 
-def _spell(node: ast.expr) -> str:
+def _describe_owner(node: ast.expr) -> str:
+    """Return the name that the node is, or `call` for a call such as `asyncio.get_running_loop()`."""
     return node.id if isinstance(node, ast.Name) else "call"
 
 
@@ -132,7 +133,7 @@ def test_each_rule_detects_its_violation(breach: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "fine",
+    "source",
     [
         "import time\ntime.sleep(1)",
         "x = msgspec.json.decode(data)",
@@ -140,8 +141,8 @@ def test_each_rule_detects_its_violation(breach: str) -> None:
         "async def f():\n    group.create_task(g())",
     ],
 )
-def test_rules_accept_correct_code(fine: str) -> None:
-    assert list(find_breaches(fine, "metaserver/x.py")) == []
+def test_rules_accept_correct_code(source: str) -> None:
+    assert list(find_breaches(source, "metaserver/x.py")) == []
 
 
 def parse_error_tree(text: str) -> dict[str, str]:

@@ -21,11 +21,11 @@ from tests.docs.pages import REPO, Page, read_all_pages
 from tests.style.words import BANNED_WORDS, find_banned, read_rules
 
 RULES = read_rules(BANNED_WORDS.read_text())
-QUOTING = {"bad-inputs.md"}
+PAGES_WITH_MESSAGES = {"bad-inputs.md"}
 """Pages that quote messages of the server; other tests check the words of these messages and of the titles."""
-PAGES = [page for page in read_all_pages() if page.path.name not in QUOTING]
+PAGES = [page for page in read_all_pages() if page.path.name not in PAGES_WITH_MESSAGES]
 _FENCED_BLOCK = re.compile(r"^\s*```\w*\s*$.*?^\s*```\s*$", re.MULTILINE | re.DOTALL)
-_FOREIGN = re.compile(r"\b(?:DESIGN|FIELD|FEATURES|STYLE)\.md\b|\bissue [0-9]")
+_OUTSIDE_DOCUMENT = re.compile(r"\b(?:DESIGN|FIELD|FEATURES|STYLE)\.md\b|\bissue [0-9]")
 
 
 def _read_prose(page: Page) -> str:
@@ -33,13 +33,13 @@ def _read_prose(page: Page) -> str:
     return _FENCED_BLOCK.sub(lambda block: "\n" * block[0].count("\n"), page.text)
 
 
-def _list_descriptions(node: object) -> Iterator[str]:
+def _list_summaries(node: object) -> Iterator[str]:
     """Yield every summary of an operation in an OpenAPI document."""
     if isinstance(node, dict):
         if isinstance(summary := node.get("summary"), str):
             yield summary
         for value in node.values():
-            yield from _list_descriptions(value)
+            yield from _list_summaries(value)
 
 
 def _list_help(command: click.Command) -> Iterator[str]:
@@ -57,7 +57,7 @@ def test_pages_use_no_banned_word() -> None:
 
 
 def test_pages_refer_to_no_document_outside_of_the_repository() -> None:
-    assert [(str(page), match) for page in PAGES for match in _FOREIGN.findall(page.text)] == []
+    assert [(str(page), match) for page in PAGES for match in _OUTSIDE_DOCUMENT.findall(page.text)] == []
 
 
 def test_settings_use_no_banned_word() -> None:
@@ -67,8 +67,8 @@ def test_settings_use_no_banned_word() -> None:
 
 
 def test_summaries_of_routes_use_no_banned_word() -> None:
-    document = json.loads((REPO / "docs" / "reference" / "openapi.json").read_text())
-    texts = list(_list_descriptions(document["paths"]))
+    openapi = json.loads((REPO / "docs" / "reference" / "openapi.json").read_text())
+    texts = list(_list_summaries(openapi["paths"]))
     assert len(texts) > 30
     assert list(find_banned("\n\n".join(texts), RULES)) == []
 
@@ -98,13 +98,13 @@ def _list_raised_texts(source: str) -> Iterator[str]:
     for statement in _list_statements(ast.parse(source)):
         if not isinstance(statement, ast.Raise) or statement.exc is None:
             continue
-        parts = {
+        f_string_part_ids = {
             id(part) for node in ast.walk(statement.exc) if isinstance(node, ast.JoinedStr) for part in node.values
         }
         for node in ast.walk(statement.exc):
             if isinstance(node, ast.JoinedStr):
                 yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in f_string_part_ids:
                 yield node.value
 
 
@@ -118,19 +118,19 @@ def test_error_messages_use_no_banned_word() -> None:
     assert actual == {}
 
 
-PLAIN = ("commands", "metaserver", "connector", "formats", "cache", "seamark", "bench")
+CHECKED_PACKAGES = ("commands", "metaserver", "connector", "formats", "cache", "seamark", "bench")
 """Packages whose docstrings and comments use no banned word."""
-_TEXT = re.compile(r'\s*[rR]?"""')
+_DOCSTRING_START = re.compile(r'\s*[rR]?"""')
 
 
 def _list_comments(source: str) -> Iterator[str]:
     """Yield the docstrings and comments of Python and Cython, which have the same tokens."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and _TEXT.match(token.line)):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and _DOCSTRING_START.match(token.line)):
             yield token.string
 
 
-@pytest.mark.parametrize("package", PLAIN)
+@pytest.mark.parametrize("package", CHECKED_PACKAGES)
 def test_docstrings_and_comments_use_no_banned_word(package: str) -> None:
     actual = {}
     for path in sorted(path for path in (REPO / package).rglob("*") if path.suffix in (".py", ".pyx", ".pxd")):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 BANNED_WORDS = Path(__file__).with_name("banned_words.txt")
 _CODE = re.compile(r"`[^`]*`")
-_TARGET = re.compile(r"\]\([^)\s]*\)")
+_LINK_TARGET = re.compile(r"\]\([^)\s]*\)")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def read_rules(text: str) -> list[Rule]:
 
 def find_banned(text: str, rules: list[Rule]) -> Iterator[str]:
     """Yield `line: "words": write …` for each match. Phrases are also found across line breaks."""
-    prose = _TARGET.sub("]()", _CODE.sub(_blank_out, text))
+    prose = _LINK_TARGET.sub("]()", _CODE.sub(_blank_out, text))
     for rule in rules:
         for match in rule.pattern.finditer(prose):
             line = prose.count("\n", 0, match.start()) + 1

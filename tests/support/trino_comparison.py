@@ -116,11 +116,11 @@ def open_both(folder: Path, lake: TrinoLake) -> Iterator[TrinoAndProxy]:
     """
     flags = ("--trino", lake.trino.base_url, "--budget-ms", "20000", "--hold", "30", "--trust-time-zone")
     with run_trino_proxy(folder, *flags, seamark=lake.seamark.base_url) as proxy:
-        rig = TrinoAndProxy(lake.trino.port, proxy)
+        trino_and_proxy = TrinoAndProxy(lake.trino.port, proxy)
         try:
-            yield rig
+            yield trino_and_proxy
         finally:
-            rig.close()
+            trino_and_proxy.close()
 
 
 # The creation of tables
@@ -155,9 +155,9 @@ def write_files(catalog: Catalog, table: str | tuple[str, ...], rows: pa.Table, 
     created_table = catalog.create_table(table, schema=rows.schema)
     starts = range(0, len(rows), step)
     with created_table.transaction() as change:
-        for first in range(0, len(starts), _FILES_PER_MANIFEST):
+        for first_file in range(0, len(starts), _FILES_PER_MANIFEST):
             with change.update_snapshot().fast_append() as manifest:
-                for start in starts[first : first + _FILES_PER_MANIFEST]:
+                for start in starts[first_file : first_file + _FILES_PER_MANIFEST]:
                     part = rows.slice(start, step)
                     for file in _dataframe_to_data_files(change.table_metadata, part, created_table.io):
                         manifest.append_data_file(file)

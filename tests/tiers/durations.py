@@ -99,7 +99,7 @@ class DurationRecorder:
             session.config.workeroutput["durations"] = [tuple(duration) for duration in self.durations.values()]
 
 
-class Keeper:
+class DurationCollector:
     """A plugin for the process that the user started: it collects the records of all processes, and writes the file."""
 
     def __init__(self, recorder: DurationRecorder) -> None:
@@ -137,4 +137,4 @@ def pytest_configure(config: pytest.Config) -> None:
     recorder = DurationRecorder()
     config.pluginmanager.register(recorder, "durations-recorder")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Keeper(recorder), "durations-keeper")
+        config.pluginmanager.register(DurationCollector(recorder), "durations-keeper")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 THRESHOLDS = (20_000, 20, 20)
+"""The thresholds of the collector's three generations. The first is a number of new objects; the default is 700."""
 
 
 @pytest.hookimpl(wrapper=True)

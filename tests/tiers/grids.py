@@ -13,7 +13,7 @@ from itertools import combinations
 
 import pytest
 
-SIZES = {"each_value": 1, "each_pair": 2}
+COMBINATION_SIZES = {"each_value": 1, "each_pair": 2}
 """The number of parameters whose values must occur together, for each marker."""
 FEW_CASES = "few_cases"
 """The marker of tests with a maximum number of cases in the fast tier. It takes precedence over the other markers."""
@@ -27,12 +27,12 @@ def choose_covering_cases(cases: Sequence[Mapping[str, int]], size: int, maximum
         size: The number of parameters in a combination.
         maximum: The maximum number of positions. If it is too low for all combinations, some are missing.
     """
-    missing_pairs = [set(combinations(sorted(case.items()), size)) for case in cases]
+    missing_combinations = [set(combinations(sorted(case.items()), size)) for case in cases]
     case_numbers: set[int] = set()
-    while any(missing_pairs) and (maximum is None or len(case_numbers) < maximum):
-        best = max(range(len(cases)), key=lambda place: len(missing_pairs[place]))
-        case_numbers.add(best)
-        missing_pairs = [combination - missing_pairs[best] for combination in missing_pairs]
+    while any(missing_combinations) and (maximum is None or len(case_numbers) < maximum):
+        best_case = max(range(len(cases)), key=lambda number: len(missing_combinations[number]))
+        case_numbers.add(best_case)
+        missing_combinations = [combination - missing_combinations[best_case] for combination in missing_combinations]
     return case_numbers
 
 
@@ -49,13 +49,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if few_marker := item.get_closest_marker(FEW_CASES):
                 grids.setdefault((name, 1, few_marker.args[0]), []).append(item)
                 continue
-            for marker, size in SIZES.items():
+            for marker, size in COMBINATION_SIZES.items():
                 if item.get_closest_marker(marker):
                     grids.setdefault((name, size, None), []).append(item)
     for (_, size, maximum), grid in grids.items():
         # Cases with the same value share the object, so its identity is used. Some objects have no hash.
         values = [{name: id(value) for name, value in item.callspec.params.items()} for item in grid]
         chosen_cases = choose_covering_cases(values, size, maximum)
-        for place, item in enumerate(grid):
-            if place not in chosen_cases:
+        for position, item in enumerate(grid):
+            if position not in chosen_cases:
                 item.add_marker(pytest.mark.slow)

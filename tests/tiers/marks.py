@@ -56,7 +56,7 @@ PROGRAMS = {"chromium", "java", "initdb", "postgres", "seamark", "spark-sql", "s
 SLOW_TIMEOUT_S = 1800
 """The time limit of a slow test without its own limit: on a busy machine, 400 random queries exceed the usual limit."""
 
-_started: list[str] = []
+_started_programs: list[str] = []
 
 
 @cache
@@ -73,10 +73,10 @@ def find_tier_of_path(path: Path) -> str:
 
 def find_tier(path: Path, fixtures: set[str], markers: set[str]) -> str:
     """Return the highest tier that the test's file, fixtures and markers require."""
-    queries = [find_tier_of_path(path), *(FIXTURES[name] for name in fixtures & FIXTURES.keys())]
+    required_tiers = [find_tier_of_path(path), *(FIXTURES[name] for name in fixtures & FIXTURES.keys())]
     if markers & {"spark", "trino"}:
-        queries.append("engines")
-    return max(queries, key=TIERS.index)
+        required_tiers.append("engines")
+    return max(required_tiers, key=TIERS.index)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,44 +84,46 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    expected = config.getoption("--tier")
-    if not expected or collection_path.suffix != ".py":
+    chosen_tiers = config.getoption("--tier")
+    if not chosen_tiers or collection_path.suffix != ".py":
         return None
-    highest = max(map(TIERS.index, expected))
+    highest = max(map(TIERS.index, chosen_tiers))
     return True if TIERS.index(find_tier_of_path(collection_path)) > highest else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    expected = config.getoption("--tier")
-    remaining_items: list[pytest.Item] = []
+    chosen_tiers = config.getoption("--tier")
+    deselected_items: list[pytest.Item] = []
     for item in items:
         markers = {marker.name for marker in item.iter_markers()}
         tier = find_tier(item.path, set(getattr(item, "fixturenames", ())), markers)
         item.add_marker(tier)
         if "slow" in markers and "timeout" not in markers:
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
-        if expected and tier not in expected:
-            remaining_items.append(item)
-    if remaining_items:
-        config.hook.pytest_deselected(items=remaining_items)
-        deselected_items = set(remaining_items)
-        items[:] = [item for item in items if item not in deselected_items]
+        if chosen_tiers and tier not in chosen_tiers:
+            deselected_items.append(item)
+    if deselected_items:
+        config.hook.pytest_deselected(items=deselected_items)
+        deselected_set = set(deselected_items)
+        items[:] = [item for item in items if item not in deselected_set]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    _started.clear()
+    _started_programs.clear()
     yield
-    if _started and item.get_closest_marker(TIERS[0]):
-        pytest.fail(f"a unit test starts {', '.join(_started)}; name its tier in tests/tiers/marks.py", pytrace=False)
+    if _started_programs and item.get_closest_marker(TIERS[0]):
+        pytest.fail(
+            f"a unit test starts {', '.join(_started_programs)}; name its tier in tests/tiers/marks.py", pytrace=False
+        )
 
 
-def _audit(event: str, ids: tuple[Any, ...]) -> None:
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "subprocess.Popen":
-        name = os.path.basename(os.fsdecode(ids[0] or ""))
+        name = os.path.basename(os.fsdecode(arguments[0] or ""))
         if name in PROGRAMS:
-            _started.append(name)
+            _started_programs.append(name)
 
 
 sys.addaudithook(_audit)

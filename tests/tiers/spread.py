@@ -49,13 +49,13 @@ UNITS = {
         "tests/planner/indexes/test_indexed_oracle.py",
     ),
 }
-SESSIONS = {"spark", "trino_lake", "kafka"}
+SESSION_FIXTURES = {"spark", "trino_lake", "kafka"}
 """Fixtures that start a JVM for the session.
 
 Only tests of the units may use them, because each further process would start its own JVM late.
 """
 NEW_S, LONG_S = 1.0, 60.0
-"""How long a file takes that has no kept duration, and how long one of LONG does."""
+"""The assumed time of a file without a stored duration, and of such a file in LONG_UNITS."""
 LONG_UNITS = ("tests/bench/test_demo.py", "tests/faults/test_spark_tasks.py", "tests/rck/")
 
 
@@ -79,8 +79,8 @@ def compute_order(nodeids: list[str]) -> list[int]:
         unit = find_unit(file)
         wall_s[unit] = wall_s.get(unit, 0.0) + (durations[file].wall_s if file in durations else _guess_s(file))
 
-    def compute_key(place: int) -> tuple[bool, float, str]:
-        unit = find_unit(nodeids[place])
+    def compute_key(position: int) -> tuple[bool, float, str]:
+        unit = find_unit(nodeids[position])
         # Durations are stored for files, so a unit with only some tests of a file may have no duration.
         return unit not in UNITS, -wall_s.get(unit, 0.0), unit
 
@@ -108,8 +108,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         UsageError: A test would start a further JVM.
     """
     for item in items:
-        for fixture in SESSIONS & set(getattr(item, "fixturenames", ())):
+        for fixture in SESSION_FIXTURES & set(getattr(item, "fixturenames", ())):
             if find_unit(item.nodeid) not in UNITS:
                 raise pytest.UsageError(f"{item.nodeid} uses {fixture!r}: add its file to tests/tiers/spread.py")
     if hasattr(config, "workerinput"):
-        items[:] = [items[place] for place in compute_order([item.nodeid for item in items])]
+        items[:] = [items[position] for position in compute_order([item.nodeid for item in items])]

@@ -49,13 +49,13 @@ def test_names_in_the_tiers_exist() -> None:
 
 
 def test_engines_start_first_then_the_longest_files_and_units_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept_durations = {
+    wall_s_by_file = {
         "tests/a.py": 2.0,
         "tests/b.py": 9.0,
         "tests/engines/test_x.py": 5.0,
         "tests/planner/test_lake.py": 7.0,
     }
-    durations = {place: Duration(place, 1, wall_s, 0.0) for place, wall_s in kept_durations.items()}
+    durations = {position: Duration(position, 1, wall_s, 0.0) for position, wall_s in wall_s_by_file.items()}
     monkeypatch.setattr(spread, "read_durations", lambda: durations)
     ids = [
         "tests/a.py::1",
@@ -66,8 +66,8 @@ def test_engines_start_first_then_the_longest_files_and_units_stay_together(monk
     ]
     ids += ["tests/a.py::2", "tests/engines/test_x.py::2"]
     ids.append("tests/rck/test_compliance.py::1")
-    begun_ids = [ids[place] for place in spread.compute_order(ids)]
-    assert begun_ids == [ids[4], ids[2], ids[6], ids[7], ids[3], ids[0], ids[5], ids[1]]
+    ordered_ids = [ids[position] for position in spread.compute_order(ids)]
+    assert ordered_ids == [ids[4], ids[2], ids[6], ids[7], ids[3], ids[0], ids[5], ids[1]]
 
 
 def test_units_with_only_some_tests_of_a_file_are_ordered() -> None:
@@ -121,9 +121,9 @@ def test_database_of_a_test_equals_a_new_database(tmp_path: Path) -> None:
 
 def test_processes_begin_to_compile_at_different_modules() -> None:
     files = [Path(f"tests/test_{number}.py") for number in range(10)]
-    begun_files = [bytecode.rotate_files(files, number, 4) for number in range(4)]
-    assert [item[0] for item in begun_files] == [files[0], files[2], files[5], files[7]]
-    assert all(sorted(item) == files for item in begun_files)
+    rotated_files = [bytecode.rotate_files(files, number, 4) for number in range(4)]
+    assert [item[0] for item in rotated_files] == [files[0], files[2], files[5], files[7]]
+    assert all(sorted(item) == files for item in rotated_files)
     assert bytecode.rotate_files([], 3, 4) == []
 
 
@@ -136,12 +136,12 @@ def test_module_with_bytecode_from_pytest_counts_as_compiled(tmp_path: Path) -> 
 
 def test_cases_of_a_grid_that_the_fast_tier_runs_have_each_value_or_each_pair_of_values() -> None:
     cases = [{"a": a, "b": b, "c": c} for a in range(2) for b in range(3) for c in range(4)]
-    values = [cases[place] for place in grids.choose_covering_cases(cases, 1)]
+    values = [cases[position] for position in grids.choose_covering_cases(cases, 1)]
     assert {(name, value) for case in values for name, value in case.items()} == {
         (name, value) for case in cases for name, value in case.items()
     }
     assert len(values) == 4
-    pairs = [cases[place] for place in grids.choose_covering_cases(cases, 2)]
+    pairs = [cases[position] for position in grids.choose_covering_cases(cases, 2)]
     assert {(case["b"], case["c"]) for case in pairs} == {(case["b"], case["c"]) for case in cases}
     assert {(case["a"], case["c"]) for case in pairs} == {(case["a"], case["c"]) for case in cases}
     assert len(pairs) < len(cases)
@@ -150,7 +150,7 @@ def test_cases_of_a_grid_that_the_fast_tier_runs_have_each_value_or_each_pair_of
 
 def test_few_cases_of_a_grid_have_different_values() -> None:
     cases = [{"a": a, "b": b} for a in range(2) for b in range(3)]
-    chosen_cases = [cases[place] for place in grids.choose_covering_cases(cases, 1, 2)]
+    chosen_cases = [cases[position] for position in grids.choose_covering_cases(cases, 1, 2)]
     assert chosen_cases[0]["a"] != chosen_cases[1]["a"]
     assert chosen_cases[0]["b"] != chosen_cases[1]["b"]
     assert len(chosen_cases) == 2

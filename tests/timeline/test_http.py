@@ -41,12 +41,13 @@ async def test_pages_are_consecutive_in_both_directions(server: RunningServer) -
     status, page = await server.get(path)
     assert (status, page["instants"]) == (200, [])
     assert path.endswith(page["next-since"])
+    newest_first = written_ids[::-1]
     _, newest_page = await server.get("/api/v1/timeline?limit=2&order=desc")
-    assert list_ids(newest_page) == written_ids[:-3:-1]
+    assert list_ids(newest_page) == newest_first[:2]
     _, older_page = await server.get(f"/api/v1/timeline?order=desc&since={newest_page['next-since']}")
-    assert list_ids(older_page) == written_ids[-3::-1]
-    _, end = await server.get(f"/api/v1/timeline?order=desc&since={older_page['next-since']}")
-    assert end == {"instants": [], "next-since": None}
+    assert list_ids(older_page) == newest_first[2:]
+    _, last_page = await server.get(f"/api/v1/timeline?order=desc&since={older_page['next-since']}")
+    assert last_page == {"instants": [], "next-since": None}
 
 
 async def test_all_conditions_of_a_filter_apply(server: RunningServer) -> None:
@@ -101,21 +102,22 @@ async def test_error_names_an_invalid_parameter(server: RunningServer) -> None:
     for query in cases:
         status, body = await server.get(f"/api/v1/timeline?{query}")
         assert status == 400, query
+        # The message for `wait=1&order=desc` may name either parameter.
         assert query.split("=")[0].split("&")[0] in body["error"]["message"].lower() or "order" in query, query
 
 
 async def test_long_poll_returns_a_commit_of_another_replica(server: RunningServer, tmp_path: Path) -> None:
     async with run_server(tmp_path) as other_server:
-        first_id = await server.record("a")
+        first_instant = await server.record("a")
         _, page = await other_server.get("/api/v1/timeline")
         poll = asyncio.create_task(other_server.get(f"/api/v1/timeline?since={page['next-since']}&wait=60"))
         await until(lambda: other_server.components.timeline.watchers == 1)
         assert not poll.done()
-        second_id = await server.record("b")
+        second_instant = await server.record("b")
         async with asyncio.timeout(60):
             status, page = await poll
-        assert (status, list_ids(page)) == (200, [second_id.id])
-        assert first_id.id != second_id.id
+        assert (status, list_ids(page)) == (200, [second_instant.id])
+        assert first_instant.id != second_instant.id
 
 
 async def test_long_poll_without_news_ends_with_the_position_to_continue(server: RunningServer) -> None:
@@ -128,16 +130,16 @@ async def test_long_poll_without_news_ends_with_the_position_to_continue(server:
 
 async def read_events(answer: aiohttp.ClientResponse, count: int) -> list[tuple[str, dict[str, Any]]]:
     """Return (event id, data) of the next `count` events."""
-    results: list[tuple[str, dict[str, Any]]] = []
+    events: list[tuple[str, dict[str, Any]]] = []
     event_id = ""
     async with asyncio.timeout(60):
-        while len(results) < count:
+        while len(events) < count:
             line = (await answer.content.readline()).decode().rstrip("\n")
             if line.startswith("id: "):
                 event_id = line[4:]
             elif line.startswith("data: "):
-                results.append((event_id, json.loads(line[6:])))
-    return results
+                events.append((event_id, json.loads(line[6:])))
+    return events
 
 
 async def test_event_stream_continues_after_the_last_event_of_the_client(server: RunningServer, tmp_path: Path) -> None:

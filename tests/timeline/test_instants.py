@@ -22,16 +22,16 @@ from seamark.metaserver.timeline.instants import (
 from tests.server.rig import build_instant
 
 R, I, C, B = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED, InstantState.ROLLED_BACK  # noqa: E741
-LEGAL = {(R, I), (R, B), (I, C), (I, B)}
+ALLOWED_MOVES = {(R, I), (R, B), (I, C), (I, B)}
 
 
-@pytest.mark.parametrize(("current_state", "expected"), sorted(itertools.product(InstantState, repeat=2)))
-def test_only_the_four_state_transitions_are_allowed(current_state: InstantState, expected: InstantState) -> None:
-    if (current_state, expected) in LEGAL:
-        check_move(current_state, expected)
+@pytest.mark.parametrize(("current_state", "next_state"), sorted(itertools.product(InstantState, repeat=2)))
+def test_only_the_four_state_transitions_are_allowed(current_state: InstantState, next_state: InstantState) -> None:
+    if (current_state, next_state) in ALLOWED_MOVES:
+        check_move(current_state, next_state)
     else:
-        with pytest.raises(BadRequest, match=f"in state {current_state.value} cannot become {expected.value}"):
-            check_move(current_state, expected)
+        with pytest.raises(BadRequest, match=f"in state {current_state.value} cannot become {next_state.value}"):
+            check_move(current_state, next_state)
 
 
 @given(st.lists(st.sampled_from(list(InstantState)), max_size=6))
@@ -43,7 +43,7 @@ def test_no_path_leaves_a_finished_state(states: list[InstantState]) -> None:
         try:
             next_instant = advance_instant(instant, state, clock.now_ms())
         except BadRequest:
-            assert (instant.state, state) not in LEGAL
+            assert (instant.state, state) not in ALLOWED_MOVES
             continue
         assert not is_finished(instant.state)
         assert next_instant.requested_ms == instant.requested_ms

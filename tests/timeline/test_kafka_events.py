@@ -29,6 +29,7 @@ PARTITIONS = 3
 
 @pytest.fixture(autouse=True)
 def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the leases, so that a server soon takes over the delivery from a stopped server."""
     monkeypatch.setattr(delivery, "LEASE_S", 3.0)
     monkeypatch.setattr(delivery, "BACKOFF_S_MAX", 1.0)
 
@@ -60,14 +61,14 @@ def read_topic(kafka: Kafka, topic: str, count: int) -> list[dict[str, Any]]:
     return records
 
 
-def find_first_positions(records: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Return the events of each table, each at its first record, in the order of their partition."""
-    tables: dict[str, list[str]] = {}
+def list_event_ids_by_table(records: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return the ids of the events of each table, in the order of their first records. A record may be repeated."""
+    ids_by_table: dict[str, list[str]] = {}
     for event in (record["event"] for record in records):
-        positions = tables.setdefault(event["data"]["name"], [])
-        if event["id"] not in positions:
-            positions.append(event["id"])
-    return tables
+        event_ids = ids_by_table.setdefault(event["data"]["name"], [])
+        if event["id"] not in event_ids:
+            event_ids.append(event["id"])
+    return ids_by_table
 
 
 async def test_topic_receives_the_instants_of_each_table_in_order(tmp_path: Path, kafka: Kafka, topic: str) -> None:
@@ -75,9 +76,9 @@ async def test_topic_receives_the_instants_of_each_table_in_order(tmp_path: Path
         await record_names(server, "abcdef" * 5)
         records = await asyncio.to_thread(read_topic, kafka, topic, 30)
     assert len(records) == 30
-    tables = find_first_positions(records)
-    assert tables.keys() == set("abcdef")
-    assert all(positions == sorted(positions) and len(positions) == 5 for positions in tables.values())
+    ids_by_table = list_event_ids_by_table(records)
+    assert ids_by_table.keys() == set("abcdef")
+    assert all(event_ids == sorted(event_ids) and len(event_ids) == 5 for event_ids in ids_by_table.values())
     partitions = {(record["key"], record["partition"]) for record in records}
     assert len(partitions) == 6
     assert {key for key, _ in partitions} == {f"uuid-of-{name}".encode() for name in "abcdef"}
@@ -99,26 +100,26 @@ async def test_events_wait_for_their_topic_and_survive_a_killed_broker(tmp_path:
         await record_names(server, "abab")
         await asyncio.to_thread(kafka.start)
         records = await asyncio.to_thread(read_topic, kafka, name, 6)
-    tables = find_first_positions(records)
-    assert {table: len(positions) for table, positions in tables.items()} == {"a": 3, "b": 3}
-    assert all(positions == sorted(positions) for positions in tables.values())
+    ids_by_table = list_event_ids_by_table(records)
+    assert {table: len(event_ids) for table, event_ids in ids_by_table.items()} == {"a": 3, "b": 3}
+    assert all(event_ids == sorted(event_ids) for event_ids in ids_by_table.values())
 
 
 async def test_two_replicas_and_a_restart_deliver_each_event(tmp_path: Path, kafka: Kafka, topic: str) -> None:
     setting = f"kafka://{kafka.address}/{topic}"
-    async with run_server(tmp_path, event_kafka=setting) as survivor:
+    async with run_server(tmp_path, event_kafka=setting) as first_server:
         async with run_server(tmp_path, event_kafka=setting) as other_server:
             await record_names(other_server, "ab")
-            await record_names(survivor, "ab")
+            await record_names(first_server, "ab")
             await asyncio.to_thread(read_topic, kafka, topic, 4)
-        await record_names(survivor, "ab")
+        await record_names(first_server, "ab")
         await asyncio.to_thread(read_topic, kafka, topic, 6)
     async with run_server(tmp_path, event_kafka=setting) as server:
         await record_names(server, "ab")
         records = await asyncio.to_thread(read_topic, kafka, topic, 8)
-    tables = find_first_positions(records)
-    assert {table: len(positions) for table, positions in tables.items()} == {"a": 4, "b": 4}
-    assert all(positions == sorted(positions) for positions in tables.values())
+    ids_by_table = list_event_ids_by_table(records)
+    assert {table: len(event_ids) for table, event_ids in ids_by_table.items()} == {"a": 4, "b": 4}
+    assert all(event_ids == sorted(event_ids) for event_ids in ids_by_table.values())
 
 
 @pytest.mark.parametrize(

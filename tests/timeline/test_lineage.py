@@ -52,17 +52,17 @@ def validate_event(event: dict[str, Any]) -> None:
     )
     (core,) = (schema for schema in SCHEMAS if schema["$id"].endswith("/OpenLineage.json"))
     assert event["schemaURL"] == f"{core['$id']}#/$defs/RunEvent"
-    check = jsonschema.Draft202012Validator(
+    validator = jsonschema.Draft202012Validator(
         {"$ref": event["schemaURL"]}, registry=registry, format_checker=jsonschema.FormatChecker()
     )
-    check.validate(event)
-    holders = [event["run"], event["job"], *event["inputs"], *event["outputs"]]
-    facets = [facet for holder in holders for facet in holder["facets"].items()]
+    validator.validate(event)
+    facet_owners = [event["run"], event["job"], *event["inputs"], *event["outputs"]]
+    facets = [facet for facet_owner in facet_owners for facet in facet_owner["facets"].items()]
     assert facets
     for name, facet in facets:
-        document = facet["_schemaURL"].partition("#")[0]
-        (schema,) = (schema for schema in SCHEMAS if schema["$id"] == document)
-        assert name in schema["properties"], f"{name} is not the name of {document}"
+        schema_url = facet["_schemaURL"].partition("#")[0]
+        (schema,) = (schema for schema in SCHEMAS if schema["$id"] == schema_url)
+        assert name in schema["properties"], f"{name} is not the name of {schema_url}"
         jsonschema.Draft202012Validator({"$ref": facet["_schemaURL"]}, registry=registry).validate(facet)
 
 
@@ -74,6 +74,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the leases, so that a server soon takes over the delivery from a stopped server."""
     monkeypatch.setattr(delivery, "LEASE_S", 3.0)
 
 
@@ -120,14 +121,14 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
         (running_job.id, "START"),
         (instant_of_dropped_table.id, "START"), (instant_of_dropped_table.id, "COMPLETE"),
     ]  # fmt: skip
-    complete, fail, index, lost_event = events[1], events[3], events[4], events[6]
-    assert complete["job"]["namespace"] == "lake"
-    assert [event["job"]["name"] for event in (complete, fail, index)] == [
+    complete_event, failed_event, index_event, lost_event = events[1], events[3], events[4], events[6]
+    assert complete_event["job"]["namespace"] == "lake"
+    assert [event["job"]["name"] for event in (complete_event, failed_event, index_event)] == [
         "db.t.clustering",
         "db.t.expire",
         "db.t.index by_id",
     ]
-    (source,), (target,) = complete["inputs"], complete["outputs"]
+    (source,), (target,) = complete_event["inputs"], complete_event["outputs"]
     assert (target["namespace"], target["name"]) == ("file", location.removeprefix("file://"))
     warehouse = server.components.settings.make_warehouse_uri()
     (link,) = target["facets"]["symlinks"]["identifiers"]
@@ -144,8 +145,8 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
         name: [name] for name in ("id", "tags", "m")
     }
     assert source["name"] == target["name"]
-    assert fail["run"]["facets"]["errorMessage"]["message"] == "no space"
-    assert (len(index["inputs"]), index["outputs"]) == (1, [])
+    assert failed_event["run"]["facets"]["errorMessage"]["message"] == "no space"
+    assert (len(index_event["inputs"]), index_event["outputs"]) == (1, [])
     assert (lost_event["outputs"][0]["namespace"], lost_event["outputs"][0]["name"]) == (warehouse, "db.gone")
 
 
@@ -157,7 +158,11 @@ def build_table(columns_count: int) -> TableMetadata:
         location="file:///lake/t",
         last_updated_ms=0,
         last_column_id=columns_count,
-        schemas=(Schema(tuple(Field(place, f"c{place}", False, "long") for place in range(1, columns_count + 1)), 0),),
+        schemas=(
+            Schema(
+                tuple(Field(column_id, f"c{column_id}", False, "long") for column_id in range(1, columns_count + 1)), 0
+            ),
+        ),
         current_schema_id=0,
         partition_specs=(PartitionSpec(0, ()),),
         default_spec_id=0,
@@ -244,6 +249,6 @@ def test_datasets_have_the_names_of_the_specification(location: str, dataset: tu
     st.lists(st.text("abc", min_size=1), min_size=1, max_size=4),
     st.lists(st.text("abc", min_size=1), min_size=1, max_size=4),
 )
-def test_different_locations_are_different_datasets(first: list[str], second: list[str]) -> None:
-    names = {name_location(f"s3://lake/{'/'.join(path)}") for path in (first, second)}
-    assert len(names) == (1 if first == second else 2)
+def test_different_locations_are_different_datasets(first_path: list[str], second_path: list[str]) -> None:
+    names = {name_location(f"s3://lake/{'/'.join(path)}") for path in (first_path, second_path)}
+    assert len(names) == (1 if first_path == second_path else 2)

@@ -19,7 +19,7 @@ DAY_MS = 24 * HOUR_MS
 YEAR_MS = 365 * DAY_MS
 
 
-def test_ago_returns_the_latest_time_since_which_the_given_time_has_passed() -> None:
+def test_time_ago_is_the_latest_time_since_which_the_age_has_passed() -> None:
     passed_time = PassedTime(1000, 0, ((100, 200), (500, 800)))
     assert passed_time.find_time_ago(0) == 1000
     for age_ms in range(1, 700):
@@ -91,9 +91,10 @@ async def test_server_that_is_stopped_most_of_the_day_deletes_old_data(tmp_path:
                 clock.advance(HOUR_MS)
                 ran_ms += HOUR_MS
                 passed_time = await read_passed_time(store, clock)
-            sample = events[day % 20 :: 20]  # Each earlier day is checked once in 20 days.
+            earlier_events = events[day % 20 :: 20]  # Each earlier day is checked once in 20 days.
             assert all(
-                passed_time.measure_ms(at_ms, passed_time.now_ms) <= ran_ms - then_ms for at_ms, then_ms in sample
+                passed_time.measure_ms(at_ms, passed_time.now_ms) <= ran_ms - then_ms
+                for at_ms, then_ms in earlier_events
             )
             events.append((clock.now_ms(), ran_ms))
             clock.advance(22 * HOUR_MS)

@@ -52,5 +52,5 @@ async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, post
         assert (status, [instant["id"] for instant in page["instants"]]) == (200, [instant.id])
         await second_server.record("y")
         assert await receiver.wait_for_events(2) == ["x", "y"]
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # A second delivery would arrive in this time.
         assert len(receiver.events) == 2

@@ -68,8 +68,8 @@ async def test_watch_with_an_existing_match_answers_without_waiting(both_replica
     first_replica, _ = both_replicas
     instant_id = await first_replica.record()
     async with asyncio.timeout(60):
-        watch = await first_replica.timeline.watch(InstantFilter(), 10, 30)
-    assert [instant.id for instant in watch] == [instant_id]
+        instants = await first_replica.timeline.watch(InstantFilter(), 10, 30)
+    assert [instant.id for instant in instants] == [instant_id]
 
 
 async def test_commit_of_this_replica_wakes_a_watcher_long_before_the_next_poll(tmp_path: Path) -> None:
@@ -97,11 +97,11 @@ async def test_watcher_is_not_woken_by_instants_outside_its_filter(both_replicas
     async with first_replica.timeline.watch_instants(InstantFilter(name="wanted")) as watcher:
         assert await first_replica.timeline.read_next(watcher, 10) == []
         await first_replica.record("other")
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # A notification would wake the watcher in this time.
         assert not watcher.woken.is_set()
         await first_replica.record("wanted")
-        entry_batch = await asyncio.wait_for(first_replica.timeline.read_next(watcher, 10), 60)
-        assert [instant.name for instant in entry_batch] == ["wanted"]
+        instants = await asyncio.wait_for(first_replica.timeline.read_next(watcher, 10), 60)
+        assert [instant.name for instant in instants] == ["wanted"]
 
 
 async def test_watch_without_new_instants_ends_after_its_time(both_replicas: tuple[Replica, Replica]) -> None:

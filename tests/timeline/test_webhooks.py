@@ -84,6 +84,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the leases, so that a server soon takes over the delivery from a stopped server."""
     monkeypatch.setattr(delivery, "LEASE_S", 3.0)
 
 
@@ -98,7 +99,7 @@ async def test_every_instant_arrives_once_and_in_order(tmp_path: Path, receiver:
         assert await receiver.wait_for_events(3) == ["a", "b", "c"]
         await record_names(server, "de")
         assert await receiver.wait_for_events(5) == ["a", "b", "c", "d", "e"]
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # A second delivery would arrive in this time.
         assert len(receiver.events) == 5
 
 
@@ -139,7 +140,7 @@ async def test_restarted_server_continues_after_the_last_delivered_event(tmp_pat
         await record_names(server, "cd")
     async with run_server(tmp_path, webhook_urls=(receiver.url,)):
         assert await receiver.wait_for_events(4) == ["a", "b", "c", "d"]
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # A second delivery would arrive in this time.
     ids = [event["id"] for event in receiver.events]
     assert ids == sorted(set(ids))
 
@@ -176,14 +177,14 @@ async def test_stopped_server_releases_its_target_at_once(
 
 
 async def test_two_replicas_deliver_each_event_once_even_if_one_takes_over(tmp_path: Path, receiver: Receiver) -> None:
-    async with run_server(tmp_path, webhook_urls=(receiver.url,)) as survivor:
+    async with run_server(tmp_path, webhook_urls=(receiver.url,)) as first_server:
         async with run_server(tmp_path, webhook_urls=(receiver.url,)) as other_server:
             await record_names(other_server, "ab")
-            await record_names(survivor, "cd")
+            await record_names(first_server, "cd")
             assert await receiver.wait_for_events(4) == ["a", "b", "c", "d"]
-        await record_names(survivor, "ef")
+        await record_names(first_server, "ef")
         assert await receiver.wait_for_events(6) == list("abcdef")
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # A second delivery would arrive in this time.
         assert len(receiver.events) == 6
 
 

@@ -50,6 +50,7 @@ _TPC_DS = (
 
 
 def _make_ssb_part(rng: np.random.Generator, rows: int) -> pa.Table:
+    """Return random rows. A nation has 10 cities, a region 5 nations, a category 40 brands, a maker 5 categories."""
     years, days = rng.integers(0, _YEARS, rows), rng.integers(0, 364, rows)
     customer_city, supplier_city, brand = (
         rng.integers(0, 250, rows),
@@ -62,7 +63,7 @@ def _make_ssb_part(rng: np.random.Generator, rows: int) -> pa.Table:
             "lo_discount": rng.integers(0, 11, rows),
             "lo_revenue": rng.integers(1, 10_000_000, rows),
             "d_year": _FIRST_YEAR + years,
-            "d_yearmonth": (_FIRST_YEAR + years) * 100 + 1 + days // 31,
+            "d_yearmonth": (_FIRST_YEAR + years) * 100 + 1 + days // 31,  # Each month has 31 days.
             "d_week": 1 + days // 7,
             "c_city": customer_city,
             "c_nation": customer_city // 10,

@@ -15,14 +15,20 @@ import pyarrow as pa
 from seamark.formats.services.curves import compute_curve_keys
 from tests.connector.advice.workloads import FILES
 
-BITS = 16
+RANK_BITS = 16
 Gains = dict[tuple[str, ...], float]
 
 Codes = npt.NDArray[np.int64]
 
 
 class ExactTable:
-    """All rows of a table as codes, and the conditions of all statements as masks over the codes."""
+    """All rows of a table as codes, and the conditions of all statements over the codes.
+
+    Attributes:
+        codes: The code of each row's value by column. Codes are the positions of the sorted distinct values.
+        ranks: The rank of each row's value by column, as a number of RANK_BITS bits.
+        matching_codes: For each statement and each compared column, the number of matching codes below each code.
+    """
 
     def __init__(self, rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) -> None:
         self.codes: dict[str, Codes] = {}
@@ -32,7 +38,7 @@ class ExactTable:
         for column in columns:
             values, codes, counts = np.unique(rows[column].to_numpy(), return_inverse=True, return_counts=True)
             distinct_values[column], self.codes[column] = values.tolist(), codes
-            self.ranks[column] = ((np.cumsum(counts) - counts // 2) * ((1 << BITS) - 1) // len(rows))[codes]
+            self.ranks[column] = ((np.cumsum(counts) - counts // 2) * ((1 << RANK_BITS) - 1) // len(rows))[codes]
         for where in wheres:
             masks = {}
             for column, conditions in split_by_column(where).items():
@@ -51,14 +57,15 @@ class ExactTable:
         column.
         """
         points = np.stack([self.ranks[column] for column in columns], axis=1).astype(np.uint64)
-        keys = compute_curve_keys(points, BITS, "hilbert")
+        keys = compute_curve_keys(points, RANK_BITS, "hilbert")
         files = np.array_split(np.lexsort(keys.T[::-1]), FILES)
         lower = {column: np.array([codes[file].min() for file in files]) for column, codes in self.codes.items()}
         upper = {column: np.array([codes[file].max() for file in files]) for column, codes in self.codes.items()}
         counts = []
-        for matching_rows in self.matching_codes:
+        for totals_by_column in self.matching_codes:
             is_kept = np.ones(FILES, dtype=bool)
-            for column, totals in matching_rows.items():
+            for column, totals in totals_by_column.items():
+                # The difference is the number of matching codes in the range of the file.
                 is_kept &= totals[upper[column] + 1] > totals[lower[column]]
             counts.append(int(is_kept.sum()))
         return float(np.mean(counts))
@@ -72,7 +79,7 @@ def split_by_column(where: str) -> dict[str, str]:
     return {column: " AND ".join(conditions) for column, conditions in parts.items()}
 
 
-def count_indexed(rows: pa.Table, wheres: Sequence[str], column: str) -> float:
+def count_files_with_value(rows: pa.Table, wheres: Sequence[str], column: str) -> float:
     """Return the mean number of existing files that have a row with the compared value of the column."""
     parts = np.array_split(rows[column].to_numpy(), FILES)
     counts = []
@@ -95,7 +102,7 @@ def find_gains(rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) ->
         for chosen_columns in combinations(columns, count):
             gains[tuple(sorted(chosen_columns))] = FILES - exact_table.count_files(chosen_columns)
     for column in columns:
-        gains["index", column] = FILES - count_indexed(rows, wheres, column)
+        gains["index", column] = FILES - count_files_with_value(rows, wheres, column)
     return gains
 
 

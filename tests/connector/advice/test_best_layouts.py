@@ -88,13 +88,13 @@ def test_printed_commands_quote_names_of_columns(client: IndexClient) -> None:
     for _ in range(99):
         client._request_json("POST", f"{make_table_path(TABLE)}/plan-tables", {}, plan)
     proposals = load_advice(client, TABLE)["proposals"]
-    shells = [
+    command_words = [
         shlex.split(command)
         for proposal in proposals
         for command in proposal["commands"]
         if command.startswith("seamark")
     ]
-    assert shells
-    assert all(";" not in words and "rm" not in words for words in shells)
+    assert command_words
+    assert all(";" not in words and "rm" not in words for words in command_words)
     statements = [command for proposal in proposals for command in proposal["commands"] if command.startswith("ALTER")]
     assert all("`c'; rm -rf ~ ``x```" in statement for statement in statements)

@@ -58,14 +58,23 @@ def test_shape_without_a_time_is_estimated_from_the_costs_of_its_engine() -> Non
 
 
 def test_recorded_times_correct_later_predictions_of_seconds() -> None:
-    def apply(predicted_s: float, recorded_s: float, timed_count: int, correction: float = 1.0) -> AppliedProposal:
+    def build_applied_proposal(
+        predicted_s: float, recorded_s: float, timed_count: int, correction: float = 1.0
+    ) -> AppliedProposal:
         reads = Reads(1, 100, predicted_s)
         change = ProposedChange("cluster")
         proposal = Proposal("x", "cluster", "x", [], change, reads, reads, 1, 0.1, 1, None, time_correction=correction)
         return AppliedProposal(proposal, 0, None, Reads(1, 100, recorded_s), timed_count)
 
-    assert compute_time_corrections([apply(1.0, 2.0, timed_count=19)]) == {}
-    assert compute_time_corrections([apply(1.0, 2.0, timed_count=20)])["cluster"] == pytest.approx(2**0.5, abs=0.01)
-    assert compute_time_corrections([apply(1.0, 2.0, timed_count=20)] * 50)["cluster"] == pytest.approx(2, abs=0.05)
+    assert compute_time_corrections([build_applied_proposal(1.0, 2.0, timed_count=19)]) == {}
+    assert compute_time_corrections([build_applied_proposal(1.0, 2.0, timed_count=20)])["cluster"] == pytest.approx(
+        2**0.5, abs=0.01
+    )
+    assert compute_time_corrections([build_applied_proposal(1.0, 2.0, timed_count=20)] * 50)[
+        "cluster"
+    ] == pytest.approx(2, abs=0.05)
     # The earlier prediction was corrected already, and was right.
-    assert compute_time_corrections([apply(2.0, 2.0, timed_count=20, correction=2.0)] * 50)["cluster"] > 1.9
+    assert (
+        compute_time_corrections([build_applied_proposal(2.0, 2.0, timed_count=20, correction=2.0)] * 50)["cluster"]
+        > 1.9
+    )

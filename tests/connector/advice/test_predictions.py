@@ -20,7 +20,7 @@ from tests.connector.server_thread import ServerThread
 from tests.seeds import examples, first_seed, mark_fast
 
 
-def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
+def apply_best_proposal(client: IndexClient, case: int) -> tuple[float, float, float]:
     """Apply the first proposal that a client can apply, for a random table and workload.
 
     Returns:
@@ -43,7 +43,7 @@ def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("case", mark_fast(range(4), 0))
 def test_first_proposal_saves_about_as_many_bytes_as_predicted(client: IndexClient, case: int) -> None:
-    bytes_before, predicted_bytes, bytes_after = apply_best(client, case)
+    bytes_before, predicted_bytes, bytes_after = apply_best_proposal(client, case)
     assert bytes_after < bytes_before
     assert predicted_bytes == pytest.approx(bytes_after, rel=0.4)
 
@@ -59,7 +59,7 @@ def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> No
         server.start()
         try:
             with closing(IndexClient(server.url)) as client:
-                _, predicted_bytes, bytes_after = apply_best(client, 100 + case)
+                _, predicted_bytes, bytes_after = apply_best_proposal(client, 100 + case)
         finally:
             server.stop()
         ratios.append(predicted_bytes / bytes_after)
@@ -81,22 +81,22 @@ def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     best = next(proposal for proposal in proposals if proposal["change"]["kind"] != "none")
     assert f"{best['id']}  {best['title']}" in result.output
     assert f"seamark run cluster {TABLE}" in result.output
-    history = CliRunner().invoke(cli, ["history", TABLE, "--url", client.url])
-    assert "day >= ?" in history.output
+    history_result = CliRunner().invoke(cli, ["history", TABLE, "--url", client.url])
+    assert "day >= ?" in history_result.output
     assert TABLE in CliRunner().invoke(cli, ["history", "--url", client.url]).output
-    applied_proposal = CliRunner().invoke(cli, ["advise", "apply", TABLE, best["id"], "--url", client.url])
-    assert applied_proposal.exit_code == 0, applied_proposal.output
-    assert all(word in applied_proposal.output for word in ("before", "predicted", "measured"))
-    assert best["title"] in applied_proposal.output
+    apply_result = CliRunner().invoke(cli, ["advise", "apply", TABLE, best["id"], "--url", client.url])
+    assert apply_result.exit_code == 0, apply_result.output
+    assert all(word in apply_result.output for word in ("before", "predicted", "measured"))
+    assert best["title"] in apply_result.output
     # The position in a list does not identify a change, because the next list may have a different order.
     for unknown_id in (best["id"], "1"):
         refusal = CliRunner().invoke(cli, ["advise", "apply", TABLE, unknown_id, "--url", client.url])
         assert (refusal.exit_code, f"There is no proposal '{unknown_id}'" in refusal.output) == (1, True)
     second_advice = load_advice(client, TABLE)
     assert second_advice["before"]["bytes"] < 0.5 * second_advice["applied"][0]["proposal"]["before"]["bytes"]
-    by_hand = {"change": {"kind": "none"}, "title": "x", "commands": ["ALTER TABLE"]}
+    manual_proposal = {"change": {"kind": "none"}, "title": "x", "commands": ["ALTER TABLE"]}
     with pytest.raises(InvalidRequest, match="must be made in an engine"):
-        apply_proposal(client, TABLE, by_hand, wait_s=1)
+        apply_proposal(client, TABLE, manual_proposal, wait_s=1)
 
 
 def test_statements_for_spark_are_marked_and_select_the_catalog() -> None:

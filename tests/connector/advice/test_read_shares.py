@@ -52,7 +52,7 @@ def draw_statements(sample: RowSample, rng: np.random.Generator, count: int = 12
     return statements
 
 
-def count_read_files(
+def count_read_shares(
     sample: RowSample, files: int, statements: list[DrawnStatement], indexed_id: int | None
 ) -> list[float]:
     """Return the share of the files that each statement reads by bounds and an index, from the values of each file."""
@@ -71,7 +71,7 @@ def count_read_files(
 
 
 @pytest.mark.parametrize("spread", [0, 20, 100, 10_000])
-def test_index_on_a_clustered_column_leaves_out_files_that_its_bounds_keep_only_once(spread: int) -> None:
+def test_files_that_bounds_and_an_index_both_leave_out_count_once(spread: int) -> None:
     """With a small spread the bounds of the code keep few files, and with a large one all files."""
     rng = np.random.default_rng(first_seed() + spread)
     frequencies = 1 / np.arange(1, CODES + 1) ** 0.5
@@ -84,7 +84,7 @@ def test_index_on_a_clustered_column_leaves_out_files_that_its_bounds_keep_only_
         indexes = {} if indexed_id is None else {0.0: frozenset([indexed_id])}
         replayed = ReplayedFiles(layout, FILES, FILES, {}, indexes)
         predicted_shares = compute_read_shares(replayed, statements, sample)[1]
-        counted_shares = count_read_files(sample, FILES, statements, indexed_id)
+        counted_shares = count_read_shares(sample, FILES, statements, indexed_id)
         assert predicted_shares.mean() == pytest.approx(np.mean(counted_shares), rel=0.15), indexed_id
 
 
@@ -97,7 +97,7 @@ def test_index_of_a_table_that_is_clustered_by_the_same_column_keeps_what_the_bo
     replayed = ReplayedFiles(simulate_layout(sample, order, FILES), FILES, FILES, {}, {0.0: frozenset([CODE])})
     predicted_shares = compute_read_shares(replayed, statements, sample)[1]
     clustered = make_sample(codes.ravel()[order].reshape(FILES, ROWS), days.ravel()[order].reshape(FILES, ROWS))
-    counted_shares = count_read_files(clustered, FILES, statements, CODE)
+    counted_shares = count_read_shares(clustered, FILES, statements, CODE)
     assert predicted_shares.mean() == pytest.approx(np.mean(counted_shares), rel=0.3)
 
 
@@ -116,5 +116,5 @@ def test_index_on_the_column_of_the_buckets_leaves_out_files_of_the_read_bucket(
     ]
     replayed = ReplayedFiles(make_layout(sample, FILES), FILES, FILES, {CODE: buckets}, {0.0: frozenset([CODE])})
     predicted_shares = compute_read_shares(replayed, statements, sample)[1]
-    counted_shares = count_read_files(sample, FILES, statements, CODE)
+    counted_shares = count_read_shares(sample, FILES, statements, CODE)
     assert predicted_shares.mean() == pytest.approx(np.mean(counted_shares), rel=0.15)

@@ -33,6 +33,7 @@ CASES = {
         TableUse(columns=("k", "x"), joins=("k",)),
     ],
     "SELECT count(DISTINCT) FROM s.t": [TableUse((), (("count", ""),))],
+    # Names of more than 500 characters are left out, and so are all columns if there are more than 64.
     f"SELECT x, sum({'s' * 501}) FROM s.t GROUP BY x, {'g' * 501}": [TableUse(("x",), (), ("x",))],
     f"SELECT {', '.join(f'c{number}' for number in range(65))} FROM s.t": [NO_USE],
 }

@@ -55,7 +55,16 @@ SCHEMA = Schema(
 SUBTOTALS = ("ROLLUP ({})", "CUBE ({})", "GROUPING SETS (({}), ())")
 GROUP_BY = re.compile(r" GROUP BY (.*?)(?= HAVING| ORDER BY|$)")
 ROW_CONDITIONS = ("id < 100", "k BETWEEN -3 AND 7", "big <> 3", "ts < TIMESTAMP '1980-01-01 00:00:01'", "name <> 'q'")
-FURTHER = ("count(1)", "sum(1)", "count(k)", "count(s.f)", "max(s.f)", "avg(a.s.f)", "sum(DISTINCT k)", "count(name)")
+FURTHER_AGGREGATES = (
+    "count(1)",
+    "sum(1)",
+    "count(k)",
+    "count(s.f)",
+    "max(s.f)",
+    "avg(a.s.f)",
+    "sum(DISTINCT k)",
+    "count(name)",
+)
 
 
 def draw_file(rng: random.Random) -> pa.Table:
@@ -104,12 +113,14 @@ class RandomDuckDBAggregates(RandomAggregates):
         if "s.f" in dimensions and self._rng.random() < 0.5:
             text = text.replace(table, f", {self._rng.choice(('min(s.f)', 'count(DISTINCT a.s.f)'))}{table}")
         if self._rng.random() < 0.2:
-            text = text.replace(table, f", {self._rng.choice(FURTHER)}{table}")
+            text = text.replace(table, f", {self._rng.choice(FURTHER_AGGREGATES)}{table}")
         if self._rng.random() < 0.2:
             condition = self._rng.choice(ROW_CONDITIONS)
-            word = " WHERE " if " WHERE " in text.replace("(WHERE", "") else f" FROM {source} a"
+            clause_start = " WHERE " if " WHERE " in text.replace("(WHERE", "") else f" FROM {source} a"
             text = text.replace(
-                word, f"{word}{condition} AND " if word == " WHERE " else f"{word} WHERE {condition}", 1
+                clause_start,
+                f"{clause_start}{condition} AND " if clause_start == " WHERE " else f"{clause_start} WHERE {condition}",
+                1,
             )
         if " LIMIT " not in text and self._rng.random() < 0.3:
             return GROUP_BY.sub(lambda keys: f" GROUP BY {self._rng.choice(SUBTOTALS).format(keys[1])}", text)
@@ -139,8 +150,8 @@ def store_rows(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> Non
     con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS SELECT * FROM arrow")
 
 
-def are_certain(con: duckdb.DuckDBPyConnection, file: pa.Table, query: DuckDBCubeQuery) -> bool:
-    """Return whether all rows of a file certainly meet the condition.
+def do_all_rows_match(con: duckdb.DuckDBPyConnection, file: pa.Table, query: DuckDBCubeQuery) -> bool:
+    """Return whether all rows of a file meet the condition, so that groups can replace the file.
 
     Also check that `negated_row_condition` is true for each row that does not meet it.
     """
@@ -194,7 +205,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
             counts[f"no: {refusal}"[:60]] += 1
             continue
         covered_entries = [
-            entry if entry is not None and are_certain(con, file, query) else None
+            entry if entry is not None and do_all_rows_match(con, file, query) else None
             for file, entry in zip(files, entries, strict=True)
         ]
         groups = [entry.select(list(query.translated.columns)) for entry in covered_entries if entry is not None]
@@ -206,9 +217,9 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
         store_rows(con, "rest", pa.concat_tables(rows or [files[0].slice(0, 0)]))
         expected, sketched = con.sql(text), con.sql(sketch_rows(text))
         actual = con.sql(query.write("rest" if rows else None))
-        where = f"seed {seed}: {text}\n{query.write('rest')}"
-        assert (actual.columns, actual.types) == (expected.columns, expected.types), where
-        assert count_rows(actual) == count_rows(sketched), where
+        message = f"seed {seed}: {text}\n{query.write('rest')}"
+        assert (actual.columns, actual.types) == (expected.columns, expected.types), message
+        assert count_rows(actual) == count_rows(sketched), message
         counts["cube and condition" if query.translated.row_condition else "cube"] += 1
     return counts
 
@@ -221,9 +232,10 @@ def con() -> Iterator[duckdb.DuckDBPyConnection]:
         yield con
 
 
-def run_cases(con: duckdb.DuckDBPyConnection, first: int, number: int) -> None:
+def run_cases(con: duckdb.DuckDBPyConnection, first: int, queries: int) -> None:
+    """Compare `queries` random queries, five for each random table. The seeds start with `first`."""
     counts = Counter[str]()
-    for seed in range(first, first + number // 5):
+    for seed in range(first, first + queries // 5):
         counts += run_case(con, seed, 5)
     assert counts["cube"] > counts.total() / 4, counts.most_common(20)
     assert counts["cube and condition"] > counts.total() / 100, counts.most_common(20)

@@ -95,8 +95,8 @@ class EvolvingTable:
             catalog.create_namespace_if_not_exists("db")
             catalog.create_table(name, schema=SCHEMA, properties={"write.delete.mode": "merge-on-read"})
         self._changes: list[Callable[[], None]] = [
-            *(self.rename, self.exchange_names, self.promote, self.add_again, self.change_partitions),
-            *(self.add_version, self.delete, self.append, self.build, self.add_cube),
+            *(self.rename, self.exchange_names, self.promote, self.replace_column, self.change_partitions),
+            *(self.add_tag_or_branch, self.delete, self.append, self.build, self.add_cube),
         ]
 
     @contextmanager
@@ -146,8 +146,8 @@ class EvolvingTable:
 
     def exchange_names(self) -> None:
         with self.open_table() as table:
-            (first, _), (second, _) = self._draw_column(table.schema()), self._draw_column(table.schema())
-        for old_name, new_name in ((first, "other"), (second, first), ("other", second)):
+            (first_name, _), (second_name, _) = self._draw_column(table.schema()), self._draw_column(table.schema())
+        for old_name, new_name in ((first_name, "other"), (second_name, first_name), ("other", second_name)):
             with self.open_table() as table, table.update_schema() as update:
                 update.rename_column(old_name, new_name)
 
@@ -162,7 +162,7 @@ class EvolvingTable:
                 case DecimalType() if kind.precision < 30:
                     update.update_column(name, field_type=DecimalType(kind.precision + 8, kind.scale))
 
-    def add_again(self) -> None:
+    def replace_column(self) -> None:
         """Replace a column by a new column with the same name."""
         with self.open_table() as table:
             name, kind = self._draw_column(table.schema())
@@ -177,14 +177,13 @@ class EvolvingTable:
                 update.remove_field(self._rng.choice(table.spec().fields).name)
                 return
             name, kind = self._draw_column(table.schema())
-            months = isinstance(kind, DateType | TimestampType)
-            transform: Transform[object, object] = MonthTransform() if months else BucketTransform(3)
+            has_months = isinstance(kind, DateType | TimestampType)
+            transform: Transform[object, object] = MonthTransform() if has_months else BucketTransform(3)
             if self._rng.random() < 0.4:
                 transform = IdentityTransform()
             update.add_field(name, transform, f"p{self._rng.randrange(10**6)}")
 
-    def add_version(self) -> None:
-        """Create a tag, or a branch."""
+    def add_tag_or_branch(self) -> None:
         name = f"v{len(self._versions)}"
         with self.open_table() as table:
             snapshot = table.current_snapshot()
@@ -217,6 +216,7 @@ class EvolvingTable:
         with self.open_table() as table:
             if rng.random() < 0.3:
                 source += version_form.format(rng.choice(table.snapshots()).snapshot_id)
+            # DuckDB's form, AT, cannot select tags and branches.
             elif self._versions and "FOR" in version_form and rng.random() < 0.3:
                 source += f" FOR VERSION AS OF '{rng.choice(self._versions)}'"
         keys = rng.sample(keys, rng.randint(0, len(keys)))

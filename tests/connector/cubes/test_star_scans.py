@@ -42,8 +42,8 @@ async def load_tables(*tables: TableMetadata) -> list[KnownTable]:
     async def answer(request: web.Request) -> web.Response:
         if request.path == "/v1/config":
             return web.json_response({"defaults": {}, "overrides": {}})
-        document = encode_refs_view(tables[int(request.path.rpartition("/")[2])]).decode()
-        return web.Response(text=f'{{"metadata": {document}}}', content_type="application/json")
+        body = encode_refs_view(tables[int(request.path.rpartition("/")[2])]).decode()
+        return web.Response(text=f'{{"metadata": {body}}}', content_type="application/json")
 
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)

@@ -120,8 +120,8 @@ def build_entry(file: pa.Table, dimensions: dict[str, list[tuple[object, ...]]])
         table = lookup.source.table[-1]
         rows = {row[0]: row for row in dimensions[table] if row[0] is not None}
         partners = [rows.get(key) for key in file[KEYS[table]].to_pylist()]
-        number = lookup.attribute_id - 1
-        values = [row is not None if number < 0 else None if row is None else row[number] for row in partners]
+        column = lookup.attribute_id - 1
+        values = [row is not None if column < 0 else None if row is None else row[column] for row in partners]
         kind = {"boolean": pa.bool_(), "int": pa.int32(), "string": pa.string()}[lookup.type]
         attributes[term] = pa.chunked_array([pa.array(values, kind)])
     columns = {field.id: file[field.name] for field in SCHEMAS["facts"].fields}
@@ -191,9 +191,10 @@ def test_dimension_table_that_changed_after_the_cube_is_not_replaced() -> None:
 
 
 def test_no_new_node_gets_the_id_of_a_column_of_a_removed_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The translation knows columns by `id`. Python may give the `id` of a freed node to a new node."""
     reused_ids = []
 
-    def collect_removed_nodes(tree: sqlglot.Expr, *arguments: Any) -> Any:
+    def replace_and_reuse_memory(tree: sqlglot.Expr, *arguments: Any) -> Any:
         ids = {id(node) for node in tree.find_all(sqlglot.exp.Column)}
         replaced_tables = replace_tables(tree, *arguments)
         gc.collect()
@@ -201,6 +202,6 @@ def test_no_new_node_gets_the_id_of_a_column_of_a_removed_condition(monkeypatch:
         reused_ids.extend(ids & {id(node) for node in new_nodes})
         return replaced_tables
 
-    monkeypatch.setattr(stars, "replace_tables", collect_removed_nodes)
+    monkeypatch.setattr(stars, "replace_tables", replace_and_reuse_memory)
     translate_to_cube(f"SELECT region, i.brand, sum(f.amount) FROM {FROM_CLAUSES[0]} GROUP BY 1, 2")
     assert reused_ids == []

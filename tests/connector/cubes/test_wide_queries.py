@@ -25,7 +25,7 @@ from seamark.formats.index.definitions import IndexDefinition, define_index
 from seamark.formats.index.keys.measures import parse_measure
 from seamark.formats.index.kinds.cube import group_rows
 from seamark.formats.runtime.errors import BadRequest
-from tests.connector.cubes.test_duckdb_statements import are_certain, count_rows, store_rows
+from tests.connector.cubes.test_duckdb_statements import count_rows, do_all_rows_match, store_rows
 from tests.connector.cubes.wide_queries import COLUMNS, DUCKDB, WideQueries, draw_rows
 from tests.seeds import first_seed
 
@@ -65,8 +65,8 @@ def define_cube(dimensions: list[str], measures: list[str]) -> tuple[IndexDefini
         except BadRequest:
             continue
         possible_measures.append(measure)
-    terms, parameters = quote_terms(dimensions), quote_terms(possible_measures)
-    return define_index("cube", "cube", terms, SCHEMA, measures=parameters), possible_measures
+    terms, quoted_measures = quote_terms(dimensions), quote_terms(possible_measures)
+    return define_index("cube", "cube", terms, SCHEMA, measures=quoted_measures), possible_measures
 
 
 def build_entry(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa.RecordBatch | None:
@@ -114,7 +114,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
             counts[f"no: {refusal}"[:60]] += 1
             continue
         covered_entries = [
-            entry if entry is not None and are_certain(con, file, query) else None
+            entry if entry is not None and do_all_rows_match(con, file, query) else None
             for file, entry in zip(files, entries, strict=True)
         ]
         groups = [entry.select(list(query.translated.columns)) for entry in covered_entries if entry is not None]
@@ -124,7 +124,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
         row_files = [file for file, entry in zip(files, covered_entries, strict=True) if entry is None]
         con.register(GROUPS, pa.Table.from_batches(groups))
         store_rows(con, "rest", pa.concat_tables(row_files or [files[0].slice(0, 0)]))
-        where = f"seed {seed}: {text}\n{query.write('rest')}"
+        message = f"seed {seed}: {text}\n{query.write('rest')}"
         actual = con.sql(query.write("rest" if row_files else None))
         if isinstance(failure, duckdb.OutOfRangeException):
             # Whether an intermediate sum overflows depends on the order of the rows.
@@ -134,8 +134,8 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
             with pytest.raises(duckdb.Error):
                 count_rows(actual)
             continue
-        assert (actual.columns, actual.types) == (expected.columns, expected.types), where
-        assert count_rows(actual) == rows, where
+        assert (actual.columns, actual.types) == (expected.columns, expected.types), message
+        assert count_rows(actual) == rows, message
         counts["cube and condition" if query.translated.row_condition else "cube"] += 1
     return counts
 

@@ -1,4 +1,4 @@
-"""Random aggregate queries with the clauses and the values that users bring and `RandomAggregates` does not have.
+"""Random aggregate queries with clauses and values that `RandomAggregates` does not have.
 
 The table has names of functions, keywords and mixed case. Its values are at the limits of their types: sums that
 overflow, decimals with 38 digits, NaN, infinities, zeros with a sign, and characters beyond the first 65,536.
@@ -166,10 +166,10 @@ _CONDITIONS = {
     "price": ["price > 1.5", "price = 0", "price BETWEEN -1 AND 1.005", "price < 1e0", "price IN (1, 2.50)"],
     "wide": ["wide > 0", f"wide = {10**38 - 1}", "wide < 1e0", "wide IS NOT NULL"],
 }  # fmt: skip
-_COMPARED = ("k", "count", "Mixed Case", "order", "x", "date", "ts", "tz", "ok", "price", "wide", "y")
+_CONDITION_COLUMNS = ("k", "count", "Mixed Case", "order", "x", "date", "ts", "tz", "ok", "price", "wide", "y")
 _OPERANDS = ("k", '"count"', '"Sum"', "price", "wide", "x", "y", '"order"', 'k * "count"', "price * (1 - price)",
              '"count" + "order"', "price * 1.5", 'k - "count" * 2', "wide + k", '"Sum" * 2')  # fmt: skip
-_EXTREMES = (*_OPERANDS, '"Mixed Case"', '"date"', "ts", "tz", "ok")
+_ORDERED_OPERANDS = (*_OPERANDS, '"Mixed Case"', '"date"', "ts", "tz", "ok")
 
 
 class WideQueries:
@@ -185,7 +185,7 @@ class WideQueries:
         measures = {"count(*)"}
         for _ in range(rng.randint(2, 7)):
             function = rng.choice(("sum", "avg", "count", "min", "max"))
-            operand = rng.choice(_EXTREMES if function in ("count", "min", "max") else _OPERANDS)
+            operand = rng.choice(_ORDERED_OPERANDS if function in ("count", "min", "max") else _OPERANDS)
             measures.add(f"{function}({operand})")
         return dimensions, sorted(measures)
 
@@ -277,6 +277,7 @@ class WideQueries:
             order = ", ".join(f"{number} {rng.choice(('', 'DESC', 'NULLS FIRST'))}".strip() for number in positions)
             if self._dialect.ties and rng.random() < 0.3:
                 return f" ORDER BY {positions[0]} FETCH FIRST {rng.randint(1, 3)} ROWS WITH TIES"
+            # 0.0 and -0.0 are one group, but their texts differ. So LIMIT could keep either text.
             if any(f"CAST({name} AS varchar)" in " ".join(outputs) for name in "xy") and not all(
                 f"CAST({name} AS varchar)" in outputs for name in "xy"
             ):
@@ -320,7 +321,7 @@ class WideQueries:
         if draw < 0.5:
             return measure
         if draw < 0.65:
-            return f"{measure} FILTER (WHERE {self._draw_atom(dimensions)})"
+            return f"{measure} FILTER (WHERE {self._draw_simple_condition(dimensions)})"
         if draw < 0.8:
             names = [name for name in dimensions if "(" not in name and name not in ("ok", "x", "y")]
             if not names:
@@ -328,29 +329,29 @@ class WideQueries:
             name = f'"{rng.choice(names)}"'
             form = rng.choice(("min({})", "max({})", "count(DISTINCT {})", "count({})", "count(DISTINCT {}) FILTER"))
             if form.endswith("FILTER"):
-                return f"{form.format(name)} (WHERE {self._draw_atom(dimensions)})"
+                return f"{form.format(name)} (WHERE {self._draw_simple_condition(dimensions)})"
             return form.format(name)
         if draw < 0.9:
             return rng.choice(("count(1)", "count('x')", "sum(1)", "count(TRUE)", "sum(2)", "count(NULL)", "max(1)"))
         if draw < 0.93:
-            return f"count_if({self._draw_atom(dimensions)})"
+            return f"count_if({self._draw_simple_condition(dimensions)})"
         if draw < 0.96:
-            return f"sum(CASE WHEN {self._draw_atom(dimensions)} THEN 1 ELSE 0 END)"
+            return f"sum(CASE WHEN {self._draw_simple_condition(dimensions)} THEN 1 ELSE 0 END)"
         return rng.choice(('sum("Sum" + 1)', 'max("count" + k)', 'sum(DISTINCT "count")', "min(-k)", 'avg("order")'))
 
-    def _draw_atom(self, dimensions: Sequence[str]) -> str:
+    def _draw_simple_condition(self, dimensions: Sequence[str]) -> str:
         rng = self._rng
-        name = rng.choice(dimensions) if rng.random() < 0.9 else rng.choice(_COMPARED)
+        name = rng.choice(dimensions) if rng.random() < 0.9 else rng.choice(_CONDITION_COLUMNS)
         return rng.choice(_CONDITIONS[name])
 
     def draw_condition(self, dimensions: Sequence[str], depth: int = 0) -> str:
         rng = self._rng
         draw = rng.random()
         if depth > 2 or draw < 0.45:
-            return self._draw_atom(dimensions)
+            return self._draw_simple_condition(dimensions)
         if draw < 0.55:
             return f"NOT ({self.draw_condition(dimensions, depth + 1)})"
         if draw < 0.6:
-            return f"({self._draw_atom(dimensions)}) IS NOT TRUE"
-        word = rng.choice((" AND ", " OR "))
-        return f"({word.join(self.draw_condition(dimensions, depth + 1) for _ in range(2))})"
+            return f"({self._draw_simple_condition(dimensions)}) IS NOT TRUE"
+        connective = rng.choice((" AND ", " OR "))
+        return f"({connective.join(self.draw_condition(dimensions, depth + 1) for _ in range(2))})"

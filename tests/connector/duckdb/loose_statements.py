@@ -15,9 +15,10 @@ LOOSE_CONDITIONS = {
     "timestamp": ["'2020-01-31'", "'2020-01-31 12:00:00'", "DATE '2020-01-31'", "'2020-01-31T12:00:00'"],
     "boolean": ["'true'", "1"],
 }
-WIDER = {("long", "double"), ("decimal(9, 2)", "long"), ("double", "decimal(9, 2)"), ("timestamp", "date")}
+COMPARABLE_TYPES = {("long", "double"), ("decimal(9, 2)", "long"), ("double", "decimal(9, 2)"), ("timestamp", "date")}
 
 
+"""Pairs of different types that DuckDB compares."""
 TEXTS_BY_FORMAT = {
     "%Y": ["2020", "2021", "0033"],
     "%Y-%m": ["2020-01", "2020-1", "2021-01"],
@@ -36,13 +37,15 @@ class LooseStatements(RandomStatements):
         if depth < 2 or not self.draw_chance(0.1):
             return super().draw_body(relations, depth, outer)
         kinds = [self.rng.choice(["long", "long", "string", "date", "double"]) for _ in range(self.rng.randint(1, 3))]
-        first, other, alias = self.rng.sample(ALIASES, 3)
+        first_name, second_name, alias = self.rng.sample(ALIASES, 3)
         left, columns = self.select(relations, depth - 1, outer, set_part=True, kinds=kinds)
         right, _ = self.select(relations, depth - 1, outer, set_part=True, kinds=kinds)
-        side = self.rng.choice([self.spell(other), f"(SELECT * FROM {self.spell(other)}) AS s", f"({right}) AS s"])
-        word = self.rng.choice(["UNION", "UNION ALL", "UNION ALL", "INTERSECT", "EXCEPT"])
-        clauses = f"WITH {self.spell(first)} AS ({left}), {self.spell(other)} AS ({right})"
-        joined_text = f"SELECT * FROM {self.spell(first)} {word} SELECT * FROM {side}"
+        right_side = self.rng.choice(
+            [self.spell(second_name), f"(SELECT * FROM {self.spell(second_name)}) AS s", f"({right}) AS s"]
+        )
+        set_operator = self.rng.choice(["UNION", "UNION ALL", "UNION ALL", "INTERSECT", "EXCEPT"])
+        clauses = f"WITH {self.spell(first_name)} AS ({left}), {self.spell(second_name)} AS ({right})"
+        joined_text = f"SELECT * FROM {self.spell(first_name)} {set_operator} SELECT * FROM {right_side}"
         return f"SELECT * FROM ({clauses} {joined_text}) AS {self.spell(alias)}", columns
 
     def draw_value(self, kind: str) -> str:
@@ -103,6 +106,7 @@ class LooseStatements(RandomStatements):
         names = self.rng.sample(COLUMN_NAMES, self.rng.randint(0, len(kinds)))
         text = f" ({', '.join(map(quote, names))})" if names else ""
         if self.draw_chance(0.3):
+            # Without a column name, DuckDB calls the column `unnest`.
             names, kinds = [*names[:1], "unnest"][:1], kinds[:1]
             text = f" ({quote(names[0])})" if names != ["unnest"] else ""
             values = f"unnest([{', '.join(self.draw_any_value(kinds[0]) for _ in range(2))}])"
@@ -128,26 +132,31 @@ class LooseStatements(RandomStatements):
         """
         column_names = {column.name.lower() for column in scope}
         pairs = [
-            (column, other)
+            (column, outer_column)
             for column in scope
-            for other in outer
-            if column.kind == other.kind and self.can_name(column, scope) and other.name.lower() not in column_names
+            for outer_column in outer
+            if column.kind == outer_column.kind
+            and self.can_name(column, scope)
+            and outer_column.name.lower() not in column_names
         ]
         if not pairs or self.draw_chance(0.7):
             return super().draw_correlated_condition(scope, outer)
-        first, other = self.rng.choice(pairs)
-        return f"{self.write_reference(first, scope)} = {self.spell(other.name)}"
+        inner_column, outer_column = self.rng.choice(pairs)
+        return f"{self.write_reference(inner_column, scope)} = {self.spell(outer_column.name)}"
 
     def draw_equality(self, left: Scope, right: Scope, joined_scope: Scope) -> str:
         pairs = [
-            (column, other)
+            (column, right_column)
             for column in left
-            for other in right
-            if ((column.kind, other.kind) in WIDER or (other.kind, column.kind) in WIDER)
+            for right_column in right
+            if (
+                (column.kind, right_column.kind) in COMPARABLE_TYPES
+                or (right_column.kind, column.kind) in COMPARABLE_TYPES
+            )
             and self.can_name(column, joined_scope)
-            and self.can_name(other, joined_scope)
+            and self.can_name(right_column, joined_scope)
         ]
         if not pairs or self.draw_chance(0.6):
             return super().draw_equality(left, right, joined_scope)
-        first, other = self.rng.choice(pairs)
-        return f"{self.write_reference(first, joined_scope)} = {self.write_reference(other, joined_scope)}"
+        left_column, right_column = self.rng.choice(pairs)
+        return f"{self.write_reference(left_column, joined_scope)} = {self.write_reference(right_column, joined_scope)}"

@@ -57,7 +57,7 @@ def run_case(server: ServerThread, con: duckdb.DuckDBPyConnection, seed: int, qu
         world.create_table()
         world.append()
         world.add_cube(*aggregates.draw_cube())
-        for steps in (("build", "append"), ("delete", "build"), ("spoil", "append")):
+        for steps in (("build", "append"), ("delete", "build"), ("damage", "append")):
             for step in steps:
                 match step:
                     case "append":
@@ -66,7 +66,7 @@ def run_case(server: ServerThread, con: duckdb.DuckDBPyConnection, seed: int, qu
                         world.delete(rng.choice(("id = 3", "k = 7")))
                     case "build":
                         world.build()
-                    case "spoil" if rng.random() < 0.5:
+                    case "damage" if rng.random() < 0.5:
                         world.damage_index_file(loses=rng.random() < 0.5)
             with open_catalog(server.url) as catalog:
                 snapshots = [snapshot.snapshot_id for snapshot in catalog.load_table(world.name).metadata.snapshots]
@@ -163,9 +163,9 @@ def test_distinct_values_are_estimated_from_groups_and_rows(
     sales.delete("n = 0 AND country = 'b'")
     assert rewrite_query(con, text).cube == CubeSummary("cube1", 1, 1)
     assert seamark.duckdb.sql(con, text).fetchall() == [("a", 10), ("b", 10)]
-    exact = rewrite_query(con, text.replace("approx_count_distinct(ts)", "count(DISTINCT ts)"))
-    assert exact.cube is not None
-    assert "ts is not a dimension" in str(exact.cube.reason)
-    excluded = rewrite_query(con, text, cubes=EXACT)
-    assert excluded.cube is not None
-    assert "is estimated in another way" in str(excluded.cube.reason)
+    exact_rewritten = rewrite_query(con, text.replace("approx_count_distinct(ts)", "count(DISTINCT ts)"))
+    assert exact_rewritten.cube is not None
+    assert "ts is not a dimension" in str(exact_rewritten.cube.reason)
+    rewritten_for_exact = rewrite_query(con, text, cubes=EXACT)
+    assert rewritten_for_exact.cube is not None
+    assert "is estimated in another way" in str(rewritten_for_exact.cube.reason)

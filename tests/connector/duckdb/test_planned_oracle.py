@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
         yield server
 
 
-LONG_AGO = {
+EDGE_VALUES = {
     "date": ["DATE '1969-12-31'", "DATE '1950-02-28'", "DATE '0033-01-01'"],
     "timestamp": ["TIMESTAMP '1969-12-31 12:00:00'", "TIMESTAMP '1969-12-01'", "TIMESTAMP '1950-02-28 23:59:59'"],
     "string": ["'El cliente llamó por teléfono'", "'ééééééééééééééé'", "'El cliente llam'", "'日本日本日本日本'"],
@@ -75,11 +75,13 @@ class PlannedStatements(LooseStatements):
 
     def draw_value(self, kind: str) -> str:
         return (
-            self.rng.choice(LONG_AGO[kind]) if kind in LONG_AGO and self.draw_chance(0.25) else super().draw_value(kind)
+            self.rng.choice(EDGE_VALUES[kind])
+            if kind in EDGE_VALUES and self.draw_chance(0.25)
+            else super().draw_value(kind)
         )
 
-    def transform(self, name: str) -> tuple[str, Transform[Any, Any]] | None:
-        """Return a column of the table `name` and a transform for its partition field, or None."""
+    def draw_partition_field(self, name: str) -> tuple[str, Transform[Any, Any]] | None:
+        """Return a random column of the table `name` and a transform for its partition field, or None."""
         (table,) = (table for table in self.tables if table.name == name)
         columns = [(column, kind) for column, kind in table.columns.items() if kind in TRANSFORMS and column != "added"]
         if not columns or self.draw_chance(0.3):
@@ -88,23 +90,24 @@ class PlannedStatements(LooseStatements):
         return column, self.rng.choice(TRANSFORMS[kind])
 
     def make_tables(self) -> list[str]:
-        tables = super().make_tables()
+        statements = super().make_tables()
         for table in self.tables:
             name = quote(table.name)
             if self.draw_chance(0.5):
                 table.columns["added"] = "long"
-                tables.append(f"ALTER TABLE {name} ADD COLUMN added BIGINT")
-                tables.append(f"INSERT INTO {name} (added) VALUES (1), (3)")
+                statements.append(f"ALTER TABLE {name} ADD COLUMN added BIGINT")
+                statements.append(f"INSERT INTO {name} (added) VALUES (1), (3)")
             for _ in range(self.rng.choice([0, 1])):
                 column, kind = self.rng.choice(list(table.columns.items()))
                 condition = f"{quote(column)} = {self.draw_value(kind)}"
                 value = "NULL" if self.draw_chance(0.3) else self.draw_value(kind)
                 change = f"UPDATE {name} SET {quote(column)} = {value} WHERE"
-                tables.append(f"{self.rng.choice([f'DELETE FROM {name} WHERE', change])} {condition}")
-        return tables
+                statements.append(f"{self.rng.choice([f'DELETE FROM {name} WHERE', change])} {condition}")
+        return statements
 
 
 def run_campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[str]:
+    """Check `queries` random statements on each of `lakes` sets of tables, and return the counts of their outcomes."""
     counts: Counter[str] = Counter()
     for number in range(lakes):
         rng = random.Random(f"{seed}/{number}")
@@ -137,7 +140,7 @@ def partition_randomly(server: Seamark, schema: str, statements: PlannedStatemen
         for table in statements.tables:
             if table.name in names and table.name not in statements.partitioned_tables:
                 statements.partitioned_tables.add(table.name)
-                transform = statements.transform(table.name)
+                transform = statements.draw_partition_field(table.name)
                 if transform is not None:
                     with catalog.load_table((schema, table.name)).update_spec() as update:
                         update.add_field(*transform, "by_it")
@@ -198,7 +201,7 @@ def test_many_random_statements_return_the_same_rows_with_and_without_plans(serv
 FIELDS = {"id": "i", "info.zone": "i", "info.tag": "t", "info.more.n": "i", "info.day": "d", "zone": "i", "tag": "t"}
 
 
-def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
+def create_tables_with_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
     """Create tables with structs; each INSERT writes its own file, and some structs and fields are null.
 
     A column can have the name of a field, and a table the name of a struct, with fields of other types. Two
@@ -219,10 +222,10 @@ def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
         rows = []
         for _ in range(rng.randint(1, 3)):
             day = replace_with_null(f"DATE '2026-01-{number + 1:02}'")
-            structs_below = replace_with_null(f"{{'n': {replace_with_null(str(number * 10))}, 'other': 'x'}}")
+            nested_struct = replace_with_null(f"{{'n': {replace_with_null(str(number * 10))}, 'other': 'x'}}")
             struct = (
                 f"{{'zone': {replace_with_null(str(number))}, 'tag': {replace_with_null(repr(f'a{number}'))}, "
-                f"'day': {day}, 'more': {structs_below}}}"
+                f"'day': {day}, 'more': {nested_struct}}}"
             )
             rows.append(f"({number}, {replace_with_null(struct)}, {rng.randint(0, 7)})")
         con.execute(f"INSERT INTO facts (id, info, zone) VALUES {', '.join(rows)}")
@@ -235,20 +238,20 @@ def draw_field_condition(rng: random.Random, alias: str) -> str:
     field = rng.choice([f"{alias}.{name}" if alias and name != "info.more.n" else name, name])
     op = rng.choice(["=", "=", "<", ">=", "<>", "IS DISTINCT FROM"])
     number = rng.randint(0, 8)
-    value = {
+    literals = {
         "i": str(number * (10 if name.endswith("n") else 1)),
         "t": f"'a{number}'",
         "d": f"DATE '2026-01-0{number + 1}'",
     }
-    parameter = value[kind]
+    literal = literals[kind]
     result = rng.choice(
         [
-            *[f"{field} {op} {parameter}"] * 4,
-            f"{field} IN ({parameter}, {parameter})",
+            *[f"{field} {op} {literal}"] * 4,
+            f"{field} IN ({literal}, {literal})",
             f"{field} IS {rng.choice(['', 'NOT '])}NULL",
-            f"coalesce({field}, {parameter}) = {parameter}",
-            f"{field} BETWEEN {parameter} AND {parameter}",
-            f"CASE WHEN {field} < {parameter} THEN 1 ELSE 2 END = 1",
+            f"coalesce({field}, {literal}) = {literal}",
+            f"{field} BETWEEN {literal} AND {literal}",
+            f"CASE WHEN {field} < {literal} THEN 1 ELSE 2 END = 1",
         ]
     )
     return f"NOT ({result})" if rng.random() < 0.15 else result
@@ -260,9 +263,9 @@ def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Sea
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.structs")
         con.execute("USE sea.structs")
-        make_structs(con, rng)
+        create_tables_with_structs(con, rng)
         with RestCatalog("sea", uri=server.base_url) as catalog:
-            steps = [
+            version_clauses = [
                 f" AT (VERSION => {snapshot.snapshot_id})"
                 for snapshot in catalog.load_table("structs.facts").snapshots()
             ]
@@ -270,8 +273,8 @@ def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Sea
             alias = rng.choice(["", "f", "info"])
             parts = [draw_field_condition(rng, alias) for _ in range(rng.choice([1, 1, 2]))]
             where = f" {rng.choice(['AND', 'OR'])} ".join(parts)
-            past = rng.choice(steps) if rng.random() < 0.5 else ""
-            facts = f"facts {alias}{past}"
+            version_clause = rng.choice(version_clauses) if rng.random() < 0.5 else ""
+            facts = f"facts {alias}{version_clause}"
             text = rng.choice(
                 [
                     *[f"SELECT * FROM {facts} WHERE {where}"] * 4,
@@ -284,7 +287,7 @@ def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Sea
             )
             count_before = counts["rewritten"]
             check_planned_rows(con, text, counts, f"seed {first_seed() + 2}")
-            counts["rewritten in the past"] += bool(past) and counts["rewritten"] > count_before
+            counts["rewritten in the past"] += bool(version_clause) and counts["rewritten"] > count_before
     assert counts["invalid"] < 0.3 * counts["queries"], counts
     assert counts["rewritten"] > 0.1 * counts["queries"], counts
     assert counts["rewritten in the past"] > 0, counts

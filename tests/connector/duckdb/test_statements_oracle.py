@@ -33,7 +33,7 @@ QUERIES_PER_LAKE = 40
 
 
 class MarkedTables:
-    """The tables of one statement, by their marks."""
+    """The tables of one statement. A mark is the name that replaces a table in the analysed text."""
 
     def __init__(self, scans: Sequence[Scan], stored_relations: dict[str, StoredRelation]) -> None:
         self.scans = scans
@@ -42,35 +42,38 @@ class MarkedTables:
     def is_known(self, number: int) -> bool:
         return self.scans[number].table in self._stored_relations
 
-    def name(self, number: int) -> str:
+    def get_quoted_name(self, number: int) -> str:
         return quote_name(self._stored_relations[self.scans[number].table].name)
 
-    def draw_condition(self, number: int) -> str:
+    def write_condition(self, number: int) -> str:
         scan = self.scans[number]
         text = scan.predicate or "TRUE"
         for name, kind in self._stored_relations[scan.table].columns.items():
             if kind == "double":
                 column = quote_name(name.lower())
-                number = f"(CASE WHEN isnan({column}) THEN NULL ELSE {column} END)"
-                text = re.sub(f"{re.escape(column)}(?! IS NULL)", lambda _, number=number: number, text)
+                number_or_null = f"(CASE WHEN isnan({column}) THEN NULL ELSE {column} END)"
+                text = re.sub(f"{re.escape(column)}(?! IS NULL)", lambda _, value=number_or_null: value, text)
         return f"({text})"
 
     def draw_join_conditions(self, rng: random.Random, path: tuple[int, ...]) -> Iterator[str]:
         def format_join(join: Join) -> str:
             if join.is_extreme:
-                return format_extreme(join, len(path), self.name(join.scan))
+                return format_extreme(join, len(path), self.get_quoted_name(join.scan))
             join_conditions = "".join(self.draw_join_conditions(rng, (*path, join.scan)))
-            parts = [self.draw_condition(join.scan), *map(format_likes, self.scans[join.scan].likes)]
+            parts = [self.write_condition(join.scan), *map(format_likes, self.scans[join.scan].likes)]
             parts += [] if join.where is None else [write_sql(join.where)]
-            rows = f"SELECT * FROM {self.name(join.scan)} WHERE {' AND '.join(parts)}"
+            rows = f"SELECT * FROM {self.get_quoted_name(join.scan)} WHERE {' AND '.join(parts)}"
             return (
                 f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE"
                 f" {format_equality(join, len(path))}{join_conditions})"
             )
 
         joins = self.scans[path[-1]].joins
+        # Joins with the same `any_of` are alternatives, so they count only if all their tables are known.
         known_joins = [
-            join for join in joins if all(self.is_known(o.scan) for o in joins if o.any_of == join.any_of is not None)
+            join
+            for join in joins
+            if all(self.is_known(other.scan) for other in joins if other.any_of == join.any_of is not None)
         ]
         yield from format_joins(rng, tuple(join for join in known_joins if self.is_known(join.scan)), path, format_join)
 
@@ -117,9 +120,10 @@ def replace_tables_by_plans(
         )
         join_conditions = "".join(tables.draw_join_conditions(rng, (number,)))
         name = f"plan~{number}"
-        condition = f"{tables.draw_condition(number)}{join_conditions}"
+        condition = f"{tables.write_condition(number)}{join_conditions}"
         connection.execute(
-            f"CREATE OR REPLACE TABLE {quote_name(name)} AS SELECT * FROM {tables.name(number)} AS j1 WHERE {condition}"
+            f"CREATE OR REPLACE TABLE {quote_name(name)} AS"
+            f" SELECT * FROM {tables.get_quoted_name(number)} AS j1 WHERE {condition}"
         )
         text = quote_name(name) + (reference.alias_needed or "")
         replacements.append(Replacement(reference.start, reference.end, text))
@@ -155,30 +159,28 @@ def check_one(
     counts["queries"] += 1
     try:
         statement = DuckDBStatement(text)
-        stored_copies, result = find_statement_scans(rng, statement, statements.tables)
+        tables_by_mark, scans = find_statement_scans(rng, statement, statements.tables)
     except UnsupportedStatement as refusal:
         counts[f"unsupported: {refusal}"] += 1
         counts["unsupported"] += 1
         return
-    counts["understood"] += bool(result)
-    counts["scans"] += len(result)
-    counts["predicates"] += sum(
-        reference.predicate is not None for reference in result if reference.table in stored_copies
-    )
-    counts["joins"] += sum(len(reference.joins) for reference in result)
-    counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
-    replaced_text = replace_tables_by_plans(rng, connection, statement, MarkedTables(result, stored_copies))
-    note = f"{seed}\n{text}\n-- became\n{replaced_text}\n-- by\n" + "\n".join(
-        f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
+    counts["understood"] += bool(scans)
+    counts["scans"] += len(scans)
+    counts["predicates"] += sum(scan.predicate is not None for scan in scans if scan.table in tables_by_mark)
+    counts["joins"] += sum(len(scan.joins) for scan in scans)
+    counts["periods"] += any(join.transform != "identity" for scan in scans for join in scan.joins)
+    replaced_text = replace_tables_by_plans(rng, connection, statement, MarkedTables(scans, tables_by_mark))
+    context = f"{seed}\n{text}\n-- became\n{replaced_text}\n-- by\n" + "\n".join(
+        f"{scan.table}: {scan.predicate} {scan.joins}" for scan in scans
     )
     try:
         rows = _count_rows(connection, replaced_text)
     except duckdb.Error as error:
-        raise AssertionError(f"{error}\n{note}") from error
+        raise AssertionError(f"{error}\n{context}") from error
     if rows != expected and any(_count_rows(connection, text) != expected for _ in range(20)):
         counts["unstable"] += 1  # DuckDB itself returns different rows for the unchanged statement.
         return
-    assert rows == expected, note
+    assert rows == expected, context
 
 
 def _count_rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
@@ -221,10 +223,10 @@ def test_many_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> N
 def test_condition_on_a_list_with_null_is_ignored() -> None:
     """DuckDB evaluates `3 NOT IN [1, NULL]` to true, and `3 NOT IN (1, NULL)` to null."""
     assert duckdb.sql("SELECT 3 NOT IN [1, NULL], 3 NOT IN (1, NULL)").fetchall() == [(True, None)]
-    for condition, is_read in (("NOT IN [1, NULL]", False), ("NOT IN (1, NULL)", False), ("NOT IN [1, 2]", True)):
-        assert _is_read(f"SELECT * FROM t WHERE a {condition}") == is_read
+    for condition, has_predicate in (("NOT IN [1, NULL]", False), ("NOT IN (1, NULL)", False), ("NOT IN [1, 2]", True)):
+        assert _has_predicate(f"SELECT * FROM t WHERE a {condition}") == has_predicate
     for name in ("contains", "list_contains", "array_contains", "list_has"):
-        assert not _is_read(f"SELECT * FROM t WHERE NOT {name}([1, NULL], a)")
+        assert not _has_predicate(f"SELECT * FROM t WHERE NOT {name}([1, NULL], a)")
 
 
 @pytest.mark.parametrize(("condition", "negated"), [("ILIKE", False), ("NOT ILIKE", True), ("NOT LIKE", True)])
@@ -233,7 +235,7 @@ def test_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
     text = f"SELECT t.a FROM t JOIN u ON t.a = u.a WHERE t.b {condition} '%b%'"
     marked_text = DuckDBStatement(text).to_marked_text({0: columns, 1: columns}, utc=True)
     scan = find_scans(marked_text, find_columns=lambda _: columns)[0]
-    assert [[like.negated for like in either] for either in scan.likes] == [[negated]]
+    assert [[like.negated for like in alternatives] for alternatives in scan.likes] == [[negated]]
 
 
 @pytest.mark.parametrize(
@@ -352,10 +354,10 @@ def test_output_of_a_subquery_hides_an_outer_column_of_the_same_name() -> None:
         rows = [con.execute(text.format(name)).fetchall() for name in ("other", "q")]
     assert rows == [[(1,)], [(1,), (3,)]]
     columns = {0: {"a": "int"}, 1: {"k": "int", "x": "int"}}
-    for name, is_read in (("other", True), ("q", False), ("Q", False)):
+    for name, is_joined in (("other", True), ("q", False), ("Q", False)):
         marked_text = DuckDBStatement(text.format(name)).to_marked_text(columns, utc=True)
         scans = find_scans(marked_text, find_columns=lambda names: columns[int(names[2][-1])])
-        assert [len(scan.joins) for scan in scans] == [is_read, is_read], name
+        assert [len(scan.joins) for scan in scans] == [is_joined, is_joined], name
 
 
 def test_non_ascii_letters_in_names_are_case_sensitive() -> None:
@@ -380,7 +382,7 @@ def test_condition_of_count_if_leaves_no_files_out() -> None:
         assert scan.predicate is None
 
 
-def _is_read(statement: str) -> bool:
+def _has_predicate(statement: str) -> bool:
     marked_text = DuckDBStatement(statement).to_marked_text({0: {"a": "int"}}, utc=True)
     (scan,) = find_scans(marked_text, find_columns=lambda _: {"a": "int"})
     return scan.predicate is not None

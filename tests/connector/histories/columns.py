@@ -30,6 +30,7 @@ _MAP_KEYS = ("string", "int", "date")
 _UNITS = {"int": 1, "long": 1, "date": 1, "time": 1_800_000_000, "decimal(9, 2)": 50, "decimal(38, 10)": 10**10}
 _UNITS |= {"timestamp": typed.DAY_US // 3, "timestamptz": typed.DAY_US // 3}
 _UNITS |= dict.fromkeys(_V3_KINDS, typed.DAY_US * 333)
+"""The step between drawn values, by type. With few steps, rows have equal values and equal partitions."""
 _ENDINGS = ("", "\0", "é", "\U0001f600", "z" * 20, " cliente llamó por teléfono", "é" * 12, "a" + "日本" * 6)
 """Endings of long texts. Their characters have one to four bytes, and writers cut the texts for bounds."""
 _LONG_END = 2**63
@@ -112,7 +113,7 @@ class RandomColumn:
                     arrays, fields=fields, mask=pa.array([value is None for value in values], pa.bool_())
                 )
             case "list" | "map":
-                flat_values = [each for value in values for each in value or ()]
+                flat_values = [item for value in values for item in value or ()]
                 offsets, end = list[int | None](), 0
                 for value in values:
                     offsets.append(None if value is None else end)
@@ -122,7 +123,10 @@ class RandomColumn:
                     return pa.ListArray.from_arrays(starts, self.children[0].build_array(flat_values))
                 return pa.MapArray.from_arrays(
                     starts,
-                    *(child.build_array([pair[n] for pair in flat_values]) for n, child in enumerate(self.children)),
+                    *(
+                        child.build_array([child_values[n] for child_values in flat_values])
+                        for n, child in enumerate(self.children)
+                    ),
                 )
         return typed.build_array(self.kind, values)
 

@@ -69,8 +69,7 @@ _PRECOMBINE_KINDS = (
 )
 _BUCKET_KINDS = {"int", "long", "date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"}
 _BUCKET_KINDS |= {"string", "uuid", "binary", "decimal", "fixed"}
-_FILTERS = 2
-"""The number of random filters after each step."""
+_FILTERS_PER_STEP = 2
 
 
 class TableHistory:
@@ -205,12 +204,12 @@ class TableHistory:
     def _freeze_rows(self, rows: Sequence[Row]) -> Counter[Any]:
         return Counter(tuple(column.freeze(column.read_value(row)) for column in self._columns) for row in rows)
 
-    def _read(self, columns: Sequence[RandomColumn], where: Any = None, index: At = CURRENT) -> Counter[Any]:
-        actual = scan(self._client, self._table, where=where, at=index).to_arrow().combine_chunks()
+    def _read(self, columns: Sequence[RandomColumn], where: Any = None, at: At = CURRENT) -> Counter[Any]:
+        actual = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
         assert actual.column_names == [column.name for column in columns]
         values = [
-            map(column.freeze, column.to_plain_values(_combine_chunks(actual.column(place))))
-            for place, column in enumerate(columns)
+            map(column.freeze, column.to_plain_values(_combine_chunks(actual.column(position))))
+            for position, column in enumerate(columns)
         ]
         return Counter(zip(*values, strict=True))
 
@@ -219,15 +218,21 @@ class TableHistory:
     def step(self) -> str:
         """Make a random step and return its description."""
         steps: dict[Callable[[], str], int] = {
-            **{self._append: 3, self._upsert: 6, self._upsert_unlocated: 1, self._delete: 2, self._delete_matching: 2},
-            **{self._compact: 3, self._cluster_table: 1, self._index_table: 2, self._list_again: 1},
+            **{
+                self._append: 3,
+                self._upsert: 6,
+                self._upsert_with_equality_deletes: 1,
+                self._delete: 2,
+                self._delete_matching: 2,
+            },
+            **{self._compact: 3, self._cluster_table: 1, self._index_table: 2, self._rewrite_metadata: 1},
             **{self._evolve: 4, self._change_partitioning: 1, self._run_sql_change: 3, self._run_sql_insert: 1},
             **{self._run_sql_join: 2},
         }
-        choice = self._rng.choices(list(steps), list(steps.values()))[0]
+        chosen_step = self._rng.choices(list(steps), list(steps.values()))[0]
         self._touched_ids = set()
-        self.counts[choice.__name__.strip("_")] += 1
-        return f"{choice.__name__.strip('_')} {choice()}"
+        self.counts[chosen_step.__name__.strip("_")] += 1
+        return f"{chosen_step.__name__.strip('_')} {chosen_step()}"
 
     def _append(self) -> str:
         known_keys, new_rows_by_key = {self._compute_key(row) for row in self.rows}, dict[Any, Row]()
@@ -250,12 +255,12 @@ class TableHistory:
 
     def _upsert(self) -> str:
         rng, rows = self._rng, self._draw_batch()
-        remaining_columns = [column for column in self._columns if column not in self._keys]
-        sorted_columns = [column for column in remaining_columns if column.kind in _PRECOMBINE_KINDS]
+        value_columns = [column for column in self._columns if column not in self._keys]
+        sorted_columns = [column for column in value_columns if column.kind in _PRECOMBINE_KINDS]
         sort_column = rng.choice(sorted_columns) if sorted_columns and rng.random() < 0.4 else None
-        input_remaining_columns = (
-            rng.sample(remaining_columns, rng.randint(1, len(remaining_columns)))
-            if remaining_columns and rng.random() < 0.3
+        written_columns = (
+            rng.sample(value_columns, rng.randint(1, len(value_columns)))
+            if value_columns and rng.random() < 0.3
             else None
         )
         mode, strategy = rng.choice(MODES), rng.choice((None, None, "scan"))
@@ -265,14 +270,14 @@ class TableHistory:
             self._build_arrow_table(rows),
             keys=[key.name for key in self._keys],
             precombine=None if sort_column is None else sort_column.name,
-            columns=None if input_remaining_columns is None else [column.name for column in input_remaining_columns],
+            columns=None if written_columns is None else [column.name for column in written_columns],
             mode=mode,
             strategy=strategy,
         )
-        self._replace(rows, sort_column, input_remaining_columns)
-        return f"{mode}, {strategy}, by {sort_column}, of {input_remaining_columns}: {rows}"
+        self._replace(rows, sort_column, written_columns)
+        return f"{mode}, {strategy}, by {sort_column}, of {written_columns}: {rows}"
 
-    def _upsert_unlocated(self) -> str:
+    def _upsert_with_equality_deletes(self) -> str:
         rows = self._draw_batch()
         try:
             upsert(
@@ -293,10 +298,10 @@ class TableHistory:
     def _replace(
         self, rows: Sequence[Row], sort_column: RandomColumn | None, columns: Sequence[RandomColumn] | None
     ) -> None:
-        def is_older(first: Row, other: Row) -> bool:
+        def is_older(row: Row, other_row: Row) -> bool:
             if sort_column is None:
                 return False
-            own_value, other_value = sort_column.read_value(first), sort_column.read_value(other)
+            own_value, other_value = sort_column.read_value(row), sort_column.read_value(other_row)
             return (
                 other_value is not None
                 if own_value is None
@@ -315,9 +320,11 @@ class TableHistory:
             if columns is None:
                 stored_keys[key] = row
                 continue
-            names = {column.id for column in (*columns, *self._keys, *([] if sort_column is None else [sort_column]))}
+            written_ids = {
+                column.id for column in (*columns, *self._keys, *([] if sort_column is None else [sort_column]))
+            }
             old_values = {column.id: column.initial_default for column in self._columns} if old_row is None else old_row
-            stored_keys[key] = old_values | {number: row[number] for number in names}
+            stored_keys[key] = old_values | {number: row[number] for number in written_ids}
         self.rows = list(stored_keys.values())
 
     def _delete(self) -> str:
@@ -336,8 +343,8 @@ class TableHistory:
         return f"{mode}: {where}"
 
     def _run_sql_change(self) -> str:
-        remaining_columns = [column for column in self._columns if column not in self._keys]
-        change = draw_change(self._rng, f"db.{self._name}", self._columns, remaining_columns, self.rows)
+        value_columns = [column for column in self._columns if column not in self._keys]
+        change = draw_change(self._rng, f"db.{self._name}", self._columns, value_columns, self.rows)
         if change is None:
             return "nothing"
         matching_rows = [row for row in self.rows if change.matches(row)]
@@ -397,8 +404,8 @@ class TableHistory:
             result = session.sql(text).to_arrow().combine_chunks()
         sql_columns = [make_sql_column(column) for column in columns]
         actual_values = [
-            map(column.freeze, column.to_plain_values(_combine_chunks(result.column(place))))
-            for place, column in enumerate(sql_columns)
+            map(column.freeze, column.to_plain_values(_combine_chunks(result.column(position))))
+            for position, column in enumerate(sql_columns)
         ]
         expected = Counter(
             tuple(
@@ -426,7 +433,7 @@ class TableHistory:
     def _index_table(self) -> str:
         return str(run_indexing(self._client, ("db", self._name)))
 
-    def _list_again(self) -> str:
+    def _rewrite_metadata(self) -> str:
         rewrite_manifests(self._client, self._table)
         compute_statistics(self._client, self._table)
         return ""
@@ -440,36 +447,36 @@ class TableHistory:
     def _evolve(self) -> str:
         rng, columns = self._rng, self._columns
         used_ids = {field["source-id"] for field in self._spec}
-        free_names = [column for column in columns if column not in self._keys and column.id not in used_ids]
-        operator = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
-        if operator in ("drop", "readd") and free_names:
-            dropped_column = rng.choice(free_names)
+        free_columns = [column for column in columns if column not in self._keys and column.id not in used_ids]
+        change = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
+        if change in ("drop", "readd") and free_columns:
+            dropped_column = rng.choice(free_columns)
             columns.remove(dropped_column)
             for row in self.rows:
                 row.pop(dropped_column.id, None)
-            if operator == "readd":
+            if change == "readd":
                 self._change_schema()
                 columns.append(self._draw_new_column(default=True))
                 columns[-1].name = dropped_column.name
-        elif operator == "add" and len(columns) < len(NAMES):
+        elif change == "add" and len(columns) < len(NAMES):
             columns.insert(rng.randint(0, len(columns)), self._draw_new_column(default=True))
-        elif operator == "rename" and len(columns) < len(NAMES):
+        elif change == "rename" and len(columns) < len(NAMES):
             rng.choice(columns).name = self._draw_column("int").name
-        elif operator == "swap" and len(columns) > 1:
-            first, other = rng.sample(columns, 2)
-            first.name, other.name = other.name, first.name
-        elif operator == "move":
+        elif change == "swap" and len(columns) > 1:
+            column, other_column = rng.sample(columns, 2)
+            column.name, other_column.name = other_column.name, column.name
+        elif change == "move":
             rng.shuffle(columns)
-        elif operator == "extend":
+        elif change == "extend":
             structs = [
                 inner_column for column in columns for inner_column in column.walk() if inner_column.kind == STRUCT
             ]
-            for first in rng.sample(structs, min(1, len(structs))):
-                first.children.append(self._draw_inner(f"n{self._last_id}", 1))
-        elif operator == "promote":
+            for struct in rng.sample(structs, min(1, len(structs))):
+                struct.children.append(self._draw_inner(f"n{self._last_id}", 1))
+        elif change == "promote":
             self._promote([column for column in columns if column not in self._keys or column.kind != "date"], used_ids)
         self._change_schema()
-        return f"{operator}: {[column.json for column in columns]}"
+        return f"{change}: {[column.json for column in columns]}"
 
     def _promote(self, columns: Sequence[RandomColumn], used_ids: set[int]) -> None:
         keys = {
@@ -511,7 +518,7 @@ class TableHistory:
         for column in (column for column in self._columns if column.kind == "date"):
             self._stored_dates[column.id] |= {row[column.id] for row in self.rows if row.get(column.id) is not None}
         assert self._read(self._columns) == expected
-        for _ in range(_FILTERS):
+        for _ in range(_FILTERS_PER_STEP):
             where, matches, _ = draw_filter(self._rng, self._columns, self.rows)
             actual_rows = [row for row in self.rows if matches(row)]
             self.counts["filters"] += 1
@@ -526,14 +533,14 @@ class TableHistory:
         if self._snapshots:
             chosen_snapshot = self._rng.choice(list(self._snapshots))
             columns, rows = self._snapshots[chosen_snapshot]
-            assert self._read(columns, index=At(snapshot_id=chosen_snapshot)) == rows, f"as of {chosen_snapshot}"
+            assert self._read(columns, at=At(snapshot_id=chosen_snapshot)) == rows, f"as of {chosen_snapshot}"
 
     def _check_row_ids(self) -> None:
         if self._version < 3:
             return
         names = [key.name for key in self._keys]
         rows = scan(self._client, self._table, [*names, "_row_id", "_last_updated_sequence_number"]).to_arrow()
-        *values, ids, numbers = (rows.combine_chunks().column(place) for place in range(rows.num_columns))
+        *values, ids, numbers = (rows.combine_chunks().column(position) for position in range(rows.num_columns))
         keys = zip(
             *(key.to_plain_values(_combine_chunks(value)) for key, value in zip(self._keys, values, strict=True)),
             strict=True,

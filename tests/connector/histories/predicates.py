@@ -30,8 +30,8 @@ def draw_filter(rng: random.Random, columns: Sequence[RandomColumn], rows: Seque
     if depth and rng.random() < 0.4:
         left, right = (draw_filter(rng, columns, rows, depth - 1) for _ in range(2))
         operator, negated_operator = rng.choice((("and", "or"), ("or", "and")))
-        document = {"type": operator, "left": left[0], "right": right[0]}
-        return document, _join_tests(operator, left[1], right[1]), _join_tests(negated_operator, left[2], right[2])
+        filter_json = {"type": operator, "left": left[0], "right": right[0]}
+        return filter_json, _join_tests(operator, left[1], right[1]), _join_tests(negated_operator, left[2], right[2])
     if depth and rng.random() < 0.15:
         json, matches, fails = draw_filter(rng, columns, rows, depth - 1)
         return {"type": "not", "child": json}, fails, matches
@@ -61,10 +61,10 @@ def draw_filter(rng: random.Random, columns: Sequence[RandomColumn], rows: Seque
     return json, _build_test(op, values, get), _build_test(_NEGATIONS[op], values, get)
 
 
-def _join_tests(word: str, test: Test, other: Test) -> Test:
-    if word == "and":
-        return lambda row: test(row) and other(row)
-    return lambda row: test(row) or other(row)
+def _join_tests(operator: str, test: Test, other_test: Test) -> Test:
+    if operator == "and":
+        return lambda row: test(row) and other_test(row)
+    return lambda row: test(row) or other_test(row)
 
 
 def _list_terms(columns: Sequence[RandomColumn]) -> list[tuple[str, RandomColumn, Callable[[Row], Any]]]:

@@ -12,8 +12,8 @@ from tests.connector.histories.columns import RandomColumn, draw_value
 from tests.connector.histories.predicates import Row
 from tests.planner.lakes.literal_forms import render
 
-_WORDS = {"date": "DATE", "timestamp": "TIMESTAMP", "timestamptz": "TIMESTAMP"}
-_KINDS = ("boolean", "int", "long", "double", "string", *_WORDS)
+_LITERAL_WORDS = {"date": "DATE", "timestamp": "TIMESTAMP", "timestamptz": "TIMESTAMP"}
+_KINDS = ("boolean", "int", "long", "double", "string", *_LITERAL_WORDS)
 _DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
 """Days of the years 1 and 9999, the first and the last that literals can express."""
 
@@ -62,10 +62,10 @@ def to_sql_value(column: RandomColumn, value: Any) -> Any:
         case "struct":
             return {child.id: to_sql_value(child, child.read_value(value)) for child in column.children}
         case "list":
-            return [to_sql_value(column.children[0], each) for each in value]
+            return [to_sql_value(column.children[0], item) for item in value]
         case "map":
             key_column, value_column = column.children
-            return [(to_sql_value(key_column, key), to_sql_value(value_column, each)) for key, each in value]
+            return [(to_sql_value(key_column, key), to_sql_value(value_column, item)) for key, item in value]
     return value
 
 
@@ -73,7 +73,7 @@ def draw_change(
     rng: random.Random,
     table: str,
     columns: Sequence[RandomColumn],
-    settable: Sequence[RandomColumn],
+    settable_columns: Sequence[RandomColumn],
     rows: Sequence[Row],
 ) -> DrawnStatement | None:
     """Return an UPDATE or a DELETE, or None if statements can compare no column."""
@@ -81,17 +81,17 @@ def draw_change(
     if not writable_columns:
         return None
     parts = [_draw_condition(rng, rng.choice(writable_columns), rows) for _ in range(rng.choice((1, 1, 2)))]
-    word = rng.choice(("AND", "OR"))
-    where = f" {word} ".join(text for text, _ in parts)
-    combine = all if word == "AND" else any
+    operator = rng.choice(("AND", "OR"))
+    where = f" {operator} ".join(text for text, _ in parts)
+    combine = all if operator == "AND" else any
 
     def matches(row: Row) -> bool:
         return combine(test(row) for _, test in parts)
 
-    settable = [column for column in settable if can_be_written(column)]
-    if not settable or rng.random() < 0.3:
+    settable_columns = [column for column in settable_columns if can_be_written(column)]
+    if not settable_columns or rng.random() < 0.3:
         return DrawnStatement(f"DELETE FROM {table} WHERE {where}", matches)
-    chosen_columns = rng.sample(settable, rng.randint(1, len(settable)))
+    chosen_columns = rng.sample(settable_columns, rng.randint(1, len(settable_columns)))
     new_row: Row = {column.id: draw_literal_value(rng, column) for column in chosen_columns}
     sets = ", ".join(
         f"{quote(column.name)} = {format_literal(column.kind, new_row[column.id])}" for column in chosen_columns
@@ -109,9 +109,9 @@ def format_literal(kind: str, value: Any) -> str:
         return "NULL"
     if kind.startswith("decimal("):
         return f"DECIMAL '{render(kind, value, 'spec')}'"
-    if kind in _WORDS:
+    if kind in _LITERAL_WORDS:
         text = str(render(kind, value, "spec")).replace("T", " ").replace("+00:00", " UTC")
-        return f"{_WORDS[kind]} '{text}'"
+        return f"{_LITERAL_WORDS[kind]} '{text}'"
     if kind == "string":
         return "'" + value.replace("'", "''") + "'"
     if kind == "double":
@@ -121,14 +121,14 @@ def format_literal(kind: str, value: Any) -> str:
 
 def _draw_condition(rng: random.Random, column: RandomColumn, rows: Sequence[Row]) -> tuple[str, Callable[[Row], bool]]:
     name = quote(column.name)
-    stored_keys = [
-        cell for row in rows if (cell := column.read_value(row)) is not None and _has_literal(column.kind, cell)
+    stored_values = [
+        value for row in rows if (value := column.read_value(row)) is not None and _has_literal(column.kind, value)
     ]
 
     def draw_value() -> Any:
         return (
-            rng.choice(stored_keys)
-            if stored_keys and rng.random() < 0.8
+            rng.choice(stored_values)
+            if stored_values and rng.random() < 0.8
             else draw_literal_value(rng, column, nulls=False)
         )
 
@@ -140,9 +140,9 @@ def _draw_condition(rng: random.Random, column: RandomColumn, rows: Sequence[Row
             texts = ", ".join(format_literal(column.kind, value) for value in values)
             return f"{name} IN ({texts})", _test_value(column, lambda value: value in values)
         case "<":
-            minimum = draw_value()
-            return f"{name} < {format_literal(column.kind, minimum)}", _test_value(
-                column, lambda value: bool(value < minimum)
+            limit = draw_value()
+            return f"{name} < {format_literal(column.kind, limit)}", _test_value(
+                column, lambda value: bool(value < limit)
             )
         case "BETWEEN":
             low, high = draw_value(), draw_value()
@@ -173,7 +173,7 @@ def _has_literal(kind: str, value: Any) -> bool:
         return value == value and abs(value) < 1e30  # Some engines have no literal for NaN, infinity or larger numbers.
     if kind == "string":
         return "\0" not in value
-    if kind in _WORDS:
+    if kind in _LITERAL_WORDS:
         days = value if kind == "date" else value // 86_400_000_000
         return _DAYS_MIN <= days <= _DAYS_MAX
     return True

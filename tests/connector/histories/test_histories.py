@@ -12,15 +12,15 @@ from tests.seeds import first_seed
 
 
 def run_history(client: IndexClient, seed: int, steps: int, name: str) -> Counter[str]:
-    life, operations = TableHistory(client, seed, name), list[str]()
+    history, operations = TableHistory(client, seed, name), list[str]()
     for _ in range(steps):
         try:
-            operations.append(life.step())
-            life.check()
+            operations.append(history.step())
+            history.check()
         except Exception as error:
             error.add_note("\n".join([f"seed {seed}", *operations[-5:]]))
             raise
-    return life.counts
+    return history.counts
 
 
 def test_tables_of_all_types_have_the_rows_of_their_histories(client: IndexClient) -> None:
@@ -34,5 +34,5 @@ def test_tables_of_all_types_have_the_rows_of_their_histories(client: IndexClien
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", range(8))
 def test_tables_of_all_types_have_the_rows_of_many_long_histories(client: IndexClient, number: int) -> None:
-    for life in range(6):
-        run_history(client, 10_000 * first_seed() + 100 * number + life, 40, f"t{life}")
+    for history_number in range(6):
+        run_history(client, 10_000 * first_seed() + 100 * number + history_number, 40, f"t{history_number}")

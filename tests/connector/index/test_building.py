@@ -26,6 +26,8 @@ from seamark.commands.main import cli
 from seamark.connector.client.errors import Refused
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import (
+    SMALL_BYTES,
+    SMALL_FILES,
     AdaptiveWorkers,
     BuildProgress,
     GroupLimits,
@@ -61,11 +63,11 @@ class RecordingWorkers(InProcessWorkers):
 
     def __init__(self, *actions: object) -> None:
         self.groups: list[Sequence[DataFile]] = []
-        self._before = list(actions)
+        self._remaining_actions = list(actions)
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
         for group in groups:
-            if self._before and (act := self._before.pop(0)) is not None:
+            if self._remaining_actions and (act := self._remaining_actions.pop(0)) is not None:
                 act()  # type: ignore[operator]
             self.groups.append(group)
             yield from super().run(task, [group])
@@ -119,17 +121,17 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
     class RepartitioningClient(IndexClient):
         """A client that changes the table's partition spec before its second listing."""
 
-        listings = 0
+        listing_count = 0
 
         def build_files(self, *arguments: Any, **options: Any) -> Iterator[dict[str, Any]]:
-            self.listings += 1
-            if self.listings == 2:
+            self.listing_count += 1
+            if self.listing_count == 2:
                 append_to_partitions()
             return super().build_files(*arguments, **options)
 
-    paged_client = RepartitioningClient(client.url)
-    report = build(paged_client, "db.t", "b", InProcessWorkers(), limits=SMALL_GROUPS)
-    paged_client.close()
+    repartitioning_client = RepartitioningClient(client.url)
+    report = build(repartitioning_client, "db.t", "b", InProcessWorkers(), limits=SMALL_GROUPS)
+    repartitioning_client.close()
     assert (report.json["state"], report.progress.files_done, report.files_not_indexed) == ("completed", 8, 0)
 
 
@@ -149,9 +151,10 @@ def test_build_includes_files_that_only_a_branch_has(client: IndexClient) -> Non
 
 @pytest.mark.slow
 def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
-    number = iter(range(1000, 2000))
-    commits = [lambda: append_parts(client.url, "db.t", [[next(number)]]) for _ in range(10)]
+    new_ids = iter(range(1000, 2000))
+    commits = [lambda: append_parts(client.url, "db.t", [[next(new_ids)]]) for _ in range(10)]
     report = build(client, "db.t", "b", RecordingWorkers(*commits), passes_max=3)
+    # The first pass builds 6 files. Each of the other two builds the file that was added during the pass before.
     assert (report.json["state"], report.progress.files_done) == ("completed", 8)
     assert client.index("db.t", "b").lag_files == 1
 
@@ -173,8 +176,11 @@ def test_build_of_a_killed_process_is_continued(client: IndexClient) -> None:
 import time
 from seamark.connector.index.builds import InProcessWorkers, GroupLimits, build
 from seamark.connector.client.indexes import IndexClient
-shown = lambda now: (print(now.files_done, flush=True), time.sleep(600))
-build(IndexClient({client.url!r}), "db.t", "b", InProcessWorkers(), limits=GroupLimits(files=2), on_progress=shown)
+def print_and_wait(progress):
+    print(progress.files_done, flush=True)
+    time.sleep(600)
+client, limits = IndexClient({client.url!r}), GroupLimits(files=2)
+build(client, "db.t", "b", InProcessWorkers(), limits=limits, on_progress=print_and_wait)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -244,17 +250,17 @@ def test_recreated_table_receives_no_index_files_of_the_old_table(client: IndexC
 
 
 def test_cluster_is_started_once_and_only_for_many_or_large_files() -> None:
-    started_jobs: list[int] = []
+    events: list[str] = []
 
     class Cluster(InProcessWorkers):
         def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
             return (WrittenIndex(None, len(group), 0, 0, ()) for group in groups)
 
         def close(self) -> None:
-            started_jobs.append(-1)
+            events.append("closed")
 
     def start() -> Cluster:
-        started_jobs.append(1)
+        events.append("started")
         return Cluster()
 
     def run_files(count: int, size_bytes: int = 1) -> Iterable[WrittenIndex]:
@@ -263,15 +269,15 @@ def test_cluster_is_started_once_and_only_for_many_or_large_files() -> None:
 
     workers = AdaptiveWorkers(start)
     assert workers.parallelism >= 1
-    run_files(63)
-    assert started_jobs == []
-    assert [file.files for file in run_files(64)] == [64]
-    assert [file.files for file in run_files(1, 1 << 30)] == [1]
-    assert started_jobs == [1]
+    run_files(SMALL_FILES - 1)
+    assert events == []
+    assert [file.files for file in run_files(SMALL_FILES)] == [SMALL_FILES]
+    assert [file.files for file in run_files(1, SMALL_BYTES)] == [1]
+    assert events == ["started"]
     assert workers.parallelism == 1
     workers.close()
     workers.close()
-    assert started_jobs == [1, -1]
+    assert events == ["started", "closed"]
 
 
 def test_groups_respect_the_limits_and_contain_every_file() -> None:

@@ -70,6 +70,7 @@ def test_index_commands_create_list_pause_resume_and_drop_an_index(url: str) -> 
     code, text = run_seamark(url, "pause", "db.t", "data")
     assert (code, "no index 'data'; to define it" in text) == (2, True)
     assert run_seamark(url, "drop", "db.t", "k")[0] == 0
+    # The output begins with the server's log, whose last field is `who`.
     assert "record" not in run_seamark(url, "list", "db.t")[1].rpartition("who=")[2]
 
 
@@ -78,8 +79,8 @@ def test_index_commands_print_json(url: str) -> None:
     run_seamark(url, "create", "db.t", "--name", "i", "--kind", "bloom", "--columns", "lower(data)", "--fpp", "0.25")
     _, _, output = run_seamark(url, "show", "db.t", "i", "--json")[1].partition("\n{")  # Logs are part of the output.
     assert json.loads("{" + output)["fpp"] == 0.25
-    listing = run_seamark(url, "list", "db.t", "--json")[1]
-    assert json.loads(listing[listing.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
+    listed_indexes = run_seamark(url, "list", "db.t", "--json")[1]
+    assert json.loads(listed_indexes[listed_indexes.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
 
 
 def test_index_command_reports_each_error_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,8 +127,9 @@ def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, 
     path = list_index_paths(client, kind)[1]
     whole_file = path.read_bytes()
     header = open_index_file(whole_file, str(path)).header
-    place = header.offset + 4
-    path.write_bytes(whole_file[:place] + bytes([whole_file[place] ^ 255]) + whole_file[place + 1 :])
+    damaged_bytes = bytearray(whole_file)
+    damaged_bytes[header.offset + 4] ^= 255  # This byte is in the blob of the index.
+    path.write_bytes(damaged_bytes)
     states_before = read_states(client, kind)
     code, text = run_index_command(client.url, "verify", "db.t", kind, "--dry-run")
     assert (code, read_states(client, kind)) == (1, states_before), text
@@ -148,13 +149,13 @@ def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, 
 
 @pytest.mark.few_cases(1)
 def test_index_file_that_does_not_match_the_data_is_quarantined(client: IndexClient, kind: str) -> None:
-    first, second, _ = list_index_paths(client, kind)
-    swap_blobs(first, second)
+    first_file, second_file, _ = list_index_paths(client, kind)
+    swap_blobs(first_file, second_file)
     audit = audit_index(client, "db.t", kind, sample=2, seed=7)
     assert audit.problems, "the file is well-formed, but its content is wrong"
     quarantined_names = {Path(location).name for location, state in audit.states.items() if state == "quarantined"}
     assert quarantined_names
-    assert quarantined_names <= {first.name, second.name}
+    assert quarantined_names <= {first_file.name, second_file.name}
     assert {name for name, state in read_states(client, kind).items() if state == "quarantined"} == quarantined_names
 
 
@@ -210,7 +211,7 @@ def test_audit_ignores_an_index_file_that_a_merge_replaces_meanwhile(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old_location = client.index("db.t", "bloom").json["index-files"][0]["location"]
-    report = client.quarantine_index_file
+    quarantine = client.quarantine_index_file
 
     def merge_and_report(*arguments: Any, **fields: Any) -> dict[str, Any]:
         started_build = client.start_build("db.t", "bloom")
@@ -219,7 +220,7 @@ def test_audit_ignores_an_index_file_that_a_merge_replaces_meanwhile(
         client.register_index_files(
             "db.t", "bloom", started_build["build-id"], merged_index_files, replaces=[old_location]
         )
-        return report(*arguments, **fields)
+        return quarantine(*arguments, **fields)
 
     path = Path(old_location.removeprefix("file://"))
     whole_file = path.read_bytes()
@@ -231,8 +232,8 @@ def test_audit_ignores_an_index_file_that_a_merge_replaces_meanwhile(
 
 @pytest.mark.slow
 def test_audits_with_the_same_seed_examine_the_same_sample(client: IndexClient) -> None:
-    first, second, _ = list_index_paths(client, "bitmap")
-    swap_blobs(first, second)
+    first_file, second_file, _ = list_index_paths(client, "bitmap")
+    swap_blobs(first_file, second_file)
     problems = [audit_index(client, "db.t", "bitmap", sample=1, seed=3, report=False).problems for _ in range(2)]
     assert problems[0] == problems[1] != ()
 
@@ -259,8 +260,8 @@ def test_verify_refuses_invalid_arguments_with_an_exit_code(
 def test_rebuild_registry_registers_index_files_that_the_server_forgot(
     client: IndexClient, server: ServerThread
 ) -> None:
-    files_before = {where: client.explain("db.t", where).files for where in ("id = 13", "country = 'c3' AND id = 24")}
-    assert files_before["id = 13"] == 1
+    file_counts = {where: client.explain("db.t", where).files for where in ("id = 13", "country = 'c3' AND id = 24")}
+    assert file_counts["id = 13"] == 1
     table = client.load_table("db.t")
     location = server.run(server.api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
     other_server = ServerThread(server.home / "other", warehouse=server.home.as_uri())
@@ -269,23 +270,22 @@ def test_rebuild_registry_registers_index_files_that_the_server_forgot(
         body = {"name": "t", "metadata-location": location}
         assert other_server.run(other_server.api("POST", "/v1/namespaces/db/register", body)).status == 200
         other_client = IndexClient(other_server.url)
-        assert {where: other_client.explain("db.t", where).files for where in files_before} == dict.fromkeys(
-            files_before, 6
+        assert {where: other_client.explain("db.t", where).files for where in file_counts} == dict.fromkeys(
+            file_counts, 6
         )
         code, text = run_index_command(other_server.url, "rebuild-registry", "db.t")
         assert code == 0, text
         for name in COLUMNS:
             assert f"Index {name}: 3 index files registered, of 6 data files and 120 rows" in text, text
-        assert {where: other_client.explain("db.t", where).files for where in files_before} == files_before
+        assert {where: other_client.explain("db.t", where).files for where in file_counts} == file_counts
         assert run_index_command(other_server.url, "verify", "db.t")[0] == 0
         scrap = Path(table.location.removeprefix("file://")) / "_seamark" / "index" / "scrap"
         scrap.write_text("nothing")
         code, text = run_index_command(other_server.url, "rebuild-registry", "db.t")
         assert (code, "9 index files were listed already, 0 describe nothing new, 1 are left out" in text) == (0, True)
         assert str(scrap) in text
-        answer = json.loads(
-            run_index_command(other_server.url, "rebuild-registry", "db.t", "--json")[1].partition("\n{")[2].join("{ ")
-        )
+        _, text = run_index_command(other_server.url, "rebuild-registry", "db.t", "--json")
+        answer = json.loads("{" + text.partition("\n{")[2])  # Log lines precede the JSON text.
         assert answer["known"] == 9
         other_client.close()
     finally:

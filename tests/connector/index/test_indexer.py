@@ -166,18 +166,18 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
 def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: ServerThread) -> None:
     for number in range(3):
         create_table(client, f"db.t{number}", files=4, i=("bloom", "id"))
-    start = threading.Barrier(4)
+    all_ready = threading.Barrier(4)
 
-    def run_keeper() -> None:
+    def run_indexer() -> None:
         own_client = IndexClient(server.url)
-        start.wait()
+        all_ready.wait()
         rounds.extend(
             Indexer(own_client, open_in_process_workers, limits=GroupLimits(files=1)).round() for _ in range(5)
         )
         own_client.close()
 
     rounds: list[Round] = []
-    threads = [threading.Thread(target=run_keeper) for _ in range(4)]
+    threads = [threading.Thread(target=run_indexer) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -205,7 +205,7 @@ class IndexerClock:
         return self.now_s
 
 
-def flip(client: IndexClient, name: str, index: str, number: int = 0) -> str:
+def flip_bit(client: IndexClient, name: str, index: str, number: int = 0) -> str:
     """Flip a bit in the middle of one of the index's live files, and return the file's location."""
     live_index_files = [
         index_file for index_file in client.index(name, index).json["index-files"] if index_file["state"] == "live"
@@ -223,25 +223,29 @@ def flip(client: IndexClient, name: str, index: str, number: int = 0) -> str:
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
 def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexClient, kind: str) -> None:
     create_table(client, "db.t", files=3, i=(kind, "id"))
-    day = AuditLimits(every_s=86_400)
-    ms = [1_800_000_000_000]
-    indexer = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1), audit=day, now_ms=lambda: ms[0])
-    first = indexer.round()
-    assert (first.builds, first.verified, first.damaged) == (1, 0, 0), "a new index file is audited in the next round"
-    second = indexer.round()
-    assert (second.verified, second.damaged, second.failed) == (3, 0, 0)
+    daily_audit = AuditLimits(every_s=86_400)
+    current_ms = [1_800_000_000_000]
+    indexer = Indexer(
+        client, open_in_process_workers, limits=GroupLimits(files=1), audit=daily_audit, now_ms=lambda: current_ms[0]
+    )
+    first_round = indexer.round()
+    assert (first_round.builds, first_round.verified, first_round.damaged) == (1, 0, 0), (
+        "a new index file is audited in the next round"
+    )
+    second_round = indexer.round()
+    assert (second_round.verified, second_round.damaged, second_round.failed) == (3, 0, 0)
     audited_ms = client.index("db.t", "i").audited_ms
     assert audited_ms is not None
     assert client.indexes("db.t")[0].audited_ms == audited_ms
-    flip(client, "db.t", "i")
-    ms[0] = audited_ms + 1000
+    flip_bit(client, "db.t", "i")
+    current_ms[0] = audited_ms + 1000
     assert indexer.round().verified == 0
-    ms[0] = audited_ms + 86_400_001
-    third = indexer.round()
-    assert (third.verified, third.damaged, third.failed) == (3, 1, 0)
+    current_ms[0] = audited_ms + 86_400_001
+    third_round = indexer.round()
+    assert (third_round.verified, third_round.damaged, third_round.failed) == (3, 1, 0)
     assert client.index("db.t", "i").health == "damaged"
-    fourth = indexer.round()
-    assert (fourth.builds, fourth.files) == (1, 1)
+    fourth_round = indexer.round()
+    assert (fourth_round.builds, fourth_round.files) == (1, 1)
     assert client.index("db.t", "i").health == "ok"
     summaries = [instant.summary for instant in client.timeline(action="auditing")]
     assert [(summary["index-files"], summary["damaged"]) for summary in summaries] == [(3, 0), (3, 1)]
@@ -257,7 +261,7 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
     indexer = Indexer(
         client, open_in_process_workers, limits=one_file_groups, now=clock, audit=AuditLimits(size_bytes=1)
     )
-    flip(client, "db.b", "i", 2)
+    flip_bit(client, "db.b", "i", 2)
     rounds = [indexer.round() for _ in range(7)]
     assert [round_report.verified for round_report in rounds] == [1, 1, 1, 1, 1, 1, 0]
     assert sum(round_report.damaged for round_report in rounds) == 1
@@ -296,14 +300,14 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other_index(
     assert read_health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
     (instant,) = client.timeline("db.a", action="indexing")
     assert (instant.state, instant.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
-    seconds = []
+    retry_times_s = []
     for second in range(0, 400, 10):
         clock.now_s = second
         calls_before = workers.calls
         indexer.round()
         if workers.calls > calls_before:
-            seconds.append(second)
-    assert seconds == [30, 90, 210]
+            retry_times_s.append(second)
+    assert retry_times_s == [30, 90, 210], "the pauses are 30, 60 and 120 seconds"
     workers.kind = "none"
     clock.now_s = 1000
     assert indexer.round().builds == 1
@@ -331,11 +335,11 @@ def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(
 def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> None:
     create_table(client, "db.t", files=8, i=("bloom", "id"))
     Indexer(client, open_in_process_workers, limits=GroupLimits(files=8)).round()
-    first = client.index("db.t", "i").json["index-files"][0]["location"]
+    first_location = client.index("db.t", "i").json["index-files"][0]["location"]
     for number in range(7):
         append_parts(client.url, "db.t", [[2000 + number]])
         if number == 6:
-            damaged_path = Path(first.removeprefix("file://"))
+            damaged_path = Path(first_location.removeprefix("file://"))
             data = bytearray(damaged_path.read_bytes())
             data[40] ^= 1  # Byte 40 is in the first blob.
             damaged_path.write_bytes(data)
@@ -358,11 +362,11 @@ def test_indexer_remembers_a_bounded_number_of_backoffs(client: IndexClient, mon
 
 def test_failed_round_is_logged_and_repeated_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.client.connections._BACKOFF_S", 0)
-    slept: list[float] = []
+    pauses_s: list[float] = []
 
     def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 3:
+        pauses_s.append(seconds)
+        if len(pauses_s) == 3:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(time, "sleep", sleep)
@@ -371,7 +375,7 @@ def test_failed_round_is_logged_and_repeated_after_a_pause(monkeypatch: pytest.M
         indexer.round()
     with pytest.raises(KeyboardInterrupt):
         indexer.run(5)
-    assert slept == [10, 20, 40]
+    assert pauses_s == [10, 20, 40], "twice the interval, which doubles after each failure"
 
 
 def start_seamark(url: str, *arguments: str) -> subprocess.Popen[str]:

@@ -184,11 +184,11 @@ def test_bloom_filter_finds_the_files_of_its_keys(tmp_path: Path, files: list[Da
 
 def test_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
     bitmap = Bitmap(open_index(index_data_files(build_task(tmp_path, "bitmap", "name"), files).location).blob)
-    x = KeyRanges("string", (KeyRange(b"x", b"x"),))
+    key_x = KeyRanges("string", (KeyRange(b"x", b"x"),))
     nulls = KeyRanges("string", (), nulls=True)
-    assert bitmap.mark_files(x).tolist() == [1, 0, 0]
+    assert bitmap.mark_files(key_x).tolist() == [1, 0, 0]
     assert bitmap.mark_files(nulls).tolist() == [1, 1, 0]
-    assert list_positions(bitmap.find_rows(0, x)).tolist() == [0, 3]
+    assert list_positions(bitmap.find_rows(0, key_x)).tolist() == [0, 3]
     assert list_positions(bitmap.find_rows(1, nulls)).tolist() == [0, 1]
 
 
@@ -196,6 +196,7 @@ def test_record_index_finds_the_position_of_its_keys(tmp_path: Path, files: list
     record = RecordBlob(open_index(index_data_files(build_task(tmp_path, "record", "id", "name"), files).location).blob)
     keys = [convert_to_keys(pa.array([3, 5, 3]), "long"), convert_to_keys(pa.array(["Y", None, "x"]), "string")]
     lookup = record.lookup(hash_rows(keys, 0), hash_rows(keys, 1))
+    # Each result is (key, file, position).
     assert sorted(zip(*(part.tolist() for part in lookup), strict=True)) == [(0, 0, 2), (1, 1, 0)]
     assert record.count == 6
 
@@ -218,14 +219,14 @@ def test_literal_and_column_value_have_the_same_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    "is_indexed",
+    "arrow_type",
     [pa.dictionary(pa.int32(), pa.string()), pa.binary(), pa.large_string(), pa.string_view(), pa.binary_view()],
     ids=str,
 )
-def test_lower_case_keys_are_the_same_for_every_string_type_of_arrow(is_indexed: pa.DataType) -> None:
+def test_lower_case_keys_are_the_same_for_every_string_type_of_arrow(arrow_type: pa.DataType) -> None:
     values = ["ÀB", None, "ab", ""]
     plain_array = pa.array(values, pa.string())
-    column = plain_array.dictionary_encode() if pa.types.is_dictionary(is_indexed) else plain_array.cast(is_indexed)
+    column = plain_array.dictionary_encode() if pa.types.is_dictionary(arrow_type) else plain_array.cast(arrow_type)
     keys = compute_term_keys(resolve_term("lower(name)", SCHEMA), pa.chunked_array([column]))
     assert [get_key(keys, row) for row in range(4)] == ["àb".encode(), None, b"ab", b""]
 

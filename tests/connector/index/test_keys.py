@@ -73,7 +73,7 @@ def test_delete_matches_rows_by_the_tables_identifier_fields(client: IndexClient
     assert [row[0] for row in read_rows(client)] == [3]
 
 
-def list_numbers(client: IndexClient) -> list[tuple[str, int]]:
+def read_x_and_n(client: IndexClient) -> list[tuple[str, int]]:
     values = scan(client, "db.t", ["x", "n"]).to_arrow().to_pylist()
     return sorted((repr(value["x"]), value["n"]) for value in values)
 
@@ -103,13 +103,13 @@ def test_both_zeros_are_one_key_and_all_nans_are_one_key(
         mode=mode,
     )
     assert (report.inserted, report.updated) == (0, 2)
-    assert list_numbers(client) == [("0.0", 2), ("1.5", 1), (repr(nan), 2)]
+    assert read_x_and_n(client) == [("0.0", 2), ("1.5", 1), (repr(nan), 2)]
     report = upsert(client, "db.t", build_doubles((0.0, 0.0, 3), (-0.0, -0.0, 4)), keys=names, mode=mode)
     assert (report.inserted, report.updated) == (0, 1)
-    assert list_numbers(client) == [("-0.0", 4), ("1.5", 1), (repr(nan), 2)], "stored rows must keep the sign of zero"
-    removed_delete = delete(client, "db.t", keys=build_doubles((0.0, 0.0, 0), (nan, 0.0, 0)), key=names, mode=mode)
-    assert removed_delete.deleted == 2
-    assert list_numbers(client) == [("1.5", 1)]
+    assert read_x_and_n(client) == [("-0.0", 4), ("1.5", 1), (repr(nan), 2)], "stored rows must keep the sign of zero"
+    delete_report = delete(client, "db.t", keys=build_doubles((0.0, 0.0, 0), (nan, 0.0, 0)), key=names, mode=mode)
+    assert delete_report.deleted == 2
+    assert read_x_and_n(client) == [("1.5", 1)]
 
 
 @pytest.mark.few_cases(1)
@@ -122,7 +122,7 @@ def test_concurrent_upsert_of_the_other_zero_is_a_conflict(
     run_before_commits(monkeypatch, lambda: upsert(client, "db.t", build_doubles((-0.0, 0.0, 1)), keys=["x"]))
     report = upsert(client, "db.t", build_doubles((0.0, 0.0, 2)), keys=["x"], mode=mode)
     assert (report.attempts, report.updated) == (2, 1)
-    assert list_numbers(client) == [("0.0", 2), ("5.0", 1)]
+    assert read_x_and_n(client) == [("0.0", 2), ("5.0", 1)]
 
 
 def test_both_zeros_are_equal_as_precombine_values(client: IndexClient) -> None:
@@ -132,7 +132,20 @@ def test_both_zeros_are_equal_as_precombine_values(client: IndexClient) -> None:
     assert (report.updated, report.stale) == (1, 0)
 
 
-NULS = ("a\0b", "\0", "a\0", "", "a", "a/../b", "..", "x%2e%2e%2fy", "/..", "%00", "\\..\\", "%252525252500")
+UNSAFE_PATH_TEXTS = (
+    "a\0b",
+    "\0",
+    "a\0",
+    "",
+    "a",
+    "a/../b",
+    "..",
+    "x%2e%2e%2fy",
+    "/..",
+    "%00",
+    "\\..\\",
+    "%252525252500",
+)
 
 
 @pytest.mark.few_cases(2)
@@ -144,11 +157,17 @@ def test_partition_values_can_contain_characters_that_paths_cannot(
 ) -> None:
     create_upsert_table(client, version=version, spec=[(transform, 2)])
     strategy_options: dict[str, Any] = {"strategy": EQUALITY} if write_mode == EQUALITY else {"mode": write_mode}
-    append(client, "db.t", build_rows(*((number, land, 0) for number, land in enumerate(NULS))))
-    changed_rows = build_rows(*((number, land, 1) for number, land in enumerate(NULS) if number % 2))
+    append(client, "db.t", build_rows(*((number, land, 0) for number, land in enumerate(UNSAFE_PATH_TEXTS))))
+    changed_rows = build_rows(*((number, land, 1) for number, land in enumerate(UNSAFE_PATH_TEXTS) if number % 2))
     upsert(client, "db.t", changed_rows, keys=["id", "land"], **strategy_options)
-    delete(client, "db.t", keys=build_rows((2, NULS[2])).select(["id", "land"]), key=["id", "land"], **strategy_options)
-    expected = [(number, land, number % 2, None) for number, land in enumerate(NULS) if number != 2]
+    delete(
+        client,
+        "db.t",
+        keys=build_rows((2, UNSAFE_PATH_TEXTS[2])).select(["id", "land"]),
+        key=["id", "land"],
+        **strategy_options,
+    )
+    expected = [(number, land, number % 2, None) for number, land in enumerate(UNSAFE_PATH_TEXTS) if number != 2]
     assert read_rows(client) == expected
     for number, land, _, _ in expected:
         where = {"type": "eq", "term": "land", "value": land}
@@ -159,7 +178,7 @@ def test_partition_values_can_contain_characters_that_paths_cannot(
 
 def test_partition_path_keeps_plain_values_and_escapes_separators() -> None:
     assert format_partition_path(["p"], ["identity"], ["string"], ["x/y ü%"]) == "p=x%2Fy+%C3%BC%25"
-    for value in NULS:
+    for value in UNSAFE_PATH_TEXTS:
         path = format_partition_path(["p"], ["identity"], ["string"], [value])
         assert "%00" not in path.replace("%25", "%")
         assert path.count("/") == 0
@@ -169,7 +188,7 @@ CHANGES: dict[str, Any] = {
     "upsert": lambda client: upsert(client, "db.t", build_rows((7, "b")), keys=["id"]),
     "update": lambda client: upsert(client, "db.t", build_rows((1, "b")), keys=["id"], mode="merge-on-read"),
     "copy": lambda client: upsert(client, "db.t", build_rows((1, "b")), keys=["id"], mode="copy-on-write"),
-    "unlocated": lambda client: upsert(client, "db.t", build_rows((1, "b")), keys=["id"], strategy=EQUALITY),
+    "equality delete": lambda client: upsert(client, "db.t", build_rows((1, "b")), keys=["id"], strategy=EQUALITY),
     "delete": lambda client: delete(client, "db.t", keys=pa.table({"id": [1]})),
     "delete by predicate": lambda client: delete(client, "db.t", where="id = 1"),
     "overwrite": lambda client: overwrite(client, "db.t", build_rows((1, "b")), where="id = 1"),
@@ -185,11 +204,11 @@ def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
     create_upsert_table(client, version=1)
     append(client, "db.t", build_rows((1, "a")))
     files_before = server.list_written_files()
-    started_instants: list[object] = []
-    monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: started_instants.append(1))
+    opened_writers: list[object] = []
+    monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: opened_writers.append(1))
     with pytest.raises(Unwritable, match=r"version 1 supports .*appends.*upgrade it to version 2"):
         CHANGES[name](client)
-    assert (started_instants, server.list_written_files()) == ([], files_before)
+    assert (opened_writers, server.list_written_files()) == ([], files_before)
     assert read_rows(client) == [(1, "a", None, None)]
 
 
@@ -199,19 +218,19 @@ def test_random_histories_of_floating_point_keys_match_a_dict(client: IndexClien
     seed = 100 * first_seed() + number
     rng = random.Random(seed)
     create_upsert_table(client, fields=DOUBLES, properties={"seamark.index.keys": "record(x)"} if number % 2 else {})
-    model: dict[str, tuple[str, int]] = {}
+    model: dict[str, tuple[str, int]] = {}  # The keys are texts of x + 0.0, which is 0.0 also for -0.0.
     for step in range(14):
-        sample = rng.sample((0.0, -0.0, NAN, -NAN, 1.5, -1.5, float("inf")), rng.randint(1, 4))
-        input_table = build_doubles(*((x, 0.0, step) for x in sample))
+        drawn_keys = rng.sample((0.0, -0.0, NAN, -NAN, 1.5, -1.5, float("inf")), rng.randint(1, 4))
+        input_table = build_doubles(*((x, 0.0, step) for x in drawn_keys))
         write_options: dict[str, Any] = {"mode": rng.choice(MODES), "producer": ("history", step)}
         if rng.random() < 0.3:
             change = delete(client, "db.t", keys=input_table, key=["x"], **write_options)
-            model = {key: row for key, row in model.items() if key not in {repr(x + 0.0) for x in sample}}
+            model = {key: row for key, row in model.items() if key not in {repr(x + 0.0) for x in drawn_keys}}
         else:
             change = upsert(client, "db.t", input_table, keys=["x"], **write_options)
-            model |= {repr(x + 0.0): (repr(x), step) for x in sample}
+            model |= {repr(x + 0.0): (repr(x), step) for x in drawn_keys}
         assert not change.duplicate
-        assert list_numbers(client) == sorted(model.values()), f"seed {seed}, step {step}"
+        assert read_x_and_n(client) == sorted(model.values()), f"seed {seed}, step {step}"
         if rng.random() < 0.3:
             assert delete(client, "db.t", keys=input_table, key=["x"], **write_options).duplicate, (
                 f"seed {seed}, step {step}"

@@ -26,7 +26,7 @@ def test_keys_are_found_among_distinct_keys(kind: pa.DataType, spread: int) -> N
             return pa.array([None if value is None else str(value) for value in values], kind)
         return pa.array(values, pa.int32()).cast(kind) if kind == pa.date32() else pa.array(values, kind)
 
-    for table in (distinct_values, distinct_values[:1], []):
+    for dimension_keys in (distinct_values, distinct_values[:1], []):
         keys = pa.chunked_array([to_array(values[:100]), to_array([]), to_array(values[100:])], kind)
-        places = find_places(keys, to_array(list(table)))
-        assert places.to_pylist() == pc.index_in(keys, value_set=to_array(list(table))).to_pylist()
+        positions = find_places(keys, to_array(list(dimension_keys)))
+        assert positions.to_pylist() == pc.index_in(keys, value_set=to_array(list(dimension_keys))).to_pylist()

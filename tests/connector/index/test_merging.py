@@ -66,9 +66,9 @@ class IndexWriter:
         assert sorted(index_file.files.paths) == sorted(expected)
         all_values = sorted({value for values in self.rows.values() for value in values})
         for number, path in enumerate(index_file.files.paths):
-            held_row = self.rows[path]
+            stored_values = self.rows[path]
             for value in all_values:
-                positions = [row for row, held_value in enumerate(held_row) if held_value == value]
+                positions = [row for row, stored_value in enumerate(stored_values) if stored_value == value]
                 if self.definition.kind == "bitmap":
                     key = make_key(value, "long")
                     rows_found = bitmap.Bitmap(index_file.blob).find_rows(
@@ -104,18 +104,21 @@ def test_merged_index_file_gives_the_answers_of_its_parts(index_writer: IndexWri
 
 
 def test_merge_drops_entries_without_a_snapshot_and_keeps_duplicates_once(index_writer: IndexWriter) -> None:
-    first = index_writer.add({"a": [1, 2], "b": [3], "gone": [4]})
-    second = index_writer.add({"b": [3], "c": [5, 5]})
+    first_location = index_writer.add({"a": [1, 2], "b": [3], "gone": [4]})
+    second_location = index_writer.add({"b": [3], "c": [5, 5]})
     merged_files = merge_index_files(
-        [first, second], index_writer.folder.as_uri(), Storage(), dropped_entries={first: [2]}
+        [first_location, second_location],
+        index_writer.folder.as_uri(),
+        Storage(),
+        dropped_entries={first_location: [2]},
     )
     index_writer.check(merged_files.location, {"a", "b", "c"})
 
 
 def test_merge_without_remaining_entries_writes_no_file(index_writer: IndexWriter) -> None:
-    first = index_writer.add({"a": [1]})
+    location = index_writer.add({"a": [1]})
     merged_files = merge_index_files(
-        [first], f"{index_writer.folder.as_uri()}/new", Storage(), dropped_entries={first: [0]}
+        [location], f"{index_writer.folder.as_uri()}/new", Storage(), dropped_entries={location: [0]}
     )
     assert merged_files.location is None
     assert not (index_writer.folder / "new").exists()
@@ -134,29 +137,31 @@ def test_merge_leaves_out_files_of_an_unknown_version(index_writer: IndexWriter)
 
 
 def test_merge_with_a_damaged_part_writes_no_file(index_writer: IndexWriter) -> None:
-    first, second = index_writer.add({"a": [1, 2, 3]}), index_writer.add({"b": [3]})
-    path = Path(first.removeprefix("file://"))
+    first_location, second_location = index_writer.add({"a": [1, 2, 3]}), index_writer.add({"b": [3]})
+    path = Path(first_location.removeprefix("file://"))
     data = bytearray(path.read_bytes())
-    for place in np.random.default_rng(3).integers(0, len(data), 40).tolist():
-        damaged_column = data.copy()
-        damaged_column[place] ^= 0x40
-        path.write_bytes(damaged_column)
+    for offset in np.random.default_rng(3).integers(0, len(data), 40).tolist():
+        damaged_bytes = data.copy()
+        damaged_bytes[offset] ^= 0x40
+        path.write_bytes(damaged_bytes)
         try:
-            merged_files = merge_index_files([first, second], f"{index_writer.folder.as_uri()}/new", Storage())
+            merged_files = merge_index_files(
+                [first_location, second_location], f"{index_writer.folder.as_uri()}/new", Storage()
+            )
         except (Corrupt, ValueError):
             continue
         index_writer.check(merged_files.location, {"a", "b"})  # The changed byte belongs to no part that readers use.
 
 
-def register_files(*ranges: tuple[int, int]) -> list[RegisteredFile]:
-    return [RegisteredFile(f"f{number}", level, size, number) for number, (level, size) in enumerate(ranges)]
+def register_files(*levels_and_sizes: tuple[int, int]) -> list[RegisteredFile]:
+    return [RegisteredFile(f"f{number}", level, size, number) for number, (level, size) in enumerate(levels_and_sizes)]
 
 
 def test_lowest_full_level_is_merged_first() -> None:
-    few_rows = register_files(*[(0, 10)] * 3, *[(1, 100)] * 3)
-    assert select_merge(few_rows, fanout=4) == []
-    mixed_files = register_files(*[(1, 100)] * 4, *[(0, 10)] * 5)
-    assert [file.level for file in select_merge(mixed_files, fanout=4)] == [0] * 5
+    partly_full_levels = register_files(*[(0, 10)] * 3, *[(1, 100)] * 3)
+    assert select_merge(partly_full_levels, fanout=4) == []
+    full_levels = register_files(*[(1, 100)] * 4, *[(0, 10)] * 5)
+    assert [file.level for file in select_merge(full_levels, fanout=4)] == [0] * 5
 
 
 def test_merge_has_a_maximum_size_and_skips_large_files() -> None:
@@ -178,10 +183,11 @@ def test_number_of_index_files_stays_small_after_many_builds() -> None:
     copied_bytes = 0
     for number in range(4000):
         files.append(RegisteredFile(f"n{number}", 0, 10, number))
-        while chosen_merge := select_merge(files, fanout=8, size_max_bytes=10**6):
-            size = sum(file.size_bytes for file in chosen_merge)
+        while merged_files := select_merge(files, fanout=8, size_max_bytes=10**6):
+            size = sum(file.size_bytes for file in merged_files)
             copied_bytes += size
-            files = [file for file in files if file not in chosen_merge]
-            files.append(RegisteredFile(f"m{number}-{len(files)}", chosen_merge[0].level + 1, size, number))
+            files = [file for file in files if file not in merged_files]
+            files.append(RegisteredFile(f"m{number}-{len(files)}", merged_files[0].level + 1, size, number))
+    # 8**4 is more than 4000, so there are at most 5 levels, and a byte is copied once a level.
     assert len(files) < 8 * 5
     assert copied_bytes < 4000 * 10 * 5

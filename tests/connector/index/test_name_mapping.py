@@ -53,13 +53,13 @@ def catalog(server: ServerThread) -> Iterator[RestCatalog]:
 def draw_rows(rng: random.Random, count: int) -> pa.Table:
     # The values differ, so that an exchange of the columns is visible.
     names, notes = ["Ann", "ann", "Bob", None], ["x", "X", "y", None]
-    first = datetime.datetime(1000, 1, 1)
+    first_time = datetime.datetime(1000, 1, 1)
     return pa.table(
         {
             "id": pa.array([rng.choice([None, *range(200)]) for _ in range(count)], pa.int64()),
             "name": pa.array([rng.choice(names) for _ in range(count)], pa.string()),
             "note": pa.array([rng.choice(notes) for _ in range(count)], pa.string()),
-            "at": pa.array([first + datetime.timedelta(days=rng.randrange(900_000)) for _ in range(count)]),
+            "at": pa.array([first_time + datetime.timedelta(days=rng.randrange(900_000)) for _ in range(count)]),
         },
         schema=SCHEMA,
     )
@@ -97,12 +97,12 @@ def add_file(table: Table, location: str, rows: int) -> None:
         append.append_data_file(file)
 
 
-def make_mapping(names: dict[str, list[str]]) -> str:
+def encode_mapping(names: dict[str, list[str]]) -> str:
     entries = [{"field-id": number, "names": names[column]} for number, column in enumerate(COLUMNS, 1)]
     return json.dumps(entries)
 
 
-def is_expected_verdict(verdict: VerificationResult) -> bool:
+def check_verdict(verdict: VerificationResult) -> bool:
     assert not verdict.problems
     return True
 
@@ -150,7 +150,7 @@ def test_readers_find_columns_by_the_current_name_mapping(
             names = {column: rng.choice(mapped_columns[column]) for column in COLUMNS}
             location = write_import_file(folder, step, rows, names, rng)
             with table.transaction() as transaction:
-                transaction.set_properties({NAME_MAPPING: make_mapping(mapped_columns)})
+                transaction.set_properties({NAME_MAPPING: encode_mapping(mapped_columns)})
             add_file(table, location, rows.num_rows)
             files.append((rows.to_pylist(), names))
         elif action == "swap":  # `name` then reads the column that was `note`, and `note` the column that was `name`.
@@ -168,27 +168,27 @@ def test_readers_find_columns_by_the_current_name_mapping(
                         name,
                         sample=9,
                         verified_locations=set(),
-                        on_verdict=lambda verdict, _: is_expected_verdict(verdict),
+                        on_verdict=lambda verdict, _: check_verdict(verdict),
                     )
         with table.transaction() as transaction:
             if mapped_columns is not None:
-                transaction.set_properties({NAME_MAPPING: make_mapping(mapped_columns)})
+                transaction.set_properties({NAME_MAPPING: encode_mapping(mapped_columns)})
         expected = [
             row if names is None else read_by_mapping(row, names, mapped_columns or {})
-            for row_numbers, names in files
-            for row in row_numbers
+            for file_rows, names in files
+            for row in file_rows
         ]
         if not expected:
             continue
         with closing(SeamarkClient(server.url)) as client, closing(IndexClient(server.url)) as indexes:
             for _ in range(6):
                 where, matches = draw_filter(rng, expected)
-                counts = Counter(
+                actual_rows = Counter(
                     tuple(row[column] for column in COLUMNS)
                     for batch in scan(client, "db.t", where=where)
                     for row in batch.to_pylist()
                 )
-                assert counts == Counter(tuple(row[c] for c in COLUMNS) for row in expected if matches(row)), where
+                assert actual_rows == Counter(tuple(row[c] for c in COLUMNS) for row in expected if matches(row)), where
                 explanation = indexes.explain("db.t", where)
                 pruned_count += sum(index["files-removed"] for index in explanation.indexes)
     assert pruned_count > 0
@@ -249,5 +249,5 @@ def test_imported_dimension_prunes_the_facts(server: ServerThread, catalog: Rest
         assert client.plan_table("db.facts", joins=[join]).files == 2
         swapped_mapping = {"id": ["id"], "name": ["note"], "note": ["name"], "at": ["at"]}
         with dimension.transaction() as transaction:
-            transaction.set_properties({NAME_MAPPING: make_mapping(swapped_mapping)})
+            transaction.set_properties({NAME_MAPPING: encode_mapping(swapped_mapping)})
         assert client.plan_table("db.facts", joins=[join]).files == 3

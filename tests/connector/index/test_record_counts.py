@@ -43,10 +43,10 @@ KEYS_PER_LOOKUP = 1_000_000
 
 def mix_numbers(numbers: npt.NDArray[Any]) -> Longs:
     """Return int64[n], distinct and nearly random keys. splitmix64 maps different numbers to different keys."""
-    word = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (word ^ (word >> np.uint64(31))).view(np.int64)
+    mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (mixed ^ (mixed >> np.uint64(31))).view(np.int64)
 
 
 def build_rows(numbers: Longs, value: int) -> pa.Table:
@@ -66,7 +66,7 @@ class GrowingTable:
     mode: str
     sampled_keys: int
     live_rows: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    draw: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
 
     def insert(self, count: int) -> None:
         new_keys = np.arange(len(self.live_rows), len(self.live_rows) + count)
@@ -74,14 +74,14 @@ class GrowingTable:
         self.live_rows = np.concatenate([self.live_rows, np.ones(count, np.bool_)])
 
     def upsert(self, updated: int, inserted_rows: int) -> None:
-        updated_rows = self.draw.choice(np.flatnonzero(self.live_rows), updated, replace=False)
+        updated_rows = self.rng.choice(np.flatnonzero(self.live_rows), updated, replace=False)
         keys = np.concatenate([updated_rows, np.arange(len(self.live_rows), len(self.live_rows) + inserted_rows)])
         report = upsert(self.client, "db.t", build_rows(keys, 1), keys=["k"], mode=self.mode)
         assert (report.updated, report.inserted) == (updated, inserted_rows)
         self.live_rows = np.concatenate([self.live_rows, np.ones(inserted_rows, np.bool_)])
 
     def delete(self, count: int) -> None:
-        removed_keys = self.draw.choice(np.flatnonzero(self.live_rows), count, replace=False)
+        removed_keys = self.rng.choice(np.flatnonzero(self.live_rows), count, replace=False)
         report = delete(self.client, "db.t", keys=build_rows(removed_keys, 0).select(["k"]), mode=self.mode)
         assert report.deleted == count
         self.live_rows[removed_keys] = False
@@ -104,7 +104,7 @@ class GrowingTable:
         index = self.client.index("db.t", "keys")
         assert (index.health, index.lag_files) == ("ok", 0), step
         sample_size = min(self.sampled_keys, len(self.live_rows))
-        self.check_lookup(data, self.draw.choice(len(self.live_rows), sample_size, replace=False), step)
+        self.check_lookup(data, self.rng.choice(len(self.live_rows), sample_size, replace=False), step)
 
     def list_files(self) -> tuple[list[str], list[str]]:
         """Return the paths of the data files and of the delete files that PyIceberg lists."""
@@ -134,27 +134,27 @@ class GrowingTable:
 
     def check_lookup(self, data: list[str], numbers: Longs, step: str) -> None:
         """Check that a lookup finds the row of each live key, and reports all other keys as missing."""
-        expected = mix_numbers(numbers)
-        answer = self.client.lookup("db.t", {"k": expected})
+        keys = mix_numbers(numbers)
+        answer = self.client.lookup("db.t", {"k": keys})
         assert (answer.complete, answer.undecided) == (True, 0), step
         live_positions = np.flatnonzero(self.live_rows[numbers])
         assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), live_positions), step
         assert answer.missing == len(numbers) - len(live_positions), step
-        places = pa.table(
+        found_rows = pa.table(
             {
                 "path": answer.rows["file_path"],
                 "position": answer.rows["position"],
-                "wanted": expected[answer.rows["key"].to_numpy()],
+                "wanted": keys[answer.rows["key"].to_numpy()],
             }
         )
         with duckdb.connect() as db:
-            db.register("places", places)
-            ((expected_count,),) = db.execute(
-                "SELECT count(*) FROM read_parquet($data, filename = true, file_row_number = true) d JOIN places p"
-                " ON d.filename = replace(p.path, 'file://', '') AND d.file_row_number = p.position AND d.k = p.wanted",
+            db.register("found_rows", found_rows)
+            ((correct_count,),) = db.execute(
+                "SELECT count(*) FROM read_parquet($data, filename = true, file_row_number = true) d JOIN found_rows f"
+                " ON d.filename = replace(f.path, 'file://', '') AND d.file_row_number = f.position AND d.k = f.wanted",
                 {"data": _to_local_paths(data)},
             ).fetchall()
-        assert expected_count == len(live_positions), step
+        assert correct_count == len(live_positions), step
 
     def check_all_keys(self) -> None:
         """Check a lookup of every key that the table has ever had."""
@@ -175,39 +175,39 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
     """Return the number of rows, the exclusive or of their keys, and the number of deleted rows of the data files."""
     with duckdb.connect() as db:
         parquet_reader = "read_parquet($data, filename = true, file_row_number = true)"
-        task: dict[str, Any] = {"data": _to_local_paths(data)}
+        parameters: dict[str, Any] = {"data": _to_local_paths(data)}
         if deletes:
-            removed_statement = (
+            deleted_rows_query = (
                 "SELECT DISTINCT replace(file_path, 'file://', '') AS filename, pos FROM read_parquet($deletes)"
             )
-            db.execute(f"CREATE TABLE gone AS {removed_statement}", {"deletes": _to_local_paths(deletes)})
+            db.execute(f"CREATE TABLE gone AS {deleted_rows_query}", {"deletes": _to_local_paths(deletes)})
         else:
             db.execute("CREATE TABLE gone (filename VARCHAR, pos BIGINT)")
         match_condition = "g.filename = d.filename AND g.pos = d.file_row_number"
         ((count, key_hash),) = db.execute(
-            f"SELECT count(*), bit_xor(k) FROM {parquet_reader} d ANTI JOIN gone g ON {match_condition}", task
+            f"SELECT count(*), bit_xor(k) FROM {parquet_reader} d ANTI JOIN gone g ON {match_condition}", parameters
         ).fetchall()
         ((deleted_rows,),) = db.execute(
-            f"SELECT count(*) FROM {parquet_reader} d SEMI JOIN gone g ON {match_condition}", task
+            f"SELECT count(*) FROM {parquet_reader} d SEMI JOIN gone g ON {match_condition}", parameters
         ).fetchall()
     return count, key_hash, deleted_rows
 
 
-def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, sampled_keys: int) -> None:
-    """Insert, upsert, delete and merge `turns` times, and check the table after each step."""
+def change_and_check(client: IndexClient, mode: str, *, keys: int, rounds: int, sampled_keys: int) -> None:
+    """Insert, upsert, delete and merge `rounds` times, and check the table after each step."""
     create_upsert_table(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
     table = GrowingTable(client, mode, sampled_keys)
     hundredth = keys // 100
-    for round_number in range(turns):
+    for round_number in range(rounds):
         for _ in range(MERGED_FILES_MIN):
-            table.insert(keys // (turns * MERGED_FILES_MIN))
+            table.insert(keys // (rounds * MERGED_FILES_MIN))
         steps: dict[str, Callable[[], None]] = {
             "inserts": lambda: None,
             "upserts": lambda: table.upsert(hundredth, hundredth // 2),
             "deletes": lambda: table.delete(hundredth),
             "merges": table.merge,
-            "deletes of what is merged": lambda: table.delete(hundredth // 2),
-            "upserts of what is merged": lambda: table.upsert(hundredth // 2, hundredth),
+            "deletes after the merge": lambda: table.delete(hundredth // 2),
+            "upserts after the merge": lambda: table.upsert(hundredth // 2, hundredth),
         }
         for step, act in steps.items():
             act()
@@ -217,10 +217,10 @@ def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, s
 
 @pytest.mark.parametrize("mode", mark_fast(["merge-on-read", "copy-on-write"], 1))
 def test_record_index_has_an_entry_for_each_row_after_each_kind_of_write(client: IndexClient, mode: str) -> None:
-    change_and_check(client, mode, keys=200_000, turns=1, sampled_keys=20_000)
+    change_and_check(client, mode, keys=200_000, rounds=1, sampled_keys=20_000)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_record_index_of_50_million_rows_has_an_entry_for_each_row(client: IndexClient) -> None:
-    change_and_check(client, "merge-on-read", keys=50_000_000, turns=3, sampled_keys=200_000)
+    change_and_check(client, "merge-on-read", keys=50_000_000, rounds=3, sampled_keys=200_000)

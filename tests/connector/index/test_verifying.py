@@ -75,8 +75,8 @@ def test_audit_finds_an_index_that_does_not_match_the_data_file(
     for wrong_file in (other_file, files[1], files[2]):  # The index file describes a different file than the first.
         keys = read_file_keys(task, wrong_file)
         builders = {
-            "bloom": lambda k: bloom.build_filter(k[0]),
-            "bitmap": lambda k: bitmap.build_bitmap(k[0]),
+            "bloom": lambda column_keys: bloom.build_filter(column_keys[0]),
+            "bitmap": lambda column_keys: bitmap.build_bitmap(column_keys[0]),
             "record": record.build_records,
         }
         entries.append(builders[task.definition.kind](keys))
@@ -93,10 +93,12 @@ def test_audit_reports_damage_as_a_problem_and_raises_no_error(task: IndexTask, 
     path = Path(written_index.location.removeprefix("file://"))
     whole_file = path.read_bytes()
     # Zeros may be padding, and no index depends on the digits of the footer's snapshot ids ("-1").
-    middle = next(place for place in range(len(whole_file) // 2, len(whole_file)) if whole_file[place] not in b"\x001")
-    for place in (10, middle, len(whole_file) - 30):
-        path.write_bytes(whole_file[:place] + bytes([whole_file[place] ^ 1]) + whole_file[place + 1 :])
-        assert verify(task, written_index).problems, place
+    middle = next(
+        offset for offset in range(len(whole_file) // 2, len(whole_file)) if whole_file[offset] not in b"\x001"
+    )
+    for offset in (10, middle, len(whole_file) - 30):
+        path.write_bytes(whole_file[:offset] + bytes([whole_file[offset] ^ 1]) + whole_file[offset + 1 :])
+        assert verify(task, written_index).problems, offset
     path.write_bytes(whole_file[:-9])
     assert verify(task, written_index).problems
     path.unlink()

@@ -20,7 +20,7 @@ from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey
 def add_field_ids(schema: pa.Schema) -> pa.Schema:
     """Return the schema with a field id on every node, as in files of Iceberg tables.
 
-    The ids depend on the positions of the fields.
+    The ids depend on the positions of the fields. Columns differ by 100, because nested fields have the ids between.
     """
     return pa.schema([_add_field_id(field, 1 + number * 100) for number, field in enumerate(schema)])
 
@@ -28,7 +28,7 @@ def add_field_ids(schema: pa.Schema) -> pa.Schema:
 def _add_field_id(field: pa.Field, number: int) -> pa.Field:
     kind = field.type
     if pa.types.is_struct(kind):
-        kind = pa.struct([_add_field_id(child, number + 1 + place * 10) for place, child in enumerate(kind)])
+        kind = pa.struct([_add_field_id(child, number + 1 + position * 10) for position, child in enumerate(kind)])
     elif pa.types.is_map(kind):
         kind = pa.map_(_add_field_id(kind.key_field, number + 1), _add_field_id(kind.item_field, number + 2))
     elif pa.types.is_list(kind):

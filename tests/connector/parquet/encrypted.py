@@ -22,15 +22,19 @@ CONFIGURATION = "SEAMARK_PARQUET_TEST_SERVICE"
 MASTER_KEYS = {name: bytes([number]) * 16 for number, name in enumerate(("kf", "k1", "k2", "other"), 1)}
 
 
+_AAD = b"w"
+"""The additional data that AES-GCM authenticates with each wrapped key."""
+
+
 class PyArrowKms(pe.KmsClient):  # type: ignore[misc]
     """A KMS client for pyarrow that shares no code with Seamark."""
 
     def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str:
         nonce = bytes(12)
-        return base64.b64encode(AESGCM(MASTER_KEYS[master_key_identifier]).encrypt(nonce, key_bytes, b"w")).decode()
+        return base64.b64encode(AESGCM(MASTER_KEYS[master_key_identifier]).encrypt(nonce, key_bytes, _AAD)).decode()
 
     def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> bytes:
-        return AESGCM(MASTER_KEYS[master_key_identifier]).decrypt(bytes(12), base64.b64decode(wrapped_key), b"w")
+        return AESGCM(MASTER_KEYS[master_key_identifier]).decrypt(bytes(12), base64.b64decode(wrapped_key), _AAD)
 
 
 class ConfiguredKms(PyArrowKms):

@@ -148,11 +148,11 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
     if "long" in selected_names and expected["long"].drop_null():
         first_value = expected["long"].drop_null()[0].as_py()
         matching_count = sum(value == first_value for value in expected["long"].to_pylist())
-        for engine in (
+        for count_row in (
             duckdb.sql(f"SELECT count(*) FROM '{out}' WHERE long = {first_value}").fetchall()[0],
             tuple(session.sql(f"SELECT count(*) FROM t WHERE long = {first_value}").collect()[0].column(0).to_pylist()),
         ):
-            assert engine == (matching_count,), seed
+            assert count_row == (matching_count,), seed
 
 
 def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Path) -> None:
@@ -174,20 +174,20 @@ def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Pat
     merge_files(paths, out, schema)
     with SourceFile(str(out), Storage()) as merged_file:
         for number, path in enumerate(paths):
-            with SourceFile(str(path), Storage()) as given_file:
+            with SourceFile(str(path), Storage()) as source_file:
                 for column in range(2):
-                    copied_group, source_group = merged_file.footer.groups[number], given_file.footer.groups[0]
+                    copied_group, source_group = merged_file.footer.groups[number], source_file.footer.groups[0]
                     assert (
                         merged_file.read_column_index(copied_group, column)
-                        == given_file.read_column_index(source_group, column)
+                        == source_file.read_column_index(source_group, column)
                         is not None
                     )
-                    assert merged_file.read_bloom(copied_group, column) == given_file.read_bloom(source_group, column)
+                    assert merged_file.read_bloom(copied_group, column) == source_file.read_bloom(source_group, column)
                     _check_offset_index(merged_file, number, column)
                 assert merged_file.read_bloom(merged_file.footer.groups[number], 0) is not None
     # DuckDB uses the filters: the range of every row group contains the value, but only one filter does.
-    probe = duckdb.sql(f"SELECT * FROM parquet_bloom_probe('{out}', 'long', 4)").fetchall()
-    assert [is_excluded for *_, is_excluded in probe].count(False) == 1
+    probe_rows = duckdb.sql(f"SELECT * FROM parquet_bloom_probe('{out}', 'long', 4)").fetchall()
+    assert [is_excluded for *_, is_excluded in probe_rows].count(False) == 1
     session = datafusion.SessionContext()
     session.register_parquet("t", str(out))
     plan = session.sql("EXPLAIN ANALYZE SELECT text FROM t WHERE long = 16002").to_pydict()["plan"][0]
@@ -199,10 +199,11 @@ def _check_offset_index(file: SourceFile, number: int, column: int) -> None:
     """Check that each page in the offset index begins with a page header."""
     index = file.read_offset_index(file.footer.groups[number], column)
     assert index is not None
-    pages = thrift.read_structure(index)[0][1][1][1]
+    fields, _ = thrift.read_structure(index)
+    _, (_, pages) = fields[1]  # Field 1 is a list: (type, (element type, elements)).
     assert len(pages) > 5
     for page in pages:
-        offset, size = page[1][1], page[2][1]
+        (_, offset), (_, size) = page[1], page[2]
         end, kind, _, packed_size, _ = _footer.page_at(file.read(offset, size), 0)
         assert (kind, end + packed_size) == (0, size)
 
@@ -215,7 +216,7 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
         write_randomly(rng, path, draw_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
         raw = _read_footer(path)
         footer = read_footer(raw)
-        groups = [_check_same_encoding(footer, group) for group in footer.groups]
+        groups = [_encode_again(footer, group) for group in footer.groups]
         assert raw == encode_footer(
             version=footer.version,
             schema=footer.schema,
@@ -228,12 +229,13 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
         )
 
 
-def _check_same_encoding(footer: ParquetFooter, group: Any) -> bytes:
+def _encode_again(footer: ParquetFooter, group: Any) -> bytes:
     values = np.stack([group.read_values(name) for name in PATCH], axis=1)
     return encode_group(patch_chunks(footer, group.chunks, values, [None] * len(values)), group.fields)
 
 
 def _read_footer(path: Path) -> bytes:
+    """Return the footer of a file, which ends with the footer's size (4 bytes) and the text PAR1."""
     data = path.read_bytes()
     return data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
 
@@ -250,10 +252,10 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
     refused_count, count = 0, examples(150, 45)
     for number in range(count):
         damaged_bytes = bytearray(data)
-        choice = number % 3
-        if choice == 0:
+        fault = ("truncated", "changed footer", "wrong length")[number % 3]
+        if fault == "truncated":
             damaged_bytes = damaged_bytes[: rng.randrange(len(damaged_bytes))]
-        elif choice == 1:
+        elif fault == "changed footer":
             damaged_bytes[len(data) - 8 - rng.randrange(length) - 1] ^= 1 << rng.randrange(8)
         else:
             damaged_bytes[-8:-4] = rng.randrange(1 << 32).to_bytes(4, "little")
@@ -297,13 +299,13 @@ def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
 
 def test_files_of_duckdb_and_pyarrow_are_merged_into_one(tmp_path: Path) -> None:
     schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
-    first, second_path, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
+    first_path, second_path, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     duckdb.sql(
         "COPY (SELECT range AS long, 'd' || range AS text FROM range(1000)) "
-        f"TO '{first}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ROW_GROUP_SIZE 2048)"
+        f"TO '{first_path}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ROW_GROUP_SIZE 2048)"
     )
     pq.write_table(pa.table({"long": [1], "text": ["p"]}, schema=schema), second_path)
-    merge_files([first, second_path], out, schema)
+    merge_files([first_path, second_path], out, schema)
     assert pq.read_table(out)["text"].to_pylist() == [f"d{n}" for n in range(1000)] + ["p"]
 
 
@@ -316,13 +318,13 @@ class Objects(Storage):
 
 
 @pytest.mark.few_cases(2)
-@pytest.mark.parametrize("block", [100, 1000, 4096, 1 << 20])
+@pytest.mark.parametrize("block_bytes", [100, 1000, 4096, 1 << 20])
 def test_copy_of_objects_in_blocks_equals_the_copy_of_local_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
     rng = random.Random(first_seed())
     schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string()), ("tags", KINDS["tags"][0])]))
-    monkeypatch.setattr(source, "BLOCK_BYTES", block)
+    monkeypatch.setattr(source, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(source, "PAGE_HEADER_MAX_BYTES", 2000)
     monkeypatch.setattr(footer_module, "PAGE_HEADER_MAX_BYTES", 2000)
     parts, paths = [], []
@@ -345,8 +347,13 @@ def test_nan_in_the_statistics_of_a_copied_chunk_gives_no_bound() -> None:
 
     def read_bounds(first_max: float) -> list[list[Any]]:
         fields, _ = thrift.read_structure(data[-8 - size : -8])
-        statistics = fields[4][1][1][0][1][1][1][0][3][1][12][1]
-        statistics[5] = statistics[5][0], struct.pack("<d", first_max)
+        # A field is (type, value), and the value of a list is (element type, elements).
+        _, (_, row_groups) = fields[4]
+        _, (_, chunks) = row_groups[0][1]
+        _, column_metadata = chunks[0][3]
+        _, statistics = column_metadata[12]
+        maximum_type, _ = statistics[5]
+        statistics[5] = maximum_type, struct.pack("<d", first_max)
         footer = thrift.write_structure(fields)
         encoded_footer = pa.BufferReader(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
         metrics = Metrics(list_leaves(schema), list_modes(schema, {}, UNSORTED))

@@ -43,7 +43,7 @@ from tests.connector.parquet.test_copies import KINDS, Objects, draw_rows, list_
 from tests.seeds import first_seed, mark_fast
 
 KEY = b"0123456789abcdef"
-SIMPLE = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
+SCHEMA = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
 
 
 class SuppliedKeys:
@@ -111,11 +111,11 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
         if is_encrypted:
             schemes.append(read_scheme(paths[-1], target))
     out = tmp_path / "out.parquet"
-    choice = rng.choice([*schemes, None])
+    scheme = rng.choice([*schemes, None])
     keys = encrypted.build_keys({"kf": "other"} if rng.random() < 0.5 else None)
-    merge_files(paths, out, target, keys=keys, encryption=None if choice is None else keys.create_encryption(choice))
+    merge_files(paths, out, target, keys=keys, encryption=None if scheme is None else keys.create_encryption(scheme))
     expected = pa.concat_tables(parts).select(selected_names)
-    table = pq.read_table(out) if choice is None else encrypted.read_decrypted(out)
+    table = pq.read_table(out) if scheme is None else encrypted.read_decrypted(out)
     assert table.cast(expected.schema).equals(expected), seed
     with SourceFile(str(out), Storage(), keys=keys) as merged_file:
         source_files = [SourceFile(str(path), Storage(), keys=keys) for path in paths]
@@ -139,7 +139,6 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
             assert (index is None) == (source.read_offset_index(group, old_column) is None)
             if index is None:
                 continue
-            results = []
 
             class _CountingOutput:
                 position = 0
@@ -147,9 +146,9 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
                 def write(self, data: bytes) -> None:
                     self.position += len(data)
 
-            results = merged_file.reencrypt(copied_group, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
-            ends = [begin for begin, _, _ in results[1:]] + [int(copied_group.ends[column])]
-            equal_ranges = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
+            pages = merged_file.reencrypt(copied_group, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
+            ends = [begin for begin, _, _ in pages[1:]] + [int(copied_group.ends[column])]
+            equal_ranges = [(begin, begin, end - begin) for (begin, _, _), end in zip(pages, ends, strict=True)]
             table = reencryption.MovedPages(equal_ranges).to_array()
             assert _footer.move_pages(index, table) == index
 
@@ -163,21 +162,21 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
 
     Objects are read in blocks.
     """
-    rows = pa.table({"long": range(5000), "text": [f"t{n % 9}" for n in range(5000)]}, schema=SIMPLE)
-    first, second, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
+    rows = pa.table({"long": range(5000), "text": [f"t{n % 9}" for n in range(5000)]}, schema=SCHEMA)
+    first_path, second_path, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     algorithm = "AES_GCM_CTR_V1" if ctr_pages else "AES_GCM_V1"
     properties_with_prefix = pe.create_encryption_properties(
         KEY, aad_prefix=b"table", store_aad_prefix=False, encryption_algorithm=algorithm, plaintext_footer=is_signed
     )
     options: dict[str, Any] = {"write_page_index": True, "write_page_checksum": True, "data_page_size": 500}
-    pq.write_table(rows, first, encryption_properties=properties_with_prefix, **options)
+    pq.write_table(rows, first_path, encryption_properties=properties_with_prefix, **options)
     with pytest.raises(Unreadable, match="the AAD prefix is not stored in the file"):
-        merge_files([first], out, SIMPLE, keys=SuppliedKeys(KEY))
+        merge_files([first_path], out, SCHEMA, keys=SuppliedKeys(KEY))
     footer = FileKey(os.urandom(32), None)
     merge_files(
-        [first, first],
-        second,
-        SIMPLE,
+        [first_path, first_path],
+        second_path,
+        SCHEMA,
         Objects(),
         keys=SuppliedKeys(KEY, aad_prefix=b"table"),
         encryption=FileEncryption(
@@ -187,16 +186,16 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
     caller_keys = SuppliedKeys(footer.key, {"text": KEY})
     same_key = FileKey(KEY, None)
     merge_files(
-        [second],
+        [second_path],
         out,
-        SIMPLE,
+        SCHEMA,
         keys=caller_keys,
         encryption=FileEncryption(same_key, [same_key, same_key], signed=is_signed),
     )
     table = pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY))
     assert table.equals(pa.concat_tables([rows, rows]))
     with pytest.raises(Unreadable, match="no key was given for the column text"):
-        merge_files([second], tmp_path / "none.parquet", SIMPLE, keys=SuppliedKeys(footer.key))
+        merge_files([second_path], tmp_path / "none.parquet", SCHEMA, keys=SuppliedKeys(footer.key))
 
 
 def test_duckdb_reads_encrypted_files_of_seamark_and_seamark_those_of_duckdb(tmp_path: Path) -> None:
@@ -209,7 +208,7 @@ def test_duckdb_reads_encrypted_files_of_seamark_and_seamark_those_of_duckdb(tmp
         f"'{source}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ENCRYPTION_CONFIG {{footer_key: 'k'}})"
     )
     key = FileKey(KEY, None)
-    merge_files([source, source], out, SIMPLE, keys=SuppliedKeys(KEY), encryption=FileEncryption(key, [key, key]))
+    merge_files([source, source], out, SCHEMA, keys=SuppliedKeys(KEY), encryption=FileEncryption(key, [key, key]))
     text = f"SELECT count(*), sum(long), max(text) FROM read_parquet('{out}', encryption_config = {{footer_key: 'k'}})"
     assert con.sql(text).fetchall() == [(10_000, 24_995_000, "d8")]
     assert pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY)).num_rows == 10_000
@@ -234,7 +233,7 @@ def _write_encrypted_file(path: Path, rows: pa.Table, *, checksum: bool = True, 
 @pytest.mark.parametrize("algorithm", ["AES_GCM_V1", "AES_GCM_CTR_V1"])
 @pytest.mark.parametrize("is_signed", [False, True])
 def test_changed_byte_is_refused_or_changes_no_row(tmp_path: Path, algorithm: str, is_signed: bool) -> None:
-    _change_bytes(tmp_path, algorithm, is_signed=is_signed, module_bytes=1, footer_bytes=14)
+    _check_changed_bytes(tmp_path, algorithm, is_signed=is_signed, module_bytes=1, footer_bytes=14)
 
 
 @pytest.mark.slow
@@ -243,7 +242,7 @@ def test_changed_byte_is_refused_or_changes_no_row(tmp_path: Path, algorithm: st
 def test_changed_bytes_of_each_module_are_refused_or_change_no_row(
     tmp_path: Path, algorithm: str, is_signed: bool
 ) -> None:
-    _change_bytes(tmp_path, algorithm, is_signed=is_signed, module_bytes=12, footer_bytes=200)
+    _check_changed_bytes(tmp_path, algorithm, is_signed=is_signed, module_bytes=12, footer_bytes=200)
 
 
 def _choose_positions(rng: random.Random, data: bytes, module_bytes: int, footer_bytes: int) -> list[int]:
@@ -254,26 +253,28 @@ def _choose_positions(rng: random.Random, data: bytes, module_bytes: int, footer
     and one in the magic at each end.
     """
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    places = [rng.randrange(4), len(data) - 1 - rng.randrange(4)]
-    places += rng.sample(range(footer, len(data) - 8), footer_bytes) + rng.sample(
+    positions = [rng.randrange(4), len(data) - 1 - rng.randrange(4)]
+    positions += rng.sample(range(footer, len(data) - 8), footer_bytes) + rng.sample(
         range(len(data) - 8, len(data) - 4), 1
     )
-    begin = 4
+    begin = 4  # The file begins with a magic of 4 bytes. A module begins with its length, which has 4 bytes.
     while begin < footer:
         end = begin + 4 + int.from_bytes(data[begin : begin + 4], "little")
-        places += [begin + rng.randrange(4), *rng.sample(range(begin + 4, end), module_bytes - 1)]
+        positions += [begin + rng.randrange(4), *rng.sample(range(begin + 4, end), module_bytes - 1)]
         begin = end
     assert begin == footer
-    return places
+    return positions
 
 
-def _change_bytes(folder: Path, algorithm: str, *, is_signed: bool, module_bytes: int, footer_bytes: int) -> None:
+def _check_changed_bytes(
+    folder: Path, algorithm: str, *, is_signed: bool, module_bytes: int, footer_bytes: int
+) -> None:
     """Change single bytes of an encrypted file, and check that each change is refused or changes no row.
 
     Pages of AES-CTR have no tag; their CRC detects the change.
     """
     rng = random.Random(first_seed())
-    rows = pa.table({"long": range(500), "text": [f"secret {n % 9}" for n in range(500)]}, schema=SIMPLE)
+    rows = pa.table({"long": range(500), "text": [f"secret {n % 9}" for n in range(500)]}, schema=SCHEMA)
     good_path, damaged_path, out = folder / "good.parquet", folder / "broken.parquet", folder / "out.parquet"
     config = encrypted.build_configuration(
         {"k1": ["text"], "k2": ["long"]}, encryption_algorithm=algorithm, plaintext_footer=is_signed
@@ -287,44 +288,49 @@ def _change_bytes(folder: Path, algorithm: str, *, is_signed: bool, module_bytes
         write_page_checksum=True,
     )
     data, keys = good_path.read_bytes(), encrypted.build_keys()
-    encryption = read_scheme(good_path, SIMPLE)
-    places = _choose_positions(rng, data, module_bytes, footer_bytes)
+    encryption = read_scheme(good_path, SCHEMA)
+    positions = _choose_positions(rng, data, module_bytes, footer_bytes)
     refused_count = 0
-    for place in places:
+    for position in positions:
         changed_data = bytearray(data)
-        changed_data[place] ^= 1 << rng.randrange(8)
+        changed_data[position] ^= 1 << rng.randrange(8)
         damaged_path.write_bytes(changed_data)
         try:
-            merge_files([damaged_path], out, SIMPLE, keys=keys, encryption=keys.create_encryption(encryption))
+            merge_files([damaged_path], out, SCHEMA, keys=keys, encryption=keys.create_encryption(encryption))
         except (Unreadable, ValueError):
             refused_count += 1
-            assert not out.exists(), place
+            assert not out.exists(), position
         else:
-            assert encrypted.read_decrypted(out).equals(rows), place
+            assert encrypted.read_decrypted(out).equals(rows), position
             out.unlink()
         assert damaged_path.read_bytes() == changed_data
-    assert refused_count > 0.95 * len(places)
+    assert refused_count > 0.95 * len(positions)
 
 
 def test_swapped_modules_are_refused(tmp_path: Path) -> None:
     """The pages of the two row groups have the same keys and sizes, but their positions are authenticated."""
-    rows = pa.table({"long": [*range(200), *range(200)], "text": ["same"] * 400}, schema=SIMPLE)
+    rows = pa.table({"long": [*range(200), *range(200)], "text": ["same"] * 400}, schema=SCHEMA)
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     # A checksum of encrypted bytes would be a varint of 3 to 5 bytes, so the modules' sizes would differ.
     _write_encrypted_file(path, rows, checksum=False)
     with SourceFile(str(path), Storage(), keys=encrypted.build_keys()) as source:
-        first, second = ((int(group.begins[1]), int(group.ends[1])) for group in source.footer.groups)
+        first_range, second_range = ((int(group.begins[1]), int(group.ends[1])) for group in source.footer.groups)
     data = path.read_bytes()
-    assert first[1] - first[0] == second[1] - second[0]
-    swapped_data = data[: first[0]] + data[slice(*second)] + data[first[1] : second[0]] + data[slice(*first)]
-    path.write_bytes(swapped_data + data[second[1] :])
+    assert first_range[1] - first_range[0] == second_range[1] - second_range[0]
+    swapped_data = (
+        data[: first_range[0]]
+        + data[slice(*second_range)]
+        + data[first_range[1] : second_range[0]]
+        + data[slice(*first_range)]
+    )
+    path.write_bytes(swapped_data + data[second_range[1] :])
     with pytest.raises(Unreadable, match="cannot be decrypted: the key is wrong, or the file was changed"):
-        merge_files([path], out, SIMPLE, keys=encrypted.build_keys())
+        merge_files([path], out, SCHEMA, keys=encrypted.build_keys())
     assert not out.exists()
 
 
 def test_module_lengths_are_checked_before_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = pa.table({"long": range(200), "text": ["t"] * 200}, schema=SIMPLE)
+    rows = pa.table({"long": range(200), "text": ["t"] * 200}, schema=SCHEMA)
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     _write_encrypted_file(path, rows)
     with SourceFile(str(path), Storage(), keys=encrypted.build_keys()) as source:
@@ -333,10 +339,10 @@ def test_module_lengths_are_checked_before_bytes_are_read(tmp_path: Path, monkey
     struct.pack_into("<I", data, begin, 0xFFFF_FFF0)
     (tmp_path / "long.parquet").write_bytes(data)
     with pytest.raises(Unreadable, match=r"the page header at .* has 4,294,967,284 bytes; its column chunk has"):
-        merge_files([tmp_path / "long.parquet"], out, SIMPLE, keys=encrypted.build_keys())
+        merge_files([tmp_path / "long.parquet"], out, SCHEMA, keys=encrypted.build_keys())
     monkeypatch.setattr(reencryption, "PAGE_BYTES_MAX", 20)
     with pytest.raises(Unreadable, match="the limit is 20"):
-        merge_files([path], out, SIMPLE, keys=encrypted.build_keys())
+        merge_files([path], out, SCHEMA, keys=encrypted.build_keys())
     assert not out.exists()
 
 
@@ -356,7 +362,7 @@ def test_chunk_with_more_pages_than_page_ordinals_is_refused(tmp_path: Path, mon
 
 def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path) -> None:
     """The old file is not encrypted. Pages, statistics, indexes and Bloom filters of the new file contain no value."""
-    rows = pa.table({"long": range(400), "text": [f"secret {n:05}" for n in range(400)]}, schema=SIMPLE)
+    rows = pa.table({"long": range(400), "text": [f"secret {n:05}" for n in range(400)]}, schema=SCHEMA)
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     blooms = {"text": {"ndv": 400, "fpp": 0.01}}
     pq.write_table(rows, path, compression="none", write_page_index=True, bloom_filter_options=blooms)
@@ -366,7 +372,7 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
     for is_signed in (False, True):
         footer, column = FileKey(KEY, None), FileKey(os.urandom(16), b"name")
         encryption = FileEncryption(footer, [None, column], signed=is_signed)
-        merge_files([path], out, SIMPLE, encryption=encryption)
+        merge_files([path], out, SCHEMA, encryption=encryption)
         data = out.read_bytes()
         assert b"secret" not in data
         assert bloom is not None
@@ -375,7 +381,7 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
         caller_keys = SuppliedKeys(KEY, {"text": column.key})
         with SourceFile(str(out), Storage(), keys=caller_keys) as copied_file:
             assert copied_file.read_bloom(copied_file.footer.groups[0], 1) == bloom
-        merge_files([out], tmp_path / "plain.parquet", SIMPLE, keys=caller_keys)
+        merge_files([out], tmp_path / "plain.parquet", SCHEMA, keys=caller_keys)
         assert pq.read_table(tmp_path / "plain.parquet").equals(rows)
         out.unlink()
         (tmp_path / "plain.parquet").unlink()
@@ -393,23 +399,28 @@ class _LeakingKms:
 
 def test_errors_and_reprs_contain_no_key(tmp_path: Path) -> None:
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
-    _write_encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
-    encryption = read_scheme(path, SIMPLE)
+    _write_encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SCHEMA))
+    encryption = read_scheme(path, SCHEMA)
     texts = []
     leaking_keys = ParquetKeys(_LeakingKms())
     with pytest.raises(
         Unreadable, match=r"the key is unknown: the key service failed to unwrap a key .*RuntimeError"
-    ) as e:
-        merge_files([path], out, SIMPLE, keys=leaking_keys)
-    texts += [str(e.value), repr(e.value)]
-    with pytest.raises(KeyUnavailable) as f:
+    ) as reading_error:
+        merge_files([path], out, SCHEMA, keys=leaking_keys)
+    texts += [str(reading_error.value), repr(reading_error.value)]
+    with pytest.raises(KeyUnavailable) as writing_error:
         leaking_keys.create_encryption(encryption)
-    texts += [str(f.value), repr(f.value), repr(f.value.__cause__), repr(f.value.__context__)]
-    with pytest.raises(Unreadable, match="this process has no key") as e:
-        merge_files([path], out, SIMPLE)
-    with pytest.raises(Unreadable, match="the key is wrong") as e:
-        merge_files([path], out, SIMPLE, keys=SuppliedKeys(KEY, {"text": KEY}))
-    texts += [str(e.value)]
+    texts += [
+        str(writing_error.value),
+        repr(writing_error.value),
+        repr(writing_error.value.__cause__),
+        repr(writing_error.value.__context__),
+    ]
+    with pytest.raises(Unreadable, match="this process has no key") as reading_error:
+        merge_files([path], out, SCHEMA)
+    with pytest.raises(Unreadable, match="the key is wrong") as reading_error:
+        merge_files([path], out, SCHEMA, keys=SuppliedKeys(KEY, {"text": KEY}))
+    texts += [str(reading_error.value)]
     key = FileKey(KEY, None)
     objects = [SuppliedKeys(KEY, {"a": KEY}), ParquetKeys(MasterKeyFile({"a": KEY})), MasterKeyFile({"a": KEY}), key]
     objects += [FileEncryption(key, [key]), ModuleCipher(KEY, b"", ctr_pages=True)]
@@ -433,9 +444,9 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
     keys = read_environment_keys(build_environment({"keys": {"kf": text, "k1": text}, "replaced": {"k1": "kf"}}))
     assert keys is not None
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
-    _write_encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
+    _write_encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SCHEMA))
     merge_files(
-        [path], out, SIMPLE, keys=encrypted.build_keys(), encryption=keys.create_encryption(read_scheme(path, SIMPLE))
+        [path], out, SCHEMA, keys=encrypted.build_keys(), encryption=keys.create_encryption(read_scheme(path, SCHEMA))
     )
     with SourceFile(str(out), Storage(), keys=keys) as source:
         assert source.encryption is not None
@@ -444,7 +455,7 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
     assert file.read().to_pylist() == [{"long": 1, "text": "t"}]
     file.close()
     named_keys = read_environment_keys({"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:PyArrowKms"})
-    merge_files([path], out := tmp_path / "plain.parquet", SIMPLE, keys=named_keys)
+    merge_files([path], out := tmp_path / "plain.parquet", SCHEMA, keys=named_keys)
     assert pq.read_table(out).num_rows == 1
     for file, message in (
         ({"keys": {"kf": "!!!"}}, "has a key that is not base64"),
@@ -494,7 +505,7 @@ def test_module_is_decrypted_only_at_its_own_position() -> None:
 
 def test_encrypted_structures_with_trailing_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """parquet-java encrypts the whole buffer of a structure."""
-    rows = pa.table({"long": range(500), "text": [f"t{n % 9}" for n in range(500)]}, schema=SIMPLE)
+    rows = pa.table({"long": range(500), "text": [f"t{n % 9}" for n in range(500)]}, schema=SCHEMA)
     path, padded_path, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     pq.write_table(
         rows, path, write_page_index=True, data_page_size=200, bloom_filter_options={"text": {"ndv": 9, "fpp": 0.1}}
@@ -503,16 +514,16 @@ def test_encrypted_structures_with_trailing_bytes_are_read(tmp_path: Path, monke
     encrypt, encrypt_footer = modules.ChunkCipher.encrypt, ModuleCipher.encrypt_footer
 
     def encrypt_with_padding(self: Any, module: Module, plain_bytes: bytes, page: int | None = None) -> bytes:
-        is_bare = module in (Module.DATA_PAGE, Module.DICTIONARY_PAGE, Module.BLOOM_BITSET)
-        return encrypt(self, module, plain_bytes if is_bare else bytes(plain_bytes) + bytes(37), page)
+        has_exact_size = module in (Module.DATA_PAGE, Module.DICTIONARY_PAGE, Module.BLOOM_BITSET)
+        return encrypt(self, module, plain_bytes if has_exact_size else bytes(plain_bytes) + bytes(37), page)
 
     with monkeypatch.context() as patch:
         patch.setattr(modules.ChunkCipher, "encrypt", encrypt_with_padding)
         patch.setattr(
             ModuleCipher, "encrypt_footer", lambda self, plain_bytes: encrypt_footer(self, plain_bytes + bytes(37))
         )
-        merge_files([path], padded_path, SIMPLE, encryption=FileEncryption(footer, [footer, text]))
-    merge_files([padded_path], out, SIMPLE, keys=SuppliedKeys(KEY, {"text": text.key}))
+        merge_files([path], padded_path, SCHEMA, encryption=FileEncryption(footer, [footer, text]))
+    merge_files([padded_path], out, SCHEMA, keys=SuppliedKeys(KEY, {"text": text.key}))
     assert pq.read_table(out).equals(rows)
     with SourceFile(str(out), Storage()) as source_file, SourceFile(str(path), Storage()) as input_source_file:
         _check_indexes(source_file, [(input_source_file, group) for group in input_source_file.footer.groups])

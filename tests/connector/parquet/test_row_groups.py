@@ -54,8 +54,8 @@ def draw_rows(rng: random.Random) -> pa.Table:
 
 def draw_filter(rng: random.Random, rows: pa.Table, depth: int = 2) -> str:
     if depth and rng.random() < 0.7:
-        word = rng.choice(("AND", "AND", "OR"))
-        return f"({draw_filter(rng, rows, depth - 1)} {word} {draw_filter(rng, rows, depth - 1)})"
+        connective = rng.choice(("AND", "AND", "OR"))
+        return f"({draw_filter(rng, rows, depth - 1)} {connective} {draw_filter(rng, rows, depth - 1)})"
     row = rng.choice(rows.to_pylist())
     op = rng.choice(("=", "<", "<=", ">", ">=", "<>"))
     day, moment = row["d"] or date(2020, 1, 1), row["ts"] or datetime(2020, 1, 1)

@@ -66,7 +66,9 @@ def _write_with_pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
         pa.string(): ("PLAIN", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"),
         pa.bool_(): ("PLAIN", "RLE"),
     }
-    choice = {field.name: rng.choice(encodings[field.type]) for field in rows.schema if field.type in encodings}
+    chosen_encodings = {
+        field.name: rng.choice(encodings[field.type]) for field in rows.schema if field.type in encodings
+    }
     flat_columns = [name for name in ("long", "text") if name in rows.schema.names]
     pq.write_table(
         rows,
@@ -74,7 +76,7 @@ def _write_with_pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
         row_group_size=rng.choice([60, 1000]),
         compression=rng.choice(["none", "snappy", "gzip", "zstd", "lz4", "brotli"]),
         use_dictionary=not is_plain,
-        column_encoding=choice if is_plain else None,
+        column_encoding=chosen_encodings if is_plain else None,
         data_page_version=rng.choice(["1.0", "2.0"]),
         data_page_size=rng.choice([200, 1 << 20]),
         write_page_index=rng.random() < 0.5,
@@ -211,9 +213,9 @@ def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number:
     schema = add_field_ids(pa.schema([pa.field(name, VALUE_DRAWERS[name][0]) for name in names]))
     parts, paths = [], []
     for part in range(rng.randint(2, 5)):
-        rows = rng.choice([1, 50, 500])
+        row_count = rng.choice([1, 50, 500])
         random_values = [
-            [None if rng.random() < 0.2 else VALUE_DRAWERS[name][1](rng) for _ in range(rows)] for name in names
+            [None if rng.random() < 0.2 else VALUE_DRAWERS[name][1](rng) for _ in range(row_count)] for name in names
         ]
         parts.append(
             pa.table(
@@ -225,7 +227,7 @@ def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number:
         writer = rng.choice([name for name in WRITERS if name != "pyiceberg" or "stops" not in names])
         paths.append(tmp_path / f"{part}-{writer}.parquet")
         WRITERS[writer](rng, parts[-1], paths[-1])
-        assert pq.read_metadata(paths[-1]).num_rows == rows
+        assert pq.read_metadata(paths[-1]).num_rows == row_count
     selected_names = rng.sample(names, rng.randint(1, len(names)))
     out = tmp_path / "out.parquet"
     merge_files(paths, out, pa.schema([schema.field(name) for name in selected_names]))
@@ -305,7 +307,7 @@ ODD_FILES: Mapping[str, Callable[[Path], None]] = {
     ),
     "a row a group": lambda path: pq.write_table(pa.table({"n": range(400)}), path, row_group_size=1),
 }
-UNREAD = {("split bytes", "duckdb"), ("split bytes", "polars")}
+UNREADABLE_CASES = {("split bytes", "duckdb"), ("split bytes", "polars")}
 """Pairs of file and engine that are not tested, because the engine cannot read the original file either."""
 OMITTED_CASES = {("5,000 columns", "duckdb"), ("1,000 columns", "duckdb")}
 """Pairs of file and engine that are not tested, because DuckDB reserves 8 MiB for each column that it reads.
@@ -315,13 +317,13 @@ PySpark does.
 """
 
 
-LARGE = {"5,000 columns", "huge values"}
-"""Names of the large files in ODD."""
+LARGE_FILES = {"5,000 columns", "huge values"}
+"""The names of the large files in ODD_FILES."""
 
 
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in ODD_FILES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE_FILES else []) for name in ODD_FILES]
 )
 def test_unusual_files_are_copied_unchanged(tmp_path: Path, name: str) -> None:
     path, out = tmp_path / "given.parquet", tmp_path / "out.parquet"
@@ -332,7 +334,7 @@ def test_unusual_files_are_copied_unchanged(tmp_path: Path, name: str) -> None:
     for engine, read_rows in READERS.items():
         if (name, engine) in OMITTED_CASES:
             continue
-        if (name, engine) in UNREAD:
+        if (name, engine) in UNREADABLE_CASES:
             with pytest.raises((duckdb.Error, pl.exceptions.ComputeError)):
                 read_rows(path)
             continue

@@ -54,9 +54,9 @@ def make_rows(start: int, source: random.Random) -> pa.Table:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("all_coded", [False, True])
+@pytest.mark.parametrize("all_strings_coded", [False, True])
 def test_chosen_rows_equal_the_rows_of_a_scan(
-    client: IndexClient, monkeypatch: pytest.MonkeyPatch, all_coded: bool
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch, all_strings_coded: bool
 ) -> None:
     seed = first_seed()
     source = random.Random(seed)
@@ -64,38 +64,40 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
     for number in range(FILES):
         append(client, "db.t", make_rows(number * ROWS, source))
     delete(client, "db.t", keys=pa.table({"id": source.sample(range(FILES * ROWS), 500)}), mode=MERGE_ON_READ)
-    if all_coded:
+    if all_strings_coded:
         monkeypatch.setattr(coded_strings, "_PLAIN_VALUE_MIN_BYTES", 1 << 20)
     coded_columns = _record_coded_columns(monkeypatch)
     opened_table = open_table(client, "db.t", At())
     tasks = list(plan(client, opened_table, TRUE))
     assert len(tasks) == FILES
     names = [*COLUMNS, "few.s"]
-    reading = plan_read(opened_table, names, TRUE, positions=True)
-    all_rows = [
+    read_plan = plan_read(opened_table, names, TRUE, positions=True)
+    full_tables = [
         pa.Table.from_batches(batches)
-        for batches in read_chosen(reading, opened_table.storage, [(task, np.arange(ROWS)) for task in tasks])
+        for batches in read_chosen(read_plan, opened_table.storage, [(task, np.arange(ROWS)) for task in tasks])
     ]
-    assert not coded_columns
+    assert not coded_columns, "a read of all rows decodes all strings"
     for share in (0.001, 0.1, 0.2):
-        sample = [np.sort(np.array(source.sample(range(ROWS), int(ROWS * share)), dtype=np.int64)) for _ in tasks]
-        chosen_rows = read_chosen(reading, opened_table.storage, list(zip(tasks, sample, strict=True)))
-        for rows, expected_row, positions in zip(chosen_rows, all_rows, sample, strict=True):
-            is_chosen = np.isin(expected_row.column(len(names)).to_numpy(), positions)
-            actual = pa.Table.from_batches(rows, expected_row.schema)
-            assert actual.equals(expected_row.filter(pa.array(is_chosen))), f"seed {seed}: {share}"
+        positions_by_task = [
+            np.sort(np.array(source.sample(range(ROWS), int(ROWS * share)), dtype=np.int64)) for _ in tasks
+        ]
+        chosen_rows = read_chosen(read_plan, opened_table.storage, list(zip(tasks, positions_by_task, strict=True)))
+        for rows, full_table, positions in zip(chosen_rows, full_tables, positions_by_task, strict=True):
+            chosen_mask = np.isin(full_table.column(len(names)).to_numpy(), positions)
+            actual = pa.Table.from_batches(rows, full_table.schema)
+            assert actual.equals(full_table.filter(pa.array(chosen_mask))), f"seed {seed}: {share}"
     assert {name for names_of_group in coded_columns for name in names_of_group} >= {"few"}
-    assert ("mixed" in {name for names_of_group in coded_columns for name in names_of_group}) == all_coded
+    assert ("mixed" in {name for names_of_group in coded_columns for name in names_of_group}) == all_strings_coded
 
 
 def _record_coded_columns(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Return a list to which each read of a row group adds the columns that are read as codes."""
     select_columns: Callable[..., list[str]] = coded_strings.select_coded_columns
-    reals: list[list[str]] = []
+    coded_columns_by_group: list[list[str]] = []
 
-    def count_and_list(*arguments: object) -> list[str]:
-        reals.append(select_columns(*arguments))
-        return reals[-1]
+    def select_and_record(*arguments: object) -> list[str]:
+        coded_columns_by_group.append(select_columns(*arguments))
+        return coded_columns_by_group[-1]
 
-    monkeypatch.setattr("seamark.connector.read.file_rows.select_coded_columns", count_and_list)
-    return reals
+    monkeypatch.setattr("seamark.connector.read.file_rows.select_coded_columns", select_and_record)
+    return coded_columns_by_group

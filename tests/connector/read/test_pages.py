@@ -67,8 +67,8 @@ def draw_row_numbers(rng: np.random.Generator, rows: int) -> Any:
     """Return a few random row numbers, or many consecutive row numbers."""
     if rng.random() < 0.5:
         return np.sort(rng.choice(rows, int(rng.integers(1, 6)), replace=False))
-    first = int(rng.integers(0, rows - 10))
-    return np.arange(first, min(rows, first + int(rng.integers(1, rows // 5))))
+    first_row = int(rng.integers(0, rows - 10))
+    return np.arange(first_row, min(rows, first_row + int(rng.integers(1, rows // 5))))
 
 
 def check_rows_from_pages(
@@ -76,17 +76,17 @@ def check_rows_from_pages(
 ) -> int:
     """Check that pages give the rows of the file, and return how often pages were read."""
     pages, file = open_pages(data)
-    first = read_bytes = 0
+    group_start = page_reads = 0
     for number in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(number).num_rows
         wanted_rows = draw_row_numbers(rng, rows)
         actual = pages.read(number, names, wanted_rows)
         if actual is not None:
-            read_bytes += 1
-            expected = table.select(names).take(pa.array(first + wanted_rows))
+            page_reads += 1
+            expected = table.select(names).take(pa.array(group_start + wanted_rows))
             assert pa.Table.from_batches([actual]).equals(expected.combine_chunks()), (message, number, wanted_rows)
-        first += rows
-    return read_bytes
+        group_start += rows
+    return page_reads
 
 
 FLAT_COLUMNS = ("number", "sorted", "few", "word", "text", "float", "flag", "at", "nanos", "amount", "bytes", "nothing")
@@ -98,7 +98,7 @@ def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
     seed = first_seed()
     rng, source = np.random.default_rng(seed), random.Random(seed)
     table = draw_table(rng, ROWS)
-    read_bytes = 0
+    page_reads = 0
     for round_number in range(3):
         parquet_options: dict[str, Any] = {
             "compression": codec,
@@ -112,10 +112,10 @@ def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
         }
         data = write_parquet(table, **{name: value for name, value in parquet_options.items() if value is not None})
         for names in (source.sample(FLAT_COLUMNS, 3), ["sorted"], list(FLAT_COLUMNS)):
-            read_bytes += check_rows_from_pages(
+            page_reads += check_rows_from_pages(
                 data, table, names, rng, f"seed {seed}, turn {round_number}, {parquet_options}, {names}"
             )
-    assert read_bytes > 3, f"seed {seed}: pages were read {read_bytes} times only"
+    assert page_reads > 3, f"seed {seed}: pages were read {page_reads} times only"
 
 
 def test_columns_with_different_page_boundaries_give_the_same_rows() -> None:
@@ -174,18 +174,18 @@ def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
     table = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, 30_000)})
     data = write_parquet(table, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
     offset, size = find_offset_index(data)
-    source, none = random.Random(11), 0
+    source, unused_count = random.Random(11), 0
     for _ in range(600):
         damaged_bytes = bytearray(data)
         for _ in range(source.choice((1, 1, 2, 4))):
             damaged_bytes[source.randrange(offset, offset + size)] ^= source.randrange(1, 256)
         pages, _ = open_pages(bytes(damaged_bytes))
-        expected = np.sort(np.array(source.sample(range(30_000), 3)))
-        actual = pages.read(0, ["n"], expected)
-        none += actual is None
+        wanted_rows = np.sort(np.array(source.sample(range(30_000), 3)))
+        actual = pages.read(0, ["n"], wanted_rows)
+        unused_count += actual is None
         if actual is not None:
-            assert actual.column(0).to_pylist() == table.column(0).take(pa.array(expected)).to_pylist()
-    assert none > 40
+            assert actual.column(0).to_pylist() == table.column(0).take(pa.array(wanted_rows)).to_pylist()
+    assert unused_count > 40
 
 
 def test_pages_that_contradict_the_page_index_are_not_used() -> None:
@@ -193,8 +193,8 @@ def test_pages_that_contradict_the_page_index_are_not_used() -> None:
     data = write_parquet(table, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
     offset, size = find_offset_index(data)
     index = thrift.read_structure(data, offset)[0]
-    locations = index[1][1][1]
-    locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # The row ranges of the pages change.
+    _, (_, locations) = index[1]  # Field 1 is a list: (type, (element type, elements)).
+    locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # Field 3 is the first row of a page.
     wrong_index_bytes = thrift.write_structure(index)
     assert len(wrong_index_bytes) == size
     pages, _ = open_pages(data[:offset] + wrong_index_bytes + data[offset + size :])
@@ -215,6 +215,7 @@ SCALARS: dict[int, st.SearchStrategy[Any]] = {
     thrift.DOUBLE: st.binary(min_size=8, max_size=8),
     thrift.BINARY: st.binary(max_size=300),
 }
+# A boolean in a struct is part of the type of its field. In a list, a boolean is a byte: 1 or 2.
 IN_LISTS = {**SCALARS, thrift.TRUE: st.sampled_from([1, 2]), thrift.FALSE: st.sampled_from([1, 2])}
 
 
@@ -252,6 +253,7 @@ def test_random_bytes_raise_a_value_error_or_are_a_thrift_structure(data: bytes)
 
 def test_thrift_footer_is_written_to_the_same_bytes() -> None:
     data = write_parquet(draw_table(np.random.default_rng(1), 3_000))
+    # A Parquet file ends with the footer, the size of the footer (4 bytes) and the text PAR1.
     size = int.from_bytes(data[-8:-4], "little")
     footer = data[-8 - size : -8]
     assert thrift.write_structure(thrift.read_structure(footer)[0]) == footer

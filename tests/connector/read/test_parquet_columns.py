@@ -59,7 +59,7 @@ FIELDS = [
     build_field("a.b", pa.string(), 2),
     build_field("a", pa.struct([build_field("b", pa.int32(), 4), build_field("deep", DEEP_STRUCT, 5)]), 3),
 ]
-ROWS: list[Any] = [
+COLUMN_VALUES: list[Any] = [
     [1, 2, 3],
     ["p", None, "q"],
     [{"b": 7, "deep": {"x": 1}}, None, {"b": None, "deep": None}],
@@ -67,7 +67,7 @@ ROWS: list[Any] = [
 
 
 def test_columns_are_found_by_id_and_not_by_name(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path, FIELDS, ROWS)
+    path = write_parquet(tmp_path, FIELDS, COLUMN_VALUES)
     assert read_columns_of_file(path, 1, 2, 4, 6) == {
         1: [1, 2, 3],
         2: ["p", None, "q"],
@@ -77,11 +77,11 @@ def test_columns_are_found_by_id_and_not_by_name(tmp_path: Path) -> None:
 
 
 def test_column_that_was_added_later_is_null(tmp_path: Path) -> None:
-    assert read_columns_of_file(write_parquet(tmp_path, FIELDS, ROWS), 7) == {7: [None, None, None]}
+    assert read_columns_of_file(write_parquet(tmp_path, FIELDS, COLUMN_VALUES), 7) == {7: [None, None, None]}
 
 
 def test_columns_with_defaults_or_partition_values_are_refused(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path, FIELDS, ROWS)
+    path = write_parquet(tmp_path, FIELDS, COLUMN_VALUES)
     with pytest.raises(Unreadable, match="default"):
         read_columns_of_file(path, 8)
     with pytest.raises(Unreadable, match="partition"):
@@ -90,7 +90,7 @@ def test_columns_with_defaults_or_partition_values_are_refused(tmp_path: Path) -
 
 def test_file_whose_row_count_differs_from_its_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match="3 rows; the manifest entry says 4"):
-        read_columns_of_file(write_parquet(tmp_path, FIELDS, ROWS), 1, rows=4)
+        read_columns_of_file(write_parquet(tmp_path, FIELDS, COLUMN_VALUES), 1, rows=4)
 
 
 def test_file_without_field_ids_is_refused(tmp_path: Path) -> None:
@@ -128,11 +128,11 @@ def test_plain_columns_of_encrypted_files_are_read_without_keys(
     tmp_path: Path, columns: dict[str, list[str]], options: dict[str, Any]
 ) -> None:
     path = str(tmp_path / "data.parquet")
-    names = [build_field("a", pa.int64(), 4), build_field("b", pa.string(), 5)]
+    struct_fields = [build_field("a", pa.int64(), 4), build_field("b", pa.string(), 5)]
     fields = [
         build_field("id", pa.int64(), 1),
         build_field("c.b", pa.string(), 2),
-        build_field("st", pa.struct(names), 3),
+        build_field("st", pa.struct(struct_fields), 3),
     ]
     table = pa.table(
         {
@@ -161,8 +161,8 @@ def test_plain_columns_of_encrypted_files_are_read_without_keys(
         return {column_id: column.to_pylist() for column_id, column in actual_columns.items()}
 
     assert read_with_keys(2, 5) == {2: table["c.b"].to_pylist(), 5: [row["b"] for row in table["st"].to_pylist()]}
-    secret = [1, *([4] if "st.a" in columns["k1"] else [])]
-    for column_id in secret:
+    encrypted_ids = [1, *([4] if "st.a" in columns["k1"] else [])]
+    for column_id in encrypted_ids:
         with pytest.raises(Unreadable, match=r"the column (id|st\.a) is encrypted, and an index would reveal"):
             read_with_keys(2, column_id)
     # The process aborts if pyarrow reads an encrypted column without its key.

@@ -59,9 +59,9 @@ NAMES = ["id", "name", "price", "part"]
 
 
 def read_task(
-    task: ScanTask, expected: ReadPlan, storage: Storage, *, positions: np.ndarray[Any, Any] | None = None
+    task: ScanTask, read_plan: ReadPlan, storage: Storage, *, positions: np.ndarray[Any, Any] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    return TaskReader(expected, storage).read(task, positions)
+    return TaskReader(read_plan, storage).read(task, positions)
 
 
 @pytest.fixture
@@ -79,6 +79,7 @@ def build_columns_by_id(rows: list[Row]) -> dict[int, pa.Array]:
     columns = {
         column_id: build_arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()
     }
+    # The nested field `st` (50) has the fields `in` (51) and `deep` (52), which has the field `y` (53).
     inner = pa.StructArray.from_arrays([columns[53]], ["y"])
     return columns | {NESTED_FIELD.id: pa.StructArray.from_arrays([columns[51], inner], ["in", "deep"]), 52: inner}
 
@@ -98,7 +99,7 @@ def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBP
         expected = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
         assert set(np.flatnonzero(actual_filter).tolist()) == expected, f"seed {seed}: {sql.seamark_text}"
         judged_count += 1
-    assert judged_count > 4 * count / 15
+    assert judged_count > 4 * count / 15, "more than a quarter of the drawn predicates can be evaluated exactly"
 
 
 def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
@@ -116,8 +117,8 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
     operator, children = tree
     if operator == "not":
         return evaluate(children[0], row, negated=not negated)
-    results = [evaluate(child, row, negated=negated) for child in children]
-    return any(results) if (operator == "or") != negated else all(results)
+    child_results = [evaluate(child, row, negated=negated) for child in children]
+    return any(child_results) if (operator == "or") != negated else all(child_results)
 
 
 # Whole tables
@@ -143,20 +144,21 @@ async def commit_random_files(stored_table: StoredTable, rng: random.Random, com
         ]
         deletes = []
         if partition_files and rng.random() < 0.7:
-            spots = {
+            deleted_rows = {
                 (file.path, rng.randrange(file.record_count))
                 for file in partition_files
                 for _ in range(rng.randint(0, 12))
             }
-            paths = {path for path, _ in spots}
+            paths = {path for path, _ in deleted_rows}
             vector_paths = {delete.referenced_path for delete in snapshot_before.deletes if delete.format == "PUFFIN"}
             if stored_table.version > 2:
                 new_deletes = {
-                    path: {index for file_path, index in spots if file_path == path} for path in paths - vector_paths
+                    path: {index for file_path, index in deleted_rows if file_path == path}
+                    for path in paths - vector_paths
                 }
                 deletes += stored_table.write_vectors(new_deletes, part) if new_deletes else []
-            elif spots:
-                deletes.append(stored_table.write_position_deletes(spots, part))
+            elif deleted_rows:
+                deletes.append(stored_table.write_position_deletes(deleted_rows, part))
         if rng.random() < 0.5:
             ids = rng.choice([[1], [2], [1, 2], [3]])
             keys = [tuple(draw_row(rng, part)[id_ - 1] for id_ in ids) for _ in range(rng.randint(1, 3))]
@@ -193,7 +195,7 @@ def test_scans_of_random_tables_return_the_written_rows_except_deleted_rows(
 
     stored_table = server.run(make())
     outcomes: Counter[str] = Counter()
-    for round_number in range(40):
+    for round_number in range(40):  # The first four scans have no filter.
         snapshot = rng.choice(stored_table.snapshots)
         tree = build_random_tree(rng, 3, (0, 1, 2, 3))
         in_text = rng.random() < 0.5
@@ -252,10 +254,10 @@ def overwrite_column_chunks(path: Path, keep: Any) -> None:
         for number in range(file.num_columns):
             chunk = file.row_group(group).column(number)
             if not keep(group, chunk.path_in_schema):
-                first = min(
+                chunk_start = min(
                     offset for offset in (chunk.dictionary_page_offset, chunk.data_page_offset) if offset is not None
                 )
-                data[first : first + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+                data[chunk_start : chunk_start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
     path.write_bytes(data)
 
 
@@ -321,16 +323,16 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
     server.run(make())
     opened_table = open_table(client, "db.t", At())
     (task,) = plan(client, opened_table)
-    expected = pickle.loads(pickle.dumps(plan_read(opened_table, ["id"], TRUE)))
+    read_plan = pickle.loads(pickle.dumps(plan_read(opened_table, ["id"], TRUE)))
     offsets = [0, 1, task.size_bytes // 3, task.size_bytes // 2, task.size_bytes]
-    values = []
+    ids_by_span = []
     for start, end in pairwise(offsets):
         part = pickle.loads(pickle.dumps(ScanTask(task.file, task.deletes, span=(start, end))))
-        values.append(
-            [value for batch in read_task(part, expected, opened_table.storage) for value in batch["id"].to_pylist()]
+        ids_by_span.append(
+            [value for batch in read_task(part, read_plan, opened_table.storage) for value in batch["id"].to_pylist()]
         )
-    assert [value for part in values for value in part] == list(range(500))
-    assert [bool(part) for part in values] == [False, True, True, False]
+    assert [value for part in ids_by_span for value in part] == list(range(500))
+    assert [bool(part) for part in ids_by_span] == [False, True, True, False]
     footer = pq.read_metadata(Path(task.path.removeprefix("file://")))
     chunks = [footer.row_group(number).column(0) for number in range(footer.num_row_groups)]
     split_offsets = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
@@ -338,20 +340,20 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
     for pieces in (1, 3, 10):
         pieces_of_task = list(divide_task(split_task, -(-task.size_bytes // pieces)))
         assert min(pieces, 2) <= len(pieces_of_task) <= pieces
-        batches = (batch for piece in pieces_of_task for batch in read_task(piece, expected, opened_table.storage))
+        batches = (batch for piece in pieces_of_task for batch in read_task(piece, read_plan, opened_table.storage))
         assert [value for batch in batches for value in batch["id"].to_pylist()] == list(range(500))
-    some_task = read_task(task, expected, opened_table.storage, positions=np.array([3, 260, 499]))
-    assert [value for batch in some_task for value in batch["id"].to_pylist()] == [3, 260, 499]
+    batches_of_rows = read_task(task, read_plan, opened_table.storage, positions=np.array([3, 260, 499]))
+    assert [value for batch in batches_of_rows for value in batch["id"].to_pylist()] == [3, 260, 499]
     # A manifest may state wrong sizes and offsets.
     spark_schema = spark_types.StructType([spark_types.StructField("id", spark_types.LongType())])
-    rows = RowReader(opened_table, spark_schema, TRUE)
+    row_reader = RowReader(opened_table, spark_schema, TRUE)
     for size_bytes, stated_offsets in itertools.product(
         (-5, 0, 1, task.size_bytes // 2, 1 << 60),
         (split_offsets, split_offsets[2:], [-70, -7, *split_offsets[5:], 1 << 60]),
     ):
         stated_sizes = {"file-size-in-bytes": size_bytes, "split-offsets": stated_offsets}
         change = SnapshotChange(INSERT, replace(task, file={**task.file, **stated_sizes}))
-        parts: list[Any] = [*split_tasks([change], rows, split_bytes=task.size_bytes // 5)]
+        parts: list[Any] = [*split_tasks([change], row_reader, split_bytes=task.size_bytes // 5)]
         ids = [value for part in parts for batch in part.read() for value in batch["id"].to_pylist()]
         assert ids == list(range(500)), (size_bytes, stated_offsets)
 
@@ -368,20 +370,20 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
 
     stored_table = server.run(make())
     snapshot_count = len(stored_table.snapshots)
-    for first in range(1, snapshot_count):
-        old_table, latest_table = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
+    for old_id in range(1, snapshot_count):
+        old_table, latest_table = open_table(client, "db.t", At(snapshot_id=old_id)), open_table(client, "db.t", At())
         latest_tasks = {task.path: task for task in plan(client, latest_table)}
         reader = TaskReader(plan_read(old_table, [FILE, POSITION], TRUE), old_table.storage)
-        removed_paths = set()
+        removed_rows = set()
         for task in plan(client, old_table):
             part = ScanTask(task.file, task.deletes, removed_by=latest_tasks[task.path].deletes)
             for batch in reader.read(part):
-                removed_paths |= set(zip(*batch.to_pydict().values(), strict=True))
-        rows = [
-            {(path, index) for path, index, _ in stored_table.list_live_rows(stored_table.snapshots[row_id - 1])}
-            for row_id in (first, snapshot_count)
-        ]
-        assert removed_paths == rows[0] - rows[1]
+                removed_rows |= set(zip(*batch.to_pydict().values(), strict=True))
+        old_rows, latest_rows = (
+            {(path, index) for path, index, _ in stored_table.list_live_rows(stored_table.snapshots[snapshot_id - 1])}
+            for snapshot_id in (old_id, snapshot_count)
+        )
+        assert removed_rows == old_rows - latest_rows
 
 
 def test_limit_bounds_the_rows_and_the_files_that_are_read(server: ServerThread, client: SeamarkClient) -> None:
@@ -433,13 +435,13 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
 
     stored_table = server.run(make())
     opened_table = open_table(client, "db.t", At())
-    expected = plan_read(opened_table, None, TRUE)
+    read_plan = plan_read(opened_table, None, TRUE)
     (task,) = plan(client, opened_table)
 
     def read_error(**changes: Any) -> str:
         options = {name.replace("_", "-"): value for name, value in changes.items()}
         with pytest.raises(Unreadable) as error:
-            list(read_task(ScanTask({**task.file, **options}, task.deletes), expected, opened_table.storage))
+            list(read_task(ScanTask({**task.file, **options}, task.deletes), read_plan, opened_table.storage))
         assert str(error.value).startswith((task.path, str(options.get("file-path")), task.deletes[0]["file-path"]))
         return str(error.value)
 
@@ -456,13 +458,15 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
 def test_nan_is_greater_than_all_numbers_even_when_bounds_prune_files(
     server: ServerThread, client: SeamarkClient
 ) -> None:
-    kind = pa.schema([("id", pa.int64()), ("f", pa.float64())])
+    arrow_schema = pa.schema([("id", pa.int64()), ("f", pa.float64())])
     with lake.open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
-        table = catalog.create_table("db.n", schema=kind)
+        table = catalog.create_table("db.n", schema=arrow_schema)
         for start in (0, 10):
-            table.append(pa.table({"id": [start, start + 1, start + 2], "f": [1.0, math.nan, None]}, schema=kind))
-        table.append(pa.table({"id": [20], "f": [1.5]}, schema=kind))
+            table.append(
+                pa.table({"id": [start, start + 1, start + 2], "f": [1.0, math.nan, None]}, schema=arrow_schema)
+            )
+        table.append(pa.table({"id": [20], "f": [1.5]}, schema=arrow_schema))
     for where, ids in (
         ("f > 2", [1, 11]),
         ("NOT f <= 1.0", [1, 11, 20]),
@@ -485,8 +489,8 @@ def test_scan_reads_the_snapshot_branch_or_tag_that_it_names(server: ServerThrea
 
     server.run(make())
 
-    def read_ids(index: At) -> list[int]:
-        return sorted(scan(client, "db.t", ["id"], at=index).to_arrow()["id"].to_pylist())
+    def read_ids(at: At) -> list[int]:
+        return sorted(scan(client, "db.t", ["id"], at=at).to_arrow()["id"].to_pylist())
 
     assert read_ids(At()) == read_ids(At(ref="main")) == [0, 1, 2]
     assert read_ids(At(ref="dev")) == read_ids(At(snapshot_id=1)) == [0]

@@ -70,19 +70,19 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
             build(client, "db.t", "by_id", workers)
     page_reads = 0
     for _ in range(12):
-        numbers = source.sample(range(ROWS), source.choice((1, 3, 8))) + removed_ids[:2] + list(changed_rows)[:1]
-        where = f"id IN ({', '.join(map(str, numbers))})"
+        wanted_ids = source.sample(range(ROWS), source.choice((1, 3, 8))) + removed_ids[:2] + list(changed_rows)[:1]
+        where = f"id IN ({', '.join(map(str, wanted_ids))})"
         actual_rows = scan(client, "db.t", ["price", "id", "word"], where)
         rows = sorted(actual_rows.to_arrow().select(["id", "word", "price"]).to_pylist(), key=lambda row: row["id"])
-        assert rows == list_model_rows(model, sorted({number for number in numbers if number in model})), (
+        assert rows == list_model_rows(model, sorted({number for number in wanted_ids if number in model})), (
             f"seed {seed}: {where}"
         )
         page_reads += actual_rows.counts.row_groups_by_pages
     assert page_reads > 5, f"seed {seed}"
-    first = next(iter(changed_rows))
-    rows_with_place = scan(client, "db.t", ["word", FILE, POSITION], f"id = {first}").to_arrow()
-    page_counts = {
+    changed_id = next(iter(changed_rows))
+    found_rows = scan(client, "db.t", ["word", FILE, POSITION], f"id = {changed_id}").to_arrow()
+    ids_by_position = {
         (row[FILE], row[POSITION]): row["id"]
         for row in scan(client, "db.t", ["id", FILE, POSITION]).to_arrow().to_pylist()
     }
-    assert [page_counts[row[FILE], row[POSITION]] for row in rows_with_place.to_pylist()] == [first]
+    assert [ids_by_position[row[FILE], row[POSITION]] for row in found_rows.to_pylist()] == [changed_id]

@@ -48,7 +48,7 @@ from tests.connector.server_thread import ServerThread
 
 
 def create_evolved_table(url: str) -> None:
-    """Create `db.e`, with six commits, five schemas and two partition specs."""
+    """Create `db.e`, with five snapshots, four schemas and two partition specs."""
     inner = StructType(NestedField(20, "x", IntegerType()), NestedField(21, "y", StringType()))
     list_type = ListType(22, StructType(NestedField(23, "p", IntegerType()), NestedField(24, "q", FloatType())))
     schema = Schema(
@@ -69,10 +69,10 @@ def create_evolved_table(url: str) -> None:
         table = catalog.create_table("db.e", schema=schema)
 
         def append(start: int) -> None:
-            written_table = table.schema().as_arrow()
+            arrow_schema = table.schema().as_arrow()
             rng = random.Random(start)
-            rows = [draw_row(rng, written_table, number) for number in range(start, start + 40)]
-            table.append(pa.Table.from_pylist(rows, schema=written_table))
+            rows = [draw_row(rng, arrow_schema, number) for number in range(start, start + 40)]
+            table.append(pa.Table.from_pylist(rows, schema=arrow_schema))
 
         append(0)
         with table.update_schema() as update:
@@ -101,6 +101,7 @@ def create_evolved_table(url: str) -> None:
 
 
 def draw_row(rng: random.Random, schema: pa.Schema, number: int) -> dict[str, Any]:
+    """Return a random row. From row 300 on, the table is partitioned by `gone`, so this column has few values."""
     row = {field.name: draw_value(rng, field.type) for field in schema}
     return row | {"id": number} | ({"gone": rng.choice([1, None])} if number >= 300 and "gone" in row else {})
 
@@ -149,9 +150,9 @@ def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(
             rows = scan(client, "db.e", at=At(snapshot_id=snapshot)).to_arrow()
             assert rows.schema.names == oracle.schema.names
             assert normalize_rows(rows) == normalize_rows(oracle), snapshot
-        first = At(snapshot_id=table.metadata.snapshots[0].snapshot_id)
+        first_snapshot = At(snapshot_id=table.metadata.snapshots[0].snapshot_id)
         with pytest.raises(InvalidRequest, match="a literal that its column cannot hold"):
-            scan(client, "db.e", where="f < 0.7", at=first)
+            scan(client, "db.e", where="f < 0.7", at=first_snapshot)
         names = ["here", "st", "text"]
         for sql, expected_text in (
             ("here = 1", "here = 1"),
@@ -197,8 +198,8 @@ def test_column_that_an_older_file_lacks_has_its_default_or_partition_value(tmp_
 def test_file_without_ids_is_read_by_the_name_mapping_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     rows = [{"old": 1, "st": {"x": [5, None]}}, {"old": None, "st": None}]
-    kind = pa.schema([("old", pa.int32()), ("st", pa.struct([("x", pa.list_(pa.int32()))]))])
-    pq.write_table(pa.Table.from_pylist(rows, kind), path)
+    arrow_schema = pa.schema([("old", pa.int32()), ("st", pa.struct([("x", pa.list_(pa.int32()))]))])
+    pq.write_table(pa.Table.from_pylist(rows, arrow_schema), path)
     elements = seamark_schema.ListType(5, "long", False)
     inner = seamark_schema.StructType((seamark_schema.Field(3, "x", False, elements),))
     schema = seamark_schema.Schema(

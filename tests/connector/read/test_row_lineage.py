@@ -47,30 +47,30 @@ class LineageModel:
         self.used_ids: set[int] = set()
 
     def check(
-        self, client: SeamarkClient, kept_ids: set[int], changed_numbers: set[int], new_ids: set[int], note: str
+        self, client: SeamarkClient, kept_ids: set[int], changed_ids: set[int], new_ids: set[int], context: str
     ) -> None:
         """Check the rows after a step.
 
-        Rows with `kept_ids` keep everything, rows with `changed_numbers` keep their row ids, and rows with ids in
+        Rows with `kept_ids` keep everything, rows with `changed_ids` keep their row ids, and rows with ids in
         `new_ids` have row ids that were never used before.
         """
         lineage_rows = read_lineage(client)
-        assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_numbers | new_ids, note
+        assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_ids | new_ids, context
         sequence_number = read_sequence_number(client)
         for id_ in kept_ids:
-            assert lineage_rows[id_] == self.ids[id_], f"{note}: the lineage of the copied row {id_} has changed"
-        for id_ in changed_numbers:
-            assert lineage_rows[id_] == (self.ids[id_][0], sequence_number), f"{note}: row {id_} was updated"
+            assert lineage_rows[id_] == self.ids[id_], f"{context}: the lineage of the copied row {id_} has changed"
+        for id_ in changed_ids:
+            assert lineage_rows[id_] == (self.ids[id_][0], sequence_number), f"{context}: row {id_} was updated"
         for id_ in new_ids:
             row_id, number = lineage_rows[id_]
-            assert number == sequence_number, f"{note}: row {id_} is new"
-            assert row_id is not None, note
-            assert row_id not in self.used_ids, f"{note}: row {id_} has an id that another row had"
+            assert number == sequence_number, f"{context}: row {id_} is new"
+            assert row_id is not None, context
+            assert row_id not in self.used_ids, f"{context}: row {id_} has an id that another row had"
             self.used_ids.add(row_id)
         self.ids = {id_: (row_id or 0, number or 0) for id_, (row_id, number) in lineage_rows.items()}
-        assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), note
+        assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), context
         actual_rows = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
-        assert {row["id"]: tuple(row.values()) for row in actual_rows} == self.rows, note
+        assert {row["id"]: tuple(row.values()) for row in actual_rows} == self.rows, context
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(6), 1))
@@ -82,59 +82,59 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
     create_upsert_table(client, spec=spec, properties={"write.parquet.row-group-size-bytes": "400"})
     model = LineageModel()
     for step in range(14):
-        note = f"seed {seed}, spec {spec}, step {step}"
-        some_numbers = rng.sample(range(50), 8)
-        lands = {number: rng.choice(("de", "fr", None)) for number in some_numbers}
-        live_numbers = {number for number in some_numbers if number in model.rows}
+        context = f"seed {seed}, spec {spec}, step {step}"
+        drawn_ids = rng.sample(range(50), 8)
+        land_by_id = {number: rng.choice(("de", "fr", None)) for number in drawn_ids}
+        live_ids = {number for number in drawn_ids if number in model.rows}
         mode = rng.choice((COPY_ON_WRITE, COPY_ON_WRITE, MERGE_ON_READ))
         match rng.choice(("append", "upsert", "upsert", "combined", "partial", "delete")):
             case "append":
                 new_rows = {
-                    number: (number, lands[number], step, "new")
-                    for number in some_numbers
-                    if number not in live_numbers
+                    number: (number, land_by_id[number], step, "new") for number in drawn_ids if number not in live_ids
                 }
                 append(client, "db.t", build_rows(*new_rows.values()))
                 model.rows |= new_rows
                 if new_rows:
-                    model.check(client, model.ids.keys() & model.rows.keys(), set(), set(new_rows), f"{note}, append")
+                    model.check(
+                        client, model.ids.keys() & model.rows.keys(), set(), set(new_rows), f"{context}, append"
+                    )
             case "upsert":
-                new_rows = {number: (number, lands[number], step, "whole") for number in some_numbers}
+                new_rows = {number: (number, land_by_id[number], step, "whole") for number in drawn_ids}
                 upsert(client, "db.t", build_rows(*new_rows.values()), keys=["id"], mode=mode)
-                remaining_rows = set(model.rows) - live_numbers
+                kept_ids = set(model.rows) - live_ids
                 model.rows |= new_rows
-                changed_numbers = live_numbers if mode == COPY_ON_WRITE else set()
-                model.check(client, remaining_rows, changed_numbers, set(new_rows) - changed_numbers, f"{note}, {mode}")
+                changed_ids = live_ids if mode == COPY_ON_WRITE else set()
+                model.check(client, kept_ids, changed_ids, set(new_rows) - changed_ids, f"{context}, {mode}")
             case "combined":
                 new_rows = {
-                    number: (number, lands[number], rng.choice((step - 3, step + 1)), "later")
-                    for number in some_numbers
+                    number: (number, land_by_id[number], rng.choice((step - 3, step + 1)), "later")
+                    for number in drawn_ids
                 }
-                stale_ids = {id_ for id_ in live_numbers if model.rows[id_][2] > new_rows[id_][2]}
+                stale_ids = {id_ for id_ in live_ids if model.rows[id_][2] > new_rows[id_][2]}
                 upsert(client, "db.t", build_rows(*new_rows.values()), keys=["id"], precombine="ts", mode=mode)
-                remaining_rows = set(model.rows) - live_numbers | stale_ids
+                kept_ids = set(model.rows) - live_ids | stale_ids
                 model.rows |= {id_: row for id_, row in new_rows.items() if id_ not in stale_ids}
                 if len(stale_ids) < len(new_rows):
                     model.check(
                         client,
-                        remaining_rows,
-                        live_numbers - stale_ids,
-                        set(new_rows) - live_numbers,
-                        f"{note}, combined, {mode}",
+                        kept_ids,
+                        live_ids - stale_ids,
+                        set(new_rows) - live_ids,
+                        f"{context}, combined, {mode}",
                     )
             case "partial":
-                new_rows = {number: (number, lands[number], step, None) for number in some_numbers}
+                new_rows = {number: (number, land_by_id[number], step, None) for number in drawn_ids}
                 upsert(client, "db.t", build_rows(*new_rows.values()), keys=["id"], columns=["ts"], mode=mode)
-                remaining_rows, inserted_numbers = set(model.rows) - live_numbers, set(new_rows) - live_numbers
-                for number in some_numbers:
+                kept_ids, inserted_ids = set(model.rows) - live_ids, set(new_rows) - live_ids
+                for number in drawn_ids:
                     old_row = model.rows.get(number, (number, None, None, None))
                     model.rows[number] = (number, old_row[1], step, old_row[3])
-                model.check(client, remaining_rows, live_numbers, inserted_numbers, f"{note}, partial, {mode}")
+                model.check(client, kept_ids, live_ids, inserted_ids, f"{context}, partial, {mode}")
             case "delete":
-                delete(client, "db.t", keys=pa.table({"id": some_numbers}), mode=mode)
-                model.rows = {id_: row for id_, row in model.rows.items() if id_ not in live_numbers}
-                if live_numbers:
-                    model.check(client, set(model.rows), set(), set(), f"{note}, delete, {mode}")
+                delete(client, "db.t", keys=pa.table({"id": drawn_ids}), mode=mode)
+                model.rows = {id_: row for id_, row in model.rows.items() if id_ not in live_ids}
+                if live_ids:
+                    model.check(client, set(model.rows), set(), set(), f"{context}, delete, {mode}")
 
 
 def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client: IndexClient) -> None:
@@ -145,16 +145,16 @@ def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client:
     client._request_json("POST", "/v1/namespaces/db/tables/t", {}, upgrade)
     assert read_lineage(client) == dict.fromkeys((1, 2, 3), (None, None))
     upsert(client, "db.t", build_rows((2, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
-    first = read_lineage(client)
-    assert {id_: number for id_, (_, number) in first.items()} == {1: 3, 2: 3, 3: 2}, "row 3 stays in its file"
-    assert sorted(row_id for row_id, _ in first.values() if row_id is not None) == [0, 1, 2]
+    first_lineage = read_lineage(client)
+    assert {id_: number for id_, (_, number) in first_lineage.items()} == {1: 3, 2: 3, 3: 2}, "row 3 stays in its file"
+    assert sorted(row_id for row_id, _ in first_lineage.values() if row_id is not None) == [0, 1, 2]
     upsert(client, "db.t", build_rows((1, "fr", 3, "A"), (3, "fr", 3, "C")), keys=["id"], mode=COPY_ON_WRITE)
-    assert read_lineage(client) == {1: (first[1][0], 4), 2: first[2], 3: (first[3][0], 4)}
+    assert read_lineage(client) == {1: (first_lineage[1][0], 4), 2: first_lineage[2], 3: (first_lineage[3][0], 4)}
 
 
 def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, server: ServerThread) -> None:
     """Files with only new rows, and files of tables without lineage, have no lineage columns."""
-    for version, expected in ((2, set()), (3, set(NAMES))):
+    for version, lineage_columns in ((2, set()), (3, set(NAMES))):
         create_upsert_table(client, f"t{version}", version=version)
         files_before = set(server.home.rglob("*.parquet"))
         upsert(
@@ -168,10 +168,10 @@ def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, 
         )
         (copied_path,) = set(server.home.rglob("*.parquet")) - files_before
         schema = pq.read_schema(copied_path)
-        assert set(schema.names) == {*COLUMNS, *expected}
-        if expected:
+        assert set(schema.names) == {*COLUMNS, *lineage_columns}
+        if lineage_columns:
             ids = [int(schema.field(name).metadata[b"PARQUET:field_id"]) for name in NAMES]
-            assert ids == [2147483540, 2147483539]
+            assert ids == [2147483540, 2147483539]  # The format reserves these field ids.
             row_ids = sorted((value["id"], value["_row_id"]) for value in pq.read_table(copied_path).to_pylist())
             assert row_ids == [(1, 0), (2, 1), (3, None)]
 
@@ -195,9 +195,9 @@ def test_column_with_a_reserved_name_is_upserted_by_merge_on_read(client: IndexC
     )
 
     def build_rows_with_ids(*rows: tuple[int, int, int]) -> pa.Table:
-        expected_rows = [{"id": id_, "ts": ts, "_row_id": row_id} for id_, ts, row_id in rows]
+        values_by_name = [{"id": id_, "ts": ts, "_row_id": row_id} for id_, ts, row_id in rows]
         return pa.Table.from_pylist(
-            expected_rows, pa.schema([("id", pa.int64()), ("ts", pa.int32()), ("_row_id", pa.int64())])
+            values_by_name, pa.schema([("id", pa.int64()), ("ts", pa.int32()), ("_row_id", pa.int64())])
         )
 
     append(client, "db.t", build_rows_with_ids((1, 5, 10), (2, 5, 20), (3, 5, 30)))

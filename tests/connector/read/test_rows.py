@@ -18,6 +18,8 @@ from tests.connector.server_thread import ServerThread
 
 @pytest.fixture
 def stored_table(server: ServerThread) -> StoredTable:
+    """Return a table with 3 files of 10 rows, one deleted row, and two indexes. `keys` covers only two files."""
+
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api)
         files = [new_table.write_data_file([(10 * n + index, "a", None, 1) for index in range(10)]) for n in range(3)]

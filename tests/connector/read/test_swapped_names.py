@@ -49,12 +49,12 @@ def read_rows(client: IndexClient) -> list[tuple[int, int]]:
 def swap_before_plan(monkeypatch: pytest.MonkeyPatch, module: Any, client: IndexClient) -> None:
     plan_scan = module.plan
 
-    def plan_and_swap(*args: Any, **options: Any) -> Any:
+    def swap_and_plan(*args: Any, **options: Any) -> Any:
         monkeypatch.setattr(module, "plan", plan_scan)
         swap_names(client)
         return plan_scan(*args, **options)
 
-    monkeypatch.setattr(module, "plan", plan_and_swap)
+    monkeypatch.setattr(module, "plan", swap_and_plan)
 
 
 def test_overwrite_uses_the_column_names_from_its_start(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:

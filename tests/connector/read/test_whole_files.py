@@ -46,13 +46,13 @@ def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
     create_upsert_table(client, version=version)
     append(client, "db.t", build_rows((1, "de", 1, "a"), (2, "de", 1, "b")))
     options = {"where": "id > 0", "mode": MERGE_ON_READ}
-    send, remaining_failures = IndexClient._request, [1]
+    send, pending_deletes = IndexClient._request, [1]
 
     def delete_before_commit(
         self: IndexClient, method: str, path: str, *arguments: object, **options: object
     ) -> object:
-        if path.endswith("/commit") and remaining_failures:
-            remaining_failures.pop()
+        if path.endswith("/commit") and pending_deletes:
+            pending_deletes.pop()
             delete(self, "db.t", keys=pa.table({"id": [1]}), mode=MERGE_ON_READ)
         return send(self, method, path, *arguments, **options)  # type: ignore[arg-type]
 
@@ -61,7 +61,7 @@ def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
         delete(client, "db.t", **options, attempts=1)  # type: ignore[arg-type]
     assert read_rows(client) == [(2, "de", 1, "b")]
     append(client, "db.t", build_rows((1, "de", 3, "A")))
-    remaining_failures.append(1)
+    pending_deletes.append(1)
     report = delete(client, "db.t", where="land = 'de'", mode=MERGE_ON_READ)
     assert (report.attempts, report.deleted) == (2, 1)
     assert read_rows(client) == []

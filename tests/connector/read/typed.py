@@ -12,6 +12,9 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 DAY_US = 86_400_000_000
+YEAR_1_US, YEAR_10000_US = -62_135_596_800_000_000, 253_402_300_800_000_000
+YEAR_1_DAYS, YEAR_9999_END_DAYS = -719_162, 2_932_896
+"""The limits of dates and times, relative to 1970."""
 LONG_END = 2**63
 
 
@@ -26,7 +29,7 @@ def _narrow(number: float) -> float:
 TEXTS = ["", "a", "ab", "Ab", "zz", "é", "straße", "\U0001f600", "\U0010ffff", "long " * 9, "￿" * 20, "~" * 17]
 BYTES = [b"", b"\0", b"\x7f", b"\xff", b"\xff" * 17, b"a" * 40, bytes(range(16))]
 FLOATS = [0.0, -0.0, 1.5, -1.5, float("nan"), float("inf"), float("-inf"), 1e-3, 3.4e38, 1e300]
-TIMES = [0, -1, 1, DAY_US - 1, DAY_US, -DAY_US, 3_600_000_000, 1_700_000_000_123_456, -62_135_596_800_000_000]
+TIMES = [0, -1, 1, DAY_US - 1, DAY_US, -DAY_US, 3_600_000_000, 1_700_000_000_123_456, YEAR_1_US]
 LONGS = [0, 1, -1, 7, 10**12, LONG_END - 1, -LONG_END]
 INTS = [0, 1, -1, 7, -8, 10**6, 2**31 - 1, -(2**31)]
 
@@ -39,7 +42,7 @@ SAMPLES: dict[str, Sequence[Any]] = {
     "decimal(9, 2)": [0, 1, -1, 999_999_999, -999_999_999, 12_345],
     "decimal(18, 0)": [0, 10**18 - 1, -(10**18) + 1, 42],
     "decimal(38, 10)": [0, 1, -1, 10**38 - 1, -(10**38) + 1, 10**20],
-    "date": [0, 1, -1, 19_000, -719_162, 2_932_896],
+    "date": [0, 1, -1, 19_000, YEAR_1_DAYS, YEAR_9999_END_DAYS],
     "time": [0, 1, DAY_US - 1, 3_600_000_000],
     "timestamp": TIMES,
     "timestamptz": TIMES,
@@ -57,7 +60,7 @@ def _draw_integers(minimum: int, maximum: int) -> st.SearchStrategy[int]:
     return st.integers(minimum, maximum)
 
 
-_ANY: dict[str, st.SearchStrategy[Any]] = {
+_STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
     "boolean": st.booleans(),
     "int": _draw_integers(-(2**31), 2**31 - 1),
     "long": _draw_integers(-LONG_END, LONG_END - 1),
@@ -66,10 +69,10 @@ _ANY: dict[str, st.SearchStrategy[Any]] = {
     "decimal(9, 2)": _draw_integers(-(10**9) + 1, 10**9 - 1),
     "decimal(18, 0)": _draw_integers(-(10**18) + 1, 10**18 - 1),
     "decimal(38, 10)": _draw_integers(-(10**38) + 1, 10**38 - 1),
-    "date": _draw_integers(-719_162, 2_932_896),
+    "date": _draw_integers(YEAR_1_DAYS, YEAR_9999_END_DAYS),
     "time": _draw_integers(0, DAY_US - 1),
-    "timestamp": _draw_integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
-    "timestamptz": _draw_integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
+    "timestamp": _draw_integers(YEAR_1_US, YEAR_10000_US - 1),
+    "timestamptz": _draw_integers(YEAR_1_US, YEAR_10000_US - 1),
     "timestamp_ns": _draw_integers(-LONG_END, LONG_END - 1),
     "timestamptz_ns": _draw_integers(-LONG_END, LONG_END - 1),
     "string": st.text(max_size=24),
@@ -81,7 +84,7 @@ _ANY: dict[str, st.SearchStrategy[Any]] = {
 
 def draw_values(kind: str) -> st.SearchStrategy[Any]:
     """Return a strategy for edge values and ordinary values of the type, without null."""
-    return st.sampled_from(SAMPLES[kind]) | _ANY[kind]
+    return st.sampled_from(SAMPLES[kind]) | _STRATEGIES[kind]
 
 
 def draw_columns(kind: str, *, size_min: int = 0, size_max: int = 40) -> st.SearchStrategy[list[Any]]:
@@ -89,8 +92,8 @@ def draw_columns(kind: str, *, size_min: int = 0, size_max: int = 40) -> st.Sear
     return st.lists(st.none() | draw_values(kind), min_size=size_min, max_size=size_max)
 
 
-def draw_column(rng: random.Random, kind: str, rows: int, nulls: float = 0.2) -> list[Any]:
-    return [None if rng.random() < nulls else rng.choice(SAMPLES[kind]) for _ in range(rows)]
+def draw_column(rng: random.Random, kind: str, rows: int, null_share: float = 0.2) -> list[Any]:
+    return [None if rng.random() < null_share else rng.choice(SAMPLES[kind]) for _ in range(rows)]
 
 
 def _build_viewed_integers(arrow: pa.DataType) -> Callable[[Sequence[Any]], pa.Array]:

@@ -46,5 +46,5 @@ def test_no_check_is_remembered_if_the_time_is_zero() -> None:
 def test_number_of_remembered_checks_is_limited() -> None:
     rights = CheckedRights(10.0, lambda: 0.0)
     for number in range(CHECKS_MAX + 5):
-        rights.add(choose_coordinator(), make_headers(), f"{CHECK} AND {number}")
+        rights.add(get_coordinator(), make_headers(), f"{CHECK} AND {number}")
     assert len(rights._valid_until_s) == CHECKS_MAX

@@ -57,10 +57,10 @@ def test_columns_are_folded_like_their_values() -> None:
         folded_column = fold_column(chunks)
         folded_column.validate(full=True)
         assert folded_column.to_pylist() == expected, kind
-        for first in range(0, 300, 37):
-            piece = fold_column(pa.chunked_array([array[first : first + 90]]))
+        for start in range(0, 300, 37):  # Most slices begin within a byte of the validity bitmap.
+            piece = fold_column(pa.chunked_array([array[start : start + 90]]))
             piece.validate(full=True)
-            assert piece.to_pylist() == expected[first : first + 90], (kind, first)
+            assert piece.to_pylist() == expected[start : start + 90], (kind, start)
     assert fold_column(pa.chunked_array([pa.array(["AB", None])])).to_pylist() == ["ab", None]
     assert fold_column(pa.chunked_array([pa.nulls(2)])).to_pylist() == [None, None]
 
@@ -108,8 +108,8 @@ def test_spark_keeps_the_folded_form_of_all_characters_and_of_random_texts(spark
     texts = [*map(chr, ALL_POINTS), *draw_texts(random.Random(first_seed()), 100_000)]
     for icu in ("true", "false"):
         spark.conf.set("spark.sql.icu.caseMappings.enabled", icu)
-        for first in range(0, len(texts), FRAME_ROWS):
-            rows = pa.table({"text": texts[first : first + FRAME_ROWS]})
+        for start in range(0, len(texts), FRAME_ROWS):
+            rows = pa.table({"text": texts[start : start + FRAME_ROWS]})
             frame = spark.createDataFrame(rows).selectExpr("text", "lower(text)", "upper(text)")
             for row in frame.toArrow().to_pylist():
                 text, *other_row = row.values()

@@ -6,6 +6,7 @@ import random
 import unicodedata
 from functools import cache
 
+COMMON_CHARACTERS = "aAkKiIsSjJtT@. 1"
 UNUSUAL_LETTERS = "İıßẞſKÅΣσςǰŉΐᾳᾼﬁﬅևŸÿµΜǅǆÌÍĨĮΆᾍἇϴθꭰᎠႠⴀꟜƛÄäẚ𐐀𐐨"
 MARKS = "\u0307\u0301\u0300\u0303\u0345\u0308\u030c"
 UNASSIGNED_LETTERS = "\u0378\U0010ffff\ua7dd"
@@ -27,7 +28,7 @@ def draw_text(rng: random.Random) -> str:
     letters = [
         rng.choice(
             [
-                "aAkKiIsSjJtT@. 1",
+                COMMON_CHARACTERS,
                 UNUSUAL_LETTERS,
                 UNUSUAL_LETTERS,
                 MARKS,
@@ -37,7 +38,7 @@ def draw_text(rng: random.Random) -> str:
         )
     ]
     letters += [
-        rng.choice(["aAkKiIsSjJtT@. 1", UNUSUAL_LETTERS, MARKS, list_cased_characters()])
+        rng.choice([COMMON_CHARACTERS, UNUSUAL_LETTERS, MARKS, list_cased_characters()])
         for _ in range(rng.randrange(7))
     ]
     return "".join(rng.choice(letter) for letter in letters)

@@ -39,18 +39,18 @@ class Equations:
     def __init__(self) -> None:
         self._class_numbers: dict[int, int] = {}
         self._parts: dict[int, tuple[int, ...]] = {}
-        self._omitted_points = set(range(0x300, 0x370)) - {_IOTA_BELOW}
+        self._omitted_points = set(range(0x300, 0x370)) - {_IOTA_BELOW}  # This block has the combining marks.
 
     def fold(self, points: Iterable[int]) -> list[int]:
-        results: list[int] = []
+        folded_points: list[int] = []
         for point in points:
             while point in self._class_numbers:
                 point = self._class_numbers[point]
             if point in self._parts:
-                results += self.fold(self._parts[point])
+                folded_points += self.fold(self._parts[point])
             elif point not in self._omitted_points:
-                results.append(point)
-        return results
+                folded_points.append(point)
+        return folded_points
 
     def add(self, left: Sequence[int], right: Sequence[int]) -> None:
         """Add the equation that both sequences of code points have the same folded form.
@@ -62,8 +62,8 @@ class Equations:
         if left == right:
             return
         if len(left) == len(right):
-            for first, other in zip(left, right, strict=True):
-                self._join(*self.fold([first]), *self.fold([other]))
+            for point, other_point in zip(left, right, strict=True):
+                self._join(*self.fold([point]), *self.fold([other_point]))
         elif len(left) == 1 and left[0] not in right:
             self._parts[left[0]] = tuple(right)
         elif len(right) == 1 and right[0] not in left:
@@ -71,10 +71,10 @@ class Equations:
         else:
             raise ValueError(f"no folding makes {left} and {right} equal")
 
-    def _join(self, combination: int, other: int) -> None:
-        if combination != other:
-            first, second = sorted((combination, other), key=_compute_rank)
-            self._class_numbers[second] = first
+    def _join(self, point: int, other_point: int) -> None:
+        if point != other_point:
+            representative, member = sorted((point, other_point), key=_compute_rank)
+            self._class_numbers[member] = representative
 
 
 def _compute_rank(point: int) -> tuple[bool, bool, int]:

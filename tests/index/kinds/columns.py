@@ -19,7 +19,7 @@ from seamark.formats.index.keys.keys import KeyRange, KeyRanges, make_key
 NAN = math.nan
 LONG_TEXT = "x" * 1023
 STRINGS = ["", "a", "ab", "abc", "b", "a\0", "a\0\0", "ä", "ß", "日本語", "😀", "\uffff", "Customer#1", "Customer#10"]
-HUGE = [
+HUGE_TEXTS = [
     LONG_TEXT,
     LONG_TEXT + "a",
     LONG_TEXT + "aa",
@@ -34,6 +34,14 @@ FLOATS = [0.0, -0.0, 1.5, -1.5, math.inf, -math.inf, 5e-324, -5e-324, 1.7e38, -2
 
 @dataclass(frozen=True)
 class Kind:
+    """A key type.
+
+    Attributes:
+        draw: Draws a value.
+        arrow: Builds an Arrow array from values.
+        nans: Whether columns of the type can contain NaN.
+    """
+
     name: str
     draw: Callable[[random.Random], Any]
     arrow: Callable[[Sequence[Any]], pa.Array]
@@ -65,7 +73,7 @@ def _build_decimal_builder(digits: int, scale: int) -> Callable[[Sequence[Any]],
     return build_array
 
 
-def _make_unscaled(digits: int) -> Callable[[random.Random], int]:
+def _build_unscaled_drawer(digits: int) -> Callable[[random.Random], int]:
     maximum = 10**digits - 1
     return lambda rng: rng.choice([rng.randrange(-3, 3), rng.randrange(-maximum, maximum + 1), maximum, -maximum])
 
@@ -73,7 +81,7 @@ def _make_unscaled(digits: int) -> Callable[[random.Random], int]:
 def _build_text_drawer(huge: bool) -> Callable[[random.Random], str]:
     def draw(rng: random.Random) -> str:
         if huge and rng.random() < 0.5:
-            return rng.choice(HUGE)
+            return rng.choice(HUGE_TEXTS)
         text = "".join(rng.choice("abé日\0z") for _ in range(rng.randrange(20)))
         return rng.choice([rng.choice(STRINGS), text])
 
@@ -91,9 +99,9 @@ KINDS = [
     Kind("timestamp_ns", _build_int_drawer(63), _build_array_builder(pa.timestamp("ns"), pa.int64())),
     Kind("float", lambda rng: rng.choice([*FLOATS[:6], 1.25, -7.5]), _build_array_builder(pa.float32()), nans=True),
     Kind("double", lambda rng: rng.choice([*FLOATS, rng.gauss(0, 1e9)]), _build_array_builder(pa.float64()), nans=True),
-    Kind("decimal(9, 2)", _make_unscaled(9), _build_decimal_builder(9, 2)),
-    Kind("decimal(18, 0)", _make_unscaled(18), _build_decimal_builder(18, 0)),
-    Kind("decimal(38, 10)", _make_unscaled(38), _build_decimal_builder(38, 10)),
+    Kind("decimal(9, 2)", _build_unscaled_drawer(9), _build_decimal_builder(9, 2)),
+    Kind("decimal(18, 0)", _build_unscaled_drawer(18), _build_decimal_builder(18, 0)),
+    Kind("decimal(38, 10)", _build_unscaled_drawer(38), _build_decimal_builder(38, 10)),
     Kind("string", _build_text_drawer(False), _build_array_builder(pa.string())),
     Kind("string, huge", _build_text_drawer(True), _build_array_builder(pa.large_string())),
     Kind("binary", lambda rng: rng.randbytes(rng.randrange(6)), _build_array_builder(pa.binary())),
@@ -102,7 +110,7 @@ KINDS = [
 ]
 
 
-def get_kind(kind: Kind) -> str:
+def get_type_name(kind: Kind) -> str:
     return kind.name.partition(", huge")[0]
 
 
@@ -114,9 +122,9 @@ def draw_column(rng: random.Random, kind: Kind, rows: int, pool: Sequence[Any] |
         values = [pool[0]] * rows
     if rng.random() < 0.3:
         values.sort(key=compute_order)
-    nulls, nans = rng.choice([0, 0, 0.2, 1]), rng.choice([0, 0.2]) if kind.nans else 0
-    values = [NAN if rng.random() < nans else value for value in values]
-    return [None if rng.random() < nulls else value for value in values]
+    null_share, nan_share = rng.choice([0, 0, 0.2, 1]), rng.choice([0, 0.2]) if kind.nans else 0
+    values = [NAN if rng.random() < nan_share else value for value in values]
+    return [None if rng.random() < null_share else value for value in values]
 
 
 def compute_order(value: Any) -> Any:
@@ -139,11 +147,11 @@ class Predicate:
     nans: bool
 
     def build_ranges(self) -> KeyRanges:
-        results = []
+        ranges = []
         for low, high, low_open, high_open in merge_ranges(self.ranges):
-            low_key, high_key = (None if end is None else make_key(end, self.kind) for end in (low, high))
-            results.append(KeyRange(low_key, high_key, low_open, high_open))
-        return KeyRanges(self.kind, tuple(results), self.nulls, self.nans)
+            low_key, high_key = (None if bound is None else make_key(bound, self.kind) for bound in (low, high))
+            ranges.append(KeyRange(low_key, high_key, low_open, high_open))
+        return KeyRanges(self.kind, tuple(ranges), self.nulls, self.nans)
 
     def holds(self, value: Any) -> bool:
         if value is None:
@@ -162,25 +170,25 @@ class Predicate:
 def merge_ranges(ranges: Sequence[Range]) -> list[Range]:
     """Return ascending and disjoint ranges that contain the same values."""
     actual_ranges: list[Range] = []
-    for item in sorted(
+    for next_low, next_high, next_low_open, next_high_open in sorted(
         ranges,
         key=lambda bounds: (bounds[0] is not None, compute_order(bounds[0]) if bounds[0] is not None else 0, bounds[2]),
     ):
         if not actual_ranges:
-            actual_ranges.append(item)
+            actual_ranges.append((next_low, next_high, next_low_open, next_high_open))
             continue
         low, high, low_open, high_open = actual_ranges[-1]
-        if high is not None and item[0] is not None:
-            gap = compute_order(item[0]) > compute_order(high) or (
-                compute_order(item[0]) == compute_order(high) and (item[2] or high_open)
+        if high is not None and next_low is not None:
+            gap = compute_order(next_low) > compute_order(high) or (
+                compute_order(next_low) == compute_order(high) and (next_low_open or high_open)
             )
             if gap:
-                actual_ranges.append(item)
+                actual_ranges.append((next_low, next_high, next_low_open, next_high_open))
                 continue
-        if high is None or item[1] is None:
+        if high is None or next_high is None:
             actual_ranges[-1] = (low, None, low_open, False)
-        elif (compute_order(item[1]), not item[3]) > (compute_order(high), not high_open):
-            actual_ranges[-1] = (low, item[1], low_open, item[3])
+        elif (compute_order(next_high), not next_high_open) > (compute_order(high), not high_open):
+            actual_ranges[-1] = (low, next_high, low_open, next_high_open)
     return actual_ranges
 
 
@@ -204,8 +212,14 @@ def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Pre
                 low, high = sorted((draw_literal(), draw_literal()), key=compute_order)
                 ranges.append((low, high, rng.random() < 0.5, rng.random() < 0.5))
             case 2:
-                end = draw_literal()
-                ranges.append((*rng.choice([(None, end), (end, None)]), rng.random() < 0.5, rng.random() < 0.5))
+                second_literal = draw_literal()
+                ranges.append(
+                    (
+                        *rng.choice([(None, second_literal), (second_literal, None)]),
+                        rng.random() < 0.5,
+                        rng.random() < 0.5,
+                    )
+                )
             case _:
                 value = draw_literal()
                 ranges.append((value, value, False, False))
@@ -213,4 +227,4 @@ def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Pre
         ranges.append((None, None, False, False))
     if len(ranges) >= 300 or rng.random() < 0.3:
         ranges = [item for item in ranges if item[0] is not None and item[0] == item[1]]
-    return Predicate(get_kind(kind), tuple(ranges), rng.random() < 0.3, rng.random() < 0.3)
+    return Predicate(get_type_name(kind), tuple(ranges), rng.random() < 0.3, rng.random() < 0.3)

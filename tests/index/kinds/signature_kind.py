@@ -43,8 +43,8 @@ class SignatureQuestion:
     hashes: npt.NDArray[np.uint64]
 
     def mark_files(self, index: Signatures) -> Flags:
-        places = self.hashes % np.uint64(index.rows.shape[1])
-        flags: Flags = index.rows[:, places].any(axis=1).astype(np.uint8)
+        positions = self.hashes % np.uint64(index.rows.shape[1])
+        flags: Flags = index.rows[:, positions].any(axis=1).astype(np.uint8)
         return flags
 
 

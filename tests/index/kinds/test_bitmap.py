@@ -19,14 +19,14 @@ from seamark.formats.index.keys.keys import KeyRange, KeyRanges, unpack_bits
 from seamark.formats.index.kinds import bitmap, postings
 from seamark.formats.index.kinds.bitmap import Bitmap, FileBitmap
 from seamark.formats.index.kinds.slices import EQUALITY, SLICES, compute_slice_count
-from tests.index.kinds.columns import KINDS, LONG_TEXT, Kind, draw_column, draw_predicate, get_kind
+from tests.index.kinds.columns import KINDS, LONG_TEXT, Kind, draw_column, draw_predicate, get_type_name
 from tests.seeds import mark_fast
 
 ROWS = (0, 1, 2, 63, 64, 65, 127, 200, 700)
 
 
 def build_file(kind: Kind, values: Sequence[Any]) -> FileBitmap:
-    return bitmap.build_bitmap(convert_to_keys(kind.arrow(values), get_kind(kind)))
+    return bitmap.build_bitmap(convert_to_keys(kind.arrow(values), get_type_name(kind)))
 
 
 def open_bitmap(entries: Sequence[FileBitmap]) -> Bitmap:
@@ -62,20 +62,21 @@ def check_predicates(
     for _ in range(times):
         predicate = draw_predicate(rng, kind, rng.choice(columns) if columns else [])
         ranges = predicate.build_ranges()
-        marks = index.mark_files(ranges).tolist()
-        assert len(marks) == len(columns)
+        flags = index.mark_files(ranges).tolist()
+        assert len(flags) == len(columns)
         for number, values in enumerate(columns):
             expected = [row for row, value in enumerate(values) if predicate.holds(value)]
             rows = find_rows(index, number, ranges, len(values))
             if index.is_exact_for(ranges):
-                assert (rows, marks[number]) == (expected, int(bool(expected)))
+                assert (rows, flags[number]) == (expected, int(bool(expected)))
             else:
                 assert set(expected) <= set(rows)
-                assert marks[number] >= bool(rows)
+                assert flags[number] >= bool(rows)
 
 
 @pytest.fixture(params=["by key", "by edges"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Use the layout of small indexes, which has the files of each key, or that of large ones, which has extremes."""
     if request.param == "by edges":
         monkeypatch.setattr(postings, "SMALL_INDEX_MAX_BYTES", -1)
         monkeypatch.setattr(postings, "SHARED_MAX_FRACTION", -1)
@@ -136,9 +137,9 @@ def test_files_with_matching_rows_are_found_for_any_number_of_files(files: int, 
 def test_shared_keys_are_stored_once_and_other_keys_with_their_file() -> None:
     rng = np.random.default_rng(1)
     shared_keys = [build_from_longs(rng.integers(0, 1000, 20_000)) for _ in range(20)]
-    builds = [build_from_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
+    unshared_keys = [build_from_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
     sizes = {}
-    for name, entries in (("shared", shared_keys), ("alone", builds)):
+    for name, entries in (("shared", shared_keys), ("alone", unshared_keys)):
         sections = sum(entry.size_bytes for entry in entries)
         sizes[name] = (sum(map(len, bitmap.encode_bitmaps(entries))) - sections) / sections
     assert sizes["shared"] < 0.05
@@ -152,7 +153,8 @@ def test_file_has_as_many_slices_as_its_ranks_have_bits() -> None:
     rng = np.random.default_rng(2)
     section = open_bitmap([build_from_longs(rng.integers(0, 1000, 100_000))]).open_section(0)
     assert section.layout == SLICES
-    assert section.bitmaps_bytes <= 10 * 8 * (-(-100_000 // 64))
+    slice_bytes = 8 * -(-100_000 // 64)  # A slice has a word of 8 bytes for 64 rows.
+    assert section.bitmaps_bytes <= 10 * slice_bytes
 
 
 def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
@@ -161,9 +163,9 @@ def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
     index = open_bitmap([build_from_longs(values)])
     assert index.open_section(0).layout == EQUALITY
     assert index.open_section(0).bitmaps_bytes < 5 * 3000  # 2 bytes for each rare row, and two runs.
-    for requested_files in ({3}, {0}, {3, 4}, set(range(1, 29)), set(range(30)) - {7}):
-        expected = np.flatnonzero(np.isin(values, list(requested_files))).tolist()
-        assert find_rows(index, 0, build_ranges(*requested_files), len(values)) == expected
+    for wanted_values in ({3}, {0}, {3, 4}, set(range(1, 29)), set(range(30)) - {7}):
+        expected = np.flatnonzero(np.isin(values, list(wanted_values))).tolist()
+        assert find_rows(index, 0, build_ranges(*wanted_values), len(values)) == expected
 
 
 @pytest.mark.parametrize("bounds", [1, 60, 127, 128, 129, 2000])
@@ -171,9 +173,9 @@ def test_in_lists_of_any_length_find_the_same_rows(bounds: int) -> None:
     rng = np.random.default_rng(bounds)
     values = rng.integers(0, 5000, 10_007)
     index = open_bitmap([build_from_longs(values)])
-    requested_files = rng.choice(5000, bounds, replace=False)
-    expected = np.flatnonzero(np.isin(values, requested_files)).tolist()
-    assert find_rows(index, 0, build_ranges(*requested_files.tolist()), len(values)) == expected
+    wanted_values = rng.choice(5000, bounds, replace=False)
+    expected = np.flatnonzero(np.isin(values, wanted_values)).tolist()
+    assert find_rows(index, 0, build_ranges(*wanted_values.tolist()), len(values)) == expected
 
 
 @pytest.mark.parametrize(
@@ -258,8 +260,8 @@ def test_section_is_sufficient_for_the_rows_of_a_file() -> None:
     index = open_bitmap([build_from_longs([5, 6, 7]), build_from_longs([7, 8, 9, 9])])
     start, length = index.find_section_range(1)
     changed_index = bytearray(index.memory)
-    first, first_length = index.find_section_range(0)
-    changed_index[first : first + first_length] = bytes(first_length)
+    other_start, other_length = index.find_section_range(0)
+    changed_index[other_start : other_start + other_length] = bytes(other_length)
     assert find_rows(Bitmap(memoryview(changed_index)), 1, build_ranges(9), 4) == [2, 3]
     assert start + length == len(index.memory)
 

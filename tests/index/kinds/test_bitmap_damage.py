@@ -29,13 +29,13 @@ Answers = list[tuple[list[int], list[list[int]]]]
 
 
 def draw_longs(rng: np.random.Generator) -> list[pa.Array]:
-    shapes = [
+    columns = [
         rng.integers(0, 9, 200),
         np.sort(rng.integers(0, 300, 900)),
         np.where(rng.random(2000) < 0.01, 1, 0),
         np.full(70, 5),
     ]
-    return [pa.array(values, pa.int64(), mask=rng.random(len(values)) < 0.1) for values in shapes]
+    return [pa.array(values, pa.int64(), mask=rng.random(len(values)) < 0.1) for values in columns]
 
 
 def draw_strings(rng: np.random.Generator) -> list[pa.Array]:
@@ -67,6 +67,7 @@ def list_answers(blob: bytes | bytearray, kind: str) -> Answers:
 
 @pytest.fixture(params=["long", "string", "long by edges", "string by edges"])
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, str]:
+    """Return an index and its key type. `by edges` forces the layout of large indexes, which has extremes of files."""
     kind, _, edges = str(request.param).partition(" ")
     if edges:
         monkeypatch.setattr(postings, "SMALL_INDEX_MAX_BYTES", -1)
@@ -83,15 +84,15 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
 def test_flipped_byte_is_detected_or_harmless(case: tuple[bytes, str]) -> None:
     blob, kind = case
     expected_answers = list_answers(blob, kind)
-    count = 0
+    detected_count = 0
     for offset in range(len(blob)):
         damaged_bytes = bytearray(blob)
         damaged_bytes[offset] ^= 1 << (offset * 7 % 8)
         try:
             assert list_answers(damaged_bytes, kind) == expected_answers, f"byte {offset} of {len(blob)}"
         except ValueError:
-            count += 1
-    assert count > 0.9 * len(blob)
+            detected_count += 1
+    assert detected_count > 0.9 * len(blob)
 
 
 @pytest.mark.few_cases(1)
@@ -141,8 +142,8 @@ def test_swapped_sections_are_rejected() -> None:
     ]
     longer_bitmap = bitmap.build_bitmap(convert_to_keys(pa.array([1, 2, 3, 3], pa.int64()), "long"))
     assert len(longer_bitmap.section) == len(entries[0].section)
-    head, directory, files, first, _ = bitmap.encode_bitmaps([entries[0], longer_bitmap])
-    index = Bitmap(memoryview(b"".join((head, directory, files, longer_bitmap.section, first))))
+    head, directory, files, first_section, _ = bitmap.encode_bitmaps([entries[0], longer_bitmap])
+    index = Bitmap(memoryview(b"".join((head, directory, files, longer_bitmap.section, first_section))))
     with pytest.raises(ValueError, match="section 0 of a bitmap index belongs to another file"):
         index.find_rows(0, build_ranges("long")[0])
 
@@ -201,9 +202,10 @@ def _build_run_bitmap(containers: int) -> bytes:
     """Return a roaring bitmap of all rows of `containers` containers, with 14 bytes for each 65,536 rows."""
     flags = np.packbits(np.ones(containers, dtype=np.uint8), bitorder="little").tobytes()
     keys = np.array([(key, 65535) for key in range(containers)], dtype="<u2").tobytes()
-    head = np.array([12347 | (containers - 1) << 16], dtype="<u4").tobytes() + flags + keys
-    starts = len(head) + 4 * containers + 6 * np.arange(containers)
-    return head + starts.astype("<u4").tobytes() + np.array([1, 0, 65535] * containers, dtype="<u2").tobytes()
+    # The cookie 12347 means that the bitmap has run containers.
+    cookie = np.array([12347 | (containers - 1) << 16], dtype="<u4").tobytes() + flags + keys
+    starts = len(cookie) + 4 * containers + 6 * np.arange(containers)
+    return cookie + starts.astype("<u4").tobytes() + np.array([1, 0, 65535] * containers, dtype="<u2").tobytes()
 
 
 def _measure_peak_bytes(read: Callable[[], object]) -> int:
@@ -226,32 +228,34 @@ def test_runs_with_more_rows_than_the_file_are_not_expanded() -> None:
 
 def test_runs_of_many_rows_are_expanded_in_steps() -> None:
     rows = 160 << 16
-    results: list[Any] = []
+    expanded_parts: list[Any] = []
     assert (
         _measure_peak_bytes(
-            lambda: results.append(bits.decode_bits(Piece(Coding.ROARING, _build_run_bitmap(160)), rows))
+            lambda: expanded_parts.append(bits.decode_bits(Piece(Coding.ROARING, _build_run_bitmap(160)), rows))
         )
         < 12 << 20
     )
-    assert bits.count_set_bits(results[0]) == rows
+    assert bits.count_set_bits(expanded_parts[0]) == rows
     row_numbers = np.unique(np.random.default_rng(5).integers(0, rows, 1 << 19))
     bit_map = pyroaring.BitMap(row_numbers.astype(np.uint32))
-    text = bits.decode_bits(Piece(Coding.ROARING, bit_map.serialize()), rows)
-    assert not isinstance(text, bool)
-    assert np.array_equal(bits.list_positions(text), row_numbers)
+    decoded_bits = bits.decode_bits(Piece(Coding.ROARING, bit_map.serialize()), rows)
+    assert not isinstance(decoded_bits, bool)
+    assert np.array_equal(bits.list_positions(decoded_bits), row_numbers)
 
 
 def test_small_section_is_not_decoded_to_gigabytes() -> None:
     rows = ROWS_MAX
     words = pa.Codec("zstd", 1).compress(bytes(8 * bits.count_words(rows)), asbytes=True)
     numbers = Piece(Coding.FLAT, _ordered.pack_numbers(np.arange(1 << 12, dtype=np.uint64)).data)
-    none = Piece(Coding.ZEROS, b"")
-    pieces = [numbers, none, none, *[Piece(Coding.ZSTD, words)] * 12]
+    empty_piece = Piece(Coding.ZEROS, b"")
+    pieces = [numbers, empty_piece, empty_piece, *[Piece(Coding.ZSTD, words)] * 12]
     section = Section(memoryview(write_pieces(PiecesHeader(rows, 1 << 12, CODES, SLICES, 0), pieces)))
     with pytest.raises(ValueError, match="the limit is 268,435,456 bytes"):
         section.decode_slices()
     with pytest.raises(ValueError, match="a section cannot have"):
-        Section(memoryview(write_pieces(PiecesHeader(rows + 1, 1, CODES, SLICES, 0), [numbers, none, none])))
+        Section(
+            memoryview(write_pieces(PiecesHeader(rows + 1, 1, CODES, SLICES, 0), [numbers, empty_piece, empty_piece]))
+        )
 
 
 def test_slices_too_large_to_read_compressed_are_stored_flat(monkeypatch: pytest.MonkeyPatch) -> None:

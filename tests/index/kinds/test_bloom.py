@@ -150,9 +150,9 @@ def test_many_distinct_hashes_are_counted_exactly() -> None:
 
 @pytest.mark.parametrize("fpp", [0.5, 0.01, 1e-6])
 def test_bloom_filter_wastes_at_most_a_quarter(fpp: float) -> None:
-    k = compute_hash_count(fpp)
+    hash_count = compute_hash_count(fpp)
     for keys in [*range(300, 5_000, 7), 10**6, 9_999_999]:
-        bit_count = keys * -k / math.log(1 - fpp ** (1 / k))
+        bit_count = keys * -hash_count / math.log(1 - fpp ** (1 / hash_count))
         bits = compute_filter_bits(keys, fpp)
         assert bit_count <= bits < max(bit_count * 1.25 + 64, 257)
         assert bits % 64 == 0
@@ -163,44 +163,47 @@ def test_bloom_filter_wastes_at_most_a_quarter(fpp: float) -> None:
 
 def read_bits(blob: bytes) -> list[set[int]]:
     """Return the bits that are set in each file's filter, read in plain Python as the format's page describes."""
-    head, _, files, groups = struct.unpack_from("<4I", blob)
+    header_size, _, files, groups = struct.unpack_from("<4I", blob)
     entries = [struct.unpack_from("<4Q", blob, 16 + 32 * i) for i in range(groups)]
     numbers = blob[16 + 32 * groups :][:files]
-    assert xxhash.xxh64_intdigest(blob[: head - 8]) == int.from_bytes(blob[head - 8 : head], "little")
+    assert xxhash.xxh64_intdigest(blob[: header_size - 8]) == int.from_bytes(
+        blob[header_size - 8 : header_size], "little"
+    )
     results: list[set[int]] = [set() for _ in range(files)]
     for group, (bits, count, offset, length) in enumerate(entries):
         members = [file for file in range(files) if numbers[file] == group]
         assert len(members) == count
         stride = count if count <= 128 else math.ceil(count / 8) * 8
+        # A row has a bit for each file of the group. A page has as many rows as fit into 4 KiB.
         rows = 1
         while rows * 2 * stride <= 32768:
             rows *= 2
         start, end = offset, offset + length
-        for first in range(0, bits, rows):
-            rows_of_layer = min(rows, bits - first)
+        for first_row in range(0, bits, rows):
+            rows_of_layer = min(rows, bits - first_row)
             page = blob[start : start + math.ceil(rows_of_layer * stride / 8)]
             start += len(page)
-            seal = xxhash.xxh64_intdigest(page, start - len(page)) & 0xFFFFFFFF
-            assert blob[start : start + 4] == seal.to_bytes(4, "little")
+            checksum = xxhash.xxh64_intdigest(page, start - len(page)) & 0xFFFFFFFF
+            assert blob[start : start + 4] == checksum.to_bytes(4, "little")
             start += 4
             number = int.from_bytes(page, "little")
             for row in range(rows_of_layer):
                 line = number >> row * stride & (1 << stride) - 1
                 assert line >> count == 0
                 while line:
-                    results[members[(line & -line).bit_length() - 1]].add(first + row)
+                    results[members[(line & -line).bit_length() - 1]].add(first_row + row)
                     line &= line - 1
         assert start == end
     return results
 
 
-def compute_bits(values: Any, bits: int, k: int) -> set[int]:
-    results = set()
+def compute_bits(values: Any, bits: int, hash_count: int) -> set[int]:
+    set_bits = set()
     for value in values.tolist():
         hashed_value = xxhash.xxh64_intdigest(struct.pack("<Q", value + 2**63))
         high, step = hashed_value >> 32, hashed_value & 0xFFFFFFFF | 1
-        results |= {((high + i * step) % 2**32) * bits >> 32 for i in range(k)}
-    return results
+        set_bits |= {((high + i * step) % 2**32) * bits >> 32 for i in range(hash_count)}
+    return set_bits
 
 
 @pytest.mark.parametrize(("count", "fpp"), [(1, 0.01), (3, 0.01), (70, 0.2), (131, 0.05)])
@@ -217,10 +220,10 @@ def test_reader_of_the_documented_format_finds_the_bits_of_each_file(count: int,
 def test_format_equals_that_of_earlier_versions() -> None:
     texts = [["a", "ß", ""], [], [str(i) for i in range(5_000)], [None, "a"], *[[str(i)] for i in range(200)]]
     blob = encode_blob([build_filter(convert_to_keys(pa.array(text, pa.string()), "string")) for text in texts])
-    assert (len(blob), xxhash.xxh64_hexdigest(blob)) == GOLDEN
+    assert (len(blob), xxhash.xxh64_hexdigest(blob)) == EXPECTED_LENGTH_AND_HASH
 
 
-GOLDEN = (13_112, "3f6589d64df3fa3b")
+EXPECTED_LENGTH_AND_HASH = (13_112, "3f6589d64df3fa3b")
 
 
 def draw_merges(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, Any]]]]:
@@ -233,7 +236,7 @@ def draw_merges(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, 
             files = draw_files(int(rng.integers(2**40)), rng.choice([0, 10, 60, 500], count).tolist())
             entries = [build_filter(build_long_keys(values)) for values in files]
             keep = rng.random(count) < rng.choice([0.0, 0.4, 0.95, 1.0])
-            kept_entries += [entry for entry, expected in zip(entries, keep.tolist(), strict=True) if expected]
+            kept_entries += [entry for entry, is_kept in zip(entries, keep.tolist(), strict=True) if is_kept]
             given_parts.append((Bloom(encode_blob(entries)), keep))
         yield kept_entries, given_parts
 
@@ -297,10 +300,11 @@ def test_remote_probe_reads_at_most_k_small_ranges_for_each_group() -> None:
     blob = encode_blob([build_filter(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
     for value in files[0][:40].tolist():
-        ranges = bloom.list_byte_ranges(hash_value(value))
-        assert len(ranges) <= 2 * 7
-        assert sum(length for _, length in ranges) <= 2 * 7 * (4096 + 4)
-        assert ranges == sorted(ranges)
+        ranges_to_read = bloom.list_byte_ranges(hash_value(value))
+        # There are two groups and 7 hash functions. A page has up to 4 KiB and a checksum.
+        assert len(ranges_to_read) <= 2 * 7
+        assert sum(length for _, length in ranges_to_read) <= 2 * 7 * (4096 + 4)
+        assert ranges_to_read == sorted(ranges_to_read)
 
 
 def test_bytes_from_another_position_are_rejected() -> None:
@@ -342,15 +346,15 @@ def check_same_or_error(damaged_blob: bytes, hashes: list[Any], answers: Any) ->
 def test_flipped_bit_is_an_error_or_changes_no_answer(undamaged_index: tuple[bytes, list[Any], Any]) -> None:
     blob, hashes, answers = undamaged_index
     rng = np.random.default_rng(11)
-    places = [*range(read_header_size(blob) + 8), *rng.integers(0, len(blob), 600).tolist(), len(blob) - 1]
+    offsets = [*range(read_header_size(blob) + 8), *rng.integers(0, len(blob), 600).tolist(), len(blob) - 1]
     damage_reports = 0
-    for place in places:
+    for offset in offsets:
         damaged_bytes = bytearray(blob)
-        damaged_bytes[place] ^= 1 << int(rng.integers(8))
+        damaged_bytes[offset] ^= 1 << int(rng.integers(8))
         hash_indexes = rng.permutation(len(hashes))[:5].tolist()
         some_hashes, expected = [hashes[i] for i in hash_indexes], [answers[i] for i in hash_indexes]
         damage_reports += check_same_or_error(bytes(damaged_bytes), some_hashes, expected) > 0
-        if place >= read_header_size(blob):
+        if offset >= read_header_size(blob):
             with pytest.raises(ValueError, match="checksum"):
                 Bloom(bytes(damaged_bytes)).verify()
     assert damage_reports > read_header_size(blob)
@@ -384,8 +388,8 @@ def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
     refused_count = 0
     for _ in range(2_000):
         forged_blob = bytearray(blob)
-        place = int(rng.integers(4, head - 8))
-        forged_blob[place] = int(rng.integers(256))
+        offset = int(rng.integers(4, head - 8))
+        forged_blob[offset] = int(rng.integers(256))
         forged_blob[head - 8 : head] = xxhash.xxh64_intdigest(bytes(forged_blob[: head - 8])).to_bytes(8, "little")
         try:
             bloom = Bloom(bytes(forged_blob))
@@ -398,19 +402,19 @@ def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
 
 def test_filters_can_be_sent_between_processes() -> None:
     filters = build_filter(build_long_keys([1, 2, 3]))
-    document = pickle.loads(pickle.dumps(filters))
-    assert encode_blob([document]) == encode_blob([filters])
+    unpickled_filters = pickle.loads(pickle.dumps(filters))
+    assert encode_blob([unpickled_filters]) == encode_blob([filters])
 
 
 def test_impossible_filter_parameters_are_rejected() -> None:
-    first, other = build_filter(build_long_keys([1])), build_filter(build_long_keys([1]), 0.2)
+    default_filter, larger_error_filter = build_filter(build_long_keys([1])), build_filter(build_long_keys([1]), 0.2)
     for fpp in (0.0, 1e-7, 0.6, math.nan):
         with pytest.raises(ValueError, match="false-positive rate"):
             build_filter(build_long_keys([1]), fpp)
-    for entries in ([], [first, other]):
+    for entries in ([], [default_filter, larger_error_filter]):
         with pytest.raises(ValueError, match="number of bits per key"):
             encode_filters(entries)
-    blooms = [(Bloom(encode_blob([some])), np.ones(1, dtype=bool)) for some in (first, other)]
+    blooms = [(Bloom(encode_blob([entry])), np.ones(1, dtype=bool)) for entry in (default_filter, larger_error_filter)]
     for parts in ([], blooms):
         with pytest.raises(ValueError, match="number of bits per key"):
             merge_filters(parts)

@@ -108,6 +108,7 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
         else term.name
         for term in definition.terms
     ]
+    # The lowest ratio that is a number. If all ratios are NaN, the aggregate is NaN.
     lowest = "min(CASE WHEN isnan(ratio) THEN NULL ELSE ratio END)"
     expected = duckdb.sql(
         f"SELECT {', '.join(keys)}, count(*), count(qty), sum(qty), sum(big), sum(price), count(price),"
@@ -214,9 +215,11 @@ def test_cube_of_another_layout_is_not_reported_as_damaged(layout: int) -> None:
     blob = bytearray(
         b"".join(map(bytes, CUBE.encode([build_entry(define_cube(["country"], ["sum(qty)"]), draw_rows(1, 30))])))
     )
+    # The layout is the third number of the header.
     blob[8:12] = layout.to_bytes(4, "little")
     with pytest.raises(ValueError, match="checksum"):
         CUBE.open(memoryview(blob))
+    # The last four bytes of the header are its checksum.
     blob[28:32] = isal_zlib.crc32(blob[:28]).to_bytes(4, "little")
     with pytest.raises(UnknownVersion, match=f"layout {layout}; this server reads layout 2"):
         CUBE.open(memoryview(blob))
@@ -261,12 +264,10 @@ def test_unpacked_groups_equal_the_packed_groups() -> None:
                 "d3": pa.array([rng.choice([True, None]) for _ in range(rows)], pa.bool_()),
                 "m0": pa.array(longs, pa.int64()),
                 "m1": pa.array(
-                    [rng.choice([Decimal(longest_number), None][:limit]) for longest_number in longs],
+                    [rng.choice([Decimal(number), None][:limit]) for number in longs],
                     pa.decimal128(38, 0),
                 ),
-                "m2": pa.array(
-                    [Decimal(longest_number * limit) / 100 for longest_number in longs], pa.decimal128(38, 2)
-                ),
+                "m2": pa.array([Decimal(number * limit) / 100 for number in longs], pa.decimal128(38, 2)),
             }
             groups = pa.RecordBatch.from_arrays(list(columns.values()), list(columns)).slice(rows // 7)
             (stored_groups,) = open_entries(groups).read([0])
@@ -287,10 +288,10 @@ def test_entry_without_compression_is_refused() -> None:
 @pytest.mark.parametrize("rows", [0, 1, 3000])
 def test_decompressed_size_of_an_entry_is_known_before_it_is_read(rows: int) -> None:
     entry = build_entry(define_cube(["country", "ratio"], ["sum(qty)", "min(ts)"]), draw_rows(4, rows))
-    body = CUBE.encode([entry, entry])[1]
+    _, body = CUBE.encode([entry, entry])
     assert isinstance(body, memoryview)
     packed_batch = pa.ipc.open_file(body).get_batch(0)
-    sizes = [count_decoded_bytes(body, place) for place in find_batches(body)]
+    sizes = [count_decoded_bytes(body, batch_location) for batch_location in find_batches(body)]
     assert sizes == [sum(buffer.size for column in packed_batch.columns for buffer in column.buffers() if buffer)] * 2
 
 
@@ -301,7 +302,7 @@ def test_entry_with_too_many_groups_is_not_built(monkeypatch: pytest.MonkeyPatch
         build_entry(definition, draw_rows(1, 100))
 
 
-def test_only_a_sum_beyond_its_type_is_reported_as_an_overflow() -> None:
+def test_sum_beyond_its_type_is_reported_as_an_overflow() -> None:
     groups = pa.table({"d0": ["a", "a"], "m0": pa.array([2**62] * 2)})
     with pytest.raises(SumOverflow, match="out of bounds"):
         combine_groups(groups, {"m0": "count"})
@@ -312,10 +313,10 @@ def test_audit_names_the_column_that_differs() -> None:
     rows = draw_rows(2, 60)
     index = open_entries(build_entry(definition, rows))
     assert list(CUBE.compare_aggregates(index, 0, build_entry(definition, rows))) == []
-    earlier_entry = open_entries(
+    reversed_index = open_entries(
         build_entry(definition, rows).take(pa.array(range(build_entry(definition, rows).num_rows)[::-1]))
     )
-    assert list(CUBE.compare_aggregates(earlier_entry, 0, build_entry(definition, rows))) == [], (
+    assert list(CUBE.compare_aggregates(reversed_index, 0, build_entry(definition, rows))) == [], (
         "the order of groups must not matter"
     )
     changed_rows = rows.set_column(rows.column_names.index("qty"), "qty", pa.array([1] * 60, pa.int32()))
@@ -329,9 +330,9 @@ def test_cube_definition_is_read_from_its_id_and_follows_a_rename() -> None:
     )
     assert definition.text == "cube(day(ts), place.city; sum(price * (1 - discount)), avg(qty), count(*), shrink=5)"
     renamed_schema = Schema(tuple(Field(f.id, f"new_{f.name}", False, f.type) for f in SCHEMA.fields), schema_id=1)
-    second_blob = parse_definition(definition.id, renamed_schema, name="c")
-    assert second_blob.id == definition.id
-    assert second_blob.text.startswith("cube(day(new_ts), new_place.city; sum(new_price * (1 - new_discount))")
+    renamed_definition = parse_definition(definition.id, renamed_schema, name="c")
+    assert renamed_definition.id == definition.id
+    assert renamed_definition.text.startswith("cube(day(new_ts), new_place.city; sum(new_price * (1 - new_discount))")
     assert set(definition.column_ids) == {1, 11, 5, 6, 7}
 
 

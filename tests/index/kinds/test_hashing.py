@@ -23,11 +23,11 @@ CODES = st.integers(0, 2**64 - 1)
 
 def test_hashes_equal_the_vectors_of_the_specification() -> None:
     # The sanity check of xxHash: bytes of a generator with a fixed state, lengths on every path, and two seeds.
-    data, state = bytearray(), 2654435761
+    prime = 2654435761
+    data, state = bytearray(), prime
     for _ in range(222):
         data.append(state >> 56 & 0xFF)
         state = state * 11400714785074694797 % 2**64
-    prime = 2654435761
     hash_vectors = {
         (0, 0): 0xEF46DB3751D8E999,
         (0, prime): 0xAC75FDA2929B17EF,

@@ -32,35 +32,36 @@ def open_bitmap(files: list[list[Any]], kind: str, arrow: pa.DataType) -> bitmap
 
 
 def draw_values(rng: random.Random, text: bool, span: int, rows: int) -> list[Any]:
-    nulls = rng.choice([0, 0, 0.1])
-    values = [None if rng.random() < nulls else rng.randrange(span) - span // 2 for _ in range(rows)]
+    null_share = rng.choice([0, 0, 0.1])
+    values = [None if rng.random() < null_share else rng.randrange(span) - span // 2 for _ in range(rows)]
     return [None if value is None else f"v{value}" for value in values] if text else values
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(60), 6))
 def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
+    # Keys have no table of bits, or one for a wide range.
     monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))
     is_text, span = rng.random() < 0.3, rng.choice([2, 40, 700, 10**9])
     kind, arrow = ("string", pa.string()) if is_text else ("long", pa.int64())
     files = [draw_values(rng, is_text, span, rng.choice([0, 1, 64, 500])) for _ in range(rng.choice([1, 9, 70]))]
     index = open_bitmap(files, kind, arrow)
     pool = [value for values in files for value in values if value is not None] + draw_values(rng, is_text, span, 5)
-    expected = set(rng.sample(pool, rng.randint(0, min(len(pool), rng.choice([3, 60, 5000]))))) - {None}
-    keys = build_key_set(sorted(expected), kind, arrow)
+    wanted_keys = set(rng.sample(pool, rng.randint(0, min(len(pool), rng.choice([3, 60, 5000]))))) - {None}
+    keys = build_key_set(sorted(wanted_keys), kind, arrow)
     assert index.mark_files_with_keys(keys).tolist() == [
-        int(any(value in expected for value in values)) for values in files
+        int(any(value in wanted_keys for value in values)) for values in files
     ]
-    assert not index.has_only(keys) or all(value in expected for values in files for value in values)
+    assert not index.has_only(keys) or all(value in wanted_keys for values in files for value in values)
     for number, values in enumerate(files):
         row_mask = unpack_bits(index.find_rows_with_keys(number, keys), len(values)).tolist()
-        assert row_mask == [value in expected for value in values]
+        assert row_mask == [value in wanted_keys for value in values]
         presence = rng.choices([True, False], k=len(values))
         bits = convert_to_keys(pa.array([1 if item else None for item in presence], pa.int64()), "long").valid
         if bits is not None:
             row_mask = unpack_bits(index.find_rows_with_keys(number, keys, bits), len(values)).tolist()
             assert row_mask == [
-                value in expected and is_present for value, is_present in zip(values, presence, strict=True)
+                value in wanted_keys and is_present for value, is_present in zip(values, presence, strict=True)
             ]
 
 
@@ -76,26 +77,28 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
         index = open_bitmap([values], "long", pa.int64())
         if rng.random() < 0.4:
             low, width = rng.randrange(span) - span // 2, rng.choice([1, 5, span // 3])
-            expected: set[int] = set(range(low, low + width))
+            wanted_keys: set[int] = set(range(low, low + width))
             keys: KeySet | KeySpan = KeySpan("long", low + (1 << 63), low + width - 1 + (1 << 63))
         else:
-            expected = {rng.randrange(span) - span // 2 for _ in range(rng.choice([1, 8, span // 4, span // 2]))}
-            keys = build_key_set(sorted(expected), "long", pa.int64())
+            wanted_keys = {rng.randrange(span) - span // 2 for _ in range(rng.choice([1, 8, span // 4, span // 2]))}
+            keys = build_key_set(sorted(wanted_keys), "long", pa.int64())
         assert keys.table is not None
         column = index.find_column(0, keys.table)
         if column is None:  # Columns with few values have a bitmap for each value.
             continue
         columns.append(column)
-        matching_rows = [is_match and value in expected for is_match, value in zip(matching_rows, values, strict=True)]
+        matching_rows = [
+            is_match and value in wanted_keys for is_match, value in zip(matching_rows, values, strict=True)
+        ]
     if not columns:
         return
     assert any_row(columns, rows, None) == any(matching_rows)
-    among = np.zeros(-(-rows // 64), dtype=np.uint64)
-    assert not any_row(columns, rows, among)
+    candidate_rows = np.zeros(-(-rows // 64), dtype=np.uint64)
+    assert not any_row(columns, rows, candidate_rows)
     for row in rng.sample(range(rows), min(rows, 20)):
-        among[:] = 0
-        among[row // 64] = np.uint64(1 << row % 64)
-        assert any_row(columns, rows, among) == matching_rows[row]
+        candidate_rows[:] = 0
+        candidate_rows[row // 64] = np.uint64(1 << row % 64)
+        assert any_row(columns, rows, candidate_rows) == matching_rows[row]
 
 
 def test_incompatible_arguments_of_the_kernel_are_rejected() -> None:
@@ -106,7 +109,7 @@ def test_incompatible_arguments_of_the_kernel_are_rejected() -> None:
     assert column is not None
     dictionary, slices, absent, table, low, span = column
     assert table is not None
-    for broken, rows, among in (
+    for invalid_column, rows, candidate_rows in (
         (column, 99, None),
         (column, 100, np.zeros(1, dtype=np.uint64)),
         ((dictionary, slices, np.zeros(1, dtype=np.uint64), table, low, span), 100, None),
@@ -114,15 +117,15 @@ def test_incompatible_arguments_of_the_kernel_are_rejected() -> None:
         ((dictionary, slices, absent, table, low, 1000), 100, None),
     ):
         with pytest.raises(ValueError, match=r"words|rows|span"):
-            any_row([broken], rows, among)
+            any_row([invalid_column], rows, candidate_rows)
     with pytest.raises(ValueError, match="too many"):
-        any_row([column] * 33, 100, None)
+        any_row([column] * 33, 100, None)  # The maximum is 32 columns.
 
 
 def test_keys_converted_to_another_type_represent_the_same_values() -> None:
     longs = build_key_set([-(2**40), -5, 7, 2**31 - 1, 2**31], "long", pa.int64())
     ints = longs.convert_to_kind("int")
-    assert [ints.get_key(place) - (1 << 63) for place in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]
+    assert [ints.get_key(number) - (1 << 63) for number in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]
     assert ints.convert_to_kind("long").digest == build_key_set([-5, 7, 2**31 - 1], "long", pa.int64()).digest
     short_set = build_key_set([-3, 0, 12], "decimal(9, 2)", pa.decimal128(9, 2))
     wide_set = short_set.convert_to_kind("decimal(30, 2)")

@@ -125,22 +125,22 @@ def check_keys(keys: Keys, kind: str, values: list[Any]) -> None:
 def list_layouts(array: pa.Array) -> dict[str, Any]:
     """Return the same rows in several Arrow layouts, by name."""
     doubled_array = pa.concat_arrays([array, array])
-    half = len(array) // 2
-    results = {
+    middle = len(array) // 2
+    layouts = {
         "plain": array,
         "sliced": doubled_array.slice(len(array)),
-        "chunks": pa.chunked_array([array.slice(0, half), array.slice(0, 0), array.slice(half)]),
+        "chunks": pa.chunked_array([array.slice(0, middle), array.slice(0, 0), array.slice(middle)]),
         "dictionary": array.dictionary_encode(),
         "dictionary, sliced": doubled_array.dictionary_encode().slice(len(array)),
     }
     if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
-        results["view"] = doubled_array.cast(
+        layouts["view"] = doubled_array.cast(
             pa.string_view() if pa.types.is_string(array.type) else pa.binary_view()
         ).slice(len(array))
-        results["large"] = array.cast(pa.large_binary())
+        layouts["large"] = array.cast(pa.large_binary())
     if pa.types.is_decimal(array.type):
-        results["wide"] = doubled_array.cast(pa.decimal256(array.type.precision, array.type.scale)).slice(len(array))
-    return results
+        layouts["wide"] = doubled_array.cast(pa.decimal256(array.type.precision, array.type.scale)).slice(len(array))
+    return layouts
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
@@ -339,10 +339,10 @@ def test_ranges_contain_the_keys_between_their_bounds_in_every_lookup(kind: str,
     keys: st.SearchStrategy[Any] = SMALL_CODES if kind == "long" else SMALL_BYTES
     key_ranges = data.draw(draw_ascending_ranges(keys))
     ranges = KeyRanges(kind, tuple(key_ranges))
-    queries: list[Any] = [*range(14), *range(CODE_MAX - 5, CODE_MAX + 1)]
+    probed_keys: list[Any] = [*range(14), *range(CODE_MAX - 5, CODE_MAX + 1)]
     if kind == "string":
-        queries = [bytes(text) for length in range(5) for text in product(b"\0ab", repeat=length)]
-    for key in queries:
+        probed_keys = [bytes(text) for length in range(5) for text in product(b"\0ab", repeat=length)]
+    for key in probed_keys:
         expected = any(is_within(key, given_range) for given_range in key_ranges)
         assert ranges.contains(key) == expected
         assert any(is_within(key, item) for item in ranges.closed) == expected

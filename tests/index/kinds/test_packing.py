@@ -150,9 +150,10 @@ def test_doubles_that_are_floats_take_four_bytes() -> None:
 
 def unpack_keys(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> list[Any]:
     spans = Spans(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int32))
-    actual_packed_spans = pack_spans(kind, heap, spans, absent_low=True)
-    assert actual_packed_spans is not None
-    return [actual_packed_spans[0].read_key(row) for row in range(len(starts))]
+    packed_spans = pack_spans(kind, heap, spans, absent_low=True)
+    assert packed_spans is not None
+    column, _ = packed_spans
+    return [column.read_key(row) for row in range(len(starts))]
 
 
 def test_bounds_of_impossible_lengths_are_dropped() -> None:
@@ -228,14 +229,14 @@ def test_presence_mask_marks_the_values_that_exist() -> None:
     packer = Packer(to_byte_array(b""), 4)
     numbers = [packer.longs(longs, presence, absent_low=True), packer.doubles(doubles, presence, absent_low=False)]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
-    results = []
+    masks = []
     for number in numbers:
         packed_span = packer.packed(number)
         assert packed_span is not None
-        results.append(PackedColumn(memory, Packed(*packed_span), 4))
-    assert [results[0].read_key(row) for row in range(4)] == [MISSING, None, 9, None]
-    assert str([results[1].read_key(row) for row in range(4)]) == "[nan, None, -inf, None]"
-    assert (results[1].packed.low, results[1].packed.high) == (-math.inf, math.inf)
+        masks.append(PackedColumn(memory, Packed(*packed_span), 4))
+    assert [masks[0].read_key(row) for row in range(4)] == [MISSING, None, 9, None]
+    assert str([masks[1].read_key(row) for row in range(4)]) == "[nan, None, -inf, None]"
+    assert (masks[1].packed.low, masks[1].packed.high) == (-math.inf, math.inf)
 
 
 SPREADS = [
@@ -259,13 +260,13 @@ SPREADS = [
 @pytest.mark.each_pair
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("absent_low", [True, False])
-@pytest.mark.parametrize("gap", [True, False])
+@pytest.mark.parametrize("has_gap", [True, False])
 def test_codes_keep_the_order_of_values_and_absent_values_are_at_the_end(
-    spread: int, absent_low: bool, gap: bool
+    spread: int, absent_low: bool, has_gap: bool
 ) -> None:
     """The values are at the limits of each width, where the code for absent values determines the width."""
     low = -(2**63) + 1
-    values = [low, low + spread // 2, low + spread] + ([MISSING] if gap else [])
+    values = [low, low + spread // 2, low + spread] + ([MISSING] if has_gap else [])
     packer = Packer(to_byte_array(b""), len(values))
     number = packer.longs(np.array(values, dtype=np.int64), absent_low=absent_low)
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
@@ -273,14 +274,14 @@ def test_codes_keep_the_order_of_values_and_absent_values_are_at_the_end(
     assert fields is not None
     packed_span = Packed(*fields)
     assert PackedColumn(memory, packed_span, len(values)).read_longs().tolist() == values
-    assert (packed_span.presence == NONE) == (not gap)
-    if not gap and spread == 0:
+    assert (packed_span.presence == NONE) == (not has_gap)
+    if not has_gap and spread == 0:
         assert packed_span.width == 0
         return
-    assert packed_span.width == next(width for width in (1, 2, 4, 8) if spread + gap < 1 << 8 * width or width == 8)
+    assert packed_span.width == next(width for width in (1, 2, 4, 8) if spread + has_gap < 1 << 8 * width or width == 8)
     codes = np.frombuffer(memory, f"<u{packed_span.width}", len(values), packed_span.codes).tolist()
     assert codes[0] <= codes[1] <= codes[2]
-    if gap:
+    if has_gap:
         assert codes[3] == (0 if absent_low else 2 ** (8 * packed_span.width) - 1)
         assert (packed_span.low, packed_span.high) == ((MISSING, values[2]) if absent_low else (low, LONG_MAX))
         assert codes[3] <= codes[0] if absent_low else codes[3] >= codes[2]
@@ -298,42 +299,42 @@ def test_columns_of_a_manifest_are_unchanged_after_packing(data: st.DataObject) 
     kinds = data.draw(st.lists(st.sampled_from([*VALUES, "variant"]), max_size=6), label="kinds")
     records = data.draw(st.lists(st.sampled_from([0, 1, 5]), min_size=rows, max_size=rows), label="records")
     heap = bytearray()
-    results: list[tuple[list[list[int | None]], list[list[Value | None]]]] = []
+    drawn_columns: list[tuple[list[list[int | None]], list[list[Value | None]]]] = []
     for kind in kinds:
         counts = [data.draw(st.lists(COUNT, min_size=rows, max_size=rows)) for _ in range(4)]
         if data.draw(st.booleans()):
             counts[0] = list(records)
         value = st.one_of(st.none(), VALUES.get(kind, st.none()))
-        results.append((counts, [data.draw(st.lists(value, min_size=rows, max_size=rows)) for _ in range(2)]))
+        drawn_columns.append((counts, [data.draw(st.lists(value, min_size=rows, max_size=rows)) for _ in range(2)]))
 
-    def find_placed(values: list[Any]) -> npt.NDArray[np.int32]:
+    def list_present_rows(values: list[Any]) -> npt.NDArray[np.int32]:
         return np.array([row for row, value in enumerate(values) if value is not None], dtype=np.int32)
 
-    given_counts, given_bounds = [], []
-    for kind, (counts, sides) in zip(kinds, results, strict=True):
-        given_counts.append(
+    packed_counts_arguments, packed_bounds_arguments = [], []
+    for kind, (counts, sides) in zip(kinds, drawn_columns, strict=True):
+        packed_counts_arguments.append(
             tuple(
                 None
                 if all(count is None for count in item) and data.draw(st.booleans())
-                else (find_placed(item), np.array([count for count in item if count is not None], dtype=np.int64))
+                else (list_present_rows(item), np.array([count for count in item if count is not None], dtype=np.int64))
                 for item in counts
             )
         )
         bounds = []
         for side in sides:
             spans = append_spans(kind, [value for value in side if value is not None], heap)
-            bounds.append((find_placed(side), spans.starts, spans.lengths))
-        given_bounds.append(bounds)
+            bounds.append((list_present_rows(side), spans.starts, spans.lengths))
+        packed_bounds_arguments.append(bounds)
     packer = Packer(to_byte_array(heap), rows)
     record_count = packer.longs(np.array(records, dtype=np.int64), absent_low=True)
     numbers = [
         packer.column(get_source_code(kind), counts, lower, upper, record_count)  # type: ignore[arg-type]
-        for kind, counts, (lower, upper) in zip(kinds, given_counts, given_bounds, strict=True)
+        for kind, counts, (lower, upper) in zip(kinds, packed_counts_arguments, packed_bounds_arguments, strict=True)
     ]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
 
-    for kind, (counts, sides), number in zip(kinds, results, numbers, strict=True):
-        lower, upper, packed_counts, *known_entry = packer.entry(number)
+    for kind, (counts, sides), number in zip(kinds, drawn_columns, numbers, strict=True):
+        lower, upper, packed_counts, *count_classes = packer.entry(number)
         for fields, side in zip((lower, upper), sides, strict=True):
             form = get_form(kind)
             if form is None or fields is None:
@@ -356,7 +357,8 @@ def test_columns_of_a_manifest_are_unchanged_after_packing(data: st.DataObject) 
         equal_counts = [
             sum(left is not None and left == other for left, other in zip(*pair, strict=True)) for pair in pairs
         ]
-        assert known_entry == [0 if count == 0 else 1 if count == rows else 2 for count in equal_counts]
+        # 0: the counts are equal in no row, 1: in all rows, 2: in some rows.
+        assert count_classes == [0 if count == 0 else 1 if count == rows else 2 for count in equal_counts]
 
 
 def read_longs(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) -> list[int | None]:

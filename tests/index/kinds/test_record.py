@@ -37,19 +37,19 @@ from tests.seeds import mark_fast
 PAGE_BYTES = 4096
 Rows = list[tuple[Any, ...]]
 DRAWS: dict[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
-    "boolean": (pa.bool_(), lambda draw: draw.random() < 0.5),
-    "int": (pa.int32(), lambda draw: draw.choice((-(2**31), 2**31 - 1, draw.randrange(-9, 9)))),
-    "long": (pa.int64(), lambda draw: draw.choice((-(2**63), 2**63 - 1, draw.randrange(-9, 9)))),
-    "float": (pa.float32(), lambda draw: draw.choice((0.0, -0.0, float("nan"), float("inf"), 1.5))),
-    "double": (pa.float64(), lambda draw: draw.choice((0.0, -0.0, float("nan"), -float("inf"), 0.1))),
-    "date": (pa.date32(), lambda draw: date(1969, 12, 28) + timedelta(draw.randrange(9))),
-    "time": (pa.time64("us"), lambda draw: time(draw.randrange(24), 59, 1)),
-    "timestamp": (pa.timestamp("us"), lambda draw: datetime(1969, 12, 31, 23) + timedelta(hours=draw.randrange(9))),
-    "decimal(9, 2)": (pa.decimal128(9, 2), lambda draw: Decimal(draw.randrange(-9, 9)) / 100),
-    "decimal(38, 0)": (pa.decimal128(38, 0), lambda draw: Decimal(draw.randrange(-9, 9) * 10**30)),
-    "string": (pa.string(), lambda draw: draw.choice(("", "a", "ab", "é", "😀", "\0", "x" * 5000))),
-    "binary": (pa.binary(), lambda draw: draw.choice((b"", b"\0", b"\0\0", b"ab"))),
-    "fixed[3]": (pa.binary(3), lambda draw: bytes(draw.choices((0, 255), k=3))),
+    "boolean": (pa.bool_(), lambda rng: rng.random() < 0.5),
+    "int": (pa.int32(), lambda rng: rng.choice((-(2**31), 2**31 - 1, rng.randrange(-9, 9)))),
+    "long": (pa.int64(), lambda rng: rng.choice((-(2**63), 2**63 - 1, rng.randrange(-9, 9)))),
+    "float": (pa.float32(), lambda rng: rng.choice((0.0, -0.0, float("nan"), float("inf"), 1.5))),
+    "double": (pa.float64(), lambda rng: rng.choice((0.0, -0.0, float("nan"), -float("inf"), 0.1))),
+    "date": (pa.date32(), lambda rng: date(1969, 12, 28) + timedelta(rng.randrange(9))),
+    "time": (pa.time64("us"), lambda rng: time(rng.randrange(24), 59, 1)),
+    "timestamp": (pa.timestamp("us"), lambda rng: datetime(1969, 12, 31, 23) + timedelta(hours=rng.randrange(9))),
+    "decimal(9, 2)": (pa.decimal128(9, 2), lambda rng: Decimal(rng.randrange(-9, 9)) / 100),
+    "decimal(38, 0)": (pa.decimal128(38, 0), lambda rng: Decimal(rng.randrange(-9, 9) * 10**30)),
+    "string": (pa.string(), lambda rng: rng.choice(("", "a", "ab", "é", "😀", "\0", "x" * 5000))),
+    "binary": (pa.binary(), lambda rng: rng.choice((b"", b"\0", b"\0\0", b"ab"))),
+    "fixed[3]": (pa.binary(3), lambda rng: bytes(rng.choices((0, 255), k=3))),
 }
 
 
@@ -61,17 +61,17 @@ def to_comparable(value: Any) -> Any:
 class KeyFiles:
     """Random files with one key, and a dict of their keys."""
 
-    def __init__(self, draw: random.Random, files: int) -> None:
-        self.kinds = draw.sample(sorted(DRAWS), draw.randrange(1, 4))
-        nulls = draw.choice((0.0, 0.3, 1.0))
+    def __init__(self, rng: random.Random, files: int) -> None:
+        self.kinds = rng.sample(sorted(DRAWS), rng.randrange(1, 4))
+        null_share = rng.choice((0.0, 0.3, 1.0))
 
         def draw_value(kind: str) -> Any:
-            return None if draw.random() < nulls else DRAWS[kind][1](draw)
+            return None if rng.random() < null_share else DRAWS[kind][1](rng)
 
         def draw_rows(n: int) -> Rows:
             return [tuple(map(draw_value, self.kinds)) for _ in range(n)]
 
-        self.files = [draw_rows(draw.choice((0, 1, 30, 400))) for _ in range(files)]
+        self.files = [draw_rows(rng.choice((0, 1, 30, 400))) for _ in range(files)]
         self.absent_keys = draw_rows(50)
 
     def convert_rows(self, rows: Rows) -> list[Keys]:
@@ -96,7 +96,9 @@ class KeyFiles:
         columns = self.convert_rows(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
         expected = [
-            (q, *place) for q, row in enumerate(all_keys) for place in positions_by_key[tuple(map(to_comparable, row))]
+            (query, *location)
+            for query, row in enumerate(all_keys)
+            for location in positions_by_key[tuple(map(to_comparable, row))]
         ]
         assert list_positions(record.lookup(hi, lo)) == expected
         assert list_positions(look_up_remotely(record, hi, lo)) == expected
@@ -139,14 +141,14 @@ def build_hashes(values: Sequence[int]) -> Any:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", mark_fast(range(40), 3))
 def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
-    draw = random.Random(seed)
-    lake = KeyFiles(draw, draw.randrange(0, 7))
+    rng = random.Random(seed)
+    lake = KeyFiles(rng, rng.randrange(0, 7))
     numbers = list(range(len(lake.files)))
     lake.check(lake.record(numbers), numbers)
-    edge = draw.randrange(len(numbers) + 1)
+    edge = rng.randrange(len(numbers) + 1)
     parts, kept_numbers = [], []
     for half in (numbers[:edge], numbers[edge:]):
-        keep = np.array([draw.random() < 0.7 for _ in half], bool)
+        keep = np.array([rng.random() < 0.7 for _ in half], bool)
         parts.append((lake.record(half), keep))
         kept_numbers += [number for number, is_kept in zip(half, keep, strict=True) if is_kept]
     merged_record = open_record(merge_records(parts))
@@ -154,7 +156,7 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     assert encode_blob(merged_record) == b"".join(
         encode_record_entries([build_records(lake.convert_rows(lake.files[number])) for number in kept_numbers])
     )
-    second_kept = np.array([draw.random() < 0.7 for _ in kept_numbers], bool)
+    second_kept = np.array([rng.random() < 0.7 for _ in kept_numbers], bool)
     lake.check(
         open_record(merge_records([(merged_record, second_kept)])),
         [number for number, is_kept in zip(kept_numbers, second_kept, strict=True) if is_kept],
@@ -163,8 +165,8 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", mark_fast(range(20), 3))
 def test_hash_of_a_single_key_equals_the_hash_of_its_row(seed: int) -> None:
-    draw = random.Random(seed)
-    lake = KeyFiles(draw, 1)
+    rng = random.Random(seed)
+    lake = KeyFiles(rng, 1)
     columns = lake.convert_rows(lake.absent_keys)
     row_hashes = zip(hash_rows(columns, 0).tolist(), hash_rows(columns, 1).tolist(), strict=True)
     for row_number, (row, expected) in enumerate(zip(lake.absent_keys, row_hashes, strict=True)):
@@ -194,12 +196,12 @@ def test_value_that_is_not_a_key_has_no_hash() -> None:
 @pytest.mark.parametrize("seed", mark_fast(range(30), 4))
 def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) -> None:
     """Hashes are drawn from a few values, so that halves are equal on whole pages. Positions identify the entries."""
-    draw = random.Random(seed)
-    halves = [0, 1, (1 << 64) - 1, (1 << 64) - 2, *(draw.getrandbits(64) for _ in range(draw.choice((0, 1, 30))))]
+    rng = random.Random(seed)
+    halves = [0, 1, (1 << 64) - 1, (1 << 64) - 2, *(rng.getrandbits(64) for _ in range(rng.choice((0, 1, 30))))]
     positions_by_key: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     entries = []
-    for file in range(draw.randrange(1, 6)):
-        rows = [(draw.choice(halves), draw.choice(halves)) for _ in range(draw.choice((1, 170, 171, 2000)))]
+    for file in range(rng.randrange(1, 6)):
+        rows = [(rng.choice(halves), rng.choice(halves)) for _ in range(rng.choice((1, 170, 171, 2000)))]
         entries.append(
             FileRecords(sorted_run(build_hashes([hi for hi, _ in rows]), build_hashes([lo for _, lo in rows])))
         )
@@ -208,7 +210,7 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
     record = open_record(encode_record_entries(entries))
     record.verify()
     pairs = [*itertools.product(halves, halves), (5, 5)]
-    draw.shuffle(pairs)
+    rng.shuffle(pairs)
     hi, lo = build_hashes([hi for hi, _ in pairs]), build_hashes([lo for _, lo in pairs])
     expected = [(query, *place) for query, pair in enumerate(pairs) for place in positions_by_key[pair]]
     assert list_positions(record.lookup(hi, lo)) == expected
@@ -222,8 +224,8 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
 
 
 def draw_uniform_hashes(rows: int, seed: int = 0) -> tuple[Any, Any]:
-    draw = np.random.default_rng(seed)
-    return tuple(draw.integers(0, 1 << 64, rows, dtype=np.uint64) for _ in range(2))
+    rng = np.random.default_rng(seed)
+    return tuple(rng.integers(0, 1 << 64, rows, dtype=np.uint64) for _ in range(2))
 
 
 def test_remote_lookup_reads_one_or_two_pages() -> None:
@@ -324,28 +326,33 @@ def write_and_open_record(path: Path, parts: Iterable[Any]) -> RecordBlob:
 def test_index_of_50_million_keys_has_an_entry_for_each_key(tmp_path: Path) -> None:
     """The keys are inserted and merged in two rounds, and half of the files are dropped, with limited memory."""
     tracemalloc.start()
-    rounds = []
+    first_round_records = []
     for group in range(10):
         entries = [FileRecords(sorted_run(*draw_uniform_hashes(1_000_000, 10 * group + number))) for number in range(5)]
-        rounds.append(write_and_open_record(tmp_path / str(group), encode_record_entries(entries)))
+        first_round_records.append(write_and_open_record(tmp_path / str(group), encode_record_entries(entries)))
         del entries
     tracemalloc.reset_peak()
     merged_record = write_and_open_record(
-        tmp_path / "whole", merge_records([(record, np.ones(5, bool)) for record in rounds])
+        tmp_path / "whole", merge_records([(record, np.ones(5, bool)) for record in first_round_records])
     )
     merged_record.verify()
-    half = write_and_open_record(tmp_path / "half", merge_records([(merged_record, np.arange(50) % 2 == 0)]))
-    half.verify()
+    half_file = write_and_open_record(tmp_path / "half", merge_records([(merged_record, np.arange(50) % 2 == 0)]))
+    half_file.verify()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 32 << 20
-    assert (merged_record.count, merged_record.files, half.count, half.files) == (50_000_000, 50, 25_000_000, 25)
+    assert (merged_record.count, merged_record.files, half_file.count, half_file.files) == (
+        50_000_000,
+        50,
+        25_000_000,
+        25,
+    )
     for seed in range(0, 100, 11):
         # The seeds of group g are 10 g to 10 g + 4, and its files have the numbers 5 g to 5 g + 4.
         file = seed // 10 * 5 + seed % 10 if seed % 10 < 5 else None
         hi, lo = (part[:1000] for part in draw_uniform_hashes(1_000_000, seed))
         expected_positions = [] if file is None else [(file, position) for position in range(1000)]
-        assert [place for _, *place in list_positions(merged_record.lookup(hi, lo))] == list(
+        assert [location for _, *location in list_positions(merged_record.lookup(hi, lo))] == list(
             map(list, expected_positions)
         )
 
@@ -357,11 +364,11 @@ def test_damage_at_any_byte_is_detected() -> None:
             [FileRecords(sorted_run(hi[:200], lo[:200])), FileRecords(sorted_run(hi[200:], lo[200:]))]
         )
     )
-    expected, draw = list_positions(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
+    expected, rng = list_positions(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
     assert len(expected) == 400
     for offset in range(0, len(blob), 1):
         damaged_bytes = bytearray(blob)
-        damaged_bytes[offset] ^= 1 << draw.randrange(8)
+        damaged_bytes[offset] ^= 1 << rng.randrange(8)
         with pytest.raises(ValueError):
             RecordBlob(memoryview(damaged_bytes)).verify()
         try:
@@ -406,26 +413,27 @@ def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
     hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode_record_entries([FileRecords(sorted_run(hi, lo))]))
     record = RecordBlob(change_page(blob, 1, lambda page: struct.pack_into("<I", page, 8, entries)))
-    for reads in (
+    for read in (
         lambda: record.lookup(hi, lo),
         record.verify,
         lambda: b"".join(merge_records([(record, np.ones(1, bool))])),
     ):
         with pytest.raises(ValueError, match=f"page 1 claims {entries} entries"):
-            reads()
+            read()
 
 
 def test_entry_of_a_missing_file_is_rejected() -> None:
     hi, lo = draw_uniform_hashes(100)
     blob = b"".join(encode_record_entries([FileRecords(sorted_run(hi, lo))]))
+    # The page header has 16 bytes. The number of the file follows the two hashes of the first entry, 16 bytes.
     record = RecordBlob(change_page(blob, 0, lambda page: struct.pack_into("<I", page, 16 + 16, 7)))
-    for reads in (
+    for read in (
         lambda: record.lookup(hi, lo),
         record.verify,
         lambda: b"".join(merge_records([(record, np.ones(1, bool))])),
     ):
         with pytest.raises(ValueError, match="of file 7"):
-            reads()
+            read()
 
 
 def test_pages_in_wrong_positions_are_rejected() -> None:
@@ -447,7 +455,7 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
     assert compute_checksum(directory) == directory_sum
     fences, counts = struct.unpack_from("<9Q", directory), struct.unpack_from("<3Q", directory, 72)
     assert (len(directory), counts) == (96, (500, 500, 500))
-    results = []
+    found_entries = []
     for number in range(pages):
         page = blob[4096 * number : 4096 * (number + 1)]
         page_sum, page_number, zero = struct.unpack_from("<QII", page)
@@ -456,9 +464,9 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
         assert not any(page[16 + 24 * page_number :])
         page_entries = [struct.unpack_from("<QQII", page, 16 + 24 * index) for index in range(page_number)]
         assert page_entries[0][0] == fences[number]
-        results += page_entries
+        found_entries += page_entries
     pairs = [zip(hi.tolist(), lo.tolist(), strict=True) for hi, lo in rows]
-    assert results == sorted(
+    assert found_entries == sorted(
         (*pair, file, index) for file, file_pairs in enumerate(pairs) for index, pair in enumerate(file_pairs)
     )
 
@@ -468,8 +476,8 @@ def test_bytes_of_a_record_blob_never_change() -> None:
 
     If this test fails, increase the version of the format. Do not adapt the test.
     """
-    text = [f"key {number % 300}" if number % 7 else None for number in range(1000)]
-    columns = [convert_to_keys(pa.array(range(1000), pa.int64()), "long"), convert_to_keys(pa.array(text), "string")]
+    texts = [f"key {number % 300}" if number % 7 else None for number in range(1000)]
+    columns = [convert_to_keys(pa.array(range(1000), pa.int64()), "long"), convert_to_keys(pa.array(texts), "string")]
     other_keys = [convert_to_keys(pa.array([5], pa.int64()), "long"), convert_to_keys(pa.array(["key 5"]), "string")]
     blob = b"".join(encode_record_entries([build_records(columns), build_records(other_keys)]))
     record = RecordBlob(memoryview(blob))

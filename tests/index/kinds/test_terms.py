@@ -69,7 +69,7 @@ def test_term_names_a_column_and_its_transform(text: str, column_id: int, transf
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("idd", "no such column; did you mean id"),
         ("", "is not a column"),
@@ -93,10 +93,10 @@ def test_term_names_a_column_and_its_transform(text: str, column_id: int, transf
         ("x" * 20_000, "too long"),
     ],
 )
-def test_invalid_term_is_rejected_with_the_reason(text: str, complaint: str) -> None:
+def test_invalid_term_is_rejected_with_the_reason(text: str, message: str) -> None:
     with pytest.raises(BadRequest) as error:
         resolve_term(text, SCHEMA, (OLDER,))
-    assert complaint in error.value.message
+    assert message in error.value.message
 
 
 def test_name_of_two_columns_that_differ_in_case_is_rejected() -> None:

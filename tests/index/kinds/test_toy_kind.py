@@ -114,14 +114,16 @@ def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
     assert audit_index(client, "db.t", INDEX, sample=FILES).problems == ()
     (path,) = list_live_paths(client)
     index_file = open_index_file(path.read_bytes(), path.as_uri())
-    turned_blob = SIGNATURE.encode([*SIGNATURE.open(index_file.blob).rows[1:], SIGNATURE.open(index_file.blob).rows[0]])
+    rotated_blob = SIGNATURE.encode(
+        [*SIGNATURE.open(index_file.blob).rows[1:], SIGNATURE.open(index_file.blob).rows[0]]
+    )
     header = index_file.header
     parts = list(
         assemble_index_file(
             header.definition,
             header.kind,
             index_file.files,
-            turned_blob,
+            rotated_blob,
             table_uuid=header.table_uuid,
             field_ids=header.field_ids,
             level=header.level,
@@ -167,7 +169,7 @@ from tests.index.kinds.signature_kind import SIGNATURE
 KINDS[SIGNATURE.name] = SIGNATURE
 from seamark.metaserver.api.indexes.indexes import INDEX_SCHEMA
 from seamark.commands.index import create
-options = {one.name: one for one in create.params}
+options = {option.name: option for option in create.params}
 print("signature" in options["kind"].type.choices, options["width"].help)
 print(INDEX_SCHEMA["properties"]["kind"]["enum"], INDEX_SCHEMA["properties"]["width"])
 """

@@ -48,8 +48,8 @@ async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Pa
                 ids = FileIds(view)
                 assert ids.count == len(files), text
                 picked_numbers = rng.sample(range(len(files)), len(files) // 2)
-                strangers = [replace(file, size=file.size + 1) for file in files[:3]]
-                query_ids = build_ids([files[row] for row in picked_numbers] + strangers)
+                unknown_files = [replace(file, size=file.size + 1) for file in files[:3]]
+                query_ids = build_ids([files[row] for row in picked_numbers] + unknown_files)
                 rows = ids.find(query_ids)
                 assert [files[row].path for row in rows[: len(picked_numbers)]] == [
                     files[row].path for row in picked_numbers
@@ -104,19 +104,21 @@ def test_identities_with_the_same_first_half_are_distinguished() -> None:
 async def test_snapshots_share_file_identities_of_common_manifests_until_their_release(
     tmp_path: Path, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = []
+    identified_counts = []
     identify = coverage._compute_block_ids
-    monkeypatch.setattr(coverage, "_compute_block_ids", lambda view: results.append(view.file_count) or identify(view))
+    monkeypatch.setattr(
+        coverage, "_compute_block_ids", lambda view: identified_counts.append(view.file_count) or identify(view)
+    )
     table = Table(tmp_path / "t")
-    first = table.write_manifest("a", range(5))
-    table.commit(1, [first])
-    table.commit(2, [table.write_manifest("b", range(5, 8), snapshot_id=2), first])
+    first_manifest = table.write_manifest("a", range(5))
+    table.commit(1, [first_manifest])
+    table.commit(2, [table.write_manifest("b", range(5, 8), snapshot_id=2), first_manifest])
     view = await planner.view(table.metadata, ScanRequest(snapshot_id=1))
     ids = compute_view_file_ids(view)
     assert compute_view_file_ids(view) is ids
-    assert ids.size_bytes == 5 * 24
+    assert ids.size_bytes == 5 * 24, "an identity has 16 bytes, and its position has 8 bytes"
     compute_view_file_ids(await planner.view(table.metadata, ScanRequest(snapshot_id=2)))
-    assert results == [5, 3]
+    assert identified_counts == [5, 3]
     plain_view = TableView(view.manifests, view.blocks)
     removed_ref = ref(compute_view_file_ids(plain_view))
     del plain_view

@@ -91,7 +91,7 @@ class IndexedPlans:
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[IndexedPlans]:
+async def indexed_plans(tmp_path: Path) -> AsyncIterator[IndexedPlans]:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=SystemClock()))
         await create_namespace(store)
@@ -149,16 +149,16 @@ def project_filter(filter: Any, **properties: str) -> IndexProjection | None:
 def list_predicates(projected_filter: IndexProjection | None) -> list[tuple[str, str, tuple[Any, ...]]]:
     """Return (index, operation, values) of each predicate on a term."""
     assert projected_filter is not None
-    results = [
+    predicates = [
         (projected_filter.by_field[predicate.column_id].name, predicate.op.value, predicate.values)
         for predicate in collect_predicates(projected_filter.expression)
     ]
     composite = [
         (definition.name, item.op.value, item.values)
-        for definition, listing in projected_filter.composite
-        for item in listing
+        for definition, literals in projected_filter.composite
+        for item in literals
     ]
-    return sorted(results + composite)
+    return sorted(predicates + composite)
 
 
 def test_index_on_a_transform_receives_the_projected_filter() -> None:
@@ -181,13 +181,13 @@ def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
         ("l", "starts-with", ("ab",)),
     ]
     truncated_filter = {"type": "transform", "transform": "truncate[2]", "term": "name"}
-    for unsaid in (
+    for unanswered_filter in (
         {"type": "eq", "term": truncated_filter, "value": "Ab"},
         {"type": "lt", "term": "name", "value": "B"},
         {"type": "not-eq", "term": "name", "value": "B"},
         {"type": "is-null", "term": "name"},
     ):
-        assert project_filter(unsaid, **lower) is None, unsaid
+        assert project_filter(unanswered_filter, **lower) is None, unanswered_filter
 
 
 @pytest.mark.parametrize("indexed_function", ["lower", "upper"])
@@ -195,14 +195,14 @@ def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
 def test_index_on_lower_or_upper_answers_filters_on_either_function(function: str, indexed_function: str) -> None:
     term = {"type": "transform", "transform": function, "term": "name"}
     index = {"l": f"bitmap({indexed_function}(name))"}
-    listing = {"type": "in", "term": term, "values": ["Straße", "STRASSE", "ab"]}
-    assert list_predicates(project_filter(listing, **index)) == [("l", "in", ("ab", "strasse", UNKNOWN_CASE))]
+    in_filter = {"type": "in", "term": term, "values": ["Straße", "STRASSE", "ab"]}
+    assert list_predicates(project_filter(in_filter, **index)) == [("l", "in", ("ab", "strasse", UNKNOWN_CASE))]
     prefix = {"type": "starts-with", "term": term, "value": "AB"}
     assert list_predicates(project_filter(prefix, **index)) == [
         ("l", "eq", (UNKNOWN_CASE,)),
         ("l", "starts-with", ("ab",)),
     ]
-    for unsaid in (
+    for unanswered_filter in (
         {"type": "eq", "term": term, "value": "ab\U0010ffff"},
         {"type": "starts-with", "term": term, "value": "\U0010ffff"},
         {"type": "in", "term": term, "values": ["ab", "\U0010ffff"]},
@@ -210,7 +210,7 @@ def test_index_on_lower_or_upper_answers_filters_on_either_function(function: st
         {"type": "lt", "term": term, "value": "ab"},
         {"type": "is-null", "term": term},
     ):
-        assert project_filter(unsaid, **index) is None, unsaid
+        assert project_filter(unanswered_filter, **index) is None, unanswered_filter
     assert list_predicates(project_filter({"type": "eq", "term": "name", "value": "\U0010ffff"}, **index)) == [
         ("l", "eq", (UNKNOWN_CASE,))
     ]
@@ -235,13 +235,13 @@ def test_composite_key_index_receives_folded_values() -> None:
 
 def test_bloom_and_record_indexes_answer_equality_only() -> None:
     indexes = {"b": "bloom(id)", "r": "record(id)"}
-    for unsaid in (
+    for unanswered_filter in (
         {"type": "lt", "term": "id", "value": 5},
         {"type": "not-eq", "term": "id", "value": 5},
         {"type": "is-null", "term": "id"},
         {"type": "in", "term": "id", "values": list(range(KEYS_MAX + 1))},
     ):
-        assert project_filter(unsaid, **indexes) is None
+        assert project_filter(unanswered_filter, **indexes) is None
     assert [
         name
         for name, _, _ in list_predicates(project_filter({"type": "in", "term": "id", "values": [1, 2]}, **indexes))
@@ -261,8 +261,8 @@ def test_composite_key_index_is_used_when_each_column_has_values() -> None:
         project_filter(build_and_filter(build_eq_filter(7), {"type": "gt", "term": "kind", "value": 1}), **index)
         is None
     )
-    side = int(COMBINATIONS_MAX**0.5) + 1
-    long_filters = [{"type": "in", "term": name, "values": list(range(side))} for name in ("id", "kind")]
+    value_count = int(COMBINATIONS_MAX**0.5) + 1
+    long_filters = [{"type": "in", "term": name, "values": list(range(value_count))} for name in ("id", "kind")]
     assert project_filter(build_and_filter(*long_filters), **index) is None
 
 
@@ -282,13 +282,13 @@ def test_index_that_covers_one_side_of_an_or_is_used_beside_statistics() -> None
 # Coverage
 
 
-async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: IndexedPlans) -> None:
-    table = await rig.create(b="bitmap(id)")
+async def test_index_file_covers_the_rows_of_the_files_it_describes(indexed_plans: IndexedPlans) -> None:
+    table = await indexed_plans.create(b="bitmap(id)")
     path = await table.index("b", [4, 1])
     second_index = await table.index("b", [1])
-    other_table = Table(rig.folder / "other")
+    other_table = Table(indexed_plans.folder / "other")
     other_table.commit(1, [other_table.write_manifest("a", [0])])
-    planning = await rig.open_planning()
+    planning = await indexed_plans.open_planning()
     view = await planning.planner.view(table.metadata, ScanRequest())
     ids = FileIds(view)
     opened_indexes = [await planning.indexes.open(file) for file in await table.list_files()]
@@ -312,41 +312,41 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Indexed
 # Plans
 
 
-async def test_plan_keeps_files_without_index_entries(rig: IndexedPlans) -> None:
-    table = await rig.create(b="bitmap(id)")
-    planning = await rig.open_planning()
-    assert await rig.plan_files(planning, ODD_ID_FILTER) == [1]
+async def test_plan_keeps_files_without_index_entries(indexed_plans: IndexedPlans) -> None:
+    table = await indexed_plans.create(b="bitmap(id)")
+    planning = await indexed_plans.open_planning()
+    assert await indexed_plans.plan_files(planning, ODD_ID_FILTER) == [1]
     await table.index("b", [0, 2, 3])
-    assert await rig.plan_files(planning, ODD_ID_FILTER) == [1]
+    assert await indexed_plans.plan_files(planning, ODD_ID_FILTER) == [1]
     await table.index("b", [1])
-    assert await rig.plan_files(planning, ODD_ID_FILTER) == []
-    assert await rig.plan_files(planning, build_eq_filter(14)) == [1]
-    assert await rig.plan_files(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(55))) == [5]
+    assert await indexed_plans.plan_files(planning, ODD_ID_FILTER) == []
+    assert await indexed_plans.plan_files(planning, build_eq_filter(14)) == [1]
+    assert await indexed_plans.plan_files(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(55))) == [5]
 
 
-async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: IndexedPlans) -> None:
-    table = await rig.create(b="bitmap(id)", l="bloom(id)", r="record(id)")
-    planning = await rig.open_planning()
+async def test_only_bitmaps_prune_by_values_that_never_share_a_row(indexed_plans: IndexedPlans) -> None:
+    table = await indexed_plans.create(b="bitmap(id)", l="bloom(id)", r="record(id)")
+    planning = await indexed_plans.open_planning()
     false_filter = build_and_filter(build_eq_filter(12), build_eq_filter(14))
     for name in ("l", "r"):
         await table.index(name, FILES)
-        assert await rig.plan_files(planning, false_filter) == [1]
+        assert await indexed_plans.plan_files(planning, false_filter) == [1]
     await table.index("b", FILES)
-    scan = await rig.scan(planning, false_filter)
+    scan = await indexed_plans.scan(planning, false_filter)
     assert list_file_numbers(scan) == []
     assert [stage.name for stage in scan.stages][-4:] == ["bloom", "bitmap", "record", "bitmap_rows"]
 
 
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
-async def test_plan_reports_what_each_index_pruned(rig: IndexedPlans, kind: str) -> None:
-    table = await rig.create(
+async def test_plan_reports_what_each_index_pruned(indexed_plans: IndexedPlans, kind: str) -> None:
+    table = await indexed_plans.create(
         i=f"{kind}(id)", paused=json.dumps({"kind": "bitmap", "columns": ["id"], "state": "paused"})
     )
     await table.index("i", FILES)
-    planning = await rig.open_planning()
-    scan = await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(14)))
+    planning = await indexed_plans.open_planning()
+    scan = await indexed_plans.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(14)))
     assert list_file_numbers(scan) == [1]
-    scan = await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(24)))
+    scan = await indexed_plans.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(24)))
     assert list_file_numbers(scan) == [2]
     (use,) = scan.indexes
     assert (use.name, use.kind) == ("i", kind)
@@ -356,8 +356,8 @@ async def test_plan_reports_what_each_index_pruned(rig: IndexedPlans, kind: str)
     assert usage.plans == 2
 
 
-async def test_plan_skips_an_index_that_loads_slowly_and_the_next_plan_uses_it(rig: IndexedPlans) -> None:
-    table = await rig.create(b="bitmap(id)")
+async def test_plan_skips_an_index_that_loads_slowly_and_the_next_plan_uses_it(indexed_plans: IndexedPlans) -> None:
+    table = await indexed_plans.create(b="bitmap(id)")
     late_index = await table.index("b", [1])
     await table.index("b", [3])
     stores: list[RecordingObjects] = []
@@ -367,44 +367,47 @@ async def test_plan_skips_an_index_that_loads_slowly_and_the_next_plan_uses_it(r
         stores[0].hold = late_index.name
         return stores[0]
 
-    planning = await rig.open_planning(record_objects, index_wait_s=0.2)
-    scan = await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35)))
+    planning = await indexed_plans.open_planning(record_objects, index_wait_s=0.2)
+    scan = await indexed_plans.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35)))
     assert list_file_numbers(scan) == [1]
     assert not scan.complete
     hits = planning.planner.read_stats().plan_hits
-    results = await asyncio.gather(
-        *(rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(value))) for value in (31, 33, 35, 37))
+    plans = await asyncio.gather(
+        *(
+            indexed_plans.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(value)))
+            for value in (31, 33, 35, 37)
+        )
     )
-    assert [list_file_numbers(result) for result in results] == [[1]] * 4
+    assert [list_file_numbers(result) for result in plans] == [[1]] * 4
     assert stores[0].reads.count(late_index.name) == 1
     stores[0].resume()
     (file,) = [file for file in await table.list_files() if file.location == late_index.as_uri()]
     await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
-    scan_result = await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35)))
+    scan_result = await indexed_plans.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35)))
     assert (list_file_numbers(scan_result), scan_result.complete) == ([], True)
     assert planning.planner.read_stats().plan_hits == hits
-    assert await rig.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35))) is scan_result
+    assert await indexed_plans.scan(planning, build_or_filter(ODD_ID_FILTER, build_eq_filter(35))) is scan_result
 
 
 async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(
-    rig: IndexedPlans, monkeypatch: pytest.MonkeyPatch
+    indexed_plans: IndexedPlans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = await rig.create(b="bitmap(id)")
+    table = await indexed_plans.create(b="bitmap(id)")
     await table.index("b", FILES)
-    planning = await rig.open_planning()
+    planning = await indexed_plans.open_planning()
 
     def raise_zero_division(_: memoryview) -> Any:
         raise ZeroDivisionError
 
     monkeypatch.setattr(KINDS["bitmap"], "open", raise_zero_division)
-    scan = await rig.scan(planning, ODD_ID_FILTER)
+    scan = await indexed_plans.scan(planning, ODD_ID_FILTER)
     assert (list_file_numbers(scan), scan.complete) == ([1], False)
     monkeypatch.undo()
-    assert await rig.plan_files(planning, ODD_ID_FILTER) == []
+    assert await indexed_plans.plan_files(planning, ODD_ID_FILTER) == []
 
 
 async def open_planner_with_remote_indexes(
-    rig: IndexedPlans, path: Path, **options: Any
+    indexed_plans: IndexedPlans, path: Path, **options: Any
 ) -> tuple[Planning, RecordingObjects]:
     """Return a planner that probes index files of any size by range reads, and the storage of the planner.
 
@@ -417,79 +420,83 @@ async def open_planner_with_remote_indexes(
         stores[0].hold = path.name
         return stores[0]
 
-    planning = await rig.open_planning(record_objects, **{"index_wait_s": 5.0, "index_whole_bytes": 0, **options})
+    planning = await indexed_plans.open_planning(
+        record_objects, **{"index_wait_s": 5.0, "index_whole_bytes": 0, **options}
+    )
     return planning, stores[0]
 
 
-async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: IndexedPlans) -> None:
-    table = await rig.create(l="bloom(id)", b="bitmap(id)")
+async def test_large_bloom_index_is_probed_by_range_until_it_is_local(indexed_plans: IndexedPlans) -> None:
+    table = await indexed_plans.create(l="bloom(id)", b="bitmap(id)")
     path = await table.index("l", FILES)
-    planning, storage = await open_planner_with_remote_indexes(rig, path)
-    first = await rig.scan(planning, ODD_ID_FILTER)
-    assert (list_file_numbers(first), first.complete) == ([], True)
+    planning, storage = await open_planner_with_remote_indexes(indexed_plans, path)
+    first_scan = await indexed_plans.scan(planning, ODD_ID_FILTER)
+    assert (list_file_numbers(first_scan), first_scan.complete) == ([], True)
     opening_reads = len(storage.ranges)
     assert set(storage.ranges) == {path.name}
-    second = await rig.scan(planning, build_or_filter(build_eq_filter(15), build_eq_filter(34)))
-    assert (list_file_numbers(second), second.complete) == ([3], True)
-    assert 1 <= len(storage.ranges) - opening_reads <= 2 * 7
-    assert await rig.scan(planning, ODD_ID_FILTER) is first
+    second_scan = await indexed_plans.scan(planning, build_or_filter(build_eq_filter(15), build_eq_filter(34)))
+    assert (list_file_numbers(second_scan), second_scan.complete) == ([3], True)
+    assert 1 <= len(storage.ranges) - opening_reads <= 2 * 7, "two values, each with 7 hash functions"
+    assert await indexed_plans.scan(planning, ODD_ID_FILTER) is first_scan
     storage.resume()
     (file,) = await table.list_files()
     await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
-    asked_before = len(storage.ranges)
-    assert await rig.plan_files(planning, build_or_filter(build_eq_filter(17), build_eq_filter(36))) == [3]
-    assert len(storage.ranges) == asked_before
+    reads_before = len(storage.ranges)
+    assert await indexed_plans.plan_files(planning, build_or_filter(build_eq_filter(17), build_eq_filter(36))) == [3]
+    assert len(storage.ranges) == reads_before
     assert storage.reads.count(path.name) == 1
 
 
 @pytest.mark.parametrize("kind", ["record", "bitmap"])
-async def test_large_index_of_each_kind_is_probed_by_range(rig: IndexedPlans, kind: str) -> None:
-    table = await rig.create(i=f"{kind}(id)")
+async def test_large_index_of_each_kind_is_probed_by_range(indexed_plans: IndexedPlans, kind: str) -> None:
+    table = await indexed_plans.create(i=f"{kind}(id)")
     path = await table.index("i", FILES)
-    planning, storage = await open_planner_with_remote_indexes(rig, path)
-    assert await rig.plan_files(planning, ODD_ID_FILTER) == []
+    planning, storage = await open_planner_with_remote_indexes(indexed_plans, path)
+    assert await indexed_plans.plan_files(planning, ODD_ID_FILTER) == []
     opening_reads = len(storage.ranges)
     assert opening_reads <= 7
-    assert await rig.plan_files(planning, build_or_filter(build_eq_filter(15), build_eq_filter(34))) == [3]
+    assert await indexed_plans.plan_files(planning, build_or_filter(build_eq_filter(15), build_eq_filter(34))) == [3]
     assert len(storage.ranges) - opening_reads <= 4
-    scan = await rig.scan(planning, build_eq_filter(14))
+    scan = await indexed_plans.scan(planning, build_eq_filter(14))
     assert (list_file_numbers(scan), scan.complete) == ([1], True)
     storage.resume()
     (file,) = await table.list_files()
     await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
     reads_before = len(storage.ranges)
-    assert await rig.plan_files(planning, build_or_filter(build_eq_filter(17), build_eq_filter(36))) == [3]
+    assert await indexed_plans.plan_files(planning, build_or_filter(build_eq_filter(17), build_eq_filter(36))) == [3]
     assert len(storage.ranges) == reads_before
 
 
 async def test_remote_bitmaps_are_read_only_for_the_remaining_files(
-    rig: IndexedPlans, monkeypatch: pytest.MonkeyPatch
+    indexed_plans: IndexedPlans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The guessed size is small, so that the first read does not include the sections.
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
-    table = await rig.create(b="bitmap(id)")
+    table = await indexed_plans.create(b="bitmap(id)")
     path = await table.index("b", FILES)
-    planning, storage = await open_planner_with_remote_indexes(rig, path)
-    assert await rig.plan_files(planning, build_eq_filter(12)) == [1]
+    planning, storage = await open_planner_with_remote_indexes(indexed_plans, path)
+    assert await indexed_plans.plan_files(planning, build_eq_filter(12)) == [1]
     request_count = len(storage.ranges)
-    scan = await rig.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
+    scan = await indexed_plans.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
     assert (list_file_numbers(scan), scan.complete) == ([], True)
     assert [(use.name, use.files_in) for use in scan.indexes] == [("b", scan.indexes[0].files_in)]
     assert len(storage.ranges) == request_count + 1, "the plan must read only the section of one file"
-    plain_plan = await rig.scan(await rig.open_planning(), build_and_filter(build_eq_filter(12), build_eq_filter(14)))
+    plain_plan = await indexed_plans.scan(
+        await indexed_plans.open_planning(), build_and_filter(build_eq_filter(12), build_eq_filter(14))
+    )
     assert plain_plan.indexes == scan.indexes
     assert storage.reads.count(path.name) == 1
 
 
 async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
-    rig: IndexedPlans, monkeypatch: pytest.MonkeyPatch
+    indexed_plans: IndexedPlans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
-    table = await rig.create(b="bitmap(id)")
+    table = await indexed_plans.create(b="bitmap(id)")
     path = await table.index("b", FILES)
-    planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=60.0)
-    assert await rig.plan_files(planning, build_eq_filter(12)) == [1]
-    assert await rig.plan_files(planning, build_eq_filter(14)) == [1]
+    planning, storage = await open_planner_with_remote_indexes(indexed_plans, path, index_wait_s=60.0)
+    assert await indexed_plans.plan_files(planning, build_eq_filter(12)) == [1]
+    assert await indexed_plans.plan_files(planning, build_eq_filter(14)) == [1]
     request_count = len(storage.ranges)
     monkeypatch.setattr(planning.planner._index_selection, "_wait_s", 0.3)
 
@@ -500,36 +507,36 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
 
     monkeypatch.setattr(storage, "read_range", return_nothing)
     async with asyncio.timeout(60):
-        scan = await rig.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
+        scan = await indexed_plans.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
     assert (list_file_numbers(scan), scan.complete) == ([1], False)
     assert len(storage.ranges) == request_count + 1
 
 
-async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: IndexedPlans) -> None:
-    table = await rig.create(l="bloom(id)")
+async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(indexed_plans: IndexedPlans) -> None:
+    table = await indexed_plans.create(l="bloom(id)")
     path = await table.index("l", FILES)
-    planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.2)
+    planning, storage = await open_planner_with_remote_indexes(indexed_plans, path, index_wait_s=0.2)
     long_filter = {"type": "in", "term": "id", "values": list(range(1, 59, 2))}
-    scan = await rig.scan(planning, long_filter)
+    scan = await indexed_plans.scan(planning, long_filter)
     assert (list_file_numbers(scan), scan.complete) == (list(FILES), False)
     assert storage.ranges == []
     storage.resume()
     (file,) = await table.list_files()
     await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
-    assert len(await rig.plan_files(planning, long_filter)) < 6
+    assert len(await indexed_plans.plan_files(planning, long_filter)) < 6
 
 
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize("damage_kind", ["a page", "the header", "the files table", "the footer", "missing"])
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
 async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(
-    rig: IndexedPlans, kind: str, damage_kind: str
+    indexed_plans: IndexedPlans, kind: str, damage_kind: str
 ) -> None:
-    table = await rig.create(l=f"{kind}(id)")
+    table = await indexed_plans.create(l=f"{kind}(id)")
     path = await table.index("l", FILES)
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), "x").header
-    spot = {
+    damaged_offsets = {
         "a page": header.offset + {"bloom": header.length - 1, "bitmap": 300, "record": 30}[kind],
         "the header": header.offset + (header.length - 40 if kind == "record" else 20),
         "the files table": header.files_offset + 80,
@@ -538,62 +545,71 @@ async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(
     if damage_kind == "missing":
         path.unlink()
     else:
-        data[spot[damage_kind]] ^= 1
+        data[damaged_offsets[damage_kind]] ^= 1
         path.write_bytes(data)
-    planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.5)
-    scan = await rig.scan(planning, ODD_ID_FILTER)
+    planning, storage = await open_planner_with_remote_indexes(indexed_plans, path, index_wait_s=0.5)
+    scan = await indexed_plans.scan(planning, ODD_ID_FILTER)
     assert 1 in list_file_numbers(scan)
     assert not scan.complete
     storage.resume()
     await wait_until(lambda: planning.indexes.quarantined == 1)
 
 
-async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(rig: IndexedPlans) -> None:
-    table = await rig.create(b="bitmap(id)")
-    planning = await rig.open_planning()
-    first = await table.index("b", [0])
-    first_result = await rig.scan(planning, ODD_ID_FILTER)
-    assert await rig.scan(planning, ODD_ID_FILTER) is first_result
-    await table.index("b", FILES, remove=[first.as_uri()])
-    first.unlink()
-    assert await rig.plan_files(planning, ODD_ID_FILTER) == []
+async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(indexed_plans: IndexedPlans) -> None:
+    table = await indexed_plans.create(b="bitmap(id)")
+    planning = await indexed_plans.open_planning()
+    first_index = await table.index("b", [0])
+    first_result = await indexed_plans.scan(planning, ODD_ID_FILTER)
+    assert await indexed_plans.scan(planning, ODD_ID_FILTER) is first_result
+    await table.index("b", FILES, remove=[first_index.as_uri()])
+    first_index.unlink()
+    assert await indexed_plans.plan_files(planning, ODD_ID_FILTER) == []
     assert planning.indexes.failures == 0
 
 
-async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_memory(rig: IndexedPlans) -> None:
-    table = await rig.create(b="bitmap(id)")
+async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_memory(
+    indexed_plans: IndexedPlans,
+) -> None:
+    table = await indexed_plans.create(b="bitmap(id)")
     await table.index("b", FILES)
-    planning = await rig.open_planning()
+    planning = await indexed_plans.open_planning()
     plain_plan = await planning.planner.bind_and_plan(
         table.metadata, ScanRequest(filter=parse_expression(build_eq_filter(14))), None
     )
     bytes_before = planning.planner.read_stats().added_bytes
-    first = await rig.scan(planning, build_eq_filter(16))
+    first_scan = await indexed_plans.scan(planning, build_eq_filter(16))
     bytes_after = planning.planner.read_stats().added_bytes
+    # Each of the 6 files has a flag (1 byte), a position (8 bytes) and an identity with its position (24 bytes).
     assert bytes_after - bytes_before > 6 * (1 + 8 + 24)
-    second = await rig.scan(planning, build_eq_filter(18))
-    assert (list_file_numbers(plain_plan), list_file_numbers(first), list_file_numbers(second)) == ([1], [1], [1])
+    second_scan = await indexed_plans.scan(planning, build_eq_filter(18))
+    assert (list_file_numbers(plain_plan), list_file_numbers(first_scan), list_file_numbers(second_scan)) == (
+        [1],
+        [1],
+        [1],
+    )
     assert planning.planner.read_stats().added_bytes - bytes_after < bytes_after - bytes_before
-    covers, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.build_entry()
-    size_bytes = first.view.derived.size_bytes
-    opened_index = await covers.open_bitmaps(first.view, definition, entry)
-    assert first.view.derived.size_bytes == size_bytes, "lookups and plans must share the coverage"
-    assert (await covers.open_bitmaps(first.view, definition, entry)).coverage is opened_index.coverage
+    resolver, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.build_entry()
+    size_bytes = first_scan.view.derived.size_bytes
+    opened_index = await resolver.open_bitmaps(first_scan.view, definition, entry)
+    assert first_scan.view.derived.size_bytes == size_bytes, "lookups and plans must share the coverage"
+    assert (await resolver.open_bitmaps(first_scan.view, definition, entry)).coverage is opened_index.coverage
     await table.index("b", [0])
     assert (
-        await covers.open_bitmaps(first.view, definition, await table.build_entry())
+        await resolver.open_bitmaps(first_scan.view, definition, await table.build_entry())
     ).coverage is not opened_index.coverage
 
 
-async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the_file(rig: IndexedPlans) -> None:
-    table = await rig.create(b="bitmap(id)")
+async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the_file(
+    indexed_plans: IndexedPlans,
+) -> None:
+    table = await indexed_plans.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     data = bytearray(path.read_bytes())
-    blob = open_index_file(bytes(data), "x").header
-    data[blob.offset + blob.length - 16] ^= 0x10  # The changed byte is in the last section.
+    header = open_index_file(bytes(data), "x").header
+    data[header.offset + header.length - 16] ^= 0x10  # The changed byte is in the last section.
     path.write_bytes(data)
-    planning = await rig.open_planning()
-    scan = await rig.scan(
+    planning = await indexed_plans.open_planning()
+    scan = await indexed_plans.scan(
         planning, build_or_filter(build_and_filter(build_eq_filter(52), build_eq_filter(54)), build_eq_filter(13))
     )
     assert 5 in list_file_numbers(scan)
@@ -603,15 +619,15 @@ async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the
     (file,) = await table.list_files()
     assert file.state is IndexFileState.QUARANTINED
     assert file.reason
-    assert await rig.plan_files(planning, ODD_ID_FILTER) == [1]
+    assert await indexed_plans.plan_files(planning, ODD_ID_FILTER) == [1]
     await table.index("b", FILES)
-    assert await rig.plan_files(planning, ODD_ID_FILTER) == []
+    assert await indexed_plans.plan_files(planning, ODD_ID_FILTER) == []
 
 
-async def test_bitmap_with_a_different_row_count_is_ignored(rig: IndexedPlans) -> None:
-    table = await rig.create(b="bitmap(id)")
+async def test_bitmap_with_a_different_row_count_is_ignored(indexed_plans: IndexedPlans) -> None:
+    table = await indexed_plans.create(b="bitmap(id)")
     await table.index("b", FILES)
-    planning = await rig.open_planning()
+    planning = await indexed_plans.open_planning()
     (file,) = await table.list_files()
     opened_index = await planning.indexes.open(file)
     assert opened_index is not None
@@ -621,24 +637,24 @@ async def test_bitmap_with_a_different_row_count_is_ignored(rig: IndexedPlans) -
         opened_index.location, replace(opened_index.files, records=records), opened_index.index, opened_index.size_bytes
     )
     planning.indexes._stack._memory.put(f"index/{file.location}", wrong_index, 1)
-    scan = await rig.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
+    scan = await indexed_plans.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
     assert (list_file_numbers(scan), scan.complete) == ([1], False)
 
 
-async def test_diverged_copies_of_a_table_keep_separate_index_definitions(rig: IndexedPlans) -> None:
-    table = await rig.create(b="bitmap(id)", k="bitmap(day)")
+async def test_diverged_copies_of_a_table_keep_separate_index_definitions(indexed_plans: IndexedPlans) -> None:
+    table = await indexed_plans.create(b="bitmap(id)", k="bitmap(day)")
     await table.index("b", FILES)
-    planning = await rig.open_planning()
-    assert await rig.plan_files(planning, ODD_ID_FILTER) == []
-    document: dict[str, Any] = json.loads(json.dumps(table.table._build_json()))
-    document["properties"] = dict(table.metadata.properties)
-    document["schemas"][0]["fields"][0]["name"], document["schemas"][0]["fields"][1]["name"] = "day", "id"
-    other_metadata = decode_table(json.dumps(document).encode(), "file:///other")
+    planning = await indexed_plans.open_planning()
+    assert await indexed_plans.plan_files(planning, ODD_ID_FILTER) == []
+    metadata_json: dict[str, Any] = json.loads(json.dumps(table.table._build_json()))
+    metadata_json["properties"] = dict(table.metadata.properties)
+    metadata_json["schemas"][0]["fields"][0]["name"], metadata_json["schemas"][0]["fields"][1]["name"] = "day", "id"
+    other_metadata = decode_table(json.dumps(metadata_json).encode(), "file:///other")
     assert isinstance(other_metadata, TableMetadata)
     entry = await table.build_entry()
     swapped_request = ScanRequest(filter=parse_expression({"type": "eq", "term": "day", "value": 13}))
     for _ in range(2):
         scan = await planning.planner.bind_and_plan(other_metadata, swapped_request, entry)
         assert (list_file_numbers(scan), [use.name for use in scan.indexes]) == ([], ["k"])
-        own_tasks = await rig.scan(planning, build_and_filter(build_eq_filter(13), build_eq_filter(15)))
+        own_tasks = await indexed_plans.scan(planning, build_and_filter(build_eq_filter(13), build_eq_filter(15)))
         assert {use.name for use in own_tasks.indexes} == {"b"}

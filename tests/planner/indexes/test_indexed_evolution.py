@@ -174,13 +174,13 @@ async def test_index_older_than_a_promotion_prunes_no_matching_row(
     await table.index("i", [1])
     is_covered = read_definition_under_schema_0(table).id == table.definitions["i"].id
     is_exact = kind == "bitmap" and transform == "identity"
-    await _judge_promotion(promotion, table, tmp_path, exact=is_exact and is_covered)
+    await _check_promotion(promotion, table, tmp_path, exact=is_exact and is_covered)
     # The older file is indexed by a reader of the newer schema.
     await table.index("i", [0])
-    await _judge_promotion(promotion, table, tmp_path, exact=is_exact)
+    await _check_promotion(promotion, table, tmp_path, exact=is_exact)
 
 
-async def _judge_promotion(promotion: Promotion, table: EvolvedTable, folder: Path, *, exact: bool) -> None:
+async def _check_promotion(promotion: Promotion, table: EvolvedTable, folder: Path, *, exact: bool) -> None:
     rows = {0: [promotion.read_value(value) for value in promotion.old_values], 1: promotion.new_values}
     literals = sorted({*rows[0], *rows[1]})
     comparisons = {"eq": operator.eq, "not-eq": operator.ne, "lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt}
@@ -191,12 +191,14 @@ async def _judge_promotion(promotion: Promotion, table: EvolvedTable, folder: Pa
                 rendered_literal = render(infer_result_kind("identity", promotion.new_kind), literal, "spec")
                 filter = {"type": op, "term": "c", "value": rendered_literal}
                 request = ScanRequest(filter=parse_expression(filter))
-                numbers = set(list_file_numbers(await planning.planner.bind_and_plan(table.metadata, request, entry)))
+                planned_numbers = set(
+                    list_file_numbers(await planning.planner.bind_and_plan(table.metadata, request, entry))
+                )
                 expected = {
                     number for number, values in rows.items() if any(comparison(value, literal) for value in values)
                 }
-                assert expected <= numbers, filter
-                assert not exact or numbers == expected, filter
+                assert expected <= planned_numbers, filter
+                assert not exact or planned_numbers == expected, filter
 
 
 async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path: Path, store: PointerStore) -> None:

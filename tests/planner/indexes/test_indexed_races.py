@@ -41,12 +41,12 @@ def draw_filter(rng: random.Random) -> tuple[Any, set[int]]:
         filter: Any = {"type": "eq", "term": "id", "value": values[0]}
     else:
         filter = {"type": "in", "term": "id", "values": values}
-    results = {value // 10 for value in values if value % 2 == 0}
+    file_numbers = {value // 10 for value in values if value % 2 == 0}
     if rng.random() < 0.3:  # The filter requires two values of one column, so no row matches.
         other_value = 2 * rng.randrange(5 * FILES)
         filter = {"type": "and", "left": filter, "right": {"type": "eq", "term": "id", "value": other_value}}
-        results = {other_value // 10} if other_value in values else set()
-    return filter, results
+        file_numbers = {other_value // 10} if other_value in values else set()
+    return filter, file_numbers
 
 
 async def plan_until_ended(
@@ -97,7 +97,7 @@ async def change_index_files(table: IndexedTable, rng: random.Random, change_cou
                         damage_file(rng, file.location)
             case "quarantine":
                 for file in chosen_files:
-                    await table.registry.quarantine_file(file.uuid, file.location, "said so")
+                    await table.registry.quarantine_file(file.uuid, file.location, "reported by the test")
             case "clean":
                 for file in await table.list_files():
                     if file.state is not IndexFileState.LIVE:
@@ -141,13 +141,13 @@ async def _run_race(seed: int, folder: Path, change_count: int) -> None:
         ]
         end_event = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            planning = [
+            planning_tasks = [
                 group.create_task(plan_until_ended(worker, table, random.Random(f"{seed} {number}"), end_event))
                 for number, worker in enumerate((*workers, *workers))
             ]
             await change_index_files(table, rng, change_count)
             end_event.set()
-        counts = [task.result() for task in planning]
+        counts = [task.result() for task in planning_tasks]
         assert min(counts) > PLANS_MIN
         ids = [definition.id for definition in table.definitions.values()]
         usages = [worker.usage.find_usage(table.metadata.table_uuid, item) for worker in workers for item in ids]

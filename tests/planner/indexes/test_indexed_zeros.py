@@ -62,9 +62,9 @@ CLIENTS = {
 }
 
 
-def holds(filter: Any, value: float, semantics: ComparisonSemantics) -> bool:
+def matches_filter(filter: Any, value: float, semantics: ComparisonSemantics) -> bool:
     if filter["type"] in ("or", "and"):
-        sides = [holds(filter[side], value, semantics) for side in ("left", "right")]
+        sides = [matches_filter(filter[side], value, semantics) for side in ("left", "right")]
         return any(sides) if filter["type"] == "or" else all(sides)
     compare = COMPARISONS[filter["type"]]
     return any(compare(key(value), key(filter["value"])) for key in CLIENTS[semantics])
@@ -90,7 +90,9 @@ async def test_filter_with_both_zeros_finds_both_in_an_index(kind: str, tmp_path
                     await planning.planner.bind_and_plan(table.metadata, request, await table.build_entry())
                 )
                 expected = {
-                    number for number in PRICES if holds(filter, PRICES[number][0], ComparisonSemantics.POSSIBLE)
+                    number
+                    for number in PRICES
+                    if matches_filter(filter, PRICES[number][0], ComparisonSemantics.POSSIBLE)
                 }
                 assert expected <= set(numbers), filter
                 assert kind != "bitmap" or expected == set(numbers), filter
@@ -105,14 +107,14 @@ async def test_filter_with_both_zeros_locates_the_rows_of_both_zeros(
         table = await create_price_table(tmp_path, store, "bitmap")
         async with open_planning(tmp_path, table.registry) as planning:
             view = await planning.planner.view(table.metadata, ScanRequest())
-            covers = IndexResolver(planning.indexes)
-            index = await covers.open_bitmaps(view, table.definitions["i"], await table.build_entry())
+            resolver = IndexResolver(planning.indexes)
+            index = await resolver.open_bitmaps(view, table.definitions["i"], await table.build_entry())
             for filter in FILTERS:
-                marks = PredicateMatcher({(3, "identity"): index}, semantics, from_sql=False)
+                matcher = PredicateMatcher({(3, "identity"): index}, semantics, from_sql=False)
                 schema = table.metadata.current_schema
                 bound = bind(parse_expression(filter), schema, [schema], case_sensitive=True)
-                for place, values in PRICES.items():
-                    bits, are_exact = marks.match_rows(bound, place, len(values))
+                for file_number, values in PRICES.items():
+                    bits, are_exact = matcher.match_rows(bound, file_number, len(values))
                     assert are_exact, filter
                     assert bits is not None
-                    assert bool(bits.any()) == holds(filter, values[0], semantics), (filter, values)
+                    assert bool(bits.any()) == matches_filter(filter, values[0], semantics), (filter, values)

@@ -17,5 +17,5 @@ def test_names_of_columns_are_read_only_for_a_filter_that_names_an_attribute() -
     metadata = build_table({f"seamark.index.{name}": definition for name in ("city", "Town")}, schemas=schemas)
     assert list_attribute_names(metadata) == ("Town", "city")
     assert find_attribute_columns(metadata, ["size"]) == ()
-    assert "index" not in schemas[0].__dict__
+    assert "index" not in schemas[0].__dict__, "the names of the older schema are not read"
     assert [column.name for column in find_attribute_columns(metadata, ["CITY", "town"])] == ["city"]

@@ -20,7 +20,7 @@ from seamark.metaserver.planner.joins.ranges import (
     make_range_condition,
 )
 
-SPECIAL = [-math.inf, -1.5, -5e-324, -0.0, 0.0, 5e-324, 1.5, 1.7976931348623157e308, math.inf, math.nan]
+SPECIAL_FLOATS = [-math.inf, -1.5, -5e-324, -0.0, 0.0, 5e-324, 1.5, 1.7976931348623157e308, math.inf, math.nan]
 OPERATORS: dict[str, Callable[[object, object], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -31,9 +31,9 @@ OPERATORS: dict[str, Callable[[object, object], bool]] = {
 _OPS = {Op.LT_EQ: "<=", Op.GT_EQ: ">=", Op.EQ: "="}
 
 
-def compare_floats(value: float, op: str, other: float) -> bool:
+def compare_floats(value: float, op: str, literal: float) -> bool:
     """Compare two values as DuckDB and Spark do: NaN is equal to NaN and greater than all numbers."""
-    keys = [(item != item, 0.0 if item != item else item) for item in (value, other)]
+    keys = [(item != item, 0.0 if item != item else item) for item in (value, literal)]
     return OPERATORS[op](keys[0], keys[1])
 
 
@@ -55,11 +55,11 @@ def is_met(condition: Expression, value: float) -> bool:
 
 @pytest.mark.parametrize("operators", [*((op,) for op in ("<", "<=", ">", ">=")), (">", "<"), (">=", "<=")])
 def test_range_of_special_floats_contains_each_value_that_an_engine_finds(operators: tuple[str, ...]) -> None:
-    for limits in itertools.product(SPECIAL, repeat=len(operators)):
+    for limits in itertools.product(SPECIAL_FLOATS, repeat=len(operators)):
         columns = [FileColumn.from_array(pa.chunked_array([pa.array([limit])]), "double").codes for limit in limits]
         spans = compute_spans([(*column, "double") for column in columns], operators, "double")
         condition = make_range_condition(LimitedColumn(1, "x", "double"), *convert_spans_to_key_sets(*spans, "double"))
-        for value in SPECIAL:
+        for value in SPECIAL_FLOATS:
             is_found = all(compare_floats(value, op, limit) for op, limit in zip(operators, limits, strict=True))
             assert is_met(condition, value) or not is_found, (value, operators, limits, condition)
         if all(map(math.isfinite, limits)) and (">" in operators or ">=" in operators) and len(operators) > 1:

@@ -97,24 +97,24 @@ def draw_value(rng: random.Random, kind: str) -> int | float | str | None:
 
 
 def draw_row(rng: random.Random, columns: dict[str, str]) -> Row:
-    results = {name: draw_value(rng, kind) for name, kind in columns.items()}
-    if "year" in results and results["year"] is not None:
-        results["year"] = 1969 + rng.choice([0, 1, 2, 50, 51, 52])
-    return results
+    row = {name: draw_value(rng, kind) for name, kind in columns.items()}
+    if "year" in row and row["year"] is not None:
+        row["year"] = 1969 + rng.choice([0, 1, 2, 50, 51, 52])
+    return row
 
 
 async def create_table(rng: random.Random, api: Api, name: str, columns: dict[str, str], files: int) -> StarTable:
     cols = [Col(number, column, kind) for number, (column, kind) in enumerate(columns.items(), 1)]
     parts = [PartitionField(1000, "p", 3, "identity")] if "d" in columns and rng.random() < 0.3 else []
     table = await StarTable.create(api, name, cols, parts=parts)
-    results = []
+    made_files = []
     for _ in range(files):
         rows = [draw_row(rng, columns) for _ in range(rng.randint(1, 3))]
-        for item in rows if parts else ():
-            item["d"] = rows[0]["d"]
-        results.append(table.make_file(rows))
-    await table.commit(results)
-    for file in results if rng.random() < 0.3 else ():
+        for row in rows if parts else ():  # All rows of a file are in one partition.
+            row["d"] = rows[0]["d"]
+        made_files.append(table.make_file(rows))
+    await table.commit(made_files)
+    for file in made_files if rng.random() < 0.3 else ():
         numbers = [number for number in range(len(table.rows[file.path])) if rng.random() < 0.5]
         if numbers:
             await table.commit(deletes=[table.write_position_deletes(file, numbers)])
@@ -130,7 +130,7 @@ def store_in_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable)
     ]
     columns = {"file": pa.array([number for number, _ in rows], pa.int64())}
     for column in table.columns:
-        columns[column.name] = build_array(column.kind, [each[column.name] for _, each in rows])
+        columns[column.name] = build_array(column.kind, [row[column.name] for _, row in rows])
     con.register("arrow", pa.table(columns))
     con.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM arrow")
 
@@ -138,15 +138,15 @@ def store_in_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable)
 def draw_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
     """Return a random join as JSON of a plan request, and as a condition in DuckDB."""
     request: dict[str, Any]
-    shape = rng.random()
-    if shape < 0.25:
+    draw = rng.random()
+    if draw < 0.25:
         return draw_extreme_join(rng, names)
-    if shape < 0.5:
+    if draw < 0.5:
         return draw_range_join(rng, names)
     if rng.random() < 0.5:
-        column, transform, other, expression = rng.choice(PERIODS)
-        dimension, condition = "days", f"{expression} = o.{other}"
-        request = {"on": {column: other}, "transform": transform}
+        column, transform, period_column, expression = rng.choice(PERIODS)
+        dimension, condition = "days", f"{expression} = o.{period_column}"
+        request = {"on": {column: period_column}, "transform": transform}
     else:
         dimension = rng.choice(["one", "two"])
         column = rng.choice(["f1", "f2", "c"])
@@ -167,10 +167,15 @@ def draw_extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[s
 
     A filter that is not exact selects more rows than the subquery.
     """
-    column, dimension, other = rng.choice(EQUAL_CONDITIONS)
+    column, dimension, dimension_column = rng.choice(EQUAL_CONDITIONS)
     extreme, op = rng.choice(["min", "max"]), rng.choice(["=", *OPERATORS])
     is_exact = rng.random() < 0.7
-    request: dict[str, Any] = {"on": {column: other}, "transform": extreme, "operator": op, "exact": is_exact}
+    request: dict[str, Any] = {
+        "on": {column: dimension_column},
+        "transform": extreme,
+        "operator": op,
+        "exact": is_exact,
+    }
     rows = dimension
     if rng.random() < 0.7:
         kind, value = rng.choice(list(FILTERS)), rng.randint(0, 6)
@@ -179,18 +184,18 @@ def draw_extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[s
     if not is_exact:
         rows = f"(SELECT * FROM {rows}) WHERE x >= {rng.randint(0, 4)}"
     request["table"] = ["db", names[dimension]]
-    return request, f"{column} {op} (SELECT {extreme}({other}) FROM {rows})"
+    return request, f"{column} {op} (SELECT {extreme}({dimension_column}) FROM {rows})"
 
 
 def draw_range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
-    column, dimension, other = rng.choice(RANGE_CONDITIONS)
+    column, dimension, start_column = rng.choice(RANGE_CONDITIONS)
     op = rng.choice(OPERATORS)
-    request: dict[str, Any] = {"on": {column: other}, "transform": "range", "operator": op}
-    condition = f"{column} {op} o.{other}"
+    request: dict[str, Any] = {"on": {column: start_column}, "transform": "range", "operator": op}
+    condition = f"{column} {op} o.{start_column}"
     if op in (">", ">=") and rng.random() < 0.7:
-        end, end_op = rng.choice(ENDS.get(dimension, [f"{column}_end"])), rng.choice(["<", "<="])
-        request |= {"end": end, "end-operator": end_op}
-        condition += f' AND {column} {end_op} o."{end}"'
+        end_column, end_op = rng.choice(ENDS.get(dimension, [f"{column}_end"])), rng.choice(["<", "<="])
+        request |= {"end": end_column, "end-operator": end_op}
+        condition += f' AND {column} {end_op} o."{end_column}"'
     if rng.random() < 0.7:
         request["predicate"] = f"x {rng.choice(['=', '<', '>='])} {rng.randint(0, 6)}"
         condition += f" AND o.{request['predicate']}"
@@ -199,15 +204,15 @@ def draw_range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str
 
 
 def draw_joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
-    request, expected_answers = [], []
+    requests, conditions = [], []
     for number in range(rng.randint(1, 2)):
         alternatives = [draw_join(rng, names) for _ in range(rng.choice([1, 1, 2, 3]))]
         if len(alternatives) > 1:
-            request += [{**join, "any-of": number} for join, _ in alternatives]
+            requests += [{**join, "any-of": number} for join, _ in alternatives]
         else:
-            request += [join for join, _ in alternatives]
-        expected_answers.append("(" + " OR ".join(condition for _, condition in alternatives) + ")")
-    return request, " AND ".join(expected_answers)
+            requests += [join for join, _ in alternatives]
+        conditions.append("(" + " OR ".join(condition for _, condition in alternatives) + ")")
+    return requests, " AND ".join(conditions)
 
 
 async def check_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
@@ -221,9 +226,9 @@ async def check_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, count
     store_in_duckdb(con, "fact", fact)
     for name, columns in DIMENSIONS.items():
         store_in_duckdb(con, name, await create_table(rng, api, table_names[name], columns, rng.choice([0, 1, 2, 5])))
-    paths = {file.path: number for number, file in enumerate(fact.data)}
+    numbers_by_path = {file.path: number for number, file in enumerate(fact.data)}
     for _ in range(24):
-        requests, report = draw_joins(rng, table_names)
+        requests, condition = draw_joins(rng, table_names)
         answer = await api(
             "POST", f"/api/v1/tables/db/{table_names['fact']}/explain", {"joins": requests, "files": True}
         )
@@ -242,10 +247,10 @@ async def check_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, count
         )
         counts += Counter(used_transforms)
         counts += Counter(next(iter(item["on"])) for item in requests if item.get("transform") == "range")
-        kept_paths = {paths[item["file-path"]] for item in answer.json["kept"]}
-        expected = {file for (file,) in con.execute(f"SELECT DISTINCT file FROM fact WHERE {report}").fetchall()}
-        assert expected <= kept_paths, f"{seed}: {expected - kept_paths} are lost\n{requests}\n{report}"
-        counts += Counter(plans=1, wanted=len(expected), kept=len(kept_paths), files=len(paths))
+        kept_numbers = {numbers_by_path[item["file-path"]] for item in answer.json["kept"]}
+        expected = {file for (file,) in con.execute(f"SELECT DISTINCT file FROM fact WHERE {condition}").fetchall()}
+        assert expected <= kept_numbers, f"{seed}: {expected - kept_numbers} are lost\n{requests}\n{condition}"
+        counts += Counter(plans=1, wanted=len(expected), kept=len(kept_numbers), files=len(numbers_by_path))
 
 
 async def run_campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,12 +285,12 @@ async def test_extreme_of_some_rows_is_bounded_by_files_in_which_all_rows_match(
             api, "fact", [Col(number, *column) for number, column in enumerate(FACT.items(), 1)]
         )
         await fact.commit([fact.make_file([item]) for item in facts])
-        lake = await StarTable.create(
-            api, "one", [Col(number, *each) for number, each in enumerate(DIMENSIONS["one"].items(), 1)]
+        dimension = await StarTable.create(
+            api, "one", [Col(number, *column) for number, column in enumerate(DIMENSIONS["one"].items(), 1)]
         )
         rows = [[(4, 3), (5, 3)], [(7, 1), (8, 6)], [(2, 3)]]
-        files = [lake.make_file([{"k": k, "x": x, "until": None} for k, x in row]) for row in rows]
-        await lake.commit(files)
+        files = [dimension.make_file([{"k": k, "x": x, "until": None} for k, x in row]) for row in rows]
+        await dimension.commit(files)
 
         async def plan_files(op: str, extreme: str, value: int, *, exact: bool = True) -> list[int]:
             request = {
@@ -306,8 +311,8 @@ async def test_extreme_of_some_rows_is_bounded_by_files_in_which_all_rows_match(
         assert await plan_files("=", "min", 3) == [2]
         assert await plan_files("=", "max", 3, exact=False) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
         assert await plan_files(">", "max", 3, exact=False) == [*range(10)]
-        assert await plan_files("<", "max", 9) == []  # null
-        await lake.commit(deletes=[lake.write_position_deletes(files[0], [0, 1])])
+        assert await plan_files("<", "max", 9) == []  # The maximum of no rows is null.
+        await dimension.commit(deletes=[dimension.write_position_deletes(files[0], [0, 1])])
         assert await plan_files("=", "max", 3) == [2, 3, 4, 5, 6, 7, 8]
 
 

@@ -22,6 +22,8 @@ class ScanCase:
     """One scan of one lake.
 
     Attributes:
+        implicit: Whether the scan is of the current snapshot, and does not name it.
+        names_of_snapshot: Whether the filter has the column names of the snapshot's schema.
         filter: The filter for Seamark's planner.
         java_filter: The same filter in the form of Iceberg Java.
     """

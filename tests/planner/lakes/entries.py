@@ -13,7 +13,7 @@ from unittest import mock
 
 import fastavro
 
-DAYS = {1, 86_400_000_000, 86_400_000_000_000}
+UNITS_PER_DAY = {1, 86_400_000_000, 86_400_000_000_000}
 """Factors that convert a date when its column has become a timestamp."""
 Record = dict[str, Any]
 
@@ -37,7 +37,8 @@ def record_type(kind: Any) -> Record:
     return record
 
 
-FILE = {
+# The numbers in this module are the field ids of the specification.
+FILE_FIELDS = {
     134: "content",
     100: "file_path",
     101: "file_format",
@@ -52,7 +53,7 @@ FILE = {
     144: "content_offset",
     145: "content_size_in_bytes",
 }
-MAPS = {
+MAP_FIELDS = {
     108: "column_sizes",
     109: "value_counts",
     110: "null_value_counts",
@@ -69,17 +70,17 @@ def read_entries(path: str) -> Iterator[Record]:
     tuple_schema = record_type(next(field["type"] for field in file_schema["fields"] if field["field-id"] == 102))
     for record in records:
         entry = index_by_id(schema, record)
-        if entry[0] == 2:
+        if entry[0] == 2:  # The status 2 means that the file is deleted.
             continue
         file = index_by_id(file_schema, entry[2])
-        document = {"status": entry[0], "snapshot_id": entry.get(1), "sequence_number": entry.get(3)}
-        document |= {"file_sequence_number": entry.get(4)}
-        document |= {name: file.get(number) or None for number, name in FILE.items()}
-        document["first_row_id"], document["record_count"] = file.get(142), file[103]
-        for number, name in MAPS.items():
-            document[name] = {pair["key"]: pair["value"] for pair in file.get(number) or ()}
-        document["partition"] = index_by_id(tuple_schema, file[102])
-        yield document
+        flat_entry = {"status": entry[0], "snapshot_id": entry.get(1), "sequence_number": entry.get(3)}
+        flat_entry |= {"file_sequence_number": entry.get(4)}
+        flat_entry |= {name: file.get(number) or None for number, name in FILE_FIELDS.items()}
+        flat_entry["first_row_id"], flat_entry["record_count"] = file.get(142), file[103]
+        for number, name in MAP_FIELDS.items():
+            flat_entry[name] = {item["key"]: item["value"] for item in file.get(number) or ()}
+        flat_entry["partition"] = index_by_id(tuple_schema, file[102])
+        yield flat_entry
 
 
 def read_manifest_list(path: str) -> list[Record]:
@@ -95,7 +96,7 @@ def read_manifest_list(path: str) -> list[Record]:
 
 def read_data_files(manifests: Sequence[Record], version: int) -> dict[str, Record]:
     """Return the live data files by path, with all inherited values."""
-    results = {}
+    entries_by_path = {}
     for manifest in manifests:
         if manifest["content"]:
             continue
@@ -111,27 +112,31 @@ def read_data_files(manifests: Sequence[Record], version: int) -> dict[str, Reco
             elif entry["first_row_id"] is None:
                 entry["first_row_id"], next_row_id = next_row_id, next_row_id + entry["record_count"]
             entry["spec_id"] = manifest["spec_id"]
-            assert entry["file_path"] not in results
-            results[entry["file_path"]] = entry
-    return results
+            assert entry["file_path"] not in entries_by_path
+            entries_by_path[entry["file_path"]] = entry
+    return entries_by_path
 
 
-def assert_same(record: Record, original_record: Record, note: str) -> None:
+def assert_same(record: Record, original_record: Record, context: str) -> None:
     record, original_record = dict(record), dict(original_record)
     partition, original_partition = record.pop("partition"), original_record.pop("partition")
-    assert partition.keys() == original_partition.keys(), note
+    assert partition.keys() == original_partition.keys(), context
     for key, value in partition.items():
         expected = original_partition[key]
         is_multiple = (
-            isinstance(value, int) and isinstance(expected, int) and value in {expected * item for item in DAYS}
+            isinstance(value, int)
+            and isinstance(expected, int)
+            and value in {expected * item for item in UNITS_PER_DAY}
         )
         is_wider = isinstance(value, bytes) and int.from_bytes(value, "big", signed=True) == int.from_bytes(
             expected or b"", "big", signed=True
         )
-        assert is_multiple or is_wider or repr(value) == repr(expected) or value == expected, f"{note}: partition {key}"
-    assert record.pop("status") in (0, original_record.pop("status")), note
+        assert is_multiple or is_wider or repr(value) == repr(expected) or value == expected, (
+            f"{context}: partition {key}"
+        )
+    assert record.pop("status") in (0, original_record.pop("status")), context
     record["file_format"], original_record["file_format"] = (
         record["file_format"].upper(),
         original_record["file_format"].upper(),
     )
-    assert record == original_record, note
+    assert record == original_record, context

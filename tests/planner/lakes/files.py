@@ -28,7 +28,7 @@ Spec = tuple[PartitionField, ...]
 
 
 @dataclass
-class _Draw:
+class _RowChoices:
     """The choices for drawing the rows of one file.
 
     Attributes:
@@ -59,14 +59,14 @@ class FileMaker:
         """Return a data file in the partition of `like`, or in the partition of a random first row."""
         rng = self._rng
         columns = schema.list_columns()
-        draw = self._build_drawer(schema)
-        first = like.rows[0] if like is not None and like.rows else self._build_row(schema.fields, draw)
-        partition = tuple(partitioning.apply(p.transform, kinds[p.source], first.get(p.source)) for p in fields)
+        row_choices = self._build_drawer(schema)
+        first_row = like.rows[0] if like is not None and like.rows else self._build_row(schema.fields, row_choices)
+        partition = tuple(partitioning.apply(p.transform, kinds[p.source], first_row.get(p.source)) for p in fields)
         if like is not None:
             partition = like.partition
-        self._limit_to_partition(draw, first, fields, kinds, columns)
+        self._limit_to_partition(row_choices, first_row, fields, kinds, columns)
         count = 0 if rng.random() < 0.02 or (like is not None and not like.rows) else rng.choice([1, 1, 2, 3, 5, 8])
-        rows = [self._build_row(schema.fields, draw) for _ in range(count)]
+        rows = [self._build_row(schema.fields, row_choices) for _ in range(count)]
         leaves = schema.leaves()
         metrics = {key: draw_metrics(rng, leaf.kind, [row.get(key) for row in rows]) for key, leaf in leaves.items()}
         offsets = rng.choice([None, [4], [4, 1_000_000], []])
@@ -90,71 +90,78 @@ class FileMaker:
         part = self._rng.choice(["", "", "p=a%2Fb/", "två ord/", "x=1/y=null/"])
         return f"{self._location}/{folder}/{part}{self._file_count:05d}-{self._rng.getrandbits(32):08x}{ending}"
 
-    def _build_drawer(self, schema: Schema) -> _Draw:
+    def _build_drawer(self, schema: Schema) -> _RowChoices:
         rng = self._rng
-        draw = _Draw({}, {}, {}, set(), set())
+        row_choices = _RowChoices({}, {}, {}, set(), set())
         for column in schema.list_columns().values():
-            draw.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0, 0.3, 1])
+            row_choices.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0, 0.3, 1])
             if column.kind == "struct":
-                draw.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0.3])
+                row_choices.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0.3])
                 continue
             values = sorted(self._pools[column.id], key=partial(compute_sort_key, column.kind))
             if column.kind == "uuid":  # UUIDs are drawn at random, so that each file has values of the whole range.
                 rng.shuffle(values)
             width = rng.choice([1, 2, 4, len(values)])
             start = rng.randrange(max(1, len(values) - width + 1))
-            draw.choices[column.id] = values[start : start + width]
-            draw.nans[column.id] = rng.choice([0, 0, 0.3, 1]) if column.kind in FLOATS else 0.0
-        return draw
+            row_choices.choices[column.id] = values[start : start + width]
+            row_choices.nans[column.id] = rng.choice([0, 0, 0.3, 1]) if column.kind in FLOATS else 0.0
+        return row_choices
 
     def _limit_to_partition(
-        self, draw: _Draw, first: Row, fields: Spec, kinds: dict[int, str], columns: dict[int, LakeColumn]
+        self,
+        row_choices: _RowChoices,
+        first_row: Row,
+        fields: Spec,
+        kinds: dict[int, str],
+        columns: dict[int, LakeColumn],
     ) -> None:
-        """Limit `draw` to rows of the partition that the first row belongs to."""
+        """Limit `row_choices` to rows of the partition that the first row belongs to."""
         for source in {part.source for part in fields}:
-            value = first.get(source)
+            value = first_row.get(source)
             parents = columns[source].parents
             if value is None:
                 # A required column is null only if a struct around it is null.
-                removed_parents = {parent for parent in parents if first.get(parent) is None}
-                draw.absent |= removed_parents
-                draw.nulls[source] = 1.0
+                removed_parents = {parent for parent in parents if first_row.get(parent) is None}
+                row_choices.absent |= removed_parents
+                row_choices.nulls[source] = 1.0
                 continue
-            draw.present |= set(parents)
-            draw.nulls[source] = 0.0
+            row_choices.present |= set(parents)
+            row_choices.nulls[source] = 0.0
             if isinstance(value, float) and math.isnan(value):
-                draw.nans[source] = 1.0
+                row_choices.nans[source] = 1.0
                 continue
-            draw.nans[source] = 0.0
+            row_choices.nans[source] = 0.0
             transforms = [part.transform for part in fields if part.source == source]
 
             def compute_keys(value: Any, transforms: list[str] = transforms, kind: str = kinds[source]) -> list[str]:
                 return [repr(partitioning.apply(transform, kind, value)) for transform in transforms]
 
             equal_values = [
-                candidate for candidate in draw.choices[source] if compute_keys(candidate) == compute_keys(value)
+                candidate for candidate in row_choices.choices[source] if compute_keys(candidate) == compute_keys(value)
             ]
-            draw.choices[source] = equal_values or [value]
+            row_choices.choices[source] = equal_values or [value]
 
-    def _build_row(self, fields: tuple[Field, ...], draw: _Draw) -> Row:
+    def _build_row(self, fields: tuple[Field, ...], row_choices: _RowChoices) -> Row:
         row: Row = {}
-        self._fill_row(fields, draw, row, absent=False)
+        self._fill_row(fields, row_choices, row, absent=False)
         return row
 
-    def _fill_row(self, fields: tuple[Field, ...], draw: _Draw, row: Row, *, absent: bool) -> None:
+    def _fill_row(self, fields: tuple[Field, ...], row_choices: _RowChoices, row: Row, *, absent: bool) -> None:
         rng = self._rng
         for field in fields:
             if isinstance(field.kind, tuple):
-                null = field.id not in draw.present and (field.id in draw.absent or rng.random() < draw.nulls[field.id])
-                row[field.id] = None if absent or null else True
-                self._fill_row(field.kind, draw, row, absent=absent or null)
+                is_null = field.id not in row_choices.present and (
+                    field.id in row_choices.absent or rng.random() < row_choices.nulls[field.id]
+                )
+                row[field.id] = None if absent or is_null else True
+                self._fill_row(field.kind, row_choices, row, absent=absent or is_null)
             elif isinstance(field.kind, str):
-                if absent or rng.random() < draw.nulls[field.id]:
+                if absent or rng.random() < row_choices.nulls[field.id]:
                     row[field.id] = None
-                elif rng.random() < draw.nans[field.id]:
+                elif rng.random() < row_choices.nans[field.id]:
                     row[field.id] = math.nan
                 else:
-                    row[field.id] = rng.choice(draw.choices[field.id])
+                    row[field.id] = rng.choice(row_choices.choices[field.id])
 
     # Delete files
 
@@ -167,10 +174,12 @@ class FileMaker:
         """
         rng = self._rng
         # No equality deletes on floats: NaN and the zeros are not valid keys.
-        fit = [column for column in schema.leaves().values() if column.kind not in FLOATS]
-        if not fit:
+        possible_keys = [column for column in schema.leaves().values() if column.kind not in FLOATS]
+        if not possible_keys:
             return []
-        chosen_files = sorted(rng.sample(fit, min(len(fit), rng.choice([1, 1, 2]))), key=lambda column: column.id)
+        key_columns = sorted(
+            rng.sample(possible_keys, min(len(possible_keys), rng.choice([1, 1, 2]))), key=lambda column: column.id
+        )
         unpartitioned_specs = [key for key, fields in specs.items() if all(part.transform == "void" for part in fields)]
         file = rng.choice(live_files) if live_files else None
         if unpartitioned_specs and (file is None or rng.random() < 0.5):
@@ -184,12 +193,12 @@ class FileMaker:
         keys = set()
         for _ in range(rng.choice([1, 1, 2, 4])):
             row = rng.choice(rows) if rows and rng.random() < 0.7 else {}
-            keys.add(tuple(self._choose_key(column, row) for column in chosen_files))
+            keys.add(tuple(self._choose_key(column, row) for column in key_columns))
         sorted_keys = sorted(keys, key=repr)
-        columns = {column.id: [key[index] for key in sorted_keys] for index, column in enumerate(chosen_files)}
-        metrics = {column.id: draw_metrics(rng, column.kind, columns[column.id]) for column in chosen_files}
+        columns = {column.id: [key[index] for key in sorted_keys] for index, column in enumerate(key_columns)}
+        metrics = {column.id: draw_metrics(rng, column.kind, columns[column.id]) for column in key_columns}
         delete = self._build_delete_file(EQUALITY_DELETES, spec_id, partition, len(sorted_keys))
-        ids = [column.id for column in chosen_files]
+        ids = [column.id for column in key_columns]
         kept_metrics = {
             key: column_metrics for key, column_metrics in metrics.items() if column_metrics != ColumnMetrics()
         }
@@ -213,11 +222,11 @@ class FileMaker:
         delete = self._build_delete_file(POSITION_DELETES, chosen_file.spec_id, chosen_file.partition, len(positions))
         paths = sorted({path for path, _ in positions})
         row_positions = [position for _, position in positions]
-        shape = rng.choice(["full", "full", "truncated", "none"])
+        bounds_kind = rng.choice(["full", "full", "truncated", "none"])
         metrics: dict[int, ColumnMetrics] = {}
-        if shape != "none":
+        if bounds_kind != "none":
             lower, upper = paths[0].encode(), paths[-1].encode()
-            if shape == "truncated":
+            if bounds_kind == "truncated":
                 truncated_path = truncate_upper(paths[-1], 16)
                 lower, upper = paths[0][:16].encode(), truncated_path or upper
             metrics[PATH_ID] = ColumnMetrics(len(positions), 0, None, lower, upper)
@@ -227,12 +236,12 @@ class FileMaker:
         return [replace(delete, positions=frozenset(positions), metrics=metrics, referenced_path=referenced_path)]
 
     def _choose_positions(self, targets: list[DataFile]) -> list[tuple[str, int]]:
-        results = set()
+        positions = set()
         for file in targets:
             for position in range(max(1, file.record_count)):
                 if position == 0 or self._rng.random() < 0.4:
-                    results.add((file.path, position))
-        return sorted(results)
+                    positions.add((file.path, position))
+        return sorted(positions)
 
     def build_vectors(
         self, files: list[DataFile], old_vectors: list[DeleteFile]

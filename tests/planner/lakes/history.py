@@ -74,10 +74,10 @@ class _History:
             if rng.random() < 0.15:
                 branch = rng.choice(["dev", "b/2"])
                 self.heads.setdefault(branch, rng.choice(list(self.snapshots.values())))
-            choices = [self._append, self._overwrite, self._rewrite_manifests, self._compact]
+            commits = [self._append, self._overwrite, self._rewrite_manifests, self._compact]
             if self.version >= 2:
-                choices += [self._commit_row_delta] * 4
-            rng.choice(choices)(branch)
+                commits += [self._commit_row_delta] * 4
+            rng.choice(commits)(branch)
         self.version = self.final_version
         for branch, head in self.heads.items():
             self.refs[branch] = ("branch", head.id)
@@ -108,8 +108,8 @@ class _History:
         if self.version < self.final_version and rng.random() < 0.5:
             self.version = self.final_version
         if rng.random() < 0.35:
-            keep = {part.source for fields in self.specs.values() for part in fields}
-            new_schema = self.maker.evolve(self.schema, len(self.schemas), self.version, keep)
+            partition_source_ids = {part.source for fields in self.specs.values() for part in fields}
+            new_schema = self.maker.evolve(self.schema, len(self.schemas), self.version, partition_source_ids)
             if new_schema.fields != self.schema.fields:
                 self.schema = self.schemas[new_schema.id] = new_schema
                 self._fill_pools()
@@ -155,13 +155,13 @@ class _History:
             self.last_partition_id += 1
             name = f"{column.name}_{strip_parameters(transform)}_{self.last_partition_id}"
             fields.append(PartitionField(self.last_partition_id, name, column.id, transform))
-        results = tuple(fields)
+        new_spec = tuple(fields)
         for spec_id, old_spec in self.specs.items():
-            if old_spec == results:
+            if old_spec == new_spec:
                 self.default_spec = spec_id
                 return
         self.default_spec = len(self.specs)
-        self.specs[self.default_spec] = results
+        self.specs[self.default_spec] = new_spec
 
     def _find_kinds(self) -> dict[int, str]:
         """Return the current types of the columns that specs partition by."""
@@ -174,11 +174,11 @@ class _History:
         self._commit(branch, "append", [], self._group(added_files))
 
     def _draw_data_files(self, count: int) -> list[DataFile]:
-        results = []
+        files = []
         for _ in range(count):
             spec_id = self.default_spec if self.rng.random() < 0.9 else self.rng.choice(list(self.specs))
-            results.append(self.files.make_data_file(self.schema, spec_id, self.specs[spec_id], self._find_kinds()))
-        return results
+            files.append(self.files.make_data_file(self.schema, spec_id, self.specs[spec_id], self._find_kinds()))
+        return files
 
     def _group(self, files: list[Any]) -> list[list[Entry]]:
         """Group ADDED entries by manifest.
@@ -223,15 +223,13 @@ class _History:
             branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, oldest_sequence)]]
         )
 
-    def _replace(
-        self, branch: str, operation: str, removed_numbers: set[int], added_entries: list[list[Entry]]
-    ) -> None:
+    def _replace(self, branch: str, operation: str, removed_ids: set[int], added_entries: list[list[Entry]]) -> None:
         kept_manifests, rewritten = [], []
         for manifest in self.heads[branch].manifests:
             live_entries = [entry for entry in manifest.entries if entry.status != DELETED]
-            if any(id(entry.file) in removed_numbers for entry in live_entries):
+            if any(id(entry.file) in removed_ids for entry in live_entries):
                 rewritten.append(
-                    [self._carry_entry(entry.file, id(entry.file) in removed_numbers) for entry in live_entries]
+                    [self._carry_entry(entry.file, id(entry.file) in removed_ids) for entry in live_entries]
                 )
             elif live_entries or self.rng.random() < 0.5:
                 kept_manifests.append(manifest)
@@ -249,9 +247,9 @@ class _History:
             groups.setdefault((manifest.content, manifest.spec_id), []).append(manifest)
         if not groups:
             return self._append(branch)
-        merged_files = self.rng.choice(list(groups.values()))
-        files = [entry.file for manifest in merged_files for entry in manifest.entries if entry.status != DELETED]
-        manifests = [manifest for manifest in self.heads[branch].manifests if manifest not in merged_files]
+        merged_manifests = self.rng.choice(list(groups.values()))
+        files = [entry.file for manifest in merged_manifests for entry in manifest.entries if entry.status != DELETED]
+        manifests = [manifest for manifest in self.heads[branch].manifests if manifest not in merged_manifests]
         entries = [self._carry_entry(file, is_deleted=False) for file in files]
         return self._commit(branch, "replace", manifests, [entries] if entries else [])
 
@@ -267,14 +265,14 @@ class _History:
         delete_files: list[DeleteFile] = []
         removed_ids: set[int] = set()
         for _ in range(rng.randint(1, 3)):
-            equality = rng.random() < 0.5 or not live_files
-            if equality:
+            has_equality_deletes = rng.random() < 0.5 or not live_files
+            if has_equality_deletes:
                 delete_files += self.files.make_equality_deletes(
                     self.schema, self.specs, live_files, self._find_kinds()
                 )
             elif self.version >= 3:
-                referenceds = {vector.referenced_path for vector in delete_files}
-                targets = [file for file in live_files + data if file.path not in referenceds]
+                paths_with_new_vectors = {vector.referenced_path for vector in delete_files}
+                targets = [file for file in live_files + data if file.path not in paths_with_new_vectors]
                 old_vectors = [delete for delete in head.delete_files if delete.content == 1]
                 new_vectors, replaced_vectors = self.files.build_vectors(targets, old_vectors)
                 delete_files += new_vectors
@@ -295,20 +293,20 @@ class _History:
         first_row_id = self.next_row_id
         listed_manifests: list[tuple[Manifest, int | None]] = []
         for manifest in manifests:
-            own_snapshot = None
+            manifest_row_id = None
             if self.version >= 3 and manifest.content == 0:
                 if manifest.first_row_id is None:
                     manifest.first_row_id = self.next_row_id
                     self.next_row_id += manifest.counts[ADDED][1] + manifest.counts[EXISTING][1]
-                own_snapshot = manifest.first_row_id
-            listed_manifests.append((manifest, own_snapshot))
+                manifest_row_id = manifest.first_row_id
+            listed_manifests.append((manifest, manifest_row_id))
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"snapshot-id": str(snapshot_id), "format-version": str(self.version)}
         header["parent-snapshot-id"] = str(parent.id) if parent else "null"
         if self.version > 1:
             header["sequence-number"] = str(sequence)
         path.write_bytes(list_bytes(listed_manifests, version=self.version, style=self.style, header=header))
-        document: dict[str, Any] = {
+        snapshot_json: dict[str, Any] = {
             "snapshot-id": snapshot_id,
             "timestamp-ms": NOW_MS + 1000 * len(self.snapshots),
             "manifest-list": path.as_uri(),
@@ -316,17 +314,17 @@ class _History:
             "schema-id": self.schema.id,
         }
         if parent:
-            document["parent-snapshot-id"] = parent.id
+            snapshot_json["parent-snapshot-id"] = parent.id
         if self.version > 1:
-            document["sequence-number"] = sequence
+            snapshot_json["sequence-number"] = sequence
         if self.version >= 3:
-            document |= {"first-row-id": first_row_id, "added-rows": self.next_row_id - first_row_id}
+            snapshot_json |= {"first-row-id": first_row_id, "added-rows": self.next_row_id - first_row_id}
         snapshot = LakeSnapshot(
-            snapshot_id, parent.id if parent else None, sequence, self.schema.id, tuple(manifests), document
+            snapshot_id, parent.id if parent else None, sequence, self.schema.id, tuple(manifests), snapshot_json
         )
         self.snapshots[snapshot_id] = self.heads[branch] = snapshot
         if branch == MAIN_BRANCH:
-            self.log.append({"timestamp-ms": document["timestamp-ms"], "snapshot-id": snapshot_id})
+            self.log.append({"timestamp-ms": snapshot_json["timestamp-ms"], "snapshot-id": snapshot_id})
 
     def _write_manifest(self, entries: list[Entry], snapshot_id: int, sequence: int) -> Manifest:
         rng = self.rng
@@ -335,13 +333,13 @@ class _History:
         written_rows = []
         for entry in entries:
             file = entry.file
-            explicit = entry.snapshot_id
+            explicit_snapshot_id = entry.snapshot_id
             if entry.status == ADDED:
                 file.snapshot_id, file.file_sequence = snapshot_id, sequence
                 file.sequence = sequence if entry.sequence is None else entry.sequence
-            if explicit is None and (self.version == 1 or entry.status == DELETED or rng.random() < 0.3):
-                explicit = snapshot_id
-            written_rows.append(Entry(entry.status, explicit, entry.sequence, entry.file_sequence, file))
+            if explicit_snapshot_id is None and (self.version == 1 or entry.status == DELETED or rng.random() < 0.3):
+                explicit_snapshot_id = snapshot_id
+            written_rows.append(Entry(entry.status, explicit_snapshot_id, entry.sequence, entry.file_sequence, file))
         fields, kinds = self.specs[spec_id], self._find_kinds()
         style = self.style if rng.random() < 0.8 else Style.draw_style(rng)
         data = build_manifest_bytes(
@@ -358,7 +356,7 @@ class _History:
         path.write_bytes(data)
         files = [entry.file for entry in written_rows]
         live_sequences = [entry.file.sequence for entry in written_rows if entry.status != DELETED]
-        counts = {}
+        counts = {}  # (files, rows) by status
         for status in (ADDED, EXISTING, DELETED):
             counts_of_status = [entry.file.record_count for entry in written_rows if entry.status == status]
             counts[status] = (len(counts_of_status), sum(counts_of_status))
@@ -380,7 +378,7 @@ class _History:
         specs = [
             {"spec-id": key, "fields": [part.build_json() for part in fields]} for key, fields in self.specs.items()
         ]
-        document: dict[str, Any] = {
+        metadata_json: dict[str, Any] = {
             "format-version": self.version,
             "table-uuid": str(uuid.UUID(int=self.seed)),
             "location": self.location,
@@ -395,18 +393,20 @@ class _History:
             "sort-orders": [{"order-id": 0, "fields": []}],
             "properties": {},
             "current-snapshot-id": self.heads[MAIN_BRANCH].id,
-            "refs": {name: {"snapshot-id": index, "type": kind} for name, (kind, index) in self.refs.items()},
+            "refs": {
+                name: {"snapshot-id": snapshot_id, "type": kind} for name, (kind, snapshot_id) in self.refs.items()
+            },
             "snapshots": [snapshot.json for snapshot in self.snapshots.values()],
             "snapshot-log": self.log,
             "metadata-log": [],
         }
         if self.version == 1:
-            document |= {"schema": self.schema.build_json(), "partition-spec": specs[self.default_spec]["fields"]}
+            metadata_json |= {"schema": self.schema.build_json(), "partition-spec": specs[self.default_spec]["fields"]}
         else:
-            document["last-sequence-number"] = self.sequence
+            metadata_json["last-sequence-number"] = self.sequence
         if self.version >= 3:
-            document["next-row-id"] = self.next_row_id
-        return document
+            metadata_json["next-row-id"] = self.next_row_id
+        return metadata_json
 
 
 def _compute_summary(

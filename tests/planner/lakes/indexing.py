@@ -81,16 +81,16 @@ def _build_decimal(unscaled_value: int, scale: int) -> Decimal:
 def draw_terms(rng: random.Random, kind: str) -> list[str]:
     """Return terms that an index may have on a column of this type."""
     name = strip_parameters(kind)
-    results = ["identity"]
+    terms = ["identity"]
     if name not in ("boolean", "float", "double"):
-        results.append(f"bucket[{rng.choice([2, 5, 16])}]")
+        terms.append(f"bucket[{rng.choice([2, 5, 16])}]")
     if name in ("int", "long", "decimal", "string", "binary"):
-        results.append(f"truncate[{rng.choice([1, 3, 10, 100])}]")
+        terms.append(f"truncate[{rng.choice([1, 3, 10, 100])}]")
     if name == "string":
-        results += ["lower", "lower"]
+        terms += ["lower", "lower"]
     if name in ("date", "timestamp", "timestamptz", *V3_ONLY):
-        results += CALENDAR[: 3 if name == "date" else 4]
-    return results
+        terms += CALENDAR[: 3 if name == "date" else 4]
+    return terms
 
 
 def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
@@ -99,7 +99,7 @@ def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
     The definitions have the forms that users write, and the forms that the catalog stores.
     """
     columns = [column for column in lake.all_columns.values() if column.kind != "struct"]
-    document: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for number in range(rng.choice([1, 3, 5, 8])):
         kind = rng.choice([name for name, index_kind in KINDS.items() if not index_kind.aggregates])
         count = rng.choice([1, 1, 2, 3]) if kind == "record" else 1
@@ -112,15 +112,15 @@ def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
         fpp = rng.choice([None, 0.001, 0.3]) if kind == "bloom" else None
         if rng.random() < 0.3 and all(item.id in lake.schema.list_columns() for item in chosen_columns):
             options = [] if fpp is None else [f"fpp={fpp}"]
-            document[f"{PREFIX}i{number}"] = f"{kind}({', '.join(texts + options)})"
+            properties[f"{PREFIX}i{number}"] = f"{kind}({', '.join(texts + options)})"
         else:
             json_text: dict[str, Any] = {
                 "kind": kind,
                 "columns": texts,
                 "field-ids": [item.id for item in chosen_columns],
             }
-            document[f"{PREFIX}i{number}"] = json.dumps(json_text if fpp is None else {**json_text, "fpp": fpp})
-    return document
+            properties[f"{PREFIX}i{number}"] = json.dumps(json_text if fpp is None else {**json_text, "fpp": fpp})
+    return properties
 
 
 def draw_indexed_filter(rng: random.Random, indexed_lake: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
@@ -128,11 +128,11 @@ def draw_indexed_filter(rng: random.Random, indexed_lake: IndexedLake, schema: T
 
     `predicates.to_json` converts it to JSON.
     """
-    shape = rng.random()
-    if depth < 2 and shape < 0.5:
+    draw = rng.random()
+    if depth < 2 and draw < 0.5:
         left, right = (draw_indexed_filter(rng, indexed_lake, schema, depth + 1) for _ in range(2))
         return {"type": rng.choice(["and", "and", "or"]), "left": left, "right": right}
-    if depth < 2 and shape < 0.55:
+    if depth < 2 and draw < 0.55:
         return {"type": "not", "child": draw_indexed_filter(rng, indexed_lake, schema, depth + 1)}
     columns = schema.list_columns()
     usable_definitions = [
@@ -155,7 +155,7 @@ def draw_indexed_filter(rng: random.Random, indexed_lake: IndexedLake, schema: T
     return result
 
 
-def define(lake: Lake, properties: dict[str, str]) -> TableMetadata:
+def define_indexes(lake: Lake, properties: dict[str, str]) -> TableMetadata:
     """Set properties that must all define indexes, change the file on disk, and return the changed table."""
     lake.metadata["properties"] = properties
     path = Path(lake.metadata_location.removeprefix("file://"))
@@ -167,8 +167,8 @@ def define(lake: Lake, properties: dict[str, str]) -> TableMetadata:
 
 def list_data_files(lake: Lake) -> list[DataFile]:
     """Return the data files of all snapshots, each once."""
-    results = {file.path: file for snapshot in lake.snapshots.values() for file in snapshot.data_files}
-    return list(results.values())
+    files_by_path = {file.path: file for snapshot in lake.snapshots.values() for file in snapshot.data_files}
+    return list(files_by_path.values())
 
 
 def build_keys(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> Keys | None:
@@ -247,7 +247,7 @@ class IndexedLake:
                 self.metadata.table_uuid,
                 definition,
                 [file for file, _ in listed_files],
-                [written_file for _, written_file in listed_files],
+                [part for _, part in listed_files],
             )
         )
         path.write_bytes(data)
@@ -271,7 +271,7 @@ class IndexedLake:
             location=location,
             definition=definition.id,
             kind=definition.kind,
-            level=len(remove) and 1,
+            level=1 if remove else 0,  # A file that replaces others has a higher level.
             files=files,
             rows=rows,
             size_bytes=size_bytes,
@@ -301,14 +301,14 @@ class IndexedLake:
         """Yield the entries that can be built for these files."""
         for file in files:
             columns = [build_keys(self.lake, file, term, as_written=as_written) for term in definition.terms]
-            present_values = [column for column in columns if column is not None]
-            if len(present_values) == len(columns):
-                yield ListedFile(file.path, file.size, file.record_count), build_part(definition, present_values)
+            known_columns = [column for column in columns if column is not None]
+            if len(known_columns) == len(columns):
+                yield ListedFile(file.path, file.size, file.record_count), build_part(definition, known_columns)
 
 
 async def register_lake(lake: Lake, store: PointerStore, registry: Registry, properties: dict[str, str]) -> IndexedLake:
     """Register a lake with index definitions and no index file."""
-    metadata = define(lake, properties)
+    metadata = define_indexes(lake, properties)
     name = f"t{lake.seed}"
     entry = make_entry(name, uuid=metadata.table_uuid, metadata_location=lake.metadata_location)
     await store.transact([CreateEntry(entry)])
@@ -327,11 +327,13 @@ async def index_randomly(rng: random.Random, indexed_lake: IndexedLake) -> None:
             part_files = files[part::parts] + rng.sample(files, int(rng.random() < 0.3))
             index_part = await _index_some_files(rng, indexed_lake, definition, part_files)
             if index_part is not None:
-                by_id.setdefault(index_part[0].id, (index_part[0], []))[1].append(index_part[1])
-        for locations_before, locations in by_id.values():
+                old_definition, location = index_part
+                _, locations = by_id.setdefault(old_definition.id, (old_definition, []))
+                locations.append(location)
+        for old_definition, locations in by_id.values():
             if len(locations) > 1 and rng.random() < 0.5:
                 chosen_locations = locations[: rng.randint(2, len(locations))]
-                await indexed_lake.merge(locations_before, chosen_locations)
+                await indexed_lake.merge(old_definition, chosen_locations)
                 if rng.random() < 0.5:
                     for location in chosen_locations:
                         Path(location.removeprefix("file://")).unlink()
@@ -343,11 +345,11 @@ async def _index_some_files(
     """Write an index file, and return the definition under its schema and the location of the file."""
     metadata, newest_schema_id = indexed_lake.metadata, max((file.schema_id for file in files), default=0)
     ids = {term.column_id for term in definition.terms}
-    known_numbers: set[int] = set()
+    known_ids: set[int] = set()
     choices: list[Schema] = []
     for schema in sorted(metadata.schemas, key=lambda schema_version: schema_version.id):
-        known_numbers |= ids & set(indexed_lake.lake.schemas[schema.id].list_columns())
-        if known_numbers == ids and schema.id >= newest_schema_id:
+        known_ids |= ids & set(indexed_lake.lake.schemas[schema.id].list_columns())
+        if known_ids == ids and schema.id >= newest_schema_id:
             choices.append(schema)
     # Most indexes are built by readers of the newest schema.
     schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema
@@ -362,15 +364,15 @@ def _build_entries_of_replaced_files(
     rng: random.Random, definition: IndexDefinition, entries: Sequence[tuple[ListedFile, Any]]
 ) -> list[tuple[ListedFile, Any]]:
     """Return entries for earlier files of the same paths, with a different size or row count and no common row."""
-    results = []
+    replaced_entries = []
     for index_entry, _ in entries:
         if rng.random() < 0.1:
             size, records = (
                 (index_entry.size_bytes + 1, index_entry.records) if rng.random() < 0.5 else (index_entry.size_bytes, 0)
             )
             empty_keys = [compute_term_keys(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
-            results.append((ListedFile(index_entry.path, size, records), build_part(definition, empty_keys)))
-    return results
+            replaced_entries.append((ListedFile(index_entry.path, size, records), build_part(definition, empty_keys)))
+    return replaced_entries
 
 
 def damage_file(rng: random.Random, location: str) -> str:
@@ -492,7 +494,7 @@ class IndexedTable:
                 self.metadata.table_uuid,
                 definition,
                 [file for file, _ in entries],
-                [written_file for _, written_file in entries],
+                [part for _, part in entries],
             )
         )
         path.write_bytes(data)

@@ -81,29 +81,29 @@ async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | Non
         nan_above=case.nan_above,
     )
     scan = await planner.bind_and_plan(metadata, request, entry)
-    plan, report = {}, {}
+    plan, expected_tasks = {}, {}
     for row in scan.entry_ids.tolist():
         block, row_in_block = scan.view.locate(row)
         path = block.read_text("file_path", row_in_block)
         assert path is not None
         assert path not in plan, f"the plan contains {path} twice\n{case}"
-        deletes = [_delete_name(*scan.view.locate_delete(delete)) for delete in scan.deletes(row)]
+        deletes = [_format_delete_name(*scan.view.locate_delete(delete)) for delete in scan.deletes(row)]
         residual = scan.compute_residual(row)
         if residual == FALSE:
             continue  # A file with the residual FALSE is not in the answer.
         plan[path] = JudgedTask(deletes, encode_expression(residual))
         # A residual that cannot be bound by name is omitted: the client uses the filter (REST spec, `FileScanTask`).
         is_named = make_bindable(residual, metadata.current_schema) == residual
-        report[path] = JudgedTask(deletes, encode_expression(residual) if is_named else None)
+        expected_tasks[path] = JudgedTask(deletes, encode_expression(residual) if is_named else None)
     try:
         tasks_by_path = _parse_answer(scan)
     except NotAcceptable:
         assert any(_has_nan(file) for file in case.snapshot.data_files), f"{case}"
         return plan
     for path, task in tasks_by_path.items():
-        if _is_tautology(task.residual) and path in report and report[path].residual is True:
-            report[path] = task  # PyIceberg must not count rows by TRUE, so the answer has a tautology.
-    assert tasks_by_path == report, f"the JSON differs from the plan\n{case}"
+        if _is_tautology(task.residual) and path in expected_tasks and expected_tasks[path].residual is True:
+            expected_tasks[path] = task  # PyIceberg must not count rows by TRUE, so the answer has a tautology.
+    assert tasks_by_path == expected_tasks, f"the JSON differs from the plan\n{case}"
     return plan
 
 
@@ -114,7 +114,7 @@ def _is_tautology(residual: Any) -> bool:
     return False
 
 
-def _delete_name(block: Block, row: int) -> str:
+def _format_delete_name(block: Block, row: int) -> str:
     path, offset = block.read_text("file_path", row), block.read_long("content_offset", row)
     assert path is not None
     return path if offset is None else f"{path}#{offset}"
@@ -156,31 +156,31 @@ def judge(case: ScanCase, tasks: dict[str, JudgedTask], java_plan: JavaPlan, unf
     )
     is_trusted = java_plan.error is None and not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for path, file in files_by_path.items():
-        equal_rows, ordered_rows, sparks = (case.match_rows(file, case.filter, meaning) for meaning in CLIENTS)
+        equal_rows, ordered_rows, spark_rows = (case.match_rows(file, case.filter, meaning) for meaning in CLIENTS)
         expected = [is_match or other for is_match, other in zip(equal_rows, ordered_rows, strict=True)]
         if case.nan_above:
-            expected = [is_match or other for is_match, other in zip(expected, sparks, strict=True)]
+            expected = [is_match or other for is_match, other in zip(expected, spark_rows, strict=True)]
         if path not in tasks:
             assert not any(expected), f"{_describe_file(file)} has a matching row and is not planned\n{case}"
             counts["dropped"] += 1
             continue
         counts["kept"] += 1
         counts["kept with a match"] += any(expected)
-        is_excused = (
+        may_differ_from_java = (
             case.compares_zero
             or _has_nan(file)
             or _is_bounded_by_the_least_long(file)
             or _is_misrounding_possible(case, file)
             or (case.nan_above and _is_nan_possible(case, file))
         )
-        if is_trusted and path not in java_plan.tasks and not is_excused and not any(expected):
+        if is_trusted and path not in java_plan.tasks and not may_differ_from_java and not any(expected):
             raise AssertionError(f"{_describe_file(file)} is planned, but Java prunes it\n{case}")
         _check_deletes(case, file, tasks[path], expected, unfiltered_plan, counts)
-        for meaning, meant_rows in zip(CLIENTS, (equal_rows, ordered_rows, sparks), strict=True):
+        for meaning, filter_matches in zip(CLIENTS, (equal_rows, ordered_rows, spark_rows), strict=True):
             residual_matches = case.match_rows(file, tasks[path].residual, meaning)
             if case.nan_above:  # Then the residual tests for NaN, however the client compares NaN.
-                meant_rows = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
-            assert residual_matches == meant_rows or (case.names_infinity and residual_matches == sparks), (
+                filter_matches = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
+            assert residual_matches == filter_matches or (case.names_infinity and residual_matches == spark_rows), (
                 f"residual {tasks[path].residual} of {_describe_file(file)} for {meaning}\n{case}"
             )
     return counts

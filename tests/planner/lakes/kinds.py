@@ -85,19 +85,19 @@ def _draw_value(rng: random.Random, kind: str) -> Value:
     if name == "boolean":
         return rng.random() < 0.5
     if name in ("int", "long", "date", "decimal", *TEMPORAL_LONGS):
-        return _draw_whole(rng, kind)
+        return _draw_integer(rng, kind)
     if name in FLOATS:
         return _draw_float(rng, kind)
     if name == "string":
         return _draw_text(rng)
     length = {"uuid": 16, "binary": rng.choice([0, 1, 3, 16, 17, 40])}.get(name) if name != "fixed" else None
     size = parse_fixed_length(kind) if length is None else length
-    shape = rng.random()
-    if shape < 0.15:
+    draw = rng.random()
+    if draw < 0.15:
         return b"\xff" * size
-    if shape < 0.25:
+    if draw < 0.25:
         return b"\x00" * size
-    if shape < 0.6:  # The texts have a long common prefix.
+    if draw < 0.6:  # The texts have a long common prefix.
         return (b"\x7f\xff\x80" * size)[: max(0, size - 1)] + rng.randbytes(min(1, size))
     return rng.randbytes(size)
 
@@ -113,20 +113,20 @@ def get_limits(kind: str) -> tuple[int, int]:
     return (INT_MIN, INT_MAX) if name in ("int", "date") else (LONG_MIN, LONG_MAX)
 
 
-def _draw_whole(rng: random.Random, kind: str) -> int:
+def _draw_integer(rng: random.Random, kind: str) -> int:
     minimum, greatest = get_limits(kind)
     middle = {"date": 19_000, "time": DAY_US // 2, "timestamp": 19_000 * DAY_US, "timestamptz": 19_000 * DAY_US}
     centre = middle.get(kind, 19_000 * DAY_US * 1000 if kind in V3_ONLY else 0)
     unit = {"date": 30, "int": 10, "long": 10, "decimal": 5}.get(strip_parameters(kind), 3_600_000_000)
     unit *= 1000 if kind in V3_ONLY else 1
-    shape = rng.random()
-    if shape < 0.06:
+    draw = rng.random()
+    if draw < 0.06:
         return rng.choice([minimum, greatest])
-    if shape < 0.12:
+    if draw < 0.12:
         return rng.choice([minimum + 1, greatest - 1])
-    if shape < 0.2:
+    if draw < 0.2:
         return rng.randint(minimum, greatest)
-    if shape < 0.4:  # The values are near zero, which is 1970 for times.
+    if draw < 0.4:  # The values are near zero, which is 1970 for times.
         return max(minimum, min(greatest, rng.randint(-3, 3) * rng.choice([1, unit])))
     return max(minimum, min(greatest, centre + rng.randint(-40, 40) * unit + rng.choice([0, 0, 1, -1])))
 
@@ -155,14 +155,14 @@ EDGE = "a" * 15 + "\U0001f600x"
 
 
 def _draw_text(rng: random.Random) -> str:
-    shape = rng.random()
-    if shape < 0.08:
+    draw = rng.random()
+    if draw < 0.08:
         return ""
-    if shape < 0.35:  # The values differ only after the length of truncated bounds.
+    if draw < 0.35:  # The values differ only after the length of truncated bounds.
         return "common/prefix/of/" + "".join(rng.choices("ab", k=rng.randint(0, 3)))
-    if shape < 0.45:
+    if draw < 0.45:
         return rng.choice(["\U0010ffff" * rng.randint(1, 20), "\uffff" * 18, "\ud7ff" * 17, EDGE, "z" * 300])
-    return "".join(rng.choices(ALPHABET, k=rng.randint(1, 20 if shape < 0.6 else 3)))
+    return "".join(rng.choices(ALPHABET, k=rng.randint(1, 20 if draw < 0.6 else 3)))
 
 
 def to_bytes(kind: str, value: Any) -> bytes:
@@ -184,29 +184,29 @@ def to_bytes(kind: str, value: Any) -> bytes:
 
 def build_avro_type(kind: str, name: str) -> Any:
     """Return Avro's type of a partition value; `name` is unique in the schema for types that need a name."""
-    parts = strip_parameters(kind)
-    logical = {"date": "date", "time": "time-micros"}.get(parts)
-    if parts == "date":
+    base_kind = strip_parameters(kind)
+    logical = {"date": "date", "time": "time-micros"}.get(base_kind)
+    if base_kind == "date":
         return {"type": "int", "logicalType": logical}
-    if parts == "time":
+    if base_kind == "time":
         return {"type": "long", "logicalType": logical}
-    if parts in TEMPORAL_LONGS:
-        unit = "timestamp-nanos" if parts in V3_ONLY else "timestamp-micros"
-        return {"type": "long", "logicalType": unit, "adjust-to-utc": "tz" in parts}
-    if parts == "uuid":
+    if base_kind in TEMPORAL_LONGS:
+        unit = "timestamp-nanos" if base_kind in V3_ONLY else "timestamp-micros"
+        return {"type": "long", "logicalType": unit, "adjust-to-utc": "tz" in base_kind}
+    if base_kind == "uuid":
         return {"type": "fixed", "size": 16, "name": f"uuid_{name}", "logicalType": "uuid"}
-    if parts == "fixed":
+    if base_kind == "fixed":
         return {"type": "fixed", "size": parse_fixed_length(kind), "name": f"fixed_{name}"}
-    if parts == "decimal":
+    if base_kind == "decimal":
         precision, scale = parse_decimal(kind)
-        document = {
+        types = {
             "type": "fixed",
             "size": compute_decimal_size(precision),
             "name": f"decimal_{name}",
             "logicalType": "decimal",
         }
-        return {**document, "precision": precision, "scale": scale}
-    return {"binary": "bytes"}.get(parts, parts)
+        return {**types, "precision": precision, "scale": scale}
+    return {"binary": "bytes"}.get(base_kind, base_kind)
 
 
 def compute_decimal_size(precision: int) -> int:

@@ -138,8 +138,8 @@ class Lake:
         new_row = dict(row)
         for column in sorted(self.all_columns.values(), key=lambda column: len(column.parents)):
             if column.id not in written_ids:
-                absent = any(new_row.get(parent) is None for parent in column.parents)
-                new_row[column.id] = None if absent else column.default
+                is_absent = any(new_row.get(parent) is None for parent in column.parents)
+                new_row[column.id] = None if is_absent else column.default
         return new_row
 
     def find_applicable_deletes(self, snapshot: LakeSnapshot, file: DataFile) -> list[DeleteFile]:

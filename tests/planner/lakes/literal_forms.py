@@ -27,6 +27,7 @@ from tests.planner.lakes.kinds import (
 
 FORMS = ("java", "pyiceberg", "spec")
 EPOCH = date(1970, 1, 1)
+DAYS_PER_400_YEARS = 146_097
 MIN_DAY, MAX_DAY = (date(1, 1, 1) - EPOCH).days, (date(9999, 12, 31) - EPOCH).days
 
 
@@ -104,11 +105,11 @@ def parse(kind: str, json: Any) -> Any:
     if name == "date":
         return json if isinstance(json, int) else _parse_days(json)
     if name in TEMPORAL_LONGS:
-        return _parse_clocked(kind, json)
+        return _parse_time(kind, json)
     return json
 
 
-def _parse_clocked(kind: str, json: Any) -> int:
+def _parse_time(kind: str, json: Any) -> int:
     if isinstance(json, int):
         return json * 1000 if kind in V3_ONLY else json
     if kind == "time":
@@ -127,7 +128,7 @@ def _parse_days(text: str) -> int:
     if match is None:
         raise ValueError(f"not an ISO date: {text!r}")
     cycles, year = divmod(int(match[1]) - 1970, 400)
-    return (date(1970 + year, int(match[2]), int(match[3])) - EPOCH).days + cycles * 146_097
+    return (date(1970 + year, int(match[2]), int(match[3])) - EPOCH).days + cycles * DAYS_PER_400_YEARS
 
 
 def _parse_clock(text: str) -> int:

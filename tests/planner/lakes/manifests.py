@@ -37,7 +37,16 @@ class PartitionField:
 
 @dataclass(frozen=True)
 class Style:
-    """The style of one writer, for a whole table or one file."""
+    """The style of one writer, for a whole table or one file.
+
+    Attributes:
+        has_shuffled_fields: Whether the fields of records are in random order.
+        sparse: Whether most optional fields and header keys are missing.
+        codec: The compression codec of Avro.
+        old_names: Whether counts of files have their names of the first versions of Iceberg.
+        summaries: Whether manifest lists have summaries of partition fields.
+        seed: The seed of the random order.
+    """
 
     has_shuffled_fields: bool
     sparse: bool
@@ -97,27 +106,31 @@ def _build_field(name: str, field_id: int, kind: Any, *, optional: bool = False)
 
 def _build_map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
     fields = [_build_field("key", key_id, "int"), _build_field("value", value_id, value)]
-    pair = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": fields}
-    return {"type": "array", "items": pair, "logicalType": "map"}
+    entry_schema = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": fields}
+    return {"type": "array", "items": entry_schema, "logicalType": "map"}
 
 
 def _build_list(element_id: int, kind: str) -> dict[str, Any]:
     return {"type": "array", "items": kind, "element-id": element_id}
 
 
-def partition_record(fields: tuple[PartitionField, ...], kinds: dict[int, str], *, plain_days: bool) -> dict[str, Any]:
+def build_partition_record(
+    fields: tuple[PartitionField, ...], kinds: dict[int, str], *, plain_days: bool
+) -> dict[str, Any]:
     """Return the Avro record of a spec's partition values. `kinds` are the source types by column id."""
-    results = []
+    avro_fields = []
     for part in fields:
         kind = build_avro_type(infer_result_kind(part.transform, kinds[part.source]), f"p{part.id}")
         if plain_days and part.transform == "day":
             kind = "int"
-        results.append(_build_field(f"p{part.id}", part.id, kind, optional=True) | {"iceberg-field-name": part.name})
-    return {"type": "record", "name": "r102", "fields": results}
+        avro_fields.append(
+            _build_field(f"p{part.id}", part.id, kind, optional=True) | {"iceberg-field-name": part.name}
+        )
+    return {"type": "record", "name": "r102", "fields": avro_fields}
 
 
 def build_entry_schema(version: int, style: Style, content: int, partition: dict[str, Any]) -> dict[str, Any]:
-    data = [
+    file_fields = [
         _build_field("file_path", 100, "string"),
         _build_field("file_format", 101, "string"),
         _build_field("partition", 102, partition),
@@ -125,9 +138,9 @@ def build_entry_schema(version: int, style: Style, content: int, partition: dict
         _build_field("file_size_in_bytes", 104, "long"),
     ]
     if version == 1:
-        data.append(_build_field("block_size_in_bytes", 105, "long"))
+        file_fields.append(_build_field("block_size_in_bytes", 105, "long"))
     else:
-        data.insert(0, _build_field("content", 134, "int"))
+        file_fields.insert(0, _build_field("content", 134, "int"))
     maps = [
         _build_field("column_sizes", 108, _build_map(117, 118, "long"), optional=True),
         _build_field("value_counts", 109, _build_map(119, 120, "long"), optional=True),
@@ -150,14 +163,14 @@ def build_entry_schema(version: int, style: Style, content: int, partition: dict
         other_fields.append(_build_field("first_row_id", 142, "long", optional=True))
         other_fields.append(_build_field("content_offset", 144, "long", optional=True))
         other_fields.append(_build_field("content_size_in_bytes", 145, "long", optional=True))
-    data += maps + other_fields
+    file_fields += maps + other_fields
     entry_fields = [_build_field("status", 0, "int"), _build_field("snapshot_id", 1, "long", optional=version > 1)]
     if version > 1:
         entry_fields.append(_build_field("sequence_number", 3, "long", optional=True))
         entry_fields.append(_build_field("file_sequence_number", 4, "long", optional=True))
     if style.has_shuffled_fields:
-        random.Random(style.seed).shuffle(data)
-    entry_fields.append(_build_field("data_file", 2, {"type": "record", "name": "r2", "fields": data}))
+        random.Random(style.seed).shuffle(file_fields)
+    entry_fields.append(_build_field("data_file", 2, {"type": "record", "name": "r2", "fields": file_fields}))
     return {"type": "record", "name": "manifest_entry", "fields": entry_fields}
 
 
@@ -229,7 +242,7 @@ def build_manifest_bytes(
         header["content"] = "deletes" if content else "data"
     if not style.sparse:
         header["schema-id"] = str(schema["schema-id"])
-    record = partition_record(fields, kinds, plain_days=style.sparse)
+    record = build_partition_record(fields, kinds, plain_days=style.sparse)
     new_schema = fastavro.parse_schema(build_entry_schema(version, style, content, record))
     out = BytesIO()
     records = [build_entry_record(entry, fields, kinds) for entry in entries]
@@ -244,7 +257,7 @@ def list_schema(version: int, style: Style) -> dict[str, Any]:
         _build_field("lower_bound", 510, "bytes", optional=True),
         _build_field("upper_bound", 511, "bytes", optional=True),
     ]
-    middle = "_data_files_count" if style.old_names else "_files_count"
+    count_suffix = "_data_files_count" if style.old_names else "_files_count"
     fields = [
         _build_field("manifest_path", 500, "string"),
         _build_field("manifest_length", 501, "long"),
@@ -255,7 +268,9 @@ def list_schema(version: int, style: Style) -> dict[str, Any]:
         fields += [_build_field("min_sequence_number", 516, "long")]
     fields.append(_build_field("added_snapshot_id", 503, "long"))
     count_fields = [("added", 504, 512), ("existing", 505, 513), ("deleted", 506, 514)]
-    fields += [_build_field(name + middle, files, "int", optional=version == 1) for name, files, _ in count_fields]
+    fields += [
+        _build_field(name + count_suffix, files, "int", optional=version == 1) for name, files, _ in count_fields
+    ]
     fields += [
         _build_field(f"{name}_rows_count", rows, "long", optional=version == 1) for name, _, rows in count_fields
     ]
@@ -275,7 +290,7 @@ def list_bytes(
     manifests: list[tuple[Manifest, int | None]], *, version: int, style: Style, header: dict[str, str]
 ) -> bytes:
     """Return the bytes of a manifest list of these manifests and their first row ids."""
-    middle = "_data_files_count" if style.old_names else "_files_count"
+    count_suffix = "_data_files_count" if style.old_names else "_files_count"
     records = []
     for manifest, first_row_id in manifests:
         record: dict[str, Any] = {
@@ -291,7 +306,7 @@ def list_bytes(
         }
         for name, status in (("added", ADDED), ("existing", EXISTING), ("deleted", DELETED)):
             files, rows = manifest.counts[status]
-            record |= {name + middle: files, f"{name}_rows_count": rows}
+            record |= {name + count_suffix: files, f"{name}_rows_count": rows}
         records.append(record)
     out = BytesIO()
     schema = fastavro.parse_schema(list_schema(version, style))

@@ -56,13 +56,13 @@ def draw_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Column
     if mode == "truncate" and strip_parameters(kind) in ("string", "binary", "fixed"):
         length = rng.choice([1, 4, 16, 16, 16])
         lower, upper = to_bytes(kind, minimum[:length]), truncate_upper(greatest, length)
-    dice = rng.random()
+    draw = rng.random()
     return ColumnMetrics(
         column_metrics.values,
         column_metrics.nulls,
         column_metrics.nans,
-        None if dice < 0.03 else lower,
-        None if dice > 0.97 else upper,
+        None if draw < 0.03 else lower,
+        None if draw > 0.97 else upper,
     )
 
 
@@ -71,8 +71,8 @@ def truncate_upper(value: str | bytes, length: int) -> bytes | None:
     if len(value) <= length:
         return value.encode() if isinstance(value, str) else value
     if isinstance(value, bytes):
-        head = value[:length].rstrip(b"\xff")
-        return head[:-1] + bytes([head[-1] + 1]) if head else None
+        prefix = value[:length].rstrip(b"\xff")
+        return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else None
     text = value[:length].rstrip("\U0010ffff")
     if not text:
         return None

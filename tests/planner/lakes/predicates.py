@@ -108,14 +108,14 @@ def _unwrap_literal(literal: Any) -> Any:
 
 
 def _holds(op: str, value: Any, literals: list[Any], kind: str, meaning: Meaning) -> bool:
-    nan = isinstance(value, float) and math.isnan(value)
+    is_nan = isinstance(value, float) and math.isnan(value)
     if op in UNARY:
-        return {"is-null": value is None, "not-null": value is not None, "is-nan": nan, "not-nan": not nan}[op]
+        return {"is-null": value is None, "not-null": value is not None, "is-nan": is_nan, "not-nan": not is_nan}[op]
     if op.startswith("not-"):
         return not _holds(NEGATED_OPERATORS[op], value, literals, kind, meaning)
     if value is None:
         return False
-    if nan:
+    if is_nan:
         return meaning.nan_greatest and op in ("gt", "gt-eq")
     if op == "starts-with":
         return str(value).startswith(literals[0])
@@ -161,13 +161,13 @@ def list_columns(tree: Any) -> set[str]:
 
 def draw_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0) -> Any:
     """Return a random filter with the names of `schema` and literals near the data; `to_json` converts it to JSON."""
-    shape = rng.random()
-    if depth < 3 and shape < 0.35:
+    draw = rng.random()
+    if depth < 3 and draw < 0.35:
         left, right = (draw_filter(rng, lake, schema, depth + 1) for _ in range(2))
         return {"type": rng.choice(["and", "and", "or"]), "left": left, "right": right}
-    if depth < 3 and shape < 0.45:
+    if depth < 3 and draw < 0.45:
         return {"type": "not", "child": draw_filter(rng, lake, schema, depth + 1)}
-    if shape < 0.46:
+    if draw < 0.46:
         return rng.random() < 0.5
     predicate = _draw_predicate(rng, lake, schema)
     return expand_zeros_sometimes(rng, predicate) if depth < 3 else predicate
@@ -257,12 +257,12 @@ def _draw_near(rng: random.Random, kind: str, value: Any) -> Any:
         return rng.choice([-value, value_beside, value / 2, math.inf, -math.inf])
     if isinstance(value, int):
         minimum, greatest = get_limits(kind)
-        shape = rng.random()
-        if shape < 0.1:
+        draw = rng.random()
+        if draw < 0.1:
             return rng.choice([minimum, greatest])
-        if shape < 0.2 and name == "int":
+        if draw < 0.2 and name == "int":
             return rng.choice([INT_MAX + 1, INT_MIN - 1, 2**40])
-        if shape < 0.27 and name in ("int", "long", "decimal"):
+        if draw < 0.27 and name in ("int", "long", "decimal"):
             return value + Fraction(1, 2) if abs(value) < 2**50 else value
         return max(minimum, min(greatest, value + rng.choice([-1, 1])))
     if isinstance(value, str):
@@ -291,7 +291,9 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
     if any(names[name].id in identities for name in find_transformed(expression)):
         return True
     truncated_columns = {
-        (part.source, int(part.transform[9:-1])) for part in parts if part.transform.startswith("truncate[")
+        (part.source, partitioning.parse_width(part.transform))
+        for part in parts
+        if part.transform.startswith("truncate[")
     }
     return any(
         names[name].id == source

@@ -29,11 +29,11 @@ class Field:
         kind: Any = self.kind
         if isinstance(kind, tuple):
             kind = {"type": "struct", "fields": [child.build_json() for child in kind]}
-        document = {"id": self.id, "name": self.name, "required": self.required, "type": kind}
+        field_json = {"id": self.id, "name": self.name, "required": self.required, "type": kind}
         if self.default is not None and isinstance(self.kind, str):
             written_default_json = to_default_json(self.kind, self.default)
-            document |= {"initial-default": written_default_json, "write-default": written_default_json}
-        return document
+            field_json |= {"initial-default": written_default_json, "write-default": written_default_json}
+        return field_json
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,14 @@ class SchemaMaker:
         name = rng.choice(free_names) if free_names and rng.random() < 0.8 else f"c{field_id}"
         names.add(name)
         is_required = rng.random() < 0.3 and not added
-        shape = rng.random()
-        if shape < 0.2 and depth < 2:
-            inner: set[str] = set()
-            children = [self._draw_field(version, inner, depth + 1, added=added) for _ in range(rng.randint(1, 3))]
+        draw = rng.random()
+        if draw < 0.2 and depth < 2:
+            inner_names: set[str] = set()
+            children = [
+                self._draw_field(version, inner_names, depth + 1, added=added) for _ in range(rng.randint(1, 3))
+            ]
             return Field(field_id, name, is_required, tuple(children))
-        if shape < 0.25 and depth == 0:
+        if draw < 0.25 and depth == 0:
             self.last_id += 1
             list_type = {"type": "list", "element-id": self.last_id, "element": "string", "element-required": False}
             return Field(field_id, name, False, list_type)
@@ -127,12 +129,12 @@ class SchemaMaker:
     @staticmethod
     def _rename_uniquely(fields: list[Field]) -> tuple[Field, ...]:
         used_names: set[str] = set()
-        results = []
+        renamed_fields = []
         for field in fields:
             name = field.name if field.name.lower() not in used_names else f"c{field.id}"
             used_names.add(name.lower())
-            results.append(replace(field, name=name))
-        return tuple(results)
+            renamed_fields.append(replace(field, name=name))
+        return tuple(renamed_fields)
 
     def _add(self, fields: tuple[Field, ...], version: int, _: set[int]) -> tuple[Field, ...]:
         structs = [field for field in fields if isinstance(field.kind, tuple)]
@@ -145,19 +147,19 @@ class SchemaMaker:
 
     def _grow_fields(self, fields: tuple[Field, ...], version: int) -> tuple[Field, ...]:
         new_field = self._draw_field(version, {field.name for field in fields}, depth=1, added=True)
-        results = list(fields)
-        results.insert(self._rng.randint(0, len(results)), new_field)
-        return self._rename_uniquely(results)
+        new_fields = list(fields)
+        new_fields.insert(self._rng.randint(0, len(new_fields)), new_field)
+        return self._rename_uniquely(new_fields)
 
     def _drop(self, fields: tuple[Field, ...], _: int, keep: set[int]) -> tuple[Field, ...]:
         free_fields = [
             field for field in fields if not keep & {column.id for column in _list_columns((field,), "", ())}
         ]
-        remaining_fields = [field for field in fields if isinstance(field.kind, str)]
-        if len(free_fields) == 0 or len(remaining_fields) < 2:
+        primitive_fields = [field for field in fields if isinstance(field.kind, str)]
+        if len(free_fields) == 0 or len(primitive_fields) < 2:
             return fields
         dropped_field = self._rng.choice(free_fields)
-        if isinstance(dropped_field.kind, str) and len(remaining_fields) == 1:
+        if isinstance(dropped_field.kind, str) and len(primitive_fields) == 1:
             return fields
         self._dropped_names.append(dropped_field.name)
         return tuple(field for field in fields if field is not dropped_field)
@@ -183,8 +185,8 @@ class SchemaMaker:
         ids = [field.id for field in _list_all_fields(fields) if fits(field)]
         if not ids:
             return fields
-        choice = self._rng.choice(ids)
-        return self._rename_uniquely(list(_change_fields(fields, choice, change)))
+        chosen_id = self._rng.choice(ids)
+        return self._rename_uniquely(list(_change_fields(fields, chosen_id, change)))
 
 
 def _list_all_fields(fields: tuple[Field, ...]) -> Iterator[Field]:

@@ -40,8 +40,8 @@ class Col:
     """The default value in JSON, for files that were written before the column was added."""
 
     def build_json(self) -> dict[str, Any]:
-        document = {"id": self.id, "name": self.name, "required": False, "type": self.kind}
-        return document if self.default is None else {**document, "initial-default": self.default}
+        column_json = {"id": self.id, "name": self.name, "required": False, "type": self.kind}
+        return column_json if self.default is None else {**column_json, "initial-default": self.default}
 
 
 @dataclass(kw_only=True)
@@ -93,8 +93,8 @@ class StarTable(LiveTable):
     def write_position_deletes(self, file: DataFile, positions: Iterable[int]) -> DeleteFile:
         listed_positions = sorted(positions)
         path = self.make_path("-deletes.parquet")
-        spots = {PATH_ID: ("file_path", pa.array([file.path] * len(listed_positions), pa.string()))}
-        write_parquet(path, {**spots, POSITION_ID: ("pos", pa.array(listed_positions, pa.int64()))})
+        path_column = {PATH_ID: ("file_path", pa.array([file.path] * len(listed_positions), pa.string()))}
+        write_parquet(path, {**path_column, POSITION_ID: ("pos", pa.array(listed_positions, pa.int64()))})
         self.deleted_positions.setdefault(file.path, set()).update(listed_positions)
         return DeleteFile(
             f"file://{path}", 1, "PARQUET", 0, file.partition, len(listed_positions), path.stat().st_size, {},
@@ -111,16 +111,14 @@ class StarTable(LiveTable):
         schema = decode_table(Path(location.removeprefix("file://")).read_bytes(), location).current_schema
         definition = parse_definition(build["definition-id"], schema)
         task = IndexTask(build["table-uuid"], definition, Projection(schema), build["folder"])
-        written_index_data_files = index_data_files(
-            task, [Indexed(file.path, file.size, file.record_count) for file in files]
-        )
-        if written_index_data_files.location is None:
+        written_index = index_data_files(task, [Indexed(file.path, file.size, file.record_count) for file in files])
+        if written_index.location is None:
             return False
-        file = {"location": written_index_data_files.location, "size-in-bytes": written_index_data_files.size_bytes}
+        file = {"location": written_index.location, "size-in-bytes": written_index.size_bytes}
         builds = f"{route}/builds/{build['build-id']}"
         assert (await self.api("POST", f"{builds}/index-files", {"index-files": [file]})).status == 200
         assert (await self.api("POST", f"{builds}/finish", {"outcome": "completed"})).status == 200
-        return not written_index_data_files.skipped
+        return not written_index.skipped
 
 
 def _build_schema(number: int, columns: Sequence[Col]) -> dict[str, Any]:
@@ -134,7 +132,7 @@ def make_whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
         (value for value in values if value is not None and value == value),
         key=lambda value: compute_sort_key(kind, value),
     )
-    lower, upper = (to_bytes(kind, ordered_values[place]) if ordered_values else None for place in (0, -1))
+    lower, upper = (to_bytes(kind, ordered_values[position]) if ordered_values else None for position in (0, -1))
     return ColumnMetrics(len(values), nulls, nans if kind in FLOATS else None, lower, upper)
 
 

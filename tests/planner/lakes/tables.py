@@ -72,7 +72,9 @@ class Table:
         """Write a manifest of the data files with these numbers, all of one day."""
         return self._write_manifest(name, [self.make_file(number, day) for number in numbers], 0, day, snapshot_id)
 
-    def deletes(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
+    def write_delete_manifest(
+        self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1
+    ) -> Manifest:
         """Write a manifest with a position delete file for each data file of `numbers`, and return it."""
         files = [
             DeleteFile(
@@ -98,12 +100,12 @@ class Table:
         path = f"{self.folder.as_uri()}/data/{number:06d}.parquet"
         return DataFile(path, DATA, "PARQUET", 0, (day,), 10, 10_000, metrics, split_offsets=[4])
 
-    def commit(self, snapshot_id: int, manifests: Sequence[Manifest], *, listing: bytes | None = None) -> Path:
-        """Commit a snapshot, and return its manifest list, whose content is `listing` if it is given."""
+    def commit(self, snapshot_id: int, manifests: Sequence[Manifest]) -> Path:
+        """Commit a snapshot, and return the path of its manifest list."""
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"format-version": "2", "snapshot-id": str(snapshot_id)}
         rows = [(manifest, None) for manifest in manifests]
-        path.write_bytes(listing or list_bytes(rows, version=2, style=self.style, header=header))
+        path.write_bytes(list_bytes(rows, version=2, style=self.style, header=header))
         self._snapshots.append(
             {
                 "snapshot-id": snapshot_id,
@@ -255,8 +257,8 @@ async def _list_planned_numbers(planner: Planner, metadata: TableMetadata, filte
 
 
 def list_file_numbers(scan: ScanPlan) -> list[int]:
-    entry_places = (scan.view.locate(row) for row in scan.entry_ids.tolist())
-    return [_parse_number(block.read_text("file_path", row) or "") for block, row in entry_places]
+    entry_positions = (scan.view.locate(row) for row in scan.entry_ids.tolist())
+    return [_parse_number(block.read_text("file_path", row) or "") for block, row in entry_positions]
 
 
 def _parse_number(path: str) -> int:
@@ -265,8 +267,8 @@ def _parse_number(path: str) -> int:
 
 def make_between(low: int, high: int) -> dict[str, Any]:
     """Return a filter that only rows of the files from number `low` to `high` can satisfy."""
-    first = {"type": "gt-eq", "term": "id", "value": 10 * low}
-    return {"type": "and", "left": first, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
+    lower_filter = {"type": "gt-eq", "term": "id", "value": 10 * low}
+    return {"type": "and", "left": lower_filter, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
 
 
 def build_day_filter(day: int) -> dict[str, Any]:

@@ -85,7 +85,7 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
     path = find_block_file(folder / "home")
     content = path.read_bytes()
     arrays_offset, packed_columns = read_columns(content)
-    decoded_blocks = 0
+    decoded_count = 0
     for number, packed_column in enumerate(packed_columns):
         data = bytearray(content)
         data[arrays_offset + packed_column.start + number % packed_column.size] ^= 1 << number % 8
@@ -95,9 +95,9 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
                 packed_column
             )
             assert await plan_file_numbers(planner, table.metadata) == list(range(FILES)), packed_column
-            decoded_blocks += planner.read_stats().decoded
+            decoded_count += planner.read_stats().decoded
         path.write_bytes(content)
-    assert decoded_blocks == len(packed_columns) > 3, "the manifest must be decoded again for each damaged column"
+    assert decoded_count == len(packed_columns) > 3, "the manifest must be decoded again for each damaged column"
 
 
 async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memory(folder: Path, table: Table) -> None:
@@ -130,13 +130,14 @@ async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Pa
     path = find_block_file(folder / "home")
     content = path.read_bytes()
     arrays_offset, _ = read_columns(content)
-    for place in range(HEADER_BYTES, arrays_offset - 64, 97):
+    # Padding of up to 64 bytes precedes the arrays.
+    for offset in range(HEADER_BYTES, arrays_offset - 64, 97):
         data = bytearray(content)
-        data[place] ^= 4
+        data[offset] ^= 4
         path.write_bytes(data)
         async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await plan_file_numbers(planner, table.metadata, make_between(3, 5)) == [3, 4, 5]
-            assert planner.read_stats().decoded == 1, place
+            assert planner.read_stats().decoded == 1, offset
 
 
 async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path, table: Table) -> None:
@@ -179,7 +180,7 @@ async def test_plans_during_the_detection_of_damage_are_right(folder: Path, tabl
 async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_path: Path) -> None:
     """The loading view refers to the damaged block, but a new block replaces the damaged one before the load ends."""
     table = Table(tmp_path / "t")
-    table.commit(1, [first := table.write_manifest("m", range(FILES))])
+    table.commit(1, [manifest := table.write_manifest("m", range(FILES))])
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         await planner.bind_and_plan(table.metadata, ScanRequest())
     path = find_block_file(tmp_path / "home")
@@ -188,7 +189,7 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
     for packed_column in packed_columns:
         data[arrays_offset + packed_column.start] ^= 1
     path.write_bytes(data)
-    table.commit(2, [first, table.write_manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
+    table.commit(2, [manifest, table.write_manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
     recorders: list[RecordingObjects] = []
 
     def watch_reads(inner: ObjectStore) -> ObjectStore:
@@ -204,9 +205,9 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
         assert len((await planner.bind_and_plan(table.metadata, old_request)).entry_ids) == 10
         recorders[0].resume()
         await view_task
-        for at_snapshot in (2, 1):
+        for snapshot_id in (2, 1):
             planned_files = await plan_file_numbers(
-                planner, table.metadata, make_between(20, 29), snapshot_id=at_snapshot
+                planner, table.metadata, make_between(20, 29), snapshot_id=snapshot_id
             )
             assert planned_files == list(range(20, 30))
         planner.check_invariants()
@@ -221,7 +222,7 @@ async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> Non
         await api.table()
         await append_files(api, "t", files, snapshot_id=1)
         token = (await api("POST", f"{T}/plan", {})).json["plan-tasks"][0]
-        json = (await api("GET", FILES_PAGE)).json
+        files_page = (await api("GET", FILES_PAGE)).json
     (path,) = (path for path in tmp_path.rglob("*.block") if path.stat().st_size > MAP_BYTES_MIN)
     content = path.read_bytes()
     arrays_offset, packed_columns = read_columns(content)
@@ -239,7 +240,7 @@ async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> Non
             answer = await Api(server)(method, url, body)
             assert answer.status == 200, answer.raw
             if url == FILES_PAGE:
-                assert answer.json == json
+                assert answer.json == files_page
             else:
                 paths = [task["data-file"]["file-path"] for task in answer.json["file-scan-tasks"]]
                 assert paths == [file.path for file in files[: len(paths)]]

@@ -41,7 +41,7 @@ from tests.support.wrapper_capture import WrapperCapture
 from tests.waits import until
 
 LIMIT_BYTES = 1 << 20
-DAYS, CHANGES = 5, 10
+DAYS, CHANGES_PER_ROUND = 5, 10
 
 
 def build_view_key(metadata: TableMetadata) -> ViewKey:
@@ -69,7 +69,7 @@ class SnapshotTable:
     def __init__(self, folder: Path, rng: random.Random) -> None:
         self.rng = rng
         self.table = Table(folder)
-        self.files = 0
+        self.file_count = 0
         self.manifests: list[tuple[Manifest, dict[int, int]]] = []
         self.states: list[tuple[TableMetadata, dict[int, int]]] = []
         for _ in range(DAYS):
@@ -77,36 +77,38 @@ class SnapshotTable:
         self.commit()
 
     def append(self) -> None:
-        day, first = self.rng.randrange(DAYS), self.files
-        self.files += self.rng.randrange(1, 5)
-        new_files = range(first, self.files)
-        manifest = self.table.write_manifest(f"m{first}", new_files, day=day, snapshot_id=len(self.states) + 1)
+        day, first_number = self.rng.randrange(DAYS), self.file_count
+        self.file_count += self.rng.randrange(1, 5)
+        new_files = range(first_number, self.file_count)
+        manifest = self.table.write_manifest(f"m{first_number}", new_files, day=day, snapshot_id=len(self.states) + 1)
         self.manifests.insert(0, (manifest, dict.fromkeys(new_files, day)))
 
     def commit(self) -> TableMetadata:
         deletes = [manifest for manifest, files in self.manifests if manifest.content]
         data = [manifest for manifest, files in self.manifests if not manifest.content]
         self.table.commit(len(self.states) + 1, [*data, *deletes])
-        record_counts: dict[int, int] = {}
+        days_by_file: dict[int, int] = {}
         for _, files in self.manifests:
-            record_counts |= files
-        self.states.append((self.table.metadata, record_counts))
+            days_by_file |= files
+        self.states.append((self.table.metadata, days_by_file))
         return self.table.metadata
 
     def change(self) -> tuple[TableMetadata, dict[int, int]]:
         """Return the next state of the table: a commit, or a rollback."""
         chance = self.rng.random()
         if chance < 0.2:
-            metadata, record_counts = self.rng.choice(self.states)
+            metadata, days_by_file = self.rng.choice(self.states)
             snapshot_id = metadata.current_snapshot_id
-            return msgspec.structs.replace(self.table.metadata, current_snapshot_id=snapshot_id), record_counts
+            return msgspec.structs.replace(self.table.metadata, current_snapshot_id=snapshot_id), days_by_file
         if chance < 0.35 and len(self.manifests) > 2:
             self.manifests.pop(self.rng.randrange(len(self.manifests)))
         elif chance < 0.5:
             self.rng.shuffle(self.manifests)
         elif chance < 0.6:
             number, day = self.rng.choice([*self.states[-1][1].items()])
-            deletes = self.table.deletes(f"d{len(self.states)}", [number], day=day, snapshot_id=len(self.states) + 1)
+            deletes = self.table.write_delete_manifest(
+                f"d{len(self.states)}", [number], day=day, snapshot_id=len(self.states) + 1
+            )
             self.manifests.append((deletes, {}))
         else:
             self.append()
@@ -122,23 +124,23 @@ async def test_plans_are_equal_with_and_without_preparation_of_snapshots(tmp_pat
     """During the plans, views are prepared, cancelled and evicted, and plans of several snapshots run concurrently."""
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
-    lake = SnapshotTable(tmp_path / "t", rng)
-    memory = rng.choice([1 << 30, 1 << 30, 120_000])
+    snapshot_table = SnapshotTable(tmp_path / "t", rng)
+    memory_bytes = rng.choice([1 << 30, 1 << 30, 120_000])
     async with (
-        open_test_planner(tmp_path, plan_memory_bytes=memory) as planner,
+        open_test_planner(tmp_path, plan_memory_bytes=memory_bytes) as planner,
         open_test_planner(tmp_path) as other_planner,
     ):
 
-        async def check(metadata: TableMetadata, record_counts: dict[int, int]) -> None:
-            low, day = rng.randrange(lake.files), rng.randrange(DAYS)
+        async def check(metadata: TableMetadata, days_by_file: dict[int, int]) -> None:
+            low, day = rng.randrange(snapshot_table.file_count), rng.randrange(DAYS)
             filter, expected = rng.choice(
                 [
-                    (make_between(low, low + 5), {number for number in record_counts if low <= number <= low + 5}),
+                    (make_between(low, low + 5), {number for number in days_by_file if low <= number <= low + 5}),
                     (
                         build_day_filter(day),
-                        {number for number, record_count in record_counts.items() if record_count == day},
+                        {number for number, file_day in days_by_file.items() if file_day == day},
                     ),
-                    (True, set(record_counts)),
+                    (True, set(days_by_file)),
                 ]
             )
             actual_plan, other_plan = (
@@ -148,26 +150,28 @@ async def test_plans_are_equal_with_and_without_preparation_of_snapshots(tmp_pat
             assert sorted(list_file_numbers(actual_plan)) == sorted(expected), f"seed {seed}"
             assert encode_tasks(actual_plan) == encode_tasks(other_plan), f"seed {seed}"
 
-        last_state = lake.states[-1]
+        last_state = snapshot_table.states[-1]
         await check(*last_state)
         await plan_table(planner, last_state[0])
-        unused_count = False
-        for _ in range(CHANGES):
-            state = lake.change()
+        is_unused = False
+        for _ in range(CHANGES_PER_ROUND):
+            state = snapshot_table.change()
             prepare_task = asyncio.create_task(
                 planner.prepare(
-                    state[0], make_planned_table(last_state[0], prepared=unused_count), limit_bytes=LIMIT_BYTES
+                    state[0], make_planned_table(last_state[0], prepared=is_unused), limit_bytes=LIMIT_BYTES
                 )
             )
-            unused_count = rng.random() < 0.3
-            if unused_count:
+            is_unused = rng.random() < 0.3
+            if is_unused:
                 await prepare_task
             else:
                 for _ in range(rng.randrange(30)):
                     await asyncio.sleep(0)
                 if rng.random() < 0.2:
                     prepare_task.cancel()
-                await asyncio.gather(*(check(*rng.choice([state, state, last_state, *lake.states])) for _ in range(4)))
+                await asyncio.gather(
+                    *(check(*rng.choice([state, state, last_state, *snapshot_table.states])) for _ in range(4))
+                )
                 await asyncio.gather(prepare_task, return_exceptions=True)
                 if not prepare_task.cancelled():
                     prepare_task.result()
@@ -175,22 +179,24 @@ async def test_plans_are_equal_with_and_without_preparation_of_snapshots(tmp_pat
                 await plan_table(planner, state[0])
             planner.check_invariants()
             last_state = state
-        assert planner.read_stats().prepared or memory < 1 << 30, f"seed {seed}"
+        assert planner.read_stats().prepared or memory_bytes < 1 << 30, f"seed {seed}"
 
 
 async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path: Path) -> None:
-    lake = SnapshotTable(tmp_path / "t", random.Random(1))
+    snapshot_table = SnapshotTable(tmp_path / "t", random.Random(1))
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
-        old_metadata = lake.states[-1][0]
+        old_metadata = snapshot_table.states[-1][0]
         await plan_table(planner, old_metadata, make_between(1, 2))
-        lake.append()
-        new_metadata = lake.commit()
+        snapshot_table.append()
+        new_metadata = snapshot_table.commit()
         assert await planner.prepare(
             new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES
         ) == build_view_key(new_metadata)
         reads = list(capture.wrapper.reads)
-        assert sorted(list_file_numbers(await plan_table(planner, new_metadata))) == sorted(lake.states[-1][1])
+        assert sorted(list_file_numbers(await plan_table(planner, new_metadata))) == sorted(
+            snapshot_table.states[-1][1]
+        )
         assert capture.wrapper.reads == reads
         assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES) is None, (
             "the view exists already"
@@ -198,14 +204,14 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
 
 
 async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
-    lake, cold_table = (
+    snapshot_table, cold_table = (
         SnapshotTable(tmp_path / "t", random.Random(1)),
         SnapshotTable(tmp_path / "cold", random.Random(2)),
     )
-    old_metadata = lake.states[-1][0]
-    lake.append()
-    new_metadata = lake.commit()
-    size = to_path(lake.manifests[0][0]).stat().st_size
+    old_metadata = snapshot_table.states[-1][0]
+    snapshot_table.append()
+    new_metadata = snapshot_table.commit()
+    size = to_path(snapshot_table.manifests[0][0]).stat().st_size
     async with open_test_planner(tmp_path) as planner:
         assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT_BYTES) is None, (
             "no client has planned the table"
@@ -238,31 +244,33 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
 
 
 async def test_unused_prepared_view_is_replaced_by_the_next_prepared_view(tmp_path: Path) -> None:
-    lake = SnapshotTable(tmp_path / "t", random.Random(1))
+    snapshot_table = SnapshotTable(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
-        old_metadata = lake.states[-1][0]
+        old_metadata = snapshot_table.states[-1][0]
         await plan_table(planner, old_metadata, make_between(1, 2))
         latest_table = make_planned_table(old_metadata)
         for _ in range(6):
-            lake.append()
-            key = await planner.prepare(lake.commit(), latest_table, limit_bytes=LIMIT_BYTES)
+            snapshot_table.append()
+            key = await planner.prepare(snapshot_table.commit(), latest_table, limit_bytes=LIMIT_BYTES)
             assert key is not None
             latest_table = PlannedTable(key, 0.0, prepared=True)
             assert planner.read_stats().views == 2
         decoded_count = planner.read_stats().decoded
-        assert sorted(list_file_numbers(await plan_table(planner, lake.states[-1][0]))) == sorted(lake.states[-1][1])
+        assert sorted(list_file_numbers(await plan_table(planner, snapshot_table.states[-1][0]))) == sorted(
+            snapshot_table.states[-1][1]
+        )
         assert planner.read_stats().decoded == decoded_count
         planner.check_invariants()
 
 
 async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> None:
-    lake = SnapshotTable(tmp_path / "t", random.Random(1))
+    snapshot_table = SnapshotTable(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
-        old_metadata = lake.states[-1][0]
+        old_metadata = snapshot_table.states[-1][0]
         await plan_table(planner, old_metadata)
-        lake.append()
-        new_metadata = lake.commit()
-        path = to_path(lake.manifests[0][0])
+        snapshot_table.append()
+        new_metadata = snapshot_table.commit()
+        path = to_path(snapshot_table.manifests[0][0])
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2])
         with pytest.raises(Corrupt):
@@ -270,7 +278,9 @@ async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> Non
         with pytest.raises(Corrupt):
             await plan_table(planner, new_metadata)
         path.write_bytes(data)
-        assert sorted(list_file_numbers(await plan_table(planner, new_metadata))) == sorted(lake.states[-1][1])
+        assert sorted(list_file_numbers(await plan_table(planner, new_metadata))) == sorted(
+            snapshot_table.states[-1][1]
+        )
         planner.check_invariants()
 
 
@@ -305,7 +315,7 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
     clock.ahead_s = RECENTLY_PLANNED_S
     assert tables.is_empty
     assert tables.get("a") is None
-    for number in range(3000):
+    for number in range(3000):  # This is more than the tables that are remembered.
         tables.note(str(number), ("1",))
     assert tables.get("0") is None
     assert tables.get("2999") is not None
@@ -357,18 +367,18 @@ async def test_commits_of_another_replica_are_prepared(tmp_path: Path) -> None:
         "warehouse": f"file://{tmp_path}/w",
     }
     async with (
-        run_server(tmp_path / "a", **shared_settings) as first,
-        run_server(tmp_path / "b", **shared_settings) as second,
+        run_server(tmp_path / "a", **shared_settings) as writing_server,
+        run_server(tmp_path / "b", **shared_settings) as reading_server,
     ):
-        writer, reader = Api(first), Api(second)
+        writer, reader = Api(writing_server), Api(reading_server)
         await writer.table("t")
         await append_files(writer, "t", build_ten_id_files(3), snapshot_id=1)
         assert list_planned_numbers(await reader("POST", f"{T}/plan", {})) == [0, 1, 2]
         await append_files(writer, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
-        assert await count_decoded_after(second, 1) == 2
-        assert first.components.planner.read_stats().prepared == 0
+        assert await count_decoded_after(reading_server, 1) == 2
+        assert writing_server.components.planner.read_stats().prepared == 0
         assert sorted(list_planned_numbers(await reader("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
-        assert second.components.planner.read_stats().decoded == 2
+        assert reading_server.components.planner.read_stats().decoded == 2
 
 
 async def test_setting_disables_the_preparation_of_snapshots(tmp_path: Path) -> None:

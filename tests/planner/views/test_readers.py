@@ -36,6 +36,6 @@ def test_equality_deletes_that_duckdb_misapplies_are_recognised(
     schema = SimpleNamespace(column=lambda column: column if column in (1, 2) else None)
     metadata: Any = SimpleNamespace(partition_specs=specs, current_schema=schema)
     view: Any = SimpleNamespace(delete_blocks=[build_block(spec_id, content, ids)])
-    misread = explain_misread_deletes(view, metadata)
-    assert reason in misread
-    assert bool(misread) == bool(reason)
+    explanation = explain_misread_deletes(view, metadata)
+    assert reason in explanation
+    assert bool(explanation) == bool(reason)

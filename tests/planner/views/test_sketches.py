@@ -19,6 +19,8 @@ from tests.seeds import first_seed
 
 SPREAD = 2_000_000_000
 """Values whose codes take four bytes and are rarely equal."""
+ROWS = 2000
+"""The number of files in a block. A sketch has at least one byte for each."""
 OPS = [Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ, Op.EQ, Op.NOT_EQ, Op.IN, Op.STARTS_WITH]
 
 
@@ -39,30 +41,30 @@ def test_plans_keep_the_same_files_with_and_without_sketches(
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     absent_shares = (0.0, 0.01, 0.3)
-    blocks = [make_block(f"m{n}", rng, rows=2000, spread=SPREAD, absent=share) for n, share in enumerate(absent_shares)]
+    blocks = [make_block(f"m{n}", rng, rows=ROWS, spread=SPREAD, absent=share) for n, share in enumerate(absent_shares)]
     plain_view = TableView([build_manifest() for _ in blocks], blocks)
     bounds = [draw_bound(rng) for _ in range(30)]
     expected = [find_remaining_rows(plain_view, bound) for bound in bounds]
-    several = [rng.sample(range(len(bounds)), rng.randrange(2, 5)) for _ in range(20)]
+    conjunctions = [rng.sample(range(len(bounds)), rng.randrange(2, 5)) for _ in range(20)]
     sizes_before = [block.size_bytes for block in blocks]
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "STRING_ROWS_MIN", 1)
     sketched_view = TableView([build_manifest() for _ in blocks], blocks)
     assert [find_remaining_rows(sketched_view, bound) for bound in bounds] == expected, f"seed {seed}"
-    for numbers in several:  # Sketches of the predicates in a conjunction are computed together.
-        all_conditions = And(tuple(bounds[number] for number in numbers))
-        all_keep = set.intersection(*(set(expected[number]) for number in numbers))
-        assert find_remaining_rows(sketched_view, all_conditions) == sorted(all_keep), f"seed {seed}"
+    for numbers in conjunctions:  # Sketches of the predicates in a conjunction are computed together.
+        conjunction = And(tuple(bounds[number] for number in numbers))
+        common_rows = set.intersection(*(set(expected[number]) for number in numbers))
+        assert find_remaining_rows(sketched_view, conjunction) == sorted(common_rows), f"seed {seed}"
     # The view of the next snapshot reuses the sketches.
     sides = [side for column in sketched_view._stats.values() for side in (*column.lower, *column.upper)]
-    addresses = {address for side in sides for address in side.layout[:, 13].tolist()} - {0}
-    assert any(side.layout[:, 13].any() for side in sides if side.form == Form.STRINGS)
+    addresses = {address for side in sides for address in side.layout[:, view_module._SKETCH].tolist()} - {0}
+    assert any(side.layout[:, view_module._SKETCH].any() for side in sides if side.form == Form.STRINGS)
     # There are no sketches if a value is often absent, because then many codes are equal.
     assert addresses
-    assert blocks[0].size_bytes - sizes_before[0] > 2000
-    assert blocks[2].size_bytes - sizes_before[2] < 2000
-    other_blocks = [make_block("n", rng, rows=2000, spread=SPREAD, absent=0.0), *blocks[1:]]
+    assert blocks[0].size_bytes - sizes_before[0] > ROWS
+    assert blocks[2].size_bytes - sizes_before[2] < ROWS
+    other_blocks = [make_block("n", rng, rows=ROWS, spread=SPREAD, absent=0.0), *blocks[1:]]
     next_view = TableView([build_manifest() for _ in other_blocks], other_blocks, base=sketched_view)
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)
     fresh_view = TableView([build_manifest() for _ in other_blocks], other_blocks)

@@ -51,23 +51,23 @@ def make_block(
     kinds = {number: rng.choice(pair) for number, pair in enumerate(KINDS, start=1)}
     spec_id = rng.randrange(len(SPECS))
     fields = SPECS[spec_id]
-    nulls_share = rng.choice([0.0, 0.5, 1.0])
+    null_partitions_share = rng.choice([0.0, 0.5, 1.0])
     entries = []
     for row in range(rows or rng.randrange(1, 6)):
         metrics = {}
         for column_id, kind in kinds.items():
             if rng.random() < absent:
                 continue
-            pair = sorted(draw_value(kind, rng, spread) for _ in range(2))
-            ends = [to_bytes(kind, end) if rng.random() >= absent else None for end in pair]
+            values = sorted(draw_value(kind, rng, spread) for _ in range(2))
+            bounds = [to_bytes(kind, end) if rng.random() >= absent else None for end in values]
             nulls = rng.choice([0, 0, 5, 10])
-            metrics[column_id] = ColumnMetrics(10, nulls, 0 if kind in ("float", "double") else None, *ends)
+            metrics[column_id] = ColumnMetrics(10, nulls, 0 if kind in ("float", "double") else None, *bounds)
         path = f"file:///t/{name}-{row}.parquet"
         partition = tuple(
-            None if rng.random() < nulls_share else draw_value(kinds[field.source], rng) for field in fields
+            None if rng.random() < null_partitions_share else draw_value(kinds[field.source], rng) for field in fields
         )
-        records = rng.choice([0, 10, 10])
-        file = DataFile(path, DATA, "PARQUET", spec_id, partition, records, 100, metrics)
+        record_count = rng.choice([0, 10, 10])
+        file = DataFile(path, DATA, "PARQUET", spec_id, partition, record_count, 100, metrics)
         entries.append(Entry(ADDED, 1, None, None, file))
     columns = [{"id": n, "name": f"c{n}", "required": False, "type": kind} for n, kind in kinds.items()]
     schema = {"type": "struct", "schema-id": 0, "fields": columns}
@@ -77,27 +77,27 @@ def make_block(
     return Block(b"".join(encode_block(decode_manifest(data, f"file:///t/{name}.avro"))))
 
 
-def list_parts(column: ColumnStatistics) -> list[Any]:
-    results: list[Any] = [column.rows_read, list(column.entries)]
+def describe_statistics(column: ColumnStatistics) -> list[Any]:
+    parts: list[Any] = [column.rows_read, list(column.entries)]
     for side in (*column.lower, *column.upper):
         assert isinstance(side, BoundColumn)
-        results += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
+        parts += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
     for flags in (column.nulls_only, column.nans_only, column.no_nulls, column.no_nans):
-        results.append(None if flags is None else np.asarray(flags).tolist())
-    return results
+        parts.append(None if flags is None else np.asarray(flags).tolist())
+    return parts
 
 
-def list_values(column: PartitionValues) -> list[Any]:
-    results: list[Any] = [column.known.tolist(), column.nulls.tolist(), list(column.packed)]
-    results += [column.has_nulls, column.is_known]
+def describe_partition_values(column: PartitionValues) -> list[Any]:
+    parts: list[Any] = [column.known.tolist(), column.nulls.tolist(), list(column.packed)]
+    parts += [column.has_nulls, column.is_known]
     for side in column.sides:
-        results += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
-    return results
+        parts += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
+    return parts
 
 
-def list_heads(view: TableView) -> list[Any]:
-    results: list[Any] = [view.starts, view.file_count, view.extents.tolist(), view.spec_ids.tolist(), view.specs]
-    return [*results, view.blocks_with_empty_files]
+def describe_view(view: TableView) -> list[Any]:
+    parts: list[Any] = [view.starts, view.file_count, view.extents.tolist(), view.spec_ids.tolist(), view.specs]
+    return [*parts, view.blocks_with_empty_files]
 
 
 @pytest.mark.parametrize(
@@ -109,24 +109,24 @@ def test_columns_reused_from_another_view_equal_the_columns_of_a_new_view(round_
     blocks = [make_block(f"m{number}", rng) for number in range(6)]
     listed_blocks: list[Block] = rng.sample(blocks, 4)
     base: TableView | None = None
-    count = 0
+    reused_count = 0
     for snapshot in range(SNAPSHOTS):
         view = TableView([build_manifest() for _ in listed_blocks], listed_blocks, base=base)
         fresh_view = TableView([build_manifest() for _ in listed_blocks], listed_blocks)
         for column_id, kind in enumerate(READ_KINDS, start=1):
             if rng.random() < 0.7:
-                assert list_parts(view.find_statistics(column_id, kind)) == list_parts(
+                assert describe_statistics(view.find_statistics(column_id, kind)) == describe_statistics(
                     fresh_view.find_statistics(column_id, kind)
                 ), f"seed {seed}"
-                count += base is not None and base.find_computed_stats(column_id, kind) is not None
+                reused_count += base is not None and base.find_computed_stats(column_id, kind) is not None
         for field_id, kind in PARTITIONS:
             if rng.random() < 0.7:
-                assert list_values(view.partition(field_id, kind)) == list_values(
+                assert describe_partition_values(view.partition(field_id, kind)) == describe_partition_values(
                     fresh_view.partition(field_id, kind)
                 ), f"seed {seed}"
-        assert list_heads(view) == list_heads(fresh_view), f"seed {seed}"
-        listing = [build_manifest() for _ in range(3)]
-        choices = rng.choices([*view.manifests, *listing], k=6)
+        assert describe_view(view) == describe_view(fresh_view), f"seed {seed}"
+        new_manifests = [build_manifest() for _ in range(3)]
+        choices = rng.choices([*view.manifests, *new_manifests], k=6)
         blocks_by_manifest = {id(manifest): block for manifest, block in zip(view.manifests, view.blocks, strict=True)}
         assert view.find_blocks(choices) == [blocks_by_manifest.get(id(choice)) for choice in choices], f"seed {seed}"
         base = view if rng.random() < 0.8 else None
@@ -141,7 +141,7 @@ def test_columns_reused_from_another_view_equal_the_columns_of_a_new_view(round_
                 listed_blocks = rng.sample(listed_blocks, len(listed_blocks))
             else:
                 listed_blocks = [*listed_blocks, rng.choice(listed_blocks)]
-    assert count, f"seed {seed}"
+    assert reused_count, f"seed {seed}"
 
 
 def build_manifest() -> ManifestFile:

@@ -26,10 +26,10 @@ from tests.planner.views.test_view_base import STYLE
 from tests.seeds import examples, first_seed
 
 OWN, OTHER = "own", "other"
+"""The UUIDs of two tables. The claims of their locations are drawn from FOLDERS, which contain the files."""
 SNAPSHOTS = 10
 TABLE = "file:///w/t"
 LIST = f"{TABLE}/metadata/snap.avro"
-"""The locations of two tables. Their claims are drawn from FOLDERS, which contain the files."""
 FOLDERS = ["w/t", "w/t/data", "w/t/data/a", "w/t2", "w/t2/b", "w/s", "w/s/c", "elsewhere", "w/t/metadata"]
 UNUSUAL_FOLDERS = [
     "file:///w/t/../t2",
@@ -72,45 +72,49 @@ def is_rejected(claims: ClaimStore, paths: Sequence[str]) -> bool:
             if "/.." in folder or "%2" in folder:
                 return True
             continue
-        own_location, other = (
+        is_own, is_other = (
             any(holds(claim.location, key) for claim in claims.all_claims if claim.uuid == uuid)
             for uuid in (OWN, OTHER)
         )
-        if other and not own_location:
+        if is_other and not is_own:
             return True
     return False
 
 
-def draw_folder(rng: random.Random, odd: float) -> str:
-    return rng.choice(UNUSUAL_FOLDERS) if rng.random() < odd else f"file:///{rng.choice(FOLDERS)}"
+def draw_folder(rng: random.Random, unusual_share: float) -> str:
+    return rng.choice(UNUSUAL_FOLDERS) if rng.random() < unusual_share else f"file:///{rng.choice(FOLDERS)}"
 
 
-def make_manifest(name: str, rng: random.Random, content: int, odd: float) -> tuple[ManifestFile, Block, list[str]]:
+def make_manifest(
+    name: str, rng: random.Random, content: int, unusual_share: float
+) -> tuple[ManifestFile, Block, list[str]]:
     """Return a manifest of files in one or several folders, and the paths of all files."""
-    location_folder = draw_folder(rng, odd)
-    folders = [location_folder if rng.random() < 0.8 else draw_folder(rng, odd) for _ in range(rng.randrange(1, 5))]
-    paths = [f"{place}/{rng.choice(['f', '..f', 'é'])}{row}.parquet" for row, place in enumerate(folders)]
+    location_folder = draw_folder(rng, unusual_share)
+    folders = [
+        location_folder if rng.random() < 0.8 else draw_folder(rng, unusual_share) for _ in range(rng.randrange(1, 5))
+    ]
+    paths = [f"{folder}/{rng.choice(['f', '..f', 'é'])}{row}.parquet" for row, folder in enumerate(folders)]
     kind = POSITION_DELETES if content else DATA
     entries = [Entry(ADDED, 1, None, None, DataFile(path, kind, "PARQUET", 0, (), 10, 100, {})) for path in paths]
     schema = {"type": "struct", "schema-id": 0, "fields": []}
     data = build_manifest_bytes(
         entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds={}, schema=schema
     )
-    path = f"{draw_folder(rng, odd)}/{rng.choice(['m', '..m'])}-{name}.avro"
+    path = f"{draw_folder(rng, unusual_share)}/{rng.choice(['m', '..m'])}-{name}.avro"
     block = Block(b"".join(encode_block(decode_manifest(data, path))))
     return ManifestFile(path, len(data), 0, content, 1, 1), block, [path, *paths]
 
 
 def draw_claims(rng: random.Random) -> list[Claim]:
     claims = [Claim(make_location_key(parse_location(TABLE)), OWN, False)]
-    for place in rng.sample(FOLDERS, rng.randrange(1, 4)):
+    for folder in rng.sample(FOLDERS, rng.randrange(1, 4)):
         uuid = rng.choice([OWN, OTHER, OTHER])
-        claims.append(Claim(make_location_key(parse_location(f"file:///{place}")), uuid, False, uuid == OWN))
+        claims.append(Claim(make_location_key(parse_location(f"file:///{folder}")), uuid, False, uuid == OWN))
     return claims
 
 
-def split_parts(listed_parts: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[ManifestFile], list[Block]]:
-    return [manifest for manifest, _, _ in listed_parts], [block for _, block, _ in listed_parts]
+def split_parts(manifest_parts: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[ManifestFile], list[Block]]:
+    return [manifest for manifest, _, _ in manifest_parts], [block for _, block, _ in manifest_parts]
 
 
 async def test_view_with_a_base_is_rejected_exactly_when_a_check_of_each_path_rejects_it() -> None:
@@ -127,28 +131,28 @@ async def compare_histories(seed: int) -> set[bool]:
         The results that occurred, True if a view was rejected.
     """
     rng = random.Random(seed)
-    odd_share = rng.choice([0.0, 0.0, 0.1])
+    unusual_share = rng.choice([0.0, 0.0, 0.1])
     claims: Any = ClaimStore()
     checker = LocationChecker(claims, Warehouse("file:///"))
     metadata = build_table(location=TABLE)
-    pool = [make_manifest(f"{number}", rng, 0, odd_share) for number in range(5)]
+    pool = [make_manifest(f"{number}", rng, 0, unusual_share) for number in range(5)]
     base: TableView | None = None
     outcomes = set()
     for snapshot in range(SNAPSHOTS):
-        pool.append(make_manifest(f"n{snapshot}", rng, 0, odd_share))
+        pool.append(make_manifest(f"n{snapshot}", rng, 0, unusual_share))
         listed_pool = rng.sample(pool, rng.randrange(1, len(pool) + 1))
-        deletes = [make_manifest("d", rng, 1, odd_share)] if rng.random() < 0.2 else []
+        deletes = [make_manifest("d", rng, 1, unusual_share)] if rng.random() < 0.2 else []
         view = TableView(*split_parts(listed_pool), *split_parts(deletes), base=base)
-        paths = [LIST, *(path for item in (*listed_pool, *deletes) for path in item[2])]
+        paths = [LIST, *(path for _, _, part_paths in (*listed_pool, *deletes) for path in part_paths)]
         for _ in range(2):
             claims.all_claims = draw_claims(rng)
             try:
                 await checker.check(OWN, metadata, [LIST], view)
             except Forbidden:
-                actual = True
+                is_forbidden = True
             else:
-                actual = False
-            assert actual == is_rejected(claims, paths), f"seed {seed}"
-            outcomes.add(actual)
+                is_forbidden = False
+            assert is_forbidden == is_rejected(claims, paths), f"seed {seed}"
+            outcomes.add(is_forbidden)
         base = view if rng.random() < 0.8 else base
     return outcomes
