@@ -25,7 +25,6 @@ from tests.gateway.rig import SCHEMA, Keys, read_keys
 from tests.server.rig import OffsetClock, build_settings, run_server
 from tests.services.process import choose_free_port
 
-
 FAR_FUTURE_MS = 1 << 60
 """The expiry of grants that do not expire during a test."""
 
