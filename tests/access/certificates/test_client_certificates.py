@@ -267,7 +267,7 @@ async def test_oidc_token_bound_to_a_certificate_is_refused_without_it(tmp_path:
     digest = to_base64url(leaf.fingerprint(hashes.SHA256()))
     async with run_issuer(clock) as issuer:
         issuer.publish(get_rsa_key())
-        options = {"oidc_issuer": issuer.url, "oidc_audience": issuer.claims()["aud"]}
+        options = {"oidc_issuer": issuer.url, "oidc_audience": issuer.build_claims()["aud"]}
         async with serve(tmp_path / "home", authority, "oidc", **options) as server:
             await save_grants(server, Grant("oidc:ann", "admin"))
             bound_token = f"Bearer {issuer.make_token(get_rsa_key(), cnf={'x5t#S256': digest})}"
@@ -635,9 +635,9 @@ def test_grants_can_name_certificates_and_their_groups(name: str) -> None:
 @given(st.data())
 def test_pattern_matches_only_names_with_a_nonempty_value_for_each_placeholder(data: st.DataObject) -> None:
     kind, separator = data.draw(st.sampled_from([("uri", "/"), ("dns", "."), ("email", "@")]))
-    texts = st.text(st.sampled_from("ab.*+/@\\^$ é"), min_size=1, max_size=6)
-    fixed_texts = data.draw(st.lists(texts, min_size=2, max_size=3))
-    values = [data.draw(texts) for _ in fixed_texts[1:]]
+    text_strategy = st.text(st.sampled_from("ab.*+/@\\^$ é"), min_size=1, max_size=6)
+    fixed_texts = data.draw(st.lists(text_strategy, min_size=2, max_size=3))
+    values = [data.draw(text_strategy) for _ in fixed_texts[1:]]
     names = [f"v{chr(ord('a') + number)}" for number in range(len(values))]
     pattern = compile_pattern(
         kind, fixed_texts[0] + "".join(f"{{{name}}}{text}" for name, text in zip(names, fixed_texts[1:], strict=True))
@@ -698,27 +698,16 @@ def test_contradicting_client_certificate_settings_are_refused(settings: dict[st
 @pytest.mark.spark
 @pytest.mark.slow
 async def test_spark_logs_in_with_the_certificate_in_its_key_store(tmp_path: Path, authority: Authority) -> None:
-    files, store, trust_store = (
-        authority.issue_client("spark", build_uri_name(SPIFFE)),
-        tmp_path / "c.p12",
-        tmp_path / "t.p12",
-    )
-    export = ["openssl", "pkcs12", "-export", "-passout", "pass:changeit"]
-    subprocess.run([*export, "-in", files.certificate, "-inkey", files.key, "-out", store], check=True)
-    keytool = [
-        "keytool",
-        "-importcert",
-        "-noprompt",
-        "-alias",
-        "lake",
-        "-storetype",
-        "pkcs12",
-        "-storepass",
-        "changeit",
-    ]
-    subprocess.run([*keytool, "-file", authority.file, "-keystore", trust_store], check=True, capture_output=True)
+    files = authority.issue_client("spark", build_uri_name(SPIFFE))
+    key_store, trust_store = tmp_path / "c.p12", tmp_path / "t.p12"
+    export_command = ["openssl", "pkcs12", "-export", "-passout", "pass:changeit"]
+    export_command += ["-in", files.certificate, "-inkey", files.key, "-out", key_store]
+    subprocess.run(export_command, check=True)
+    import_command = ["keytool", "-importcert", "-noprompt", "-alias", "lake", "-storetype", "pkcs12"]
+    import_command += ["-storepass", "changeit", "-file", authority.file, "-keystore", trust_store]
+    subprocess.run(import_command, check=True, capture_output=True)
     options = {
-        "keyStore": store,
+        "keyStore": key_store,
         "trustStore": trust_store,
         "keyStorePassword": "changeit",
         "trustStorePassword": "changeit",
