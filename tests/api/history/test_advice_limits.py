@@ -51,7 +51,7 @@ def test_bounds_of_many_files_add_a_limited_number_of_values() -> None:
     stats = SimpleNamespace(read_bounds=lambda side: lower if side == "lower" else lower + 7)
     files = cast("FoundFiles", SimpleNamespace(find_statistics=lambda column: stats))
     sample_with_bounds = add_bounds(RowSample({1: build_sampled_column([[50_000, 50_001]])}, 1, 2), files).columns[1]
-    # At most 10,000 lower and 10,000 upper bounds are added to the two values.
+    # At most 20,000 bounds are added to the two values.
     assert len(sample_with_bounds.values) <= 20_002
     assert (sample_with_bounds.values[0], sample_with_bounds.values[-1]) == (0, 100_006)
     assert sample_with_bounds.values[sample_with_bounds.codes - 1].tolist() == [50_000, 50_001]

@@ -149,25 +149,25 @@ async def lake(tmp_path: Path) -> AsyncIterator[TwoNamespaces]:
 async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNamespaces) -> None:
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     secret_file = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
-    foreign = write_manifest(foreign_folder / "metadata" / "m.avro", [secret_file], 1, write=False)
+    foreign_manifest = write_manifest(foreign_folder / "metadata" / "m.avro", [secret_file], 1, write=False)
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
     attempts = {
         "its manifest list": f"file://{foreign_folder}/metadata/snap.avro",
-        "its manifest": write_manifest_list(own_folder / "metadata" / "l1.avro", [foreign]),
+        "its manifest": write_manifest_list(own_folder / "metadata" / "l1.avro", [foreign_manifest]),
         "its manifest with a manifest of the table": write_manifest_list(
-            own_folder / "metadata" / "l2.avro", [own_manifest, foreign]
+            own_folder / "metadata" / "l2.avro", [own_manifest, foreign_manifest]
         ),
     }
     for status in (ADDED, EXISTING):
-        manifest_location = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret_file], 7, status=status)
+        manifest = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret_file], 7, status=status)
         attempts[f"its file with status {status}"] = write_manifest_list(
-            own_folder / "metadata" / f"l3{status}.avro", [manifest_location]
+            own_folder / "metadata" / f"l3{status}.avro", [manifest]
         )
     path_with_dots = build_data_file(f"file://{own_folder}/../../theirs/data/{SECRET}.parquet", 1, 9)
-    manifest_location = write_manifest(own_folder / "metadata" / "dots.avro", [path_with_dots], 7)
-    attempts["its file, by dots"] = write_manifest_list(own_folder / "metadata" / "l4.avro", [manifest_location])
+    manifest = write_manifest(own_folder / "metadata" / "dots.avro", [path_with_dots], 7)
+    attempts["its file, by dots"] = write_manifest_list(own_folder / "metadata" / "l4.avro", [manifest])
     for number, (description, location) in enumerate(attempts.items()):
         answer = await lake.commit("wendy", "mine", 100 + number, location)
         assert answer.status in (400, 403), (description, answer.raw)
@@ -221,21 +221,17 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
         answer = await lake(principal, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (principal, answer.raw)
     for number, path in enumerate((f"{link_location}/data/{SECRET}.parquet", f"file://{own_folder}/data/link.parquet")):
-        manifest_location = write_manifest(
-            own_folder / "metadata" / f"behind{number}.avro", [build_data_file(path, 1, 9)], 7
-        )
-        listed_manifest_list = write_manifest_list(
-            own_folder / "metadata" / f"behind-list{number}.avro", [manifest_location]
-        )
-        answer = await lake.commit("wendy", "mine", 310 + number, listed_manifest_list)
+        manifest = write_manifest(own_folder / "metadata" / f"behind{number}.avro", [build_data_file(path, 1, 9)], 7)
+        list_location = write_manifest_list(own_folder / "metadata" / f"behind-list{number}.avro", [manifest])
+        answer = await lake.commit("wendy", "mine", 310 + number, list_location)
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), answer.raw
     hidden_manifest = write_manifest(
         own_folder / "metadata" / "hidden.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
-    listed_manifest_list = write_manifest_list(own_folder / "metadata" / "hidden-list.avro", [hidden_manifest])
+    list_location = write_manifest_list(own_folder / "metadata" / "hidden-list.avro", [hidden_manifest])
     (own_folder / "metadata" / "hidden.avro").rename(foreign_folder / "metadata" / "hidden.avro")
     (own_folder / "metadata" / "hidden.avro").symlink_to(foreign_folder / "metadata" / "hidden.avro")
-    assert (await lake.commit("wendy", "mine", 320, listed_manifest_list)).status == 400
+    assert (await lake.commit("wendy", "mine", 320, list_location)).status == 400
 
 
 async def test_confined_writer_can_commit_files_in_its_table(lake: TwoNamespaces) -> None:
@@ -276,31 +272,31 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
     For clients that poll, such as Java's, the server reads the manifest list before it plans.
     """
     foreign_metadata_folder = (await lake.find_folder("theirs")) / "metadata"
-    path, own_metadata_path = await lake.forge_table_of_another_catalog()
+    path, own_metadata = await lake.forge_table_of_another_catalog()
     secret_file = build_data_file(f"file://{foreign_metadata_folder.parent}/data/{SECRET}.parquet", 1, 9)
     secret_manifest = write_manifest(foreign_metadata_folder / "m.avro", [secret_file], 1, write=False)
     long_manifest = replace(secret_manifest, length=secret_manifest.length + 1000)
     missing_manifest = write_manifest(foreign_metadata_folder / "missing.avro", [secret_file], 1, write=False)
     damaged_manifest = write_manifest(foreign_metadata_folder / "damaged.avro", [secret_file], 1)
     (foreign_metadata_folder / "damaged.avro").write_bytes(b"x" * damaged_manifest.length)
-    lists = [f"file://{foreign_metadata_folder}/{name}.avro" for name in ("snap", "damaged", "missing")]
+    list_locations = [f"file://{foreign_metadata_folder}/{name}.avro" for name in ("snap", "damaged", "missing")]
     for number, listed_manifest in enumerate(
         (secret_manifest, long_manifest, damaged_manifest, missing_manifest, replace(missing_manifest, content=1))
     ):
-        lists.append(write_manifest_list(path.with_name(f"l{number}.avro"), [listed_manifest]))
+        list_locations.append(write_manifest_list(path.with_name(f"l{number}.avro"), [listed_manifest]))
     answers = set()
-    for location in lists:
+    for location in list_locations:
         snapshot = {
             "snapshot-id": 7,
             "sequence-number": 1,
-            "timestamp-ms": own_metadata_path["last-updated-ms"] + 1,
+            "timestamp-ms": own_metadata["last-updated-ms"] + 1,
             "manifest-list": location,
             "summary": {"operation": "append"},
             "schema-id": 0,
         }
         refs = {"main": {"type": "branch", "snapshot-id": 7}}
         forged_table = {
-            **own_metadata_path,
+            **own_metadata,
             "snapshots": [snapshot],
             "current-snapshot-id": 7,
             "last-sequence-number": 1,
@@ -319,8 +315,8 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
         build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9),
         build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9),
     ]
-    manifest_location = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
-    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest_location])
+    manifest = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest])
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200, (
         "a writer of the whole catalog may commit it"
     )
