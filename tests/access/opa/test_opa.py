@@ -25,7 +25,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.access.opa.recorded import ALLOW_PATH, BATCH_PATH, RECORDED_REQUESTS, UNDEFINED_PATH
 from tests.api.client import SCHEMA, Api
-from tests.api.rest.test_permissions import House
+from tests.api.rest.test_permissions import UsersApi
 from tests.seeds import examples, first_seed
 from tests.server.rig import run_server
 
@@ -201,15 +201,15 @@ async def test_server_asks_the_policy_about_requests_and_listings(tmp_path: Path
         policy.allows_operations = frozenset({"createTable", "listTables", "tableExists", "namespaceExists"})
         settings: dict[str, Any] = {"opa_url": policy.url + ALLOW_PATH, "opa_batch_url": policy.url + BATCH_PATH}
         async with run_server(tmp_path, auth="token", opa_cache_s=0, **settings) as server:
-            house = House(Api(server), secrets)
+            users_api = UsersApi(Api(server), secrets)
             for name in ("orders", "salaries"):
                 body = {"name": name, "schema": SCHEMA}
-                assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
-            listing = await house("root", "GET", "/v1/namespaces/db/tables")
+                assert (await users_api("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+            listing = await users_api("root", "GET", "/v1/namespaces/db/tables")
             assert [identifier["name"] for identifier in listing.json["identifiers"]] == ["orders"]
-            assert (await house("root", "DELETE", "/v1/namespaces/db/tables/orders")).status == 403
+            assert (await users_api("root", "DELETE", "/v1/namespaces/db/tables/orders")).status == 403
             policy.answer = web.Response(status=500)
-            answer = await house("root", "GET", "/v1/namespaces/db/tables/orders")
+            answer = await users_api("root", "GET", "/v1/namespaces/db/tables/orders")
             assert answer.error[:2] == (503, "ServiceUnavailableException")
             assert int(answer.headers["Retry-After"]) >= 1
 
