@@ -44,9 +44,10 @@ class LocalIssuer:
         self.clock = clock
         self.url = ""
         self.published_keys: list[dict[str, Any]] = []
-        self.discoveries = 0
-        self.fetches = 0
-        self.broken: web.StreamResponse | None = None
+        self.discovery_count = 0
+        self.key_request_count = 0
+        self.key_answer: web.StreamResponse | None = None
+        """If set, the answer to requests for the keys, which can be an error."""
         self.discovery: dict[str, Any] = {}
         """Fields that replace those of the correct discovery document."""
 
@@ -56,7 +57,7 @@ class LocalIssuer:
     def make_settings(self, **options: Any) -> Settings:
         return Settings(**{"auth": "oidc", "oidc_issuer": self.url, "oidc_audience": AUDIENCE, **options})
 
-    def claims(self, **options: Any) -> dict[str, Any]:
+    def build_claims(self, **options: Any) -> dict[str, Any]:
         """Return valid claims, changed by `options`; None removes a claim."""
         now_s = self.clock.now_ms() // 1000
         all_claims = {
@@ -68,24 +69,26 @@ class LocalIssuer:
         self, key: AnyKey, algorithm: str = "RS256", header: dict[str, Any] | None = None, **claims: Any
     ) -> str:
         options = {"alg": algorithm, "kid": key.kid, **(header or {})}
-        names = {name: value for name, value in options.items() if value is not None}
-        payload = json.dumps(self.claims(**claims)).encode()
+        header_fields = {name: value for name, value in options.items() if value is not None}
+        payload = json.dumps(self.build_claims(**claims)).encode()
         registry = jws.JWSRegistry(algorithms=[algorithm], strict_check_header=False)
         registry.max_header_length = registry.max_payload_length = 1 << 20
-        return jws.serialize_compact(names, payload, key, registry=registry)
+        return jws.serialize_compact(header_fields, payload, key, registry=registry)
 
     async def _discover(self, request: web.Request) -> web.Response:
-        self.discoveries += 1
+        self.discovery_count += 1
         return web.json_response({"issuer": self.url, "jwks_uri": f"{self.url}/keys", **self.discovery})
 
     async def _answer_moved_keys(self, request: web.Request) -> web.Response:
         return web.json_response({"keys": self.published_keys})
 
     async def _answer_keys(self, request: web.Request) -> web.StreamResponse:
-        self.fetches += 1
-        if self.broken is not None:
+        self.key_request_count += 1
+        if self.key_answer is not None:
             return web.Response(
-                status=self.broken.status, headers=self.broken.headers, body=getattr(self.broken, "body", None)
+                status=self.key_answer.status,
+                headers=self.key_answer.headers,
+                body=getattr(self.key_answer, "body", None),
             )
         return web.json_response({"keys": self.published_keys})
 

@@ -72,17 +72,18 @@ async def test_pages_of_listings_have_every_item_once(admin_server: AdminServer)
             "root", "POST", "/api/v1/tokens", {"name": f"t{number}", "grants": [{"role": "reader"}]}
         )
     await admin_server.server.components.audit.flush()
-    for path, items, expected in (("tokens", "tokens", 7), ("grants", "grants", 7), ("audit", "records", 4)):
-        listed_names: list[Any] = []
+    # The fixture has created three of the tokens and grants, without records in the audit log.
+    for path, field, expected in (("tokens", "tokens", 7), ("grants", "grants", 7), ("audit", "records", 4)):
+        listed_items: list[Any] = []
         token: str | None = ""
         while token is not None:
             status, page = await admin_server.call("root", "GET", f"/api/v1/{path}?pageSize=3&pageToken={token}")
             assert status == 200
-            assert len(page[items]) <= 3
-            listed_names += page[items]
+            assert len(page[field]) <= 3
+            listed_items += page[field]
             token = page["next-page-token"]
-        assert len(listed_names) == expected
-        assert len({str(item) for item in listed_names}) == expected
+        assert len(listed_items) == expected
+        assert len({str(item) for item in listed_items}) == expected
 
 
 async def test_grants_take_effect_with_the_next_request(admin_server: AdminServer) -> None:
@@ -199,7 +200,7 @@ async def test_cached_view_counts_for_the_principal_that_first_requests_it(admin
     root, bob = AdminUserApi(admin_server, "root"), AdminUserApi(admin_server, "bob")
     await root.table()
     await append_files(root, "t", [build_data_file("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
-    for item in (bob, root):
-        assert (await item("POST", "/v1/namespaces/db/tables/t/plan", {})).status == 200
+    for api in (bob, root):
+        assert (await api("POST", "/v1/namespaces/db/tables/t/plan", {})).status == 200
     [view] = admin_server.server.components.planner._views._views.values()
     assert view.holder == "bob"

@@ -26,6 +26,7 @@ from tests.access.issuer import forge_token, get_rsa_key, run_issuer
 from tests.access.keyrings import make_fixed_keyring
 
 MakeAuthenticator = Callable[..., Any]
+FAR_FUTURE_S = 9_999_999_999
 
 
 @pytest.fixture
@@ -221,7 +222,7 @@ async def test_issued_token_with_a_foreign_signature_is_rejected(
     authenticator = await make_authenticator()
     login = await authenticator.find_login(secret)
     assert login.token is not None
-    claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": login.token.digest}
+    claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": FAR_FUTURE_S, "token": login.token.digest}
     for algorithm in ("none", "HS256", "RS256", "HS512"):
         await check_rejected(
             authenticator, forge_token({"alg": algorithm, "kid": (b"s" * 8).hex()}, claims), "signed with|signature"
@@ -240,7 +241,7 @@ async def test_signature_for_another_purpose_is_not_an_access_token(
     authenticator = await make_authenticator()
     key_id, secret_key = make_fixed_keyring(clock=clock).find_signing_key(PURPOSE)
     key, header = OctKey.import_key(secret_key), {"alg": "HS256", "kid": key_id.hex()}
-    claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": compute_digest(secret)}
+    claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": FAR_FUTURE_S, "token": compute_digest(secret)}
     await authenticator.authenticate(build_bearer_headers(jwt.encode(header, claims, key)), None)
     for invalid_claims in ({"aud": "else"}, {"sub": 7}, {"token": None}):
         await check_rejected(authenticator, jwt.encode(header, claims | invalid_claims, key), "not an access token")
@@ -265,17 +266,20 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
     async with run_issuer(clock) as issuer:
         issuer.publish(get_rsa_key())
         options = {"oidc_issuer": issuer.url, "oidc_audience": "seamark-test"}
-        tokens, oidc = await make_authenticator(), await make_authenticator(auth="oidc", **options)
-        both_methods = await make_authenticator(auth="token+oidc", **options)
-        issued_token, _ = tokens.issuer.issue((await tokens.find_login(secret)).token)
-        foreign = issuer.make_token(get_rsa_key())
-        await check_rejected(tokens, foreign, "only its own")
-        await check_rejected(oidc, secret, "only tokens of its OIDC issuer")
-        await check_rejected(oidc, issued_token, "only tokens of its OIDC issuer")
-        for secret_text, name in ((secret, "ann"), (issued_token, "ann"), (foreign, "oidc:ann")):
-            assert (await both_methods.authenticate(build_bearer_headers(secret_text), None)).name == name
+        token_authenticator, oidc_authenticator = (
+            await make_authenticator(),
+            await make_authenticator(auth="oidc", **options),
+        )
+        authenticator_of_both = await make_authenticator(auth="token+oidc", **options)
+        issued_token, _ = token_authenticator.issuer.issue((await token_authenticator.find_login(secret)).token)
+        issuer_token = issuer.make_token(get_rsa_key())
+        await check_rejected(token_authenticator, issuer_token, "only its own")
+        await check_rejected(oidc_authenticator, secret, "only tokens of its OIDC issuer")
+        await check_rejected(oidc_authenticator, issued_token, "only tokens of its OIDC issuer")
+        for secret_text, name in ((secret, "ann"), (issued_token, "ann"), (issuer_token, "oidc:ann")):
+            assert (await authenticator_of_both.authenticate(build_bearer_headers(secret_text), None)).name == name
         # The token names our issuer, but its own issuer's key signed it.
-        await check_rejected(both_methods, issuer.make_token(get_rsa_key(), iss=ISSUER), "signed with HS256")
+        await check_rejected(authenticator_of_both, issuer.make_token(get_rsa_key(), iss=ISSUER), "signed with HS256")
 
 
 @pytest.mark.parametrize(("behind_s", "is_accepted"), [(1, True), (30, True), (31, False)])
@@ -284,12 +288,12 @@ async def test_replica_with_a_slow_clock_accepts_a_new_token(
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     settings = Settings(auth="token")
-    early_clock = SimulatedClock(seed=1)
+    slow_clock = SimulatedClock(seed=1)
     async with (
         open_authenticator(settings, store, make_fixed_keyring(), clock) as issuing_authenticator,
-        open_authenticator(settings, store, make_fixed_keyring(), early_clock) as authenticator,
+        open_authenticator(settings, store, make_fixed_keyring(), slow_clock) as authenticator,
     ):
-        early_clock.advance(clock.now_ms() - early_clock.now_ms())
+        slow_clock.advance(clock.now_ms() - slow_clock.now_ms())
         clock.advance(behind_s * 1000)
         issued_token, _ = issuing_authenticator.issuer.issue((await issuing_authenticator.find_login(secret)).token)
         if is_accepted:

@@ -34,7 +34,7 @@ AUTHORIZER = GrantAuthorizer(None)
 ANN_OF_A = Principal("ann", (Grant("ann", "admin", ("a",)),))
 PATHS: list[NamespacePath] = [path for depth in range(4) for path in itertools.product("ab", repeat=depth)]
 ROLES = ["reader", "writer", "admin"]
-READER = """loadNamespaceMetadata listTables loadTable tableExists loadCredentials reportMetrics signRequest
+READER_OPERATIONS = """loadNamespaceMetadata listTables loadTable tableExists loadCredentials reportMetrics signRequest
     listViews loadView viewExists listFunctions loadFunction
     planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
     listDropped listTableMetrics listTimeline listTableTimeline getEvents
@@ -44,7 +44,7 @@ READER = """loadNamespaceMetadata listTables loadTable tableExists loadCredentia
     makePlanTable renewPlanTable leasePlanSnapshots recordStatementTime loadQueryHistory listQueryHistory adviseTable
     listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows readCubeGroups makeCubePlan
     runStatement cancelStatement aggregate"""
-WRITER = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
+WRITER_OPERATIONS = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
     expireSnapshots removeOrphanFiles rewriteManifests renameTable createView replaceView dropView renameView
     commitTransaction commitChange undrop putFunction dropFunction
     putNamespace putTable putView putTablePolicy putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
@@ -52,16 +52,16 @@ WRITER = """createNamespace dropNamespace updateProperties createTable updateTab
     recordAppliedAdvice applyAdvice takeAdviceStep finishAdviceStep
     quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit
     makePlanView adviseTtl takeRewriteLease appendRows appendRowsToTables"""
-ADMIN = "purgeDropped addGrant removeGrant"
-CATALOG_WRITER = "registerTable registerView importTable importTables importView"
-CATALOG_ADMIN = """createToken revokeToken createWarehouse putWarehouse dropWarehouse
+ADMIN_OPERATIONS = "purgeDropped addGrant removeGrant"
+CATALOG_WRITER_OPERATIONS = "registerTable registerView importTable importTables importView"
+CATALOG_ADMIN_OPERATIONS = """createToken revokeToken createWarehouse putWarehouse dropWarehouse
     listTokens listAudit listReplicas listWarehouses loadWarehouse"""
 LEAST_ROLES = {
-    **dict.fromkeys(READER.split(), ("reader", False)),
-    **dict.fromkeys(WRITER.split(), ("writer", False)),
-    **dict.fromkeys(ADMIN.split(), ("admin", False)),
-    **dict.fromkeys(CATALOG_WRITER.split(), ("writer", True)),
-    **dict.fromkeys(CATALOG_ADMIN.split(), ("admin", True)),
+    **dict.fromkeys(READER_OPERATIONS.split(), ("reader", False)),
+    **dict.fromkeys(WRITER_OPERATIONS.split(), ("writer", False)),
+    **dict.fromkeys(ADMIN_OPERATIONS.split(), ("admin", False)),
+    **dict.fromkeys(CATALOG_WRITER_OPERATIONS.split(), ("writer", True)),
+    **dict.fromkeys(CATALOG_ADMIN_OPERATIONS.split(), ("admin", True)),
 }
 """The least role for each operation when there were only three roles, and whether it had to be on the whole catalog."""
 
@@ -70,15 +70,15 @@ grants = st.lists(st.builds(Grant, st.just("p"), st.sampled_from([*ROLES, "root"
 
 def list_rights(grants: list[Grant]) -> set[tuple[str, NamespacePath]]:
     """Return every (role, namespace) that the grants give, computed by the model."""
-    principal_grants = set()
+    rights = set()
     for grant in grants:
         for path in PATHS:
             is_inside = len(path) >= len(grant.namespace) and all(
                 path[index] == level for index, level in enumerate(grant.namespace)
             )
             if is_inside and grant.role in ROLES:
-                principal_grants |= {(role, path) for role in ROLES[: ROLES.index(grant.role) + 1]}
-    return principal_grants
+                rights |= {(role, path) for role in ROLES[: ROLES.index(grant.role) + 1]}
+    return rights
 
 
 @given(grants, st.sampled_from(sorted(RULES)), st.sampled_from(PATHS))
@@ -141,7 +141,7 @@ def test_every_route_that_needs_a_login_has_a_rule() -> None:
     app = web.Application()
     add_routes(app, EXTENSIONS)
     descriptions = [get_description(route.handler) for route in app.router.routes()]
-    operations = {item.operation for item in descriptions if not item.public}
+    operations = {description.operation for description in descriptions if not description.public}
     assert operations == set(RULES)
 
 
@@ -216,12 +216,12 @@ async def test_refusal_of_a_right_on_any_object_is_a_complete_sentence() -> None
 
 # Names and scopes as text --------------------------------------------------------------------------------------------
 
-levels = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=8).filter(
+namespace_levels = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=8).filter(
     lambda name: name not in (".", "..")  # These are not namespace names.
 )
 
 
-@given(st.lists(levels, min_size=1, max_size=4).map(tuple))
+@given(st.lists(namespace_levels, min_size=1, max_size=4).map(tuple))
 def test_any_namespace_survives_as_text_of_a_scope(path: NamespacePath) -> None:
     assert parse_path(show_path(path)) == path
     assert parse_role(f"writer:{show_path(path)}") == (Role.WRITER, path)

@@ -115,25 +115,25 @@ def test_token_of_a_file_is_created_once_and_stays_revoked(tmp_path: Path) -> No
     file, secret = tmp_path / "token", f"smk_{'a' * 43}"
     file.write_text(f"{secret}\n")
     home = tmp_path / "home"
-    create = ("token", "create", "ann", "--role", "writer", "--from-file", str(file))
-    assert run_seamark(home, *create).stdout == "Created ann\n"
+    create_command = ("token", "create", "ann", "--role", "writer", "--from-file", str(file))
+    assert run_seamark(home, *create_command).stdout == "Created ann\n"
     assert authenticate_secret(home, secret).grants == (Grant("ann", "writer", ()),)
     run_seamark(home, "grant", "remove", "ann", "writer")
-    assert run_seamark(home, *create).stdout == "The token ann exists; nothing changed\n"
+    assert run_seamark(home, *create_command).stdout == "The token ann exists; nothing changed\n"
     assert authenticate_secret(home, secret).grants == ()
     run_seamark(home, "token", "revoke", "ann")
-    assert json.loads(run_seamark(home, *create, "--json").stdout) == {"name": "ann", "created": False}
+    assert json.loads(run_seamark(home, *create_command, "--json").stdout) == {"name": "ann", "created": False}
     with pytest.raises(Unauthenticated):
         authenticate_secret(home, secret)
     file.write_text(f"smk_{'b' * 43}")
-    assert run_seamark(home, *create).exit_code == 0
-    other_process = run_seamark(home, "token", "create", "bob", "--from-file", str(file))
-    assert (other_process.exit_code, "is the token of ann; bob needs another token" in other_process.stderr) == (
+    assert run_seamark(home, *create_command).exit_code == 0
+    refusal_of_copy = run_seamark(home, "token", "create", "bob", "--from-file", str(file))
+    assert (refusal_of_copy.exit_code, "is the token of ann; bob needs another token" in refusal_of_copy.stderr) == (
         1,
         True,
     )
     file.write_text(secret.replace("a", "c"))
-    refusal = run_seamark(home, *create)
+    refusal = run_seamark(home, *create_command)
     assert (refusal.exit_code, "already" in refusal.stderr) == (1, True)
 
 
@@ -243,5 +243,5 @@ def test_mistakes_are_reported_in_one_message(
 ) -> None:
     result = run_seamark(tmp_path, *arguments)
     assert result.exit_code == code
-    assert any(part in result.stderr for part in message.split("|")), result.stderr
+    assert any(alternative in result.stderr for alternative in message.split("|")), result.stderr
     assert "Traceback" not in result.output

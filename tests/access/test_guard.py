@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,8 @@ def test_other_address_without_logins_is_rejected_with_the_commands_that_help(ho
 
 def test_host_name_is_local_only_if_all_its_addresses_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def set_addresses(*addresses: str) -> None:
-        results = [(2, 1, 6, "", (address, 0)) for address in addresses]
+        # The form of `getaddrinfo`: family, type, protocol, canonical name, address.
+        results = [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, 0)) for address in addresses]
         monkeypatch.setattr("seamark.metaserver.access.guard.socket.getaddrinfo", lambda *_, **__: results)
 
     set_addresses("127.0.0.1", "::1")

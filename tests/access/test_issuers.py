@@ -57,7 +57,7 @@ class AuthenticatorFactory:
 
 
 @pytest.fixture
-async def fleet(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> AsyncIterator[AuthenticatorFactory]:
+async def factory(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> AsyncIterator[AuthenticatorFactory]:
     async with AsyncExitStack() as stack:
         yield AuthenticatorFactory(stack, store, clock, tmp_path)
 
@@ -72,19 +72,19 @@ async def log_in(authenticator: Authenticator, token: str) -> Principal:
 
 
 async def test_same_subject_of_two_issuers_is_two_principals(
-    fleet: AuthenticatorFactory, first_issuer: LocalIssuer, second_issuer: LocalIssuer
+    factory: AuthenticatorFactory, first_issuer: LocalIssuer, second_issuer: LocalIssuer
 ) -> None:
-    fleet.file.write_text(build_issuer_table(second_issuer.url))
-    authenticator = await fleet.open(first_issuer.make_settings(oidc_issuers_file=str(fleet.file)))
+    factory.file.write_text(build_issuer_table(second_issuer.url))
+    authenticator = await factory.open(first_issuer.make_settings(oidc_issuers_file=str(factory.file)))
     assert (await log_in(authenticator, first_issuer.make_token(get_rsa_key()))).name == "oidc:ann"
     assert (await log_in(authenticator, second_issuer.make_token(get_rsa_key(1)))).name == "corp:ann"
 
 
 async def test_key_of_one_issuer_does_not_sign_tokens_of_another_issuer(
-    fleet: AuthenticatorFactory, first_issuer: LocalIssuer, second_issuer: LocalIssuer
+    factory: AuthenticatorFactory, first_issuer: LocalIssuer, second_issuer: LocalIssuer
 ) -> None:
-    fleet.file.write_text(build_issuer_table(second_issuer.url))
-    authenticator = await fleet.open(first_issuer.make_settings(oidc_issuers_file=str(fleet.file)))
+    factory.file.write_text(build_issuer_table(second_issuer.url))
+    authenticator = await factory.open(first_issuer.make_settings(oidc_issuers_file=str(factory.file)))
     for issuer, foreign_key in ((first_issuer, get_rsa_key(1)), (second_issuer, get_rsa_key())):
         for kid in ("rsa-0", "rsa-1"):
             with pytest.raises(Unauthenticated):
@@ -94,18 +94,18 @@ async def test_key_of_one_issuer_does_not_sign_tokens_of_another_issuer(
 
 
 async def test_unavailable_issuer_does_not_delay_users_of_another(
-    fleet: AuthenticatorFactory, first_issuer: LocalIssuer, unused_tcp_port: int
+    factory: AuthenticatorFactory, first_issuer: LocalIssuer, unused_tcp_port: int
 ) -> None:
-    removed_url = f"http://127.0.0.1:{unused_tcp_port}"
-    fleet.file.write_text(build_issuer_table(removed_url))
-    authenticator = await fleet.open(first_issuer.make_settings(oidc_issuers_file=str(fleet.file)))
+    unavailable_url = f"http://127.0.0.1:{unused_tcp_port}"
+    factory.file.write_text(build_issuer_table(unavailable_url))
+    authenticator = await factory.open(first_issuer.make_settings(oidc_issuers_file=str(factory.file)))
     with pytest.raises(RetryLater):
-        await log_in(authenticator, first_issuer.make_token(get_rsa_key(), iss=removed_url))
+        await log_in(authenticator, first_issuer.make_token(get_rsa_key(), iss=unavailable_url))
     assert (await log_in(authenticator, first_issuer.make_token(get_rsa_key()))).name == "oidc:ann"
 
 
 async def test_members_have_the_grants_of_their_groups(
-    fleet: AuthenticatorFactory, first_issuer: LocalIssuer, store: PointerStore
+    factory: AuthenticatorFactory, first_issuer: LocalIssuer, store: PointerStore
 ) -> None:
     engineers = Grant("oidc-group:data engineers", "writer", ("shop",))
     await store.transact(
@@ -114,7 +114,7 @@ async def test_members_have_the_grants_of_their_groups(
             for grant in (engineers, Grant("oidc-group:admins", "admin"), Grant("corp-group:data engineers", "admin"))
         ]
     )
-    authenticator = await fleet.open(first_issuer.make_settings(oidc_groups_claim="groups"))
+    authenticator = await factory.open(first_issuer.make_settings(oidc_groups_claim="groups"))
 
     async def list_grants(groups: object, **claims: object) -> tuple[Grant, ...]:
         return (await log_in(authenticator, first_issuer.make_token(get_rsa_key(), groups=groups, **claims))).grants
@@ -129,17 +129,17 @@ async def test_members_have_the_grants_of_their_groups(
     own_grant = Grant("oidc:ann", "reader", ("other",))
     await store.transact([SaveGrant(own_grant)])
     assert await list_grants(["data engineers"]) == (own_grant, engineers)
-    authenticator_without_claim = await fleet.open(first_issuer.make_settings())
+    authenticator_without_claim = await factory.open(first_issuer.make_settings())
     assert (
         await log_in(authenticator_without_claim, first_issuer.make_token(get_rsa_key(), groups=["admins"]))
     ).grants == (own_grant,)
 
 
 async def test_groups_beyond_the_limit_are_ignored(
-    fleet: AuthenticatorFactory, first_issuer: LocalIssuer, store: PointerStore
+    factory: AuthenticatorFactory, first_issuer: LocalIssuer, store: PointerStore
 ) -> None:
     await store.transact([SaveGrant(Grant(f"oidc-group:{name}", "reader")) for name in ("g0", "last")])
-    authenticator = await fleet.open(first_issuer.make_settings(oidc_groups_claim="groups"))
+    authenticator = await factory.open(first_issuer.make_settings(oidc_groups_claim="groups"))
     groups = [f"g{number}" for number in range(GROUPS_MAX)]
     principal = await log_in(authenticator, first_issuer.make_token(get_rsa_key(), groups=[*groups, "last"]))
     assert principal.grants == (Grant("oidc-group:g0", "reader"),)
@@ -148,13 +148,13 @@ async def test_groups_beyond_the_limit_are_ignored(
 
 
 async def test_kubernetes_service_account_logs_in_with_its_token(
-    fleet: AuthenticatorFactory, store: PointerStore, clock: SimulatedClock, tmp_path: Path
+    factory: AuthenticatorFactory, store: PointerStore, clock: SimulatedClock, tmp_path: Path
 ) -> None:
-    """The issuer has the shape of a cluster's: a private authority, and keys that only a bearer token can read."""
+    """The issuer is like that of a cluster: it has a private authority, and sends its keys only for a bearer token."""
     authority, key = Authority(tmp_path), generate_ec_key("cluster")
     authority.issue("cluster")
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(authority.certificate, authority.key)
+    tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls_context.load_cert_chain(authority.certificate, authority.key)
     cluster, token_file = LocalIssuer(clock), tmp_path / "token"
     cluster.publish(key)
 
@@ -168,7 +168,7 @@ async def test_kubernetes_service_account_logs_in_with_its_token(
     app.router.add_get("/.well-known/openid-configuration", cluster._discover)
     app.router.add_get("/keys", cluster._answer_keys)
     server = TestServer(app, host="127.0.0.1", scheme="https")
-    await server.start_server(ssl=tls)
+    await server.start_server(ssl=tls_context)
     try:
         cluster.url = str(server.make_url("")).rstrip("/")
         table = build_issuer_table(
@@ -178,9 +178,9 @@ async def test_kubernetes_service_account_logs_in_with_its_token(
             token_file=str(token_file),
             groups_claim="kubernetes.io.namespace",
         )
-        fleet.file.write_text(table)
+        factory.file.write_text(table)
         token_file.write_text("first\n")
-        authenticator = await fleet.open(Settings(auth="oidc", oidc_issuers_file=str(fleet.file)))
+        authenticator = await factory.open(Settings(auth="oidc", oidc_issuers_file=str(factory.file)))
         grant = Grant("k8s-group:etl", "writer", ("raw",))
         await store.transact([SaveGrant(grant)])
         claims = {"kubernetes.io": {"namespace": "etl", "serviceaccount": {"name": "loader", "uid": "1"}}}
@@ -192,8 +192,8 @@ async def test_kubernetes_service_account_logs_in_with_its_token(
         principal = await log_in(authenticator, bearer)
         assert principal.name == "k8s:system:serviceaccount:etl:loader"
         assert principal.grants == (grant,)
-        fleet.file.write_text(table.replace(f'ca_file = "{authority.file}"\n', ""))
-        authenticator_without_authority = await fleet.open(Settings(auth="oidc", oidc_issuers_file=str(fleet.file)))
+        factory.file.write_text(table.replace(f'ca_file = "{authority.file}"\n', ""))
+        authenticator_without_authority = await factory.open(Settings(auth="oidc", oidc_issuers_file=str(factory.file)))
         with pytest.raises(RetryLater):
             await log_in(authenticator_without_authority, bearer)
     finally:
@@ -201,16 +201,14 @@ async def test_kubernetes_service_account_logs_in_with_its_token(
 
 
 async def test_rights_end_when_the_issuer_is_removed(
-    fleet: AuthenticatorFactory, store: PointerStore, clock: SimulatedClock
+    factory: AuthenticatorFactory, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    """Signing keys and jobs act for a principal without its token, so the server checks that it still accepts the
-    issuer.
-    """
+    """Signing keys and jobs act for a principal without its token, so the server checks its issuer."""
     await store.transact([SaveGrant(Grant("corp:ann", "reader"))])
 
     async def find_lost_reason(*tables: str) -> str | None:
-        fleet.file.write_text("".join(tables) or build_issuer_table("https://else.example", "other"))
-        settings = Settings(auth="oidc", oidc_issuers_file=str(fleet.file))
+        factory.file.write_text("".join(tables) or build_issuer_table("https://else.example", "other"))
+        settings = Settings(auth="oidc", oidc_issuers_file=str(factory.file))
         return await StandingRights(store, clock, settings).explain_loss(
             "corp:ann", "updateTable", Securable(("shop",))
         )

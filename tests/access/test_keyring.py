@@ -46,11 +46,11 @@ async def test_copy_of_database_and_log_has_no_usable_key(
             keyring.find_signing_key(purpose)[1] for purpose in ("access-token", "scan-planning", "staged-table")
         ]
     await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
-    taken_bytes = read_stored_bytes(tmp_path)
-    assert b"ann" in taken_bytes
+    stored_bytes = read_stored_bytes(tmp_path)
+    assert b"ann" in stored_bytes
     for key in used_keys:
-        assert key not in taken_bytes
-        assert key.hex().encode() not in taken_bytes
+        assert key not in stored_bytes
+        assert key.hex().encode() not in stored_bytes
 
 
 async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
@@ -58,16 +58,16 @@ async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
 ) -> None:
     async with open_keyring(build_settings(tmp_path), store, clock):
         pass
-    thief = tmp_path / "thief"
-    thief.mkdir()
+    thief_home = tmp_path / "thief"
+    thief_home.mkdir()
     for path in tmp_path.glob("seamark.db*"):
-        shutil.copy(path, thief / path.name)
-    async with open_store(f"sqlite:///{thief / 'seamark.db'}", clock=clock) as stolen_store:
+        shutil.copy(path, thief_home / path.name)
+    async with open_store(f"sqlite:///{thief_home / 'seamark.db'}", clock=clock) as stolen_store:
         with pytest.raises(ConfigError, match=r"has no key for them.*seamark keys renew"):
-            async with open_keyring(build_settings(thief), stolen_store, clock):
+            async with open_keyring(build_settings(thief_home), stolen_store, clock):
                 pass
-        assert not (thief / KEY_FILE_NAME).exists()
-        other_settings = build_settings(thief, encryption_key=make_key(clock))
+        assert not (thief_home / KEY_FILE_NAME).exists()
+        other_settings = build_settings(thief_home, encryption_key=make_key(clock))
         with pytest.raises(ConfigError, match=r"encrypted with the key [0-9a-f]{16}, not with the key of"):
             async with open_keyring(other_settings, stolen_store, clock):
                 pass
@@ -77,12 +77,15 @@ async def test_replicas_with_the_same_key_accept_signatures_of_each_other(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     key = make_key(clock)
-    homes = [build_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
-    async with open_keyring(homes[0], store, clock) as keyring, open_keyring(homes[1], store, clock) as second_keyring:
+    settings_of_replicas = [build_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
+    async with (
+        open_keyring(settings_of_replicas[0], store, clock) as keyring,
+        open_keyring(settings_of_replicas[1], store, clock) as second_keyring,
+    ):
         key_id, signing_key = keyring.find_signing_key("access-token")
         assert second_keyring.find_verification_key("access-token", key_id) == signing_key
         assert second_keyring.find_verification_key("scan-planning", key_id) not in (None, signing_key)
-    assert not any((settings.home / KEY_FILE_NAME).exists() for settings in homes)
+    assert not any((settings.home / KEY_FILE_NAME).exists() for settings in settings_of_replicas)
 
 
 async def test_new_key_is_published_before_it_signs_and_the_old_key_outlives_its_tokens(
@@ -101,7 +104,7 @@ async def test_new_key_is_published_before_it_signs_and_the_old_key_outlives_its
         assert second_key_id != first_key_id
         assert second_keyring.find_verification_key("x", second_key_id) == key
         assert keyring.find_verification_key("x", first_key_id) is not None
-        clock.advance((RETIRED_S_MIN - 1) * 1000)
+        clock.advance((RETIRED_S_MIN - 1) * 1000)  # The time after which a key is removed has not passed.
         await keyring.refresh()
         assert keyring.find_verification_key("x", first_key_id) is not None
         clock.advance(60_000)
@@ -122,7 +125,7 @@ async def test_access_token_outlives_the_rotation_of_its_key(
             clock.advance(3600_000)
             await keyring.refresh()
             assert issuer.check(issued_token, jwt.parse_token(issued_token)).name == "ann"
-        assert len(keyring.keys) < 3 * 24 + 5
+        assert len(keyring.keys) < 3 * 24 + 5  # Each hour adds a key, and later rounds remove expired keys.
 
 
 async def test_renewing_keys_invalidates_all_signatures_even_without_the_encryption_key(
@@ -181,9 +184,10 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
     async with open_store(url, clock=clock):
         pass
     with sqlite3.connect(tmp_path / "seamark.db") as old_database:
-        (step,) = (
+        (migration_number,) = (
             number for number, migration in enumerate(MIGRATIONS) if "DELETE FROM secrets" in migration.get("", ())
         )
+        # The database becomes as old as before this migration: later tables, indexes and columns are removed.
         later_tables = ("replicas", "column_reads", "retained", "stream_offsets", "removal_flushes")
         later_tables += (
             "query_shapes",
@@ -199,7 +203,7 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
         old_database.execute("ALTER TABLE leases DROP COLUMN state")
         old_database.execute("ALTER TABLE plan_tables DROP COLUMN joined")
         old_database.execute("ALTER TABLE claims DROP COLUMN spelled")
-        old_database.execute(f"UPDATE schema_version SET version = {step}")
+        old_database.execute(f"UPDATE schema_version SET version = {migration_number}")
         old_database.execute("INSERT INTO secrets (name, value) VALUES ('oauth-signing', ?)", (b"k" * 32,))
     old_database.close()
     async with open_store(url, clock=clock) as store:

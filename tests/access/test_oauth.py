@@ -35,8 +35,8 @@ async def secrets(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[RunningServer]:
-    async with run_server(tmp_path, auth="token", oauth_token_ttl_s=600) as first_server:
-        yield first_server
+    async with run_server(tmp_path, auth="token", oauth_token_ttl_s=600) as running_server:
+        yield running_server
 
 
 def build_basic_header(credential: str) -> dict[str, str]:
@@ -66,15 +66,17 @@ def make_scoped_exchange(subject: str, **options: str) -> dict[str, str]:
     return {**form, **options}
 
 
-@pytest.mark.parametrize("way", ["form", "basic", "secret only", "basic secret only"])
-async def test_client_credentials_return_a_token(server: RunningServer, secrets: dict[str, str], way: str) -> None:
+@pytest.mark.parametrize("credential_form", ["form", "basic", "secret only", "basic secret only"])
+async def test_client_credentials_return_a_token(
+    server: RunningServer, secrets: dict[str, str], credential_form: str
+) -> None:
     form = {"grant_type": "client_credentials", "scope": "catalog"}
     headers = {}
-    if way == "form":
+    if credential_form == "form":
         form |= {"client_id": "ann", "client_secret": secrets["ann"]}
-    elif way == "basic":
+    elif credential_form == "basic":
         headers = build_basic_header(f"ann:{secrets['ann']}")
-    elif way == "secret only":
+    elif credential_form == "secret only":
         form |= {"client_secret": secrets["ann"]}
     else:
         headers = build_basic_header(secrets["ann"])
@@ -104,8 +106,8 @@ async def test_java_clients_refresh_by_token_exchange(server: RunningServer, sec
     assert second_answer["access_token"] != first_answer["access_token"]
     assert await find_principal(server, second_answer["access_token"]) == "ann"
     # A bearer token given as `token` is exchanged unchanged.
-    status, third = await request_token(server, make_scoped_exchange(secrets["ann"]))
-    assert await find_principal(server, third["access_token"]) == "ann"
+    status, third_answer = await request_token(server, make_scoped_exchange(secrets["ann"]))
+    assert await find_principal(server, third_answer["access_token"]) == "ann"
 
 
 async def test_expired_token_is_refreshed_only_with_its_holders_credentials(
@@ -176,8 +178,8 @@ async def test_bodies_that_are_not_forms_are_rejected(server: RunningServer) -> 
         (b"a=" + b"x" * 70_000, None, "invalid_request"),
         (b"", None, "unsupported_grant_type"),
     ]
-    for body, kind, error in cases:
-        headers = {"Content-Type": kind or "application/x-www-form-urlencoded"}
+    for body, content_type, error in cases:
+        headers = {"Content-Type": content_type or "application/x-www-form-urlencoded"}
         async with server.http.post(f"{server.url}/v1/oauth/tokens", data=body, headers=headers) as answer:
             assert (answer.status, (await answer.json())["error"]) == (400, error), body[:50]
 
@@ -221,18 +223,18 @@ async def test_token_endpoint_is_listed_for_clients(server: RunningServer, secre
 
 
 async def test_pyiceberg_logs_in_with_a_credential(server: RunningServer, secrets: dict[str, str]) -> None:
-    def use(credential: str) -> list[Any]:
+    def use_catalog(credential: str) -> list[Any]:
         with pytest.warns(DeprecationWarning, match="OAuth|oauth"):
             catalog = RestCatalog("c", uri=server.url, credential=credential)
         namespaces: list[Any] = catalog.list_namespaces()
         catalog.create_namespace("made")
         return namespaces
 
-    assert await asyncio.to_thread(use, f"ann:{secrets['ann']}") == [("db",)]
+    assert await asyncio.to_thread(use_catalog, f"ann:{secrets['ann']}") == [("db",)]
     with pytest.raises(ForbiddenError, match="bob may not createNamespace"):
-        await asyncio.to_thread(use, f"bob:{secrets['bob']}")
+        await asyncio.to_thread(use_catalog, f"bob:{secrets['bob']}")
     with pytest.raises(OAuthError, match="invalid_client"):
-        await asyncio.to_thread(use, "ann:wrong")
+        await asyncio.to_thread(use_catalog, "ann:wrong")
 
 
 async def test_access_token_alone_does_not_extend_a_login(tmp_path: Path, secrets: dict[str, str]) -> None:
@@ -240,13 +242,13 @@ async def test_access_token_alone_does_not_extend_a_login(tmp_path: Path, secret
     async with run_server(tmp_path, clock=clock, auth="token", oauth_token_ttl_s=3600) as server:
         form = {"grant_type": "client_credentials", "client_secret": secrets["ann"]}
         token = (await request_token(server, form))[1]["access_token"]
-        for left_s in (2400, 1200):
+        for remaining_s in (2400, 1200):
             clock.ahead_ms += 1_200_000
             status, answer = await request_token(
                 server, build_exchange_form(token), {"Authorization": f"Bearer {token}"}
             )
             assert status == 200
-            assert left_s - 600 < answer["expires_in"] <= left_s
+            assert remaining_s - 600 < answer["expires_in"] <= remaining_s
             token = answer["access_token"]
         clock.ahead_ms += 1_200_000
         status, answer = await request_token(server, build_exchange_form(token), {"Authorization": f"Bearer {token}"})

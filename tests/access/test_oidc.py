@@ -16,7 +16,7 @@ from joserfc.jwk import ECKey, OctKey, RSAKey
 
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import BadRequest, RetryLater, Unauthenticated
-from seamark.metaserver.access import oidc as room
+from seamark.metaserver.access import oidc
 from seamark.metaserver.access.authenticator import Authenticator, open_authenticator
 from seamark.metaserver.access.jwt import LENGTH_MAX
 from seamark.metaserver.access.principal import Principal
@@ -79,19 +79,19 @@ async def test_subject_has_a_prefix_that_no_token_name_can_have(
 async def test_every_kind_of_key_is_accepted_with_its_own_algorithm(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
-    elliptic, edwards = generate_ec_key(), generate_okp_key()
-    issuer.publish(get_rsa_key(), elliptic, edwards)
+    ec_key, okp_key = generate_ec_key(), generate_okp_key()
+    issuer.publish(get_rsa_key(), ec_key, okp_key)
     authenticator = await make_authenticator()
-    for key, algorithm in ((get_rsa_key(), "RS256"), (elliptic, "ES256"), (edwards, "Ed25519")):
+    for key, algorithm in ((get_rsa_key(), "RS256"), (ec_key, "ES256"), (okp_key, "Ed25519")):
         assert (await log_in(authenticator, issuer.make_token(key, algorithm))).name == "oidc:ann"
-    assert issuer.fetches == 1
+    assert issuer.key_request_count == 1
 
 
 @pytest.mark.filterwarnings("ignore:EdDSA is deprecated")  # The test's signing side
 async def test_algorithm_name_eddsa_is_accepted(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
-    edwards = generate_okp_key()
-    issuer.publish(edwards)
-    assert (await log_in(await make_authenticator(), issuer.make_token(edwards, "EdDSA"))).name == "oidc:ann"
+    okp_key = generate_okp_key()
+    issuer.publish(okp_key)
+    assert (await log_in(await make_authenticator(), issuer.make_token(okp_key, "EdDSA"))).name == "oidc:ann"
 
 
 async def test_roles_come_from_the_claim_and_from_stored_grants(
@@ -106,8 +106,8 @@ async def test_roles_come_from_the_claim_and_from_stored_grants(
         Grant("oidc:ann", "writer", ("a", "b.c")),
         Grant("oidc:ann", "admin", ("z",)),
     )
-    login_answer = await log_in(await make_authenticator(), token)
-    assert login_answer.grants == (Grant("oidc:ann", "admin", ("z",)),)
+    principal_without_claim = await log_in(await make_authenticator(), token)
+    assert principal_without_claim.grants == (Grant("oidc:ann", "admin", ("z",)),)
 
 
 async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
@@ -170,17 +170,19 @@ async def test_token_without_a_signature_is_rejected(
     authenticator = await make_authenticator()
     for algorithm in ("none", "None", "NONE", "", None, 5):
         await check_rejected(
-            authenticator, forge_token({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()), "must be signed with"
+            authenticator, forge_token({"alg": algorithm, "kid": "rsa-0"}, issuer.build_claims()), "must be signed with"
         )
-    await check_rejected(authenticator, forge_token({"kid": "rsa-0"}, issuer.claims()), "must be signed with")
-    await check_rejected(authenticator, forge_token({"alg": "RS256", "kid": "rsa-0"}, issuer.claims()), "signature")
+    await check_rejected(authenticator, forge_token({"kid": "rsa-0"}, issuer.build_claims()), "must be signed with")
+    await check_rejected(
+        authenticator, forge_token({"alg": "RS256", "kid": "rsa-0"}, issuer.build_claims()), "signature"
+    )
 
 
 async def test_hmac_with_the_public_key_is_rejected(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     authenticator = await make_authenticator()
     public_key = get_rsa_key().as_pem(private=False)
     for algorithm in ("HS256", "RS256"):
-        unsigned_token = forge_token({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()).rpartition(".")[0]
+        unsigned_token = forge_token({"alg": algorithm, "kid": "rsa-0"}, issuer.build_claims()).rpartition(".")[0]
         digest = hmac.digest(public_key, unsigned_token.encode(), hashlib.sha256)
         token = f"{unsigned_token}.{forge_token({}, {}, digest).rpartition('.')[2]}"
         await check_rejected(authenticator, token, "must be signed with RS256" if algorithm == "HS256" else "signature")
@@ -189,11 +191,11 @@ async def test_hmac_with_the_public_key_is_rejected(issuer: LocalIssuer, make_au
 async def test_algorithm_that_does_not_belong_to_the_key_is_rejected(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
-    elliptic = generate_ec_key()
-    issuer.publish(get_rsa_key(), elliptic)
+    ec_key = generate_ec_key()
+    issuer.publish(get_rsa_key(), ec_key)
     authenticator = await make_authenticator()
     await check_rejected(
-        authenticator, issuer.make_token(elliptic, "ES256", {"kid": "rsa-0"}), "must be signed with RS256"
+        authenticator, issuer.make_token(ec_key, "ES256", {"kid": "rsa-0"}), "must be signed with RS256"
     )
     await check_rejected(
         authenticator, issuer.make_token(get_rsa_key(), "RS256", {"kid": "ec"}), "must be signed with ES256"
@@ -214,7 +216,7 @@ async def test_changed_claim_invalidates_the_signature(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
     head, _, signature = issuer.make_token(get_rsa_key()).split(".")
-    claims = forge_token({}, issuer.claims(sub="root")).split(".")[1]
+    claims = forge_token({}, issuer.build_claims(sub="root")).split(".")[1]
     await check_rejected(await make_authenticator(), f"{head}.{claims}.{signature}", "signature")
 
 
@@ -230,7 +232,7 @@ async def test_critical_extensions_are_rejected(issuer: LocalIssuer, make_authen
     authenticator = await make_authenticator()
     for header in ({"crit": ["b64"], "b64": False}, {"crit": ["exp"]}, {"b64": False}):
         await check_rejected(
-            authenticator, forge_token({"alg": "RS256", "kid": "rsa-0", **header}, issuer.claims()), "extension"
+            authenticator, forge_token({"alg": "RS256", "kid": "rsa-0", **header}, issuer.build_claims()), "extension"
         )
 
 
@@ -252,7 +254,7 @@ async def test_malformed_token_is_rejected_without_a_request_to_the_issuer(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, token: str
 ) -> None:
     await check_rejected(await make_authenticator(), token, "token")
-    assert issuer.fetches == 0
+    assert issuer.key_request_count == 0
 
 
 async def test_huge_token_is_rejected_without_being_parsed(
@@ -263,7 +265,7 @@ async def test_huge_token_is_rejected_without_being_parsed(
     await check_rejected(authenticator, "a" * LENGTH_MAX + ".b.c", "the limit")
     deep_header = base64.urlsafe_b64encode(b"[" * 6000).decode()
     await check_rejected(authenticator, f"{deep_header}.{deep_header}.x", "JSON")
-    assert issuer.fetches == 0
+    assert issuer.key_request_count == 0
 
 
 # Keys ----------------------------------------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ async def test_new_key_is_fetched_when_its_first_token_arrives(
     clock.advance(61_000)
     await log_in(authenticator, issuer.make_token(get_rsa_key(1)))
     await log_in(authenticator, issuer.make_token(get_rsa_key(0)))
-    assert issuer.fetches == 2
+    assert issuer.key_request_count == 2
 
 
 async def test_unknown_keys_cause_at_most_one_fetch_a_minute(
@@ -286,20 +288,23 @@ async def test_unknown_keys_cause_at_most_one_fetch_a_minute(
 ) -> None:
     authenticator = await make_authenticator()
     await log_in(authenticator, issuer.make_token(get_rsa_key()))
-    unknown_tokens = [forge_token({"alg": "RS256", "kid": f"no-{number}"}, issuer.claims()) for number in range(30)]
+    unknown_tokens = [
+        forge_token({"alg": "RS256", "kid": f"no-{number}"}, issuer.build_claims()) for number in range(30)
+    ]
     for round_number in (1, 2, 3):
         await asyncio.gather(*(check_rejected(authenticator, token, "does not publish") for token in unknown_tokens))
-        assert issuer.fetches == round_number
+        assert issuer.key_request_count == round_number
         clock.advance(60_000)
         unknown_tokens = [
-            forge_token({"alg": "RS256", "kid": f"{round_number}-{number}"}, issuer.claims()) for number in range(30)
+            forge_token({"alg": "RS256", "kid": f"{round_number}-{number}"}, issuer.build_claims())
+            for number in range(30)
         ]
 
 
 async def test_first_tokens_share_one_fetch(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     authenticator = await make_authenticator()
     await asyncio.gather(*(log_in(authenticator, issuer.make_token(get_rsa_key())) for _ in range(20)))
-    assert (issuer.discoveries, issuer.fetches) == (1, 1)
+    assert (issuer.discovery_count, issuer.key_request_count) == (1, 1)
 
 
 async def test_withdrawn_key_is_soon_rejected(
@@ -308,7 +313,7 @@ async def test_withdrawn_key_is_soon_rejected(
     authenticator = await make_authenticator()
     await log_in(authenticator, issuer.make_token(get_rsa_key(0)))
     issuer.publish(get_rsa_key(1))
-    clock.advance(int(room.FRESH_S * 1000))
+    clock.advance(int(oidc.FRESH_S * 1000))
     await check_rejected(authenticator, issuer.make_token(get_rsa_key(0)), "does not publish")
 
 
@@ -317,21 +322,21 @@ async def test_failing_issuer_does_not_lock_out_users_with_known_keys(
 ) -> None:
     authenticator = await make_authenticator()
     await log_in(authenticator, issuer.make_token(get_rsa_key()))
-    issuer.broken = web.Response(status=500)
-    clock.advance(int(room.FRESH_S * 1000))
+    issuer.key_answer = web.Response(status=500)
+    clock.advance(int(oidc.FRESH_S * 1000))
     for _ in range(5):
         await log_in(authenticator, issuer.make_token(get_rsa_key()))
-    assert issuer.fetches == 2
-    clock.advance(int(room.RETRY_S * 1000))
+    assert issuer.key_request_count == 2
+    clock.advance(int(oidc.RETRY_S * 1000))
     await log_in(authenticator, issuer.make_token(get_rsa_key()))
-    assert issuer.fetches == 3
+    assert issuer.key_request_count == 3
     with pytest.raises(RetryLater):  # A new key may have signed the token, and the server cannot read it.
         await log_in(authenticator, issuer.make_token(get_rsa_key(1)))
-    clock.advance(int(room.STALE_S * 1000))
+    clock.advance(int(oidc.STALE_S * 1000))
     with pytest.raises(RetryLater):
         await log_in(authenticator, issuer.make_token(get_rsa_key()))
-    issuer.broken = None
-    clock.advance(int(room.RETRY_S * 1000))
+    issuer.key_answer = None
+    clock.advance(int(oidc.RETRY_S * 1000))
     await log_in(authenticator, issuer.make_token(get_rsa_key()))
 
 
@@ -345,14 +350,14 @@ async def test_failing_issuer_does_not_lock_out_users_with_known_keys(
         web.Response(body=b'{"keys": 7}'),
         web.Response(body=b'{"keys": []}'),
         web.Response(body=b'{"keys": [7, null, {}]}'),
-        web.Response(body=b'{"keys": "' + b"x" * room.BYTES_MAX + b'"}'),
+        web.Response(body=b'{"keys": "' + b"x" * oidc.BYTES_MAX + b'"}'),
     ],
     ids=["500", "redirect", "html", "list", "number", "empty", "no-keys", "huge"],
 )
 async def test_issuer_without_usable_keys_is_a_503(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator, answer: web.StreamResponse
 ) -> None:
-    issuer.broken = answer
+    issuer.key_answer = answer
     with pytest.raises(RetryLater, match="keys of the issuer") as error:
         await log_in(await make_authenticator(), issuer.make_token(get_rsa_key()))
     assert error.value.retry_after_s >= 1
@@ -361,10 +366,10 @@ async def test_issuer_without_usable_keys_is_a_503(
 async def test_unavailable_issuer_is_a_503(
     make_authenticator: MakeAuthenticator, issuer: LocalIssuer, unused_tcp_port: int
 ) -> None:
-    removed_url = f"http://127.0.0.1:{unused_tcp_port}"
+    unavailable_url = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(RetryLater):
         await log_in(
-            await make_authenticator(oidc_issuer=removed_url), issuer.make_token(get_rsa_key(), iss=removed_url)
+            await make_authenticator(oidc_issuer=unavailable_url), issuer.make_token(get_rsa_key(), iss=unavailable_url)
         )
 
 
@@ -377,14 +382,14 @@ async def test_discovery_document_of_another_issuer_is_rejected(
     issuer.discovery = discovery
     with pytest.raises(RetryLater):
         await log_in(await make_authenticator(), issuer.make_token(get_rsa_key()))
-    assert issuer.fetches == 0
+    assert issuer.key_request_count == 0
 
 
 async def test_configured_jwks_url_needs_no_discovery(
     issuer: LocalIssuer, make_authenticator: MakeAuthenticator
 ) -> None:
     await log_in(await make_authenticator(oidc_jwks_url=f"{issuer.url}/keys"), issuer.make_token(get_rsa_key()))
-    assert issuer.discoveries == 0
+    assert issuer.discovery_count == 0
 
 
 async def test_token_without_a_kid_is_checked_only_if_there_is_one_key(
@@ -394,13 +399,14 @@ async def test_token_without_a_kid_is_checked_only_if_there_is_one_key(
     token = issuer.make_token(get_rsa_key(), header={"kid": None})
     await log_in(authenticator, token)
     issuer.publish(get_rsa_key(0), get_rsa_key(1))
-    clock.advance(int(room.FRESH_S * 1000))
+    clock.advance(int(oidc.FRESH_S * 1000))
     await check_rejected(authenticator, issuer.make_token(get_rsa_key(), header={"kid": None}), "does not publish")
-    await check_rejected(authenticator, forge_token({"alg": "RS256", "kid": 7}, issuer.claims()), "kid")
+    await check_rejected(authenticator, forge_token({"alg": "RS256", "kid": 7}, issuer.build_claims()), "kid")
 
 
 def test_only_public_keys_for_our_algorithms_are_used() -> None:
     rsa = get_rsa_key().as_dict(private=False)
+    # 171 characters of base64 are a modulus of 1,024 bits, which is too short.
     small_key = RSAKey.generate_key(2048).as_dict(private=False) | {"kid": "small", "n": rsa["n"][:171]}
     document = {
         "keys": [
@@ -415,8 +421,8 @@ def test_only_public_keys_for_our_algorithms_are_used() -> None:
             {"kty": "RSA", "kid": "empty"},
         ]
     }
-    assert list(room.read_keys(document)) == ["rsa-0"]
-    nothings: list[object] = [None, [], {"keys": {}}, {}]
-    for empty_claim in nothings:
+    assert list(oidc.read_keys(document)) == ["rsa-0"]
+    invalid_documents: list[object] = [None, [], {"keys": {}}, {}]
+    for invalid_document in invalid_documents:
         with pytest.raises(BadRequest):
-            room.read_keys(empty_claim)
+            oidc.read_keys(invalid_document)

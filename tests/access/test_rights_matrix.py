@@ -79,9 +79,9 @@ NEEDED_ON_SERVER = {
     "putWarehouse": {"create", "write"},
     "dropWarehouse": {"drop"},
 }
-RIGHTS_AND_PLACES = {
-    operation: (required_rights, place)
-    for place, table in (
+RIGHTS_AND_SCOPES = {
+    operation: (required_rights, scope)
+    for scope, table in (
         ("object", NEEDED),
         ("throughout", NEEDED_THROUGHOUT),
         ("catalog", NEEDED_ON_CATALOG),
@@ -124,9 +124,9 @@ class RightsModel:
 
     def __init__(self, rights: Iterable[Right]) -> None:
         self.rights = list(rights)
-        self.privileges = {securable: self._find_held(securable) for securable in OBJECTS}
+        self.privileges = {securable: self._find_privileges(securable) for securable in OBJECTS}
 
-    def _find_held(self, securable: Securable) -> set[str]:
+    def _find_privileges(self, securable: Securable) -> set[str]:
         allowed_names: set[str] = set()
         denied_names: set[str] = set()
         for right in self.rights:
@@ -170,14 +170,14 @@ class RightsModel:
                 for right in self.rights
                 if right.securable.name and not right.deny and right.securable.namespace == securable.namespace
             )
-        required_rights, place = RIGHTS_AND_PLACES[operation]
-        if place == "object":
+        required_rights, scope = RIGHTS_AND_SCOPES[operation]
+        if scope == "object":
             return required_rights <= self.privileges[securable]
-        if place == "server":
+        if scope == "server":
             return required_rights <= self.privileges[SERVER]
         if not (required_rights <= self.privileges[CATALOG] and required_rights <= self.privileges[securable]):
             return False
-        if place == "catalog" or "manage-grants" in self.privileges[CATALOG]:
+        if scope == "catalog" or "manage-grants" in self.privileges[CATALOG]:
             return True
         return not required_rights & self.find_denied_in(securable.namespace)
 
@@ -222,7 +222,7 @@ def test_each_cell_of_principals_objects_and_operations_equals_the_model() -> No
 
 
 def test_each_operation_has_its_privileges_in_the_model() -> None:
-    assert sorted([*RIGHTS_AND_PLACES, *LISTINGS, *OPEN_OPERATIONS, *SEEN_OPERATIONS]) == sorted(RULES)
+    assert sorted([*RIGHTS_AND_SCOPES, *LISTINGS, *OPEN_OPERATIONS, *SEEN_OPERATIONS]) == sorted(RULES)
 
 
 def test_listings_return_the_namespaces_that_the_model_allows() -> None:
@@ -247,7 +247,9 @@ def test_locations_of_a_writer_are_in_namespaces_that_the_model_lets_it_write() 
             assert required_rights <= model.privileges[CATALOG], rights
             is_manager = "manage-grants" in model.privileges[CATALOG]
             assert is_manager or all(
-                required_rights <= privileges for place, privileges in model.privileges.items() if place != SERVER
+                required_rights <= privileges
+                for securable, privileges in model.privileges.items()
+                if securable != SERVER
             ), rights
     assert list_namespaces_with([Grant("p", "writer", ("a",)), Grant("p", "read")], CREATE | WRITE) == [("a",)]
 
@@ -308,6 +310,7 @@ def narrow_once(grants: list[Grant]) -> list[Grant] | None:
             if len(levels[grant]) > depth:
                 counts[levels[grant][:depth]] = counts.get(levels[grant][:depth], 0) + 1
         largest = max(counts, key=counts.__getitem__, default=())
+        # The path ends where no level below it contains at least half of its grants.
         if counts.get(largest, 0) < 2 or (path and 2 * counts[largest] < len(inner_grants)):
             break
         path = largest
@@ -345,13 +348,13 @@ def test_statement_of_a_caller_with_two_thousand_grants_signs_few_tokens(
 
 
 def test_narrowing_of_grants_equals_a_search_through_all_grants() -> None:
-    generator = random.Random(5)
+    rng = random.Random(5)
     for _ in range(150):
         rights = set()
-        for _ in range(generator.randrange(1, 40)):
-            path = tuple(generator.choice("abc") for _ in range(generator.randrange(0, 4)))
-            name = generator.choice(["", "t", "u", "v"])
-            rights.add(Grant("p", "read", path, "table" if name else "namespace", name, generator.random() < 0.3))
+        for _ in range(rng.randrange(1, 40)):
+            path = tuple(rng.choice("abc") for _ in range(rng.randrange(0, 4)))
+            name = rng.choice(["", "t", "u", "v"])
+            rights.add(Grant("p", "read", path, "table" if name else "namespace", name, rng.random() < 0.3))
         grants: list[Grant] | None = select_read_grants(sorted(rights, key=str))
         for removed_grants, denials in narrow_read_grants(list(grants)):
             assert grants is not None

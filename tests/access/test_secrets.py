@@ -41,9 +41,9 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
             await send("POST", "/v1/oauth/tokens", data=form)
             await send("POST", f"/v1/oauth/tokens?client_secret={secret}", data={"grant_type": "x"})
             await send("GET", f"/v1/namespaces?token={secret}")
-            issued_token = seen_token = (await server.components.authenticator.find_login(secret)).token
-            assert issued_token is not None
-            jwt, _ = server.components.authenticator.issuer.issue(seen_token)
+            stored_token = (await server.components.authenticator.find_login(secret)).token
+            assert stored_token is not None
+            jwt, _ = server.components.authenticator.issuer.issue(stored_token)
             await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}"})
             await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}x"})
             await server.components.audit.flush()
@@ -52,9 +52,9 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
     all_texts = {"answers": str(texts), "logs": str(logs), "audit": audit, "stdlib": caplog.text, "repr": reprs}
     assert len(logs) > 5
     assert "createNamespace" in audit
-    for place, text in all_texts.items():
-        for hidden_text in (secret, secret[4:], jwt, jwt.rpartition(".")[2], compute_digest(secret)):
-            assert hidden_text not in text, place
+    for source, text in all_texts.items():
+        for hidden_text in (secret, secret.removeprefix("smk_"), jwt, jwt.rpartition(".")[2], compute_digest(secret)):
+            assert hidden_text not in text, source
     for file in tmp_path.rglob("*"):
         if file.is_file():
             assert secret.encode() not in file.read_bytes()

@@ -53,7 +53,12 @@ def test_token_signed_with_any_content_of_a_database_copy_is_rejected(
     claims = {"iss": "seamark", "aud": "seamark", "sub": "root", "iat": now_s, "exp": now_s + 600, "token": digest}
     head = base64.urlsafe_b64decode(real_token.split(".")[0] + "==")
     kid = json.loads(head)["kid"]
-    candidates = [value[start : start + 32] for value in stored_bytes for start in range(max(1, len(value) - 31))]
+    key_bytes = 32
+    candidates = [
+        value[start : start + key_bytes]
+        for value in stored_bytes
+        for start in range(max(1, len(value) - key_bytes + 1))
+    ]
     for key in [*stored_bytes, *candidates]:
         for header in ({"alg": "HS256", "kid": kid}, {"alg": "HS256", "kid": "seamark"}):
             assert request_status(jwt.encode(header, claims, OctKey.import_key(key))) == 401

@@ -18,7 +18,7 @@ from seamark.metaserver.store.port import PointerStore
 from tests.server.rig import OffsetClock, RunningServer, build_settings, run_server
 
 GRANT = Grant("ann", "reader", ("db",))
-STREAM = {"Accept": "text/event-stream"}
+STREAM_HEADERS = {"Accept": "text/event-stream"}
 TABLE_TIMELINE = "/api/v1/tables/db/t/timeline"
 
 
@@ -31,9 +31,9 @@ async def secret(tmp_path: Path) -> str:
 
 @pytest.fixture
 async def server(tmp_path: Path, secret: str) -> AsyncIterator[RunningServer]:
-    async with run_server(tmp_path, auth="token", rights_recheck_s=0.2) as first_server:
-        await first_server.record()
-        yield first_server
+    async with run_server(tmp_path, auth="token", rights_recheck_s=0.2) as running_server:
+        await running_server.record()
+        yield running_server
 
 
 async def revoke_ann(store: PointerStore) -> None:
@@ -50,20 +50,20 @@ async def read_until_end(answer: aiohttp.ClientResponse) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("end", "message"), [(revoke_ann, b"was revoked"), (remove_grant, b"may not listTableTimeline")]
+    ("end_login", "message"), [(revoke_ann, b"was revoked"), (remove_grant, b"may not listTableTimeline")]
 )
-@pytest.mark.parametrize("quiet", [True, False])
+@pytest.mark.parametrize("is_quiet", [True, False])
 async def test_event_stream_ends_with_the_token_or_the_right_and_delivers_nothing_after(
-    server: RunningServer, secret: str, end: object, message: bytes, quiet: bool
+    server: RunningServer, secret: str, end_login: object, message: bytes, is_quiet: bool
 ) -> None:
-    assert callable(end)
-    headers = {**STREAM, "Authorization": f"Bearer {secret}"}
+    assert callable(end_login)
+    headers = {**STREAM_HEADERS, "Authorization": f"Bearer {secret}"}
     async with server.http.get(server.url + TABLE_TIMELINE, headers=headers) as answer:
         assert answer.status == 200
         assert b"retry" in await answer.content.readuntil(b"\n\n")
         assert b"event: instant" in await answer.content.readuntil(b"\n\n")
-        await end(server.components.store)
-        if not quiet:
+        await end_login(server.components.store)
+        if not is_quiet:
             await server.record(action="secret-action")
         remaining_bytes = await read_until_end(answer)
     assert b"secret-action" not in remaining_bytes
@@ -77,7 +77,7 @@ async def test_event_stream_ends_when_its_access_token_expires(tmp_path: Path, s
         await server.record()
         login = await server.components.authenticator.find_login(secret)
         issued_token, _ = server.components.authenticator.issuer.issue(login.token)
-        headers = {**STREAM, "Authorization": f"Bearer {issued_token}"}
+        headers = {**STREAM_HEADERS, "Authorization": f"Bearer {issued_token}"}
         async with server.http.get(server.url + TABLE_TIMELINE, headers=headers) as answer:
             assert answer.status == 200
             clock.ahead_ms = 61_000
@@ -107,6 +107,6 @@ async def test_events_of_a_table_in_a_hidden_namespace_are_not_sent(server: Runn
     await server.record(namespace=("hidden",), action="moved-here")
     await server.record(action="last")
     headers = {"Authorization": f"Bearer {secret}"}
-    status, actual = await server.get(TABLE_TIMELINE, headers=headers)
+    status, timeline = await server.get(TABLE_TIMELINE, headers=headers)
     assert status == 200
-    assert [instant["action"] for instant in actual["instants"]] == ["commit", "last"]
+    assert [instant["action"] for instant in timeline["instants"]] == ["commit", "last"]

@@ -61,8 +61,8 @@ class PreparedServer:
 
     def _fill_placeholders(self, value: Any) -> Any:
         if isinstance(value, str):
-            for name, meaning in self.values_by_placeholder.items():
-                value = value.replace(f"{{{name}}}", meaning)
+            for name, replacement in self.values_by_placeholder.items():
+                value = value.replace(f"{{{name}}}", replacement)
             return value
         if isinstance(value, dict):
             return {key: self._fill_placeholders(item) for key, item in value.items()}
@@ -126,9 +126,9 @@ def shorten_message(message: str, warehouse: str) -> str:
 async def collect_answers(home: Path) -> tuple[list[tuple[BadInput, Answer]], str]:
     """Send all inputs of the table to one server. Return the answers and the URI of its warehouse."""
     async with run_server(home, body_limit_bytes=BODY_LIMIT_BYTES) as server:
-        prepared_api = await prepare_server(Api(server))
-        answers = [(bad_input, await prepared_api.send(bad_input)) for bad_input in BAD_INPUTS]
-    return answers, prepared_api.values_by_placeholder["warehouse"]
+        prepared_server = await prepare_server(Api(server))
+        answers = [(bad_input, await prepared_server.send(bad_input)) for bad_input in BAD_INPUTS]
+    return answers, prepared_server.values_by_placeholder["warehouse"]
 
 
 def main() -> None:

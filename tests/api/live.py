@@ -72,8 +72,8 @@ class LiveTable:
         answer = await api("POST", "/v1/namespaces/db/tables", body)
         assert answer.status == 200, answer.raw
         folder = Path(answer.json["metadata"]["location"].removeprefix("file://"))
-        for part in ("data", "metadata"):
-            (folder / part).mkdir(parents=True, exist_ok=True)
+        for subfolder in ("data", "metadata"):
+            (folder / subfolder).mkdir(parents=True, exist_ok=True)
         return cls(api=api, name=name, folder=folder, version=version, schema=schema, parts=tuple(parts), **fields)
 
     @property
@@ -115,8 +115,8 @@ class LiveTable:
             (manifest, first_row_id if self.version > 2 and manifest.content == 0 else None) for manifest in manifests
         ]
         path.write_bytes(list_bytes(listing, version=self.version, style=STYLE, header=header))
-        rows = sum(file.record_count for file in snapshot.data)
-        self.next_row_id += rows
+        row_count = sum(file.record_count for file in snapshot.data)
+        self.next_row_id += row_count
         body = {
             "snapshot-id": snapshot_id,
             "sequence-number": sequence,
@@ -129,7 +129,7 @@ class LiveTable:
             },
             "schema-id": self.schema["schema-id"],
             **({"parent-snapshot-id": previous_snapshot.id} if previous_snapshot.id else {}),
-            **({"first-row-id": first_row_id, "added-rows": rows} if self.version > 2 else {}),
+            **({"first-row-id": first_row_id, "added-rows": row_count} if self.version > 2 else {}),
         }
         ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
         await self.update({"action": "add-snapshot", "snapshot": body}, ref)
@@ -165,7 +165,7 @@ class LiveTable:
         for entry in entries:
             file_count, row_count = counts[entry.status]
             counts[entry.status] = (file_count + 1, row_count + entry.file.record_count)
-        minimum = min(file.sequence for file in files)
+        sequence_min = min(file.sequence for file in files)
         return Manifest(
-            f"file://{path}", len(data), content, 0, sequence, minimum, snapshot_id, entries, None, counts=counts
+            f"file://{path}", len(data), content, 0, sequence, sequence_min, snapshot_id, entries, None, counts=counts
         )

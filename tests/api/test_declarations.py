@@ -41,12 +41,12 @@ async def test_repeated_put_does_not_write_a_namespace(api: Api) -> None:
     body = {"properties": {"owner": "ann"}}
     first_answer = await api("PUT", "/api/v1/namespaces/shop", body)
     store = api.server.components.store
-    count_before = await store.load_namespace(("shop",))
+    namespace_before = await store.load_namespace(("shop",))
     assert (await api("PUT", "/api/v1/namespaces/shop", body)).raw == first_answer.raw
     namespace_after = await store.load_namespace(("shop",))
-    assert count_before is not None
+    assert namespace_before is not None
     assert namespace_after is not None
-    assert namespace_after.version == count_before.version
+    assert namespace_after.version == namespace_before.version
 
 
 async def test_concurrent_puts_leave_the_properties_of_one_put(api: Api) -> None:
@@ -86,8 +86,8 @@ async def test_put_replaces_the_policy_of_a_table_and_keeps_other_properties(api
     assert {name for name, source in sources.items() if source == "table"} == first_policy.keys()
     second_policy = {"seamark.compaction.enabled": "false"}
     assert (await api("PUT", POLICY, {"properties": second_policy})).status == 200
-    expected = {"owner": "ann", "write.parquet.row-group-limit": "9", **second_policy}
-    assert (await read_table_properties(api)).items() >= expected.items()
+    expected_properties = {"owner": "ann", "write.parquet.row-group-limit": "9", **second_policy}
+    assert (await read_table_properties(api)).items() >= expected_properties.items()
     assert "seamark.services.priority" not in await read_table_properties(api)
 
 
@@ -95,9 +95,9 @@ async def test_repeated_policy_makes_no_commit(api: Api) -> None:
     await api.table()
     body = {"properties": {"seamark.compaction.enabled": "true"}}
     await api("PUT", POLICY, body)
-    count = await count_instants(api)
+    count_before = await count_instants(api)
     assert (await api("PUT", POLICY, body)).status == 200
-    assert await count_instants(api) == count
+    assert await count_instants(api) == count_before
 
 
 async def test_unknown_or_invalid_policy_is_refused(api: Api) -> None:

@@ -35,9 +35,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 EXAMPLES = 3
-"""The number of requests to a route. The fast tier tests every third route."""
+"""The number of random requests for each route. The fast tests use every third route."""
 LONG_CAMPAIGN_EXAMPLES = 200
-_AIMS = {"namespace": "db", "table": "t", "view": "v", "function": "f"}
+_EXISTING_NAMES = {"namespace": "db", "table": "t", "view": "v", "function": "f"}
 
 
 def _load_specification() -> dict[str, Any]:
@@ -64,8 +64,8 @@ def _list_operations(spec: dict[str, Any]) -> list[Any]:
     return [pytest.param(operation, id=f"{operation.method.upper()} {operation.path}") for operation in operations]
 
 
-STANDARD = _list_operations(_load_specification())
-OUR_OPERATIONS = _list_operations(decode_json(write_openapi_document().encode(), "our document"))
+STANDARD_OPERATIONS = _list_operations(_load_specification())
+SEAMARK_OPERATIONS = _list_operations(decode_json(write_openapi_document().encode(), "our document"))
 
 
 class FuzzTarget:
@@ -84,19 +84,19 @@ class FuzzTarget:
         if self.http.head(f"{self._views}/v").status_code == 404:
             self.http.post(self._views, json={"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION})
 
-    def check(self, case: schemathesis.Case[Any], *, conform: bool) -> None:
+    def check(self, case: schemathesis.Case[Any], *, must_conform: bool) -> None:
         """Send the case, and check the form of the answer.
 
         Args:
-            conform: Check a successful answer against the schema of the specification too.
+            must_conform: Check a successful answer against the schema of the specification too.
         """
         try:
             response = case.call(base_url=self.server.base_url, session=self.http, timeout=60)
         except (requests.exceptions.InvalidHeader, requests.exceptions.InvalidURL, UnicodeEncodeError):
             return  # HTTP cannot carry these characters.
         # The specification describes errors in two ways. Seamark sends the form that clients parse.
-        conform = conform and response.status_code < 400
-        checks = [not_a_server_error, *([response_schema_conformance] if conform else [])]
+        must_conform = must_conform and response.status_code < 400
+        checks = [not_a_server_error, *([response_schema_conformance] if must_conform else [])]
         case.validate_response(response, checks=checks)
         assert response.status_code < 500, case.as_curl_command()
         if response.status_code >= 400 and case.method.upper() != "HEAD" and response.content:
@@ -122,7 +122,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzTarget]:
 
 
 def _run_campaign(
-    operation: APIOperation[Any, Any, Any, Any], target: FuzzTarget, examples: int, *, conform: bool
+    operation: APIOperation[Any, Any, Any, Any], target: FuzzTarget, examples: int, *, must_conform: bool
 ) -> None:
     """Send random requests of one operation, valid and invalid, to tables that exist."""
 
@@ -133,47 +133,47 @@ def _run_campaign(
         suppress_health_check=list(HealthCheck),
     )
     @given(data=st.data())
-    def run(data: st.DataObject) -> None:
-        mode = data.draw(st.sampled_from(GenerationMode))
+    def send_random_request(data: st.DataObject) -> None:
+        generation_mode = data.draw(st.sampled_from(GenerationMode))
         try:
-            strategy = operation.as_strategy(generation_mode=mode)
+            strategy = operation.as_strategy(generation_mode=generation_mode)
         except SchemathesisError:
             strategy = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
         case = data.draw(strategy)
         if data.draw(st.booleans()):
-            for name in set(_AIMS) & set(case.path_parameters or ()):
-                case.path_parameters[name] = _AIMS[name]
+            for name in set(_EXISTING_NAMES) & set(case.path_parameters or ()):
+                case.path_parameters[name] = _EXISTING_NAMES[name]
         target.fill()
-        target.check(case, conform=conform)
+        target.check(case, must_conform=must_conform)
 
-    run()
+    send_random_request()
 
 
 @pytest.mark.few_cases(5)
-@pytest.mark.parametrize("operation", STANDARD[::3])
+@pytest.mark.parametrize("operation", STANDARD_OPERATIONS[::3])
 def test_no_request_to_the_standard_routes_gets_a_server_error(operation: Any, target: FuzzTarget) -> None:
-    _run_campaign(operation, target, EXAMPLES, conform=True)
+    _run_campaign(operation, target, EXAMPLES, must_conform=True)
 
 
 @pytest.mark.few_cases(12)
-@pytest.mark.parametrize("operation", OUR_OPERATIONS[::3])
+@pytest.mark.parametrize("operation", SEAMARK_OPERATIONS[::3])
 def test_no_request_to_seamarks_routes_gets_a_server_error(operation: Any, target: FuzzTarget) -> None:
-    _run_campaign(operation, target, EXAMPLES, conform=False)
+    _run_campaign(operation, target, EXAMPLES, must_conform=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("operation", STANDARD)
+@pytest.mark.parametrize("operation", STANDARD_OPERATIONS)
 def test_no_request_to_the_standard_routes_gets_a_server_error_in_a_long_campaign(
     operation: Any, target: FuzzTarget
 ) -> None:
-    _run_campaign(operation, target, LONG_CAMPAIGN_EXAMPLES, conform=True)
+    _run_campaign(operation, target, LONG_CAMPAIGN_EXAMPLES, must_conform=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("operation", OUR_OPERATIONS)
+@pytest.mark.parametrize("operation", SEAMARK_OPERATIONS)
 def test_no_request_to_seamarks_routes_gets_a_server_error_in_a_long_campaign(
     operation: Any, target: FuzzTarget
 ) -> None:
-    _run_campaign(operation, target, LONG_CAMPAIGN_EXAMPLES, conform=False)
+    _run_campaign(operation, target, LONG_CAMPAIGN_EXAMPLES, must_conform=False)

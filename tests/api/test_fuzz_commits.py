@@ -43,8 +43,18 @@ keys = st.sampled_from(
         "commit.retry.num-retries",
     ]
 )
-numbers = ["int", "long", "float", "double", "decimal(9,2)", "decimal(38,10)", "date", "timestamp", "timestamptz_ns"]
-other_types = [
+number_types = [
+    "int",
+    "long",
+    "float",
+    "double",
+    "decimal(9,2)",
+    "decimal(38,10)",
+    "date",
+    "timestamp",
+    "timestamptz_ns",
+]
+non_number_types = [
     "string",
     "binary",
     "fixed[4]",
@@ -55,7 +65,7 @@ other_types = [
     "geometry",
     "geography(srid:4326)",
 ]
-primitives = st.sampled_from([*numbers, *other_types])
+primitives = st.sampled_from([*number_types, *non_number_types])
 
 
 def draw_fields(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -79,8 +89,8 @@ types = st.recursive(
             ids,
         ),
         st.builds(
-            lambda value, first, second: {
-                "type": "map", "key-id": first, "key": "string", "value-id": second, "value": value,
+            lambda value, key_id, value_id: {
+                "type": "map", "key-id": key_id, "key": "string", "value-id": value_id, "value": value,
                 "value-required": True,
             },
             inner, ids, ids,
@@ -216,9 +226,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 def _run_campaign(server: Seamark, examples: int) -> None:
     """Send random commits to new tables, and check that each table can be read after each answer."""
-    base = f"{server.base_url}/v1/namespaces/db/tables"
+    tables_url = f"{server.base_url}/v1/namespaces/db/tables"
     requests.post(f"{server.base_url}/v1/namespaces", json={"namespace": ["db"]}, timeout=60)
-    outcomes: dict[int, int] = {}
+    status_counts: dict[int, int] = {}
     with requests.Session() as http:
 
         @settings(
@@ -235,28 +245,30 @@ def _run_campaign(server: Seamark, examples: int) -> None:
                 max_size=5,
             ),
         )
-        def run(version: str, commits: list[tuple[list[Any], list[Any]]]) -> None:
+        def commit_to_new_table(version: str, commits: list[tuple[list[Any], list[Any]]]) -> None:
             table: Any = {"name": "t", "schema": SCHEMA, "properties": {"format-version": version}}
-            created_table = http.post(base, json=table)
+            created_table = http.post(tables_url, json=table)
             assert created_table.status_code == 200, created_table.text
             try:
                 for requirements, updates in commits:
                     body: Any = {"requirements": requirements, "updates": updates}
-                    answer = http.post(f"{base}/t", json=body)
-                    outcomes[answer.status_code] = outcomes.get(answer.status_code, 0) + 1
+                    answer = http.post(f"{tables_url}/t", json=body)
+                    status_counts[answer.status_code] = status_counts.get(answer.status_code, 0) + 1
                     assert answer.status_code in (200, 400, 409), answer.text
-                    loaded_table = http.get(f"{base}/t")
+                    loaded_table = http.get(f"{tables_url}/t")
                     assert loaded_table.status_code == 200, loaded_table.text
                     if answer.status_code == 200:
                         assert loaded_table.json()["metadata"] == answer.json()["metadata"]
                         _check_readable(loaded_table.json()["metadata"])
-                    assert http.get(f"{base}/t?snapshots=refs").status_code == 200
+                    assert http.get(f"{tables_url}/t?snapshots=refs").status_code == 200
             finally:
-                http.delete(f"{base}/t")
+                http.delete(f"{tables_url}/t")
 
-        run()
-    assert {200, 400, 409} <= set(outcomes), outcomes
-    assert outcomes[200] > sum(outcomes.values()) / 50, f"The server committed too few changes: {outcomes}"
+        commit_to_new_table()
+    assert {200, 400, 409} <= set(status_counts), status_counts
+    assert status_counts[200] > sum(status_counts.values()) / 50, (
+        f"The server committed too few changes: {status_counts}"
+    )
 
 
 def _check_readable(metadata: dict[str, Any]) -> None:

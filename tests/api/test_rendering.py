@@ -48,11 +48,11 @@ async def test_refs_mode_omits_the_snapshots_without_a_reference(api: Api) -> No
     await api.table()
     for number in range(1, 4):
         assert (await api("POST", TABLE, build_append(number, number - 1 or None, number))).status == 200
-    metadata = (await api("GET", f"{TABLE}?snapshots=all")).json["metadata"]
-    refs = (await api("GET", f"{TABLE}?snapshots=refs")).json["metadata"]
-    assert [snapshot["snapshot-id"] for snapshot in metadata["snapshots"]] == [1, 2, 3]
-    assert [snapshot["snapshot-id"] for snapshot in refs["snapshots"]] == [3]
-    assert refs["snapshot-log"] == metadata["snapshot-log"]
+    whole_metadata = (await api("GET", f"{TABLE}?snapshots=all")).json["metadata"]
+    metadata_of_refs = (await api("GET", f"{TABLE}?snapshots=refs")).json["metadata"]
+    assert [snapshot["snapshot-id"] for snapshot in whole_metadata["snapshots"]] == [1, 2, 3]
+    assert [snapshot["snapshot-id"] for snapshot in metadata_of_refs["snapshots"]] == [3]
+    assert metadata_of_refs["snapshot-log"] == whole_metadata["snapshot-log"]
     assert (await api("GET", f"{TABLE}?snapshots=some")).error[0] == 400
 
 
@@ -62,10 +62,10 @@ async def test_etag_depends_on_the_requested_access_and_the_name(tmp_path: Path)
         api = Api(server)
         await api.table()
         plain_etag = (await api("GET", TABLE)).headers["ETag"]
-        request = (await api("GET", TABLE, headers={"X-Iceberg-Access-Delegation": "vended-credentials"})).headers[
-            "ETag"
-        ]
-        assert plain_etag != request
+        etag_with_credentials = (
+            await api("GET", TABLE, headers={"X-Iceberg-Access-Delegation": "vended-credentials"})
+        ).headers["ETag"]
+        assert plain_etag != etag_with_credentials
         names = [{"namespace": ["db"], "name": name} for name in ("t", "u")]
         await api("POST", "/v1/tables/rename", {"source": names[0], "destination": names[1]})
         assert (await api("GET", "/v1/namespaces/db/tables/u")).headers["ETag"] != plain_etag
@@ -75,15 +75,15 @@ async def test_headers_that_request_the_same_access_share_one_compressed_answer(
     """Otherwise a client could fill the metadata cache with one answer for each spelling of the header."""
     await api.table(properties={f"p{number}": "x" * 100 for number in range(200)})
     cache = api.server.components.catalog.documents.cache
-    headers = {"Accept-Encoding": "gzip"}
-    tags = set()
+    compression_headers = {"Accept-Encoding": "gzip"}
+    etags = set()
     for number in range(8):
-        request_headers = {**headers, "X-Iceberg-Access-Delegation": f"nothing-{number}, remote-signing"}
-        tags.add((await api("GET", TABLE, headers=request_headers)).headers["ETag"])
+        request_headers = {**compression_headers, "X-Iceberg-Access-Delegation": f"nothing-{number}, remote-signing"}
+        etags.add((await api("GET", TABLE, headers=request_headers)).headers["ETag"])
         if not number:
-            entries = len(cache)
-    assert len(cache) == entries
-    assert len(tags) == 1
+            entry_count = len(cache)
+    assert len(cache) == entry_count
+    assert len(etags) == 1
 
 
 async def test_rotated_storage_keys_are_never_hidden_by_a_304(tmp_path: Path) -> None:

@@ -74,17 +74,17 @@ async def test_only_short_paths_with_a_route_are_cached(monkeypatch: pytest.Monk
     await _resolve(router, "DELETE", "/v1/namespaces")
     assert len(router._routes_by_path) == 0
     for number in range(10):
-        actual = await _resolve(router, "GET", f"/v1/namespaces/n{number}")
-        assert actual == ({"namespace": f"n{number}"}, "/v1/namespaces/{namespace}", ())
+        route = await _resolve(router, "GET", f"/v1/namespaces/n{number}")
+        assert route == ({"namespace": f"n{number}"}, "/v1/namespaces/{namespace}", ())
         assert 1 <= len(router._routes_by_path) <= 3
 
 
 async def test_two_requests_share_no_path_variables() -> None:
     router = Router()
     _add_routes(router)
-    first_match, second_match, third = [
+    first_match, second_match, third_match = [
         await router.resolve(make_mocked_request("GET", "/v1/namespaces/a")) for _ in range(3)
     ]
     first_match["namespace"] = second_match["namespace"] = "b"
-    assert dict(third) == {"namespace": "a"}
+    assert dict(third_match) == {"namespace": "a"}
     assert dict(await router.resolve(make_mocked_request("GET", "/v1/namespaces/a"))) == {"namespace": "a"}

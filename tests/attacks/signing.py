@@ -10,7 +10,7 @@ from yarl import URL
 
 from tests.attacks.campaign import AttackCampaign
 from tests.attacks.through_gateway import reach_through_gateway
-from tests.attacks.world import EVIL, HOSTILE, NAMES
+from tests.attacks.world import EVIL, HOSTILE_PRINCIPALS, NAMES
 
 
 async def sign_everything(campaign: AttackCampaign, name: str, query: str = "") -> None:
@@ -21,33 +21,33 @@ async def sign_everything(campaign: AttackCampaign, name: str, query: str = "") 
         return
     base = f"{world.s3.endpoint}/{world.bucket}"
     for kind in ("data file", "manifest", "location"):
-        place = campaign.choose_hint(kind, f"s3://{world.bucket}/lake/no")
-        key = place.partition(f"{world.bucket}/")[2]
+        foreign_location = campaign.choose_hint(kind, f"s3://{world.bucket}/lake/no")
+        key = foreign_location.partition(f"{world.bucket}/")[2]
         loaded_table = await campaign.ask("mallory", "GET", f"{NAMES}/tables/{name}")
         own_location = (
             loaded_table.json["metadata"]["location"]
             if loaded_table.status == 200
             else f"s3://{world.bucket}/lake/{EVIL}/x"
         )
-        own_name = own_location.partition(f"{world.bucket}/")[2]
-        parent_path = "/".join([".."] * (own_name.count("/") + 1))
+        own_key = own_location.partition(f"{world.bucket}/")[2]
+        parent_path = "/".join([".."] * (own_key.count("/") + 1))
         uris = (
             f"{base}/{key}",
-            f"{base}/{own_name}/{parent_path}/{key}",
-            f"{base}/{own_name}/{parent_path.replace('..', '%2e%2e')}/{key}",
-            f"{base}/{own_name}/{parent_path.replace('..', '%252e%252e')}/{key}",
+            f"{base}/{own_key}/{parent_path}/{key}",
+            f"{base}/{own_key}/{parent_path.replace('..', '%2e%2e')}/{key}",
+            f"{base}/{own_key}/{parent_path.replace('..', '%252e%252e')}/{key}",
             f"{base}?list-type=2&prefix={quote(key, safe='')}",
-            f"{base}?list-type=2&prefix={quote(f'{own_name}/{parent_path}/{key}', safe='')}",
-            f"{base}?list-type=2&prefix={quote(own_name, safe='')}&start-after={quote(key, safe='')}",
+            f"{base}?list-type=2&prefix={quote(f'{own_key}/{parent_path}/{key}', safe='')}",
+            f"{base}?list-type=2&prefix={quote(own_key, safe='')}&start-after={quote(key, safe='')}",
             f"{base}/?list-type=2&prefix=lake/",
         )
         method = rng.choice(("GET", "GET", "PUT", "DELETE", "HEAD", "POST"))
         uri = rng.choice(uris)
         headers = {"x-amz-copy-source": [f"/{world.bucket}/{key}"]} if method == "PUT" and rng.random() < 0.5 else {}
         if headers:
-            uri = f"{base}/{own_name}/data/copied"
+            uri = f"{base}/{own_key}/data/copied"
         body = {"region": world.s3.region, "uri": uri, "method": method, "headers": headers}
-        principal = rng.choice(HOSTILE)
+        principal = rng.choice(HOSTILE_PRINCIPALS)
         answer = await campaign.ask(principal, "POST", f"{NAMES}/tables/{name}/sign{query}", body)
         if answer.status == 200:
             await _send_signed_request(campaign, method, answer.json)

@@ -19,12 +19,12 @@ from tests.attacks.campaign import AttackCampaign
 from tests.attacks.crafted import create_table
 from tests.attacks.runs import check_victims_data, run_campaign
 from tests.attacks.through_gateway import fill_cache, reach_through_gateway
-from tests.attacks.world import KINDS, open_world
+from tests.attacks.world import HINT_KINDS, open_world
 from tests.seeds import examples, first_seed, mark_fast
 from tests.services.s3 import S3
 
 
-@pytest.mark.parametrize("hints", mark_fast([KINDS, ()], 1), ids=["all handles known", "nothing known"])
+@pytest.mark.parametrize("hints", mark_fast([HINT_KINDS, ()], 1), ids=["all handles known", "nothing known"])
 async def test_short_campaign_finds_no_leak(tmp_path: Path, hints: tuple[str, ...]) -> None:
     campaign = await run_campaign(tmp_path / "home", 1, requests=0, hints=hints)
     assert not campaign.findings, campaign.format_verdict()
@@ -53,7 +53,7 @@ async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path:
     rng = random.Random(first_seed())
     async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
         campaign = AttackCampaign(world, rng, 1)
-        campaign.give_hints(KINDS)
+        campaign.give_hints(HINT_KINDS)
         await fill_cache(world)
         fingerprint_before = await world.compute_fingerprint()
         world.touched_locations.clear()
@@ -70,7 +70,7 @@ async def test_campaign_detects_a_gateway_without_rights(tmp_path: Path, s3: S3)
     with patch.object(gateway, "check_request", lambda *arguments: None):
         async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
             campaign = AttackCampaign(world, rng, 1)
-            campaign.give_hints(KINDS)
+            campaign.give_hints(HINT_KINDS)
             await fill_cache(world)
             await create_table(campaign, "own")
             for _ in range(12):

@@ -21,21 +21,21 @@ from tests.server.test_bodies import build_head, encode_chunk, make_tokens
 from tests.server.test_connections import RawConnection
 from tests.waits import until
 
-NAMES, OURS = "/v1/namespaces/db/tables", "/api/v1/tables/db/t"
+TABLES_PATH, TABLE_API = "/v1/namespaces/db/tables", "/api/v1/tables/db/t"
 LONG_FILTER = {"filter": {"type": "in", "term": "id", "values": list(range(60_000))}}
 PROPERTIES = {"action": "set-properties", "updates": {f"k{number}": "v" * 30 for number in range(4_000)}}
 LONG_CONDITION = " OR ".join(["id = 1"] * 200)
 REQUESTS: tuple[tuple[str, str, str, Any], ...] = (
-    ("rita", "POST", f"{NAMES}/t/plan", {}),
-    ("rita", "POST", f"{NAMES}/t/plan", LONG_FILTER),
-    ("rita", "POST", f"{OURS}/explain", {"where": LONG_CONDITION}),
-    ("rita", "POST", f"{OURS}/plan-tables", LONG_FILTER),
-    ("rita", "GET", f"{OURS}/timeline?since=latest&wait=1", None),
-    ("rita", "GET", f"{NAMES}/t", None),
-    ("wendy", "POST", f"{NAMES}/mine", {"requirements": [], "updates": [PROPERTIES]}),
-    ("wendy", "POST", f"{NAMES}/mine", {"requirements": [], "updates": [{**PROPERTIES, "updates": {"k": "v"}}]}),
+    ("rita", "POST", f"{TABLES_PATH}/t/plan", {}),
+    ("rita", "POST", f"{TABLES_PATH}/t/plan", LONG_FILTER),
+    ("rita", "POST", f"{TABLE_API}/explain", {"where": LONG_CONDITION}),
+    ("rita", "POST", f"{TABLE_API}/plan-tables", LONG_FILTER),
+    ("rita", "GET", f"{TABLE_API}/timeline?since=latest&wait=1", None),
+    ("rita", "GET", f"{TABLES_PATH}/t", None),
+    ("wendy", "POST", f"{TABLES_PATH}/mine", {"requirements": [], "updates": [PROPERTIES]}),
+    ("wendy", "POST", f"{TABLES_PATH}/mine", {"requirements": [], "updates": [{**PROPERTIES, "updates": {"k": "v"}}]}),
     ("wendy", "POST", "/v1/namespaces/db/properties", {"updates": PROPERTIES["updates"]}),
-    ("nobody", "POST", f"{NAMES}/t/plan", LONG_FILTER),
+    ("nobody", "POST", f"{TABLES_PATH}/t/plan", LONG_FILTER),
 )
 
 
@@ -61,27 +61,28 @@ async def send_and_disconnect(server: RunningServer, secrets: dict[str, str], se
     """Send a random request, and disconnect during the request, the work, the answer, or a second request."""
     rng = random.Random(seed)
     data = build_random_request(rng, secrets)
-    async with await RawConnection.open(server) as wire:
+    async with await RawConnection.open(server) as raw_connection:
         try:
             async with asyncio.timeout(60):
                 match rng.randrange(4):
                     case 0:  # The client disconnects during the request.
-                        await wire.send(data[: rng.randrange(len(data))])
+                        await raw_connection.send(data[: rng.randrange(len(data))])
                         await asyncio.sleep(rng.choice((0, 0.01, 0.05)))
                     case 1:  # The client disconnects while the server works.
-                        await wire.send(data)
+                        await raw_connection.send(data)
                         await asyncio.sleep(rng.choice((0, 0.01, 0.1)))
                     case 2:  # The client disconnects during the answer.
-                        await wire.send(data)
-                        await wire.reader.readexactly(rng.randrange(1, 20))
+                        await raw_connection.send(data)
+                        await raw_connection.reader.readexactly(rng.randrange(1, 20))
                     case _:  # The client disconnects during its second request.
-                        await wire.send(data + data[: rng.randrange(len(data))])
+                        await raw_connection.send(data + data[: rng.randrange(len(data))])
                         await asyncio.sleep(rng.choice((0, 0.05)))
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # The server has closed the connection after an error.
 
 
-async def run_in_groups(work: Callable[[int], Awaitable[None]], seeds: range, concurrency: int) -> None:
+async def run_concurrently(work: Callable[[int], Awaitable[None]], seeds: range, concurrency: int) -> None:
+    """Await `work` for each seed, for `concurrency` seeds at a time."""
     seed_iterator = iter(seeds)
 
     async def run_next_seeds() -> None:
@@ -95,11 +96,11 @@ async def run_in_groups(work: Callable[[int], Awaitable[None]], seeds: range, co
 async def test_resources_of_clients_that_disconnect_at_any_point_are_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits: list[WorkerLimits] = []
+    created_limits: list[WorkerLimits] = []
 
     def record_limits(**options: int) -> WorkerLimits:
-        limits.append(WorkerLimits(**options))
-        return limits[-1]
+        created_limits.append(WorkerLimits(**options))
+        return created_limits[-1]
 
     monkeypatch.setattr(server_module, "WorkerLimits", record_limits)
     secrets = await make_tokens(tmp_path)
@@ -110,12 +111,12 @@ async def test_resources_of_clients_that_disconnect_at_any_point_are_released(
             return await api(method, path, body, headers={"Authorization": f"Bearer {secrets['root']}"})
 
         for name in ("t", "mine"):
-            assert (await ask_as_root("POST", NAMES, {"name": name, "schema": SCHEMA})).status == 200
+            assert (await ask_as_root("POST", TABLES_PATH, {"name": name, "schema": SCHEMA})).status == 200
         await append_files(ask_as_root, "t", build_ten_id_files(300), snapshot_id=1, manifests=3)  # type: ignore[arg-type]
-        await run_in_groups(lambda seed: send_and_disconnect(server, secrets, seed), range(32), 8)
-        (bounds,) = limits
-        await until(lambda: bounds.is_idle and server.components.metrics.requests.answering == 0)
-        bounds.check_invariants()
+        await run_concurrently(lambda seed: send_and_disconnect(server, secrets, seed), range(32), 8)
+        (worker_limits,) = created_limits
+        await until(lambda: worker_limits.is_idle and server.components.metrics.requests.answering == 0)
+        worker_limits.check_invariants()
         context = server.components.catalog.tables._context
         assert context.large.is_free
         assert not any(lock.locked() for lock in server.components.engine_commits.publisher._locks.values())
@@ -125,4 +126,4 @@ async def test_resources_of_clients_that_disconnect_at_any_point_are_released(
         for principal, method, path, body in REQUESTS:
             answer = await api(method, path, body, headers={"Authorization": f"Bearer {secrets[principal]}"})
             assert answer.status == (403 if principal == "nobody" else 200), (path, answer.raw[:300])
-        await until(lambda: bounds.is_idle)
+        await until(lambda: worker_limits.is_idle)

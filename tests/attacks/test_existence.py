@@ -16,14 +16,14 @@ import pytest
 from tests.api.client import Answer
 from tests.attacks import routes
 from tests.attacks.campaign import AttackCampaign
-from tests.attacks.world import EVIL, HOSTILE, KINDS, AttackWorld, open_world
+from tests.attacks.world import EVIL, HINT_KINDS, HOSTILE_PRINCIPALS, AttackWorld, open_world
 from tests.seeds import examples
 
 _IDENTIFIER = re.compile(r"[0-9a-f]{8,}|[0-9]{8,}")
 _LONG_MAX = 2**63 - 1
 """A replaced snapshot id must remain a number of 64 bits."""
-_TOKENS = ("plan task", "page token", "stage", "idempotent body")
-_IDS = re.compile(rb"[0-9a-f]{3,}|(?:%[0-9a-f]{1,2})+|(?:\xef[\xbc\xbd][\x80-\xbf])+", re.IGNORECASE)
+_TOKEN_KINDS = ("plan task", "page token", "stage", "idempotent body")
+_IDENTIFIER_FORMS = re.compile(rb"[0-9a-f]{3,}|(?:%[0-9a-f]{1,2})+|(?:\xef[\xbc\xbd][\x80-\xbf])+", re.IGNORECASE)
 """Identifiers: plain, in capitals, percent-encoded, and in full-width letters."""
 _OWN_STATE = ("putFunction", "dropFunction")
 """Operations whose first request changes the attacker's own namespace, and so the answer to the second request."""
@@ -52,7 +52,7 @@ class _FakeIdentifiers:
         return identifier[:2] + "".join(self.rng.choice(digits) for _ in identifier[2:])
 
 
-class _Twins(AttackCampaign):
+class _RecordingCampaign(AttackCampaign):
     """A campaign that stores the request of an attack instead of sending it."""
 
     request: tuple[Any, ...] = ()
@@ -64,55 +64,54 @@ class _Twins(AttackCampaign):
         return Answer(200, {}, b"{}")
 
 
-def _build_attackers(world: AttackWorld, fakes: _FakeIdentifiers, seed: int) -> tuple[_Twins, _Twins]:
+def _build_attackers(
+    world: AttackWorld, fakes: _FakeIdentifiers, seed: int
+) -> tuple[_RecordingCampaign, _RecordingCampaign]:
     """Return two campaigns with the same random choices: one with the victim's handles, one with the fakes."""
-    real_twins, fake_twins = (_Twins(world, random.Random(seed), seed) for _ in range(2))
-    for kind in KINDS:
-        if kind in _TOKENS or kind.startswith("moved"):
+    real_campaign, fake_campaign = (_RecordingCampaign(world, random.Random(seed), seed) for _ in range(2))
+    for kind in HINT_KINDS:
+        if kind in _TOKEN_KINDS or kind.startswith("moved"):
             continue  # The server rejects a changed token, and a location of a moved table was the attacker's own.
-        real_twins.hints[kind] = [hint for hint in world.hints[kind] if f"/{EVIL}/" not in hint]
-        fake_twins.hints[kind] = [fakes.replace_identifiers(item) for item in real_twins.hints[kind]]
-    return real_twins, fake_twins
+        real_campaign.hints[kind] = [hint for hint in world.hints[kind] if f"/{EVIL}/" not in hint]
+        fake_campaign.hints[kind] = [fakes.replace_identifiers(hint) for hint in real_campaign.hints[kind]]
+    return real_campaign, fake_campaign
 
 
 async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
     """Return a line for each request whose answer tells an existing object of the victim from an absent one."""
-    fakes, results = _FakeIdentifiers(random.Random(1)), []
+    fakes, differences = _FakeIdentifiers(random.Random(1)), []
     campaign = AttackCampaign(world, random.Random(1), 1)
-    campaign.give_hints(KINDS)
+    campaign.give_hints(HINT_KINDS)
     for operation, method, template in routes.list_routes():
         if operation in routes.HARMLESS:
             continue
         for seed in seeds:
-            real_twins, fake_twins = _build_attackers(world, fakes, seed)
-            await routes.attack_route(real_twins, operation, method, template)
-            await routes.attack_route(fake_twins, operation, method, template)
-            (principal, method_, path, body, headers), fake_request = real_twins.request, fake_twins.request
-            if (path, body) == (fake_request[2], fake_request[3]):
+            real_campaign, fake_campaign = _build_attackers(world, fakes, seed)
+            await routes.attack_route(real_campaign, operation, method, template)
+            await routes.attack_route(fake_campaign, operation, method, template)
+            principal, _, path, body, headers = real_campaign.request
+            fake_principal, _, fake_path, fake_body, _ = fake_campaign.request
+            if (path, body) == (fake_path, fake_body):
                 continue  # The request has no handle.
             if operation in _OWN_STATE and f"/{EVIL}/" in path:
                 continue
             if headers:
                 headers = {name: text for name, text in headers.items() if name != "Idempotency-Key"}
-            real_answer = await world.ask(principal, method_, path, body, headers=headers or {})
-            fake_answer = await world.ask(
-                fake_request[0], method_, fake_request[2], fake_request[3], headers=headers or {}
-            )
-            pair = [
-                (real_answer.status, _remove_identifiers(real_answer.raw)),
-                (fake_answer.status, _remove_identifiers(fake_answer.raw)),
-            ]
+            real_answer = await world.ask(principal, method, path, body, headers=headers or {})
+            fake_answer = await world.ask(fake_principal, method, fake_path, fake_body, headers=headers or {})
+            real_outcome = real_answer.status, _remove_identifiers(real_answer.raw)
+            fake_outcome = fake_answer.status, _remove_identifiers(fake_answer.raw)
             # The requests created two objects of the attacker, which have different ids.
             is_created = real_answer.status < 300 and fake_answer.status < 300
-            if pair[0] != pair[1] and not is_created:
+            if real_outcome != fake_outcome and not is_created:
                 context = f"{principal or 'stranger'} {operation} {path} {body}"
-                results.append(f"{context}\n  real: {pair[0]}\n  fake: {pair[1]}")
-    return results
+                differences.append(f"{context}\n  real: {real_outcome}\n  fake: {fake_outcome}")
+    return differences
 
 
 def _remove_identifiers(body: bytes) -> bytes:
     """Return the words of an answer, without identifiers and parts of identifiers."""
-    return _IDS.sub(b"#", body)
+    return _IDENTIFIER_FORMS.sub(b"#", body)
 
 
 async def test_foreign_handles_get_the_same_answers_as_nonexistent_handles(tmp_path: Path) -> None:
@@ -130,4 +129,4 @@ async def test_no_answer_of_many_random_requests_reveals_whether_a_foreign_handl
 
 
 def test_hostile_principals_include_users_with_and_without_rights() -> None:
-    assert set(HOSTILE) >= {"mallory", "riley", "nobody", ""}
+    assert set(HOSTILE_PRINCIPALS) >= {"mallory", "riley", "nobody", ""}

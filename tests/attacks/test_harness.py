@@ -1,6 +1,4 @@
-"""Tests that the campaign covers all published routes, and that it detects leaks, excessive grants and changed
-bytes.
-"""
+"""Tests that the campaign covers all published routes, and detects leaks, excessive grants and changed bytes."""
 
 from __future__ import annotations
 
@@ -30,9 +28,9 @@ async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path
     async with open_world(tmp_path, random.Random(2)) as world:
         campaign = AttackCampaign(world, random.Random(2), 2)
         campaign.give_hints(())
-        for route in routes.list_routes():
-            if route[0] not in routes.HARMLESS:
-                await routes.attack_route(campaign, *route)
+        for operation, method, template in routes.list_routes():
+            if operation not in routes.HARMLESS:
+                await routes.attack_route(campaign, operation, method, template)
         assert campaign.drawn_routes == {operation for operation, _, _ in routes.list_routes()} - set(routes.HARMLESS)
         assert not campaign.findings, campaign.format_verdict()
 
@@ -96,11 +94,11 @@ async def test_file_that_the_server_writes_and_deletes_at_once_is_detected(tmp_p
         campaign = AttackCampaign(world, rng, 5)
         fingerprint_before = await world.compute_fingerprint()
         world.touched_locations.clear()
-        place = f"{world.hints['location'][0]}/metadata/planted"
-        await world.server.components.objects.create(place, b"x")
-        await world.server.components.objects.delete(place)
+        planted_location = f"{world.hints['location'][0]}/metadata/planted"
+        await world.server.components.objects.create(planted_location, b"x")
+        await world.server.components.objects.delete(planted_location)
         await check_victims_data(campaign, fingerprint_before)
-        assert campaign.findings == [f"the server created or deleted the victim's {place}"] * 2
+        assert campaign.findings == [f"the server created or deleted the victim's {planted_location}"] * 2
 
 
 async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: Path) -> None:
@@ -112,11 +110,11 @@ async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: 
         name, location = await crafted.create_own_table(campaign, "honest")
         data = crafted.write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2, 3])
         manifest = crafted.write_manifest(campaign, f"{location}/metadata/m0.avro", [data])
-        path = crafted.write_list(campaign, f"{location}/metadata/snap.avro", [manifest])
+        path = crafted.write_manifest_list(campaign, f"{location}/metadata/snap.avro", [manifest])
         assert (await crafted.commit_snapshot(campaign, name, path)).status < 300
-        count = len(campaign.steps)
+        step_count = len(campaign.steps)
         await request_everything(campaign, name)
-        statuses = [step.rpartition(" ")[2] for step in campaign.steps[count:]]
-        steps = [step for step in campaign.steps[count:] if not step.endswith(("200", "204"))]
-        assert len(statuses) >= 15
-        assert all("/lookup" in step for step in steps), steps  # The table has no record index.
+        steps = campaign.steps[step_count:]
+        assert len(steps) >= 15
+        failed_steps = [step for step in steps if not step.endswith(("200", "204"))]
+        assert all("/lookup" in step for step in failed_steps), failed_steps  # The table has no record index.

@@ -84,7 +84,7 @@ async def test_other_tenants_are_answered_while_a_large_request_is_checked(
     server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_started, is_answered = asyncio.Event(), threading.Event()
-    loop, original_function = asyncio.get_running_loop(), asyncio.to_thread
+    loop, to_thread = asyncio.get_running_loop(), asyncio.to_thread
 
     async def run_after_answer(work: Callable[[], Any]) -> Any:
         def wait_and_work() -> Any:
@@ -92,7 +92,7 @@ async def test_other_tenants_are_answered_while_a_large_request_is_checked(
             assert is_answered.wait(60)
             return work()
 
-        return await original_function(wait_and_work)
+        return await to_thread(wait_and_work)
 
     monkeypatch.setattr(fair_lock, "_in_thread", run_after_answer)
     path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT_COMMIT))
@@ -111,12 +111,12 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
 ) -> None:
     """The writer is confined to one namespace, so each named file is checked."""
     secrets = await make_tokens(tmp_path)
-    threads: dict[str, set[int]] = {}
+    thread_ids: dict[str, set[int]] = {}
     for module, name in ((values, "read_updates"), (engine_commits, "check_requirements")):
         function = getattr(module, name)
 
         def record_thread(*args: Any, name: str = name, original_function: Callable[..., Any] = function) -> Any:
-            threads.setdefault(name, set()).add(threading.get_ident())
+            thread_ids.setdefault(name, set()).add(threading.get_ident())
             return original_function(*args)
 
         monkeypatch.setattr(module, name, record_thread)
@@ -125,17 +125,17 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
         api = Api(server)
         assert (await api("POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA}, headers=headers)).status == 200
         assert (await api("POST", f"{NAMES}/tables/t", SHORT_COMMIT, headers=headers)).status == 200
-        assert set.union(*threads.values()) == {threading.get_ident()}
+        assert set.union(*thread_ids.values()) == {threading.get_ident()}
         snapshot = {"snapshot-id": 1, "sequence-number": 1, "timestamp-ms": 1, "summary": {"operation": "append"}}
         snapshot["manifest-list"] = f"file://{tmp_path}/missing.avro"
         add_snapshot_update = {"action": "add-snapshot", "snapshot": snapshot}
         for updates, status in (([PROPERTIES], 200), ([PROPERTIES, add_snapshot_update], 400)):
-            threads.clear()
+            thread_ids.clear()
             body = {"requirements": [], "updates": updates}
             answer = await api("POST", f"{NAMES}/tables/t", body, headers=headers)
             assert answer.status == status, answer.raw
-            assert len(threads) == 2
-            assert threading.get_ident() not in set.union(*threads.values())
+            assert len(thread_ids) == 2
+            assert threading.get_ident() not in set.union(*thread_ids.values())
 
 
 async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,26 +147,26 @@ async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeyp
     async with run_server(tmp_path) as server:
         wide_table = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": fields}}
         assert (await Api(server)("POST", f"{NAMES}/tables", wide_table)).status == 200
-    threads: dict[str, set[int]] = {"decode": set(), "index": set()}
-    decode, index = decode_table, schema._build_index
+    thread_ids: dict[str, set[int]] = {"decode": set(), "index": set()}
+    decode_unpatched, build_index = decode_table, schema._build_index
 
     def decode_and_record_thread(data: bytes, location: str) -> Any:
-        threads["decode"].add(threading.get_ident())
-        return decode(data, location)
+        thread_ids["decode"].add(threading.get_ident())
+        return decode_unpatched(data, location)
 
     def index_and_record_thread(table_schema: Any) -> Any:
         if len(table_schema.fields) == len(fields):
-            threads["index"].add(threading.get_ident())
-        return index(table_schema)
+            thread_ids["index"].add(threading.get_ident())
+        return build_index(table_schema)
 
     monkeypatch.setattr(documents, "decode_table", decode_and_record_thread)
     monkeypatch.setattr(schema, "_build_index", index_and_record_thread)
     async with run_server(tmp_path) as server:
         body = {"filter": {"type": "eq", "term": "c7", "value": 1}}
         assert (await Api(server)("POST", f"{NAMES}/tables/t/plan", body)).status == 200
-    for name, thread in threads.items():
-        assert thread, name
-        assert threading.get_ident() not in thread, name
+    for name, ids in thread_ids.items():
+        assert ids, name
+        assert threading.get_ident() not in ids, name
 
 
 async def test_large_metadata_of_one_principal_leave_memory_to_others(
@@ -176,38 +176,45 @@ async def test_large_metadata_of_one_principal_leave_memory_to_others(
         for name in ("one", "two"):
             assert (await Api(server)("POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA})).status == 200
         entries = [await server.components.store.load_entry(EntryKind.TABLE, ("db",), name) for name in ("one", "two")]
-        first, second = [entry.metadata_location for entry in entries if entry is not None]
+        first_location, second_location = [entry.metadata_location for entry in entries if entry is not None]
         monkeypatch.setattr(documents, "LARGE_METADATA_BYTES", 100)
         cache = documents.Documents(server.components.catalog.context.objects, SystemClock(), budget_bytes=0)
-        cache._large = LargeMetadata(26_000)  # The metadata of one table take about 6,000 bytes.
+        # The metadata of one table take about 6,000 bytes, so the half of one principal has room for two tables.
+        cache._large = LargeMetadata(26_000)
         with set_principal("mallory"):
-            held_metadata = [await cache.table(first), await cache.table(second)]
+            held_metadata = [await cache.table(first_location), await cache.table(second_location)]
             with pytest.raises(RetryLater, match="too much memory"):
-                await cache.table(first)
-            refused_request = asyncio.create_task(cache.table(first))
+                await cache.table(first_location)
+            refused_request = asyncio.create_task(cache.table(first_location))
             await asyncio.sleep(0)
-        with set_principal("viola"):  # She waits for the read that mallory has begun.
-            (error, metadata) = await asyncio.gather(refused_request, cache.table(first), return_exceptions=True)
+        with set_principal("viola"):  # viola waits for the read that mallory has begun.
+            (error, metadata) = await asyncio.gather(
+                refused_request, cache.table(first_location), return_exceptions=True
+            )
             assert isinstance(error, RetryLater)
             assert isinstance(metadata, TableMetadata)
             assert metadata.table_uuid == held_metadata[0].table_uuid
             del metadata
         # The server's own work has no principal, and is not limited.
-        own_metadata = [await cache.peek(first) for _ in range(5)]
+        own_metadata = [await cache.peek(first_location) for _ in range(5)]
         assert len(own_metadata) == 5
         cache._large.check_invariants()
         del held_metadata[0]
         with set_principal("mallory"):
-            assert (await cache.table(first)).location
-            cache._large = LargeMetadata(200)
-            assert (await cache.table(second)).location, "a single table is accepted"
+            assert (await cache.table(first_location)).location
+            cache._large = LargeMetadata(200)  # This is less than the metadata of one table.
+            assert (await cache.table(second_location)).location, "a single table is accepted"
         cache._large.check_invariants()
         assert cache._large.queue.is_free
 
         cache = documents.Documents(server.components.catalog.context.objects, SystemClock(), budget_bytes=1 << 20)
         cache._large = LargeMetadata(200)
         with set_principal("mallory"):
-            for location in (first, second, first):  # Metadata that only the cache keeps are evicted.
+            for location in (
+                first_location,
+                second_location,
+                first_location,
+            ):  # Metadata that only the cache keeps are evicted.
                 assert (await cache.table(location)).location
 
         is_decoding, may_end = threading.Event(), threading.Event()
@@ -221,7 +228,7 @@ async def test_large_metadata_of_one_principal_leave_memory_to_others(
         monkeypatch.setattr(documents, "LARGE_BYTES", 100)
         monkeypatch.setattr(documents, "decode_table", decode)
         monkeypatch.setattr(documents, "LARGE_METADATA_BYTES", 0)
-        request = asyncio.create_task(cache.peek(first))
+        request = asyncio.create_task(cache.peek(first_location))
         assert await asyncio.to_thread(is_decoding.wait, 60)
         request.cancel()
         await asyncio.wait((request,))
@@ -235,19 +242,19 @@ async def test_first_requests_import_modules_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two imports take a tenth of a second each: a SQL parser, and pandas, which PyArrow imports if it is installed."""
-    threads: dict[str, int] = {}
-    original_function, body = importlib.import_module, metadata._encode_arrow
+    thread_ids: dict[str, int] = {}
+    import_unpatched, encode_arrow = importlib.import_module, metadata._encode_arrow
 
     def import_module(name: str, package: str | None = None) -> Any:
-        threads.setdefault(name, threading.get_ident())
-        return original_function(name, package)
+        thread_ids.setdefault(name, threading.get_ident())
+        return import_unpatched(name, package)
 
-    def build_body_in_thread(*args: Any) -> Any:
-        threads["arrow"] = threading.get_ident()
-        return body(*args)
+    def encode_and_record_thread(*args: Any) -> Any:
+        thread_ids["arrow"] = threading.get_ident()
+        return encode_arrow(*args)
 
     monkeypatch.setattr(importlib, "import_module", import_module)
-    monkeypatch.setattr(metadata, "_encode_arrow", build_body_in_thread)
+    monkeypatch.setattr(metadata, "_encode_arrow", encode_and_record_thread)
     for module in (bitmaps, explain, explain_query, plan_tables, sql_texts):
         for name, value in vars(module).copy().items():
             if isinstance(value, lazy_module.LazyModule):
@@ -271,4 +278,4 @@ async def test_first_requests_import_modules_off_the_event_loop(
         "seamark.commands.serving.query_tables",
         "seamark.commands.serving.query_notes",
     ):
-        assert threads[name] != threading.get_ident(), name
+        assert thread_ids[name] != threading.get_ident(), name

@@ -42,7 +42,7 @@ def _encode_puffin(value: bytes) -> bytes:
 
 
 NUMBER_BYTES = NUMBER.to_bytes(8, "little")
-CARRIERS = {
+BODIES_WITH_SECRET = {
     "plain": f"… {TEXT} …".encode(),
     "json": json.dumps({"error": {"message": f"no {TEXT}"}}).encode(),
     "percent": b"/v1/name%20of%20%22somebody%22%20%C3%A9/x",
@@ -64,12 +64,12 @@ CARRIERS = {
 }
 
 
-@pytest.mark.parametrize("form", CARRIERS)
+@pytest.mark.parametrize("form", BODIES_WITH_SECRET)
 def test_secret_is_found_in_each_form(form: str) -> None:
     secrets = Secrets()
     secrets.plant("name", TEXT, value=True)
     secrets.plant("bound", NUMBER, value=True)
-    assert secrets.find_leaks(CARRIERS[form]), form
+    assert secrets.find_leaks(BODIES_WITH_SECRET[form]), form
 
 
 def test_secret_is_found_in_a_header() -> None:

@@ -17,7 +17,7 @@ from tests.server.rig import RunningServer, run_server
 
 TABLE = "/api/v1/tables/db/t"
 LONG_CONDITION = " OR ".join(["id = 1"] * 200)
-TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
+REQUESTS_WITH_SQL: dict[str, tuple[str, dict[str, Any]]] = {
     "a predicate": (f"{TABLE}/explain", {"where": LONG_CONDITION}),
     "a predicate of a join": (
         f"{TABLE}/explain",
@@ -40,17 +40,18 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
         yield server
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", REQUESTS_WITH_SQL)
 async def test_one_text_is_parsed_at_a_time_while_other_requests_are_answered(
     server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_started, is_answered = asyncio.Event(), threading.Event()
     loop, original_to_thread = asyncio.get_running_loop(), asyncio.to_thread
-    parse_counts: list[int] = [0, 0]
+    running_count = running_max = 0
 
     async def to_thread(work: Callable[[], Any]) -> Any:
-        parse_counts[0] += 1
-        parse_counts[1] = max(parse_counts)
+        nonlocal running_count, running_max
+        running_count += 1
+        running_max = max(running_max, running_count)
 
         def wait_and_work() -> Any:
             loop.call_soon_threadsafe(has_started.set)
@@ -60,10 +61,10 @@ async def test_one_text_is_parsed_at_a_time_while_other_requests_are_answered(
         try:
             return await original_to_thread(wait_and_work)
         finally:
-            parse_counts[0] -= 1
+            running_count -= 1
 
     monkeypatch.setattr(fair_lock, "_in_thread", to_thread)
-    path, body = TEXTS[name]
+    path, body = REQUESTS_WITH_SQL[name]
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         tasks: list[asyncio.Task[Answer]] = [group.create_task(Api(server)("POST", path, body)) for _ in range(3)]
         await has_started.wait()
@@ -73,7 +74,7 @@ async def test_one_text_is_parsed_at_a_time_while_other_requests_are_answered(
         for task in tasks:
             answer = await task
             assert answer.status == 200, answer.raw
-    assert parse_counts == [0, 1]
+    assert (running_count, running_max) == (0, 1)
 
 
 async def test_short_text_is_parsed_without_a_thread(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

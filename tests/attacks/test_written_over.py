@@ -28,7 +28,8 @@ _FILE = {
     "file-size-in-bytes": 1000,
     "record-count": 3,
 }
-OVERWRITES: dict[str, tuple[str, str, Any]] = {
+# Requests on tables and views whose metadata file was overwritten. "OWN" stands for the location of the table.
+REQUESTS: dict[str, tuple[str, str, Any]] = {
     "a commit": ("POST", f"{NAMES}/tables/t", build_property_commit(x="1")),
     "a transaction": (
         "POST",
@@ -57,8 +58,8 @@ async def _create_attackers_table(world: AttackWorld) -> str:
     return str(answer["metadata"]["location"])
 
 
-async def _send_overwrite(world: AttackWorld, way: str, own_location: str) -> Answer:
-    method, path, body = OVERWRITES[way]
+async def _send_request(world: AttackWorld, request_name: str, own_location: str) -> Answer:
+    method, path, body = REQUESTS[request_name]
     return await world.ask("mallory", method, path, json.loads(json.dumps(body).replace("OWN", own_location)))
 
 
@@ -85,9 +86,9 @@ async def _register_without_digest(world: AttackWorld, kind: str, name: str) -> 
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("way", OVERWRITES)
+@pytest.mark.parametrize("request_name", REQUESTS)
 @pytest.mark.parametrize(
-    ("kind", "target_name"),
+    ("kind", "file_name"),  # A metadata file is named by its content, or freely by another catalog.
     [
         ("location", "by content"),
         ("moved location", "freely"),
@@ -96,30 +97,30 @@ async def _register_without_digest(world: AttackWorld, kind: str, name: str) -> 
     ],
 )
 async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
-    tmp_path: Path, way: str, kind: str, target_name: str
+    tmp_path: Path, request_name: str, kind: str, file_name: str
 ) -> None:
     async with open_world(tmp_path, random.Random(7)) as world:
         own_location = await _create_attackers_table(world)
-        if target_name == "freely":
+        if file_name == "freely":
             await _register_without_digest(world, "table", "t")
             await _register_without_digest(world, "view", "v")
         fingerprint_before = await world.compute_fingerprint()
         for path in (f"{NAMES}/tables/t", f"{NAMES}/views/v"):
             await _overwrite_metadata_file(world, path, location=world.hints[kind][0])
         world.touched_locations.clear()
-        answer = await _send_overwrite(world, way, own_location)
+        answer = await _send_request(world, request_name, own_location)
         assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
         assert not world.list_touched_of_victim()
         assert await world.compute_fingerprint() == fingerprint_before
 
 
 @pytest.mark.few_cases(2)
-@pytest.mark.parametrize("way", OVERWRITES)
-async def test_each_request_succeeds_with_unchanged_metadata(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("request_name", REQUESTS)
+async def test_each_request_succeeds_with_unchanged_metadata(tmp_path: Path, request_name: str) -> None:
     async with open_world(tmp_path, random.Random(8)) as world:
         own_location = await _create_attackers_table(world)
         world.server.components.catalog.documents.cache.clear()
-        answer = await _send_overwrite(world, way, own_location)
+        answer = await _send_request(world, request_name, own_location)
         assert answer.status < 300, answer.raw
 
 
@@ -130,12 +131,12 @@ async def test_overwritten_metadata_is_not_served(tmp_path: Path, codec: str) ->
         properties = build_property_commit(**{"write.metadata.compression-codec": codec})
         loaded_table = await world.ask_successfully("mallory", "POST", f"{NAMES}/tables/t", properties)
         location = loaded_table["metadata-location"]
-        whole_file = world.read(location)
+        whole_file, offset = world.read(location), 40
         documents = world.server.components.catalog.documents
         for changed_file in (
             whole_file + b" ",
             whole_file[:-1],
-            whole_file[:40] + bytes([whole_file[40] ^ 1]) + whole_file[41:],
+            whole_file[:offset] + bytes([whole_file[offset] ^ 1]) + whole_file[offset + 1 :],
         ):
             world.write(location, changed_file)
             documents.cache.clear()
@@ -144,7 +145,7 @@ async def test_overwritten_metadata_is_not_served(tmp_path: Path, codec: str) ->
             assert "overwritten" in answer.error[2]
             assert (await world.ask("root", "DELETE", f"{NAMES}/tables/t?purgeRequested=true")).status == 204
             dropped_tables = (await world.ask_successfully("root", "GET", "/api/v1/dropped"))["dropped"]
-            (row,) = [item for item in dropped_tables if item["name"] == "t"]
+            (row,) = [dropped_table for dropped_table in dropped_tables if dropped_table["name"] == "t"]
             world.write(location, whole_file)
             documents.cache.clear()
             await world.ask_successfully("root", "POST", f"/api/v1/dropped/{row['id']}/undrop")
@@ -157,7 +158,7 @@ PATHS = (
     "write.metadata.path",
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("write.data.path", "write.object-storage.path")),
 )
-MOVES: dict[str, Callable[[dict[str, str]], tuple[str, str, Any]]] = {
+REQUESTS_WITH_PATHS: dict[str, Callable[[dict[str, str]], tuple[str, str, Any]]] = {
     "a table": lambda paths: ("POST", f"{NAMES}/tables", {"name": "n", "schema": SCHEMA, "properties": paths}),
     "a staged table": lambda paths: (
         "POST",
@@ -197,16 +198,18 @@ def _build_set_properties(properties: dict[str, str]) -> dict[str, Any]:
     return {"action": "set-properties", "updates": properties}
 
 
-@pytest.mark.parametrize("way", MOVES)
+@pytest.mark.parametrize("request_name", REQUESTS_WITH_PATHS)
 @pytest.mark.parametrize("name", PATHS)
-async def test_no_file_is_written_to_a_path_that_another_table_has_claimed(tmp_path: Path, way: str, name: str) -> None:
+async def test_no_file_is_written_to_a_path_that_another_table_has_claimed(
+    tmp_path: Path, request_name: str, name: str
+) -> None:
     """The table was moved out of the attacker's namespace, so its path is still below the namespace's folder."""
     async with open_world(tmp_path, random.Random(9)) as world:
         own_location = await _create_attackers_table(world)
         fingerprint_before = await world.compute_fingerprint()
-        for place, status in ((world.hints["moved location"][0], 400), (f"{own_location}-more", 200)):
+        for location, status in ((world.hints["moved location"][0], 400), (f"{own_location}-more", 200)):
             world.touched_locations.clear()
-            method, path, body = MOVES[way]({name: place})
+            method, path, body = REQUESTS_WITH_PATHS[request_name]({name: location})
             text = json.dumps(body).replace("OWN", own_location)
             answer = await world.ask("mallory", method, path, json.loads(text))
             assert answer.status == status, answer.raw
@@ -223,7 +226,7 @@ async def test_no_file_is_written_if_metadata_has_the_uuid_of_another_table(tmp_
             (world.hints["moved uuid"][0], f"{own_location}-staged"),
         ):
             world.touched_locations.clear()
-            method, path, body = MOVES["a staged table"]({})
+            method, path, body = REQUESTS_WITH_PATHS["a staged table"]({})
             body["updates"] = [
                 {**_CREATION[0], "uuid": uuid},
                 *_CREATION[1:-1],

@@ -48,7 +48,7 @@ _REPEATED_TEXTS = (
     *("EXPLAIN ", "EXECUTE a USING ", "a::b ", "a.b(", "TABLE t ", "UNION ", "JOIN t ", "(a, ", "VALUES (", ">", "IS "),
     *("a\n", "\x1f", "*", "x'", "1/0 "),
 )
-_AROUND = (
+_PREFIXES_AND_SUFFIXES = (
     *(("", ""), ("", "!"), ("SELECT ", ""), ("a(", ")"), ('["', '"]'), ("'", "'")),
     ("SELECT * FROM t WHERE a IN (", "1)"),
 )
@@ -87,18 +87,18 @@ def _list_types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | Non
         if default is None
     ]
     types_by_name = {
-        item.arg: ast.unparse(item.annotation) if item.annotation else ""
-        for item in (*required_parameters, *named_arguments)
+        parameter.arg: ast.unparse(parameter.annotation) if parameter.annotation else ""
+        for parameter in (*required_parameters, *named_arguments)
     }
     known_types = {"str", "bytes", "object", *_VALUES}
     if not {"str", "bytes", "object"} & set(types_by_name.values()) or not set(types_by_name.values()) <= known_types:
         return None
-    return [types_by_name[item.arg] for item in required_parameters], {
-        item.arg: types_by_name[item.arg] for item in named_arguments
+    return [types_by_name[parameter.arg] for parameter in required_parameters], {
+        parameter.arg: types_by_name[parameter.arg] for parameter in named_arguments
     }
 
 
-def _build_call(function: Any, positional: list[str], keyword_arguments: dict[str, str]) -> Callable[[str], object]:
+def _build_call(function: Any, positional_types: list[str], keyword_types: dict[str, str]) -> Callable[[str], object]:
     """Return a function that passes its text to the measured function, and ignores exceptions."""
     plain_function = inspect.unwrap(function)  # Without the cache, because it would answer the second measurement.
 
@@ -110,8 +110,8 @@ def _build_call(function: Any, positional: list[str], keyword_arguments: dict[st
     def call(text: str) -> object:
         with suppress(Exception):
             answer = plain_function(
-                *(choose_value(kind, text) for kind in positional),
-                **{k: choose_value(v, text) for k, v in keyword_arguments.items()},
+                *(choose_value(kind, text) for kind in positional_types),
+                **{name: choose_value(kind, text) for name, kind in keyword_types.items()},
             )
             if isinstance(answer, GeneratorType):
                 return list(answer)
@@ -123,7 +123,7 @@ def _build_call(function: Any, positional: list[str], keyword_arguments: dict[st
 
 def build_hostile_texts(characters: int) -> Iterator[str]:
     """Yield long texts of repeated parts, in an order that does not depend on the length."""
-    for prefix, suffix in _AROUND:
+    for prefix, suffix in _PREFIXES_AND_SUFFIXES:
         for part in _REPEATED_TEXTS:
             yield prefix + part * (characters // len(part)) + suffix
 

@@ -16,7 +16,7 @@ from yarl import URL
 
 from seamark.metaserver.gateway.sigv4 import RequestTarget, sign_headers
 from tests.attacks.campaign import AttackCampaign
-from tests.attacks.world import HOSTILE, NAMES, AttackWorld
+from tests.attacks.world import HOSTILE_PRINCIPALS, NAMES, AttackWorld
 
 VENDING_HEADER = {"X-Iceberg-Access-Delegation": "vended-credentials"}
 OPERATIONS = (
@@ -25,7 +25,7 @@ OPERATIONS = (
     *(("GET", "versionId=null"), ("GET", "x-id=GetObject"), ("GET", "attributes=")),
 )
 """(method, query) of the gateway's operations on an object."""
-OF_BUCKETS = ("list", "delete", "copy")
+BUCKET_OPERATIONS = ("list", "delete", "copy")
 
 
 async def read_credentials(world: AttackWorld, principal: str, path: str) -> dict[str, str]:
@@ -40,11 +40,13 @@ async def fill_cache(world: AttackWorld) -> None:
         path = f"/v1/namespaces/{world.victim}/tables/{name}"
         keys = await read_credentials(world, "viola", path)
         location = (await world.ask_successfully("viola", "GET", path))["metadata"]["location"]
-        for place in world.read_files():
-            if place.startswith(location + "/"):
+        for location_of_object in world.read_files():
+            if location_of_object.startswith(location + "/"):
                 for _ in range(2):
-                    status, _, _ = await send_signed(world, keys, "GET", "/" + quote(place.removeprefix("s3://")))
-                    assert status == 200, place
+                    status, _, _ = await send_signed(
+                        world, keys, "GET", "/" + quote(location_of_object.removeprefix("s3://"))
+                    )
+                    assert status == 200, location_of_object
 
 
 async def send_signed(
@@ -79,26 +81,26 @@ async def reach_through_gateway(campaign: AttackCampaign, name: str) -> None:
     world, rng = campaign.world, campaign.rng
     if not world.gateway:
         return
-    principal = rng.choice(HOSTILE)
+    principal = rng.choice(HOSTILE_PRINCIPALS)
     answer = await campaign.ask(principal, "GET", f"{NAMES}/tables/{name}", headers=VENDING_HEADER)
     keys = dict(answer.json.get("config", {})) if answer.status == 200 else {}
     location = answer.json["metadata"]["location"] if answer.status == 200 else f"s3://{world.bucket}/lake/none"
     own_location = location.removeprefix(f"s3://{world.bucket}/")
     for kind in ("data file", "manifest", "metadata file", "location"):
-        place = campaign.choose_hint(kind, f"s3://{world.bucket}/lake/no").removeprefix(f"s3://{world.bucket}/")
+        foreign_key = campaign.choose_hint(kind, f"s3://{world.bucket}/lake/no").removeprefix(f"s3://{world.bucket}/")
         parent_path = "/".join([".."] * (own_location.count("/") + 1))
         target = rng.choice(
             (
-                f"/{world.bucket}/{quote(place)}",
-                f"/{world.bucket}/{quote(place)}",
-                f"/{world.bucket}/{quote(place)}",
-                f"/{world.bucket}/{own_location}/{parent_path}/{quote(place)}",
-                f"/{world.bucket}/{own_location}/{parent_path.replace('..', '%2e%2e')}/{quote(place)}",
-                f"/{world.bucket}//{quote(place)}",
-                f"/{world.bucket.upper()}/{quote(place)}",
-                f"//{world.bucket}/{quote(place)}",
-                f"/{world.bucket}/{quote(place)}%00",
-                f"/{world.bucket}/{quote(place)}/",
+                f"/{world.bucket}/{quote(foreign_key)}",
+                f"/{world.bucket}/{quote(foreign_key)}",
+                f"/{world.bucket}/{quote(foreign_key)}",
+                f"/{world.bucket}/{own_location}/{parent_path}/{quote(foreign_key)}",
+                f"/{world.bucket}/{own_location}/{parent_path.replace('..', '%2e%2e')}/{quote(foreign_key)}",
+                f"/{world.bucket}//{quote(foreign_key)}",
+                f"/{world.bucket.upper()}/{quote(foreign_key)}",
+                f"//{world.bucket}/{quote(foreign_key)}",
+                f"/{world.bucket}/{quote(foreign_key)}%00",
+                f"/{world.bucket}/{quote(foreign_key)}/",
             )
         )
         method, query = rng.choice(OPERATIONS)
@@ -112,20 +114,25 @@ async def reach_through_gateway(campaign: AttackCampaign, name: str) -> None:
                 {"x-forwarded-host": "localhost"},
             )
         )
-        way = rng.choice(("object", "object", "object", *OF_BUCKETS))
+        operation = rng.choice(("object", "object", "object", *BUCKET_OPERATIONS))
         data = b"evil" if method in ("PUT", "POST") and not query else None
-        if way == "list":
+        if operation == "list":
             prefix = rng.choice(
-                (quote(place, safe=""), quote(f"{own_location}/{parent_path}/{place}", safe=""), "", "lake%2F")
+                (
+                    quote(foreign_key, safe=""),
+                    quote(f"{own_location}/{parent_path}/{foreign_key}", safe=""),
+                    "",
+                    "lake%2F",
+                )
             )
             method, target, query, data = "GET", f"/{world.bucket}", f"list-type=2&prefix={prefix}", None
-        elif way == "delete":
-            xml = f"<Delete><Object><Key>{place}</Key></Object></Delete>"
+        elif operation == "delete":
+            xml = f"<Delete><Object><Key>{foreign_key}</Key></Object></Delete>"
             method, target, query, data = "POST", f"/{world.bucket}", "delete=", xml.encode()
-        elif way == "copy":
+        elif operation == "copy":
             method, query, data = "PUT", rng.choice(("", "partNumber=1&uploadId=1")), None
             target = f"/{world.bucket}/{own_location}/data/copied"
-            headers = {"x-amz-copy-source": f"/{world.bucket}/{quote(place)}"}
+            headers = {"x-amz-copy-source": f"/{world.bucket}/{quote(foreign_key)}"}
         status, body, response_headers = await send_signed(
             world, _forge_keys(campaign, keys), method, target, query, data, **headers
         )
@@ -151,6 +158,6 @@ def _forge_keys(campaign: AttackCampaign, keys: dict[str, str]) -> dict[str, Any
         raw[campaign.rng.randrange(len(raw))] ^= 1 << campaign.rng.randrange(8)
     else:
         endpoint = keys.get("s3.endpoint", "x").encode()
-        raw = bytearray(bytes(raw).replace(endpoint[:8], b"elsewher"))
+        raw = bytearray(bytes(raw).replace(endpoint[:8], b"elsewher"))  # The length stays the same.
         raw = raw[: -campaign.rng.randrange(1, 40)]
     return {**keys, "s3.session-token": base64.urlsafe_b64encode(bytes(raw)).decode().rstrip("=")}

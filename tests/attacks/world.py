@@ -42,11 +42,9 @@ FIELDS: list[dict[str, Any]] = [
     {"id": 3, "name": "part", "required": False, "type": "string"},
     {"id": 4, "name": "amount", "required": False, "type": "long"},
 ]
-"""The fields of the attacker's tables, with the victim's column ids and types, so that foreign bounds would be
-readable.
-"""
+"""The fields of the attacker's tables. Their ids and types equal the victim's, so foreign bounds would be readable."""
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": FIELDS}
-HOSTILE = ("mallory", "morgan", "riley", "nobody", "")
+HOSTILE_PRINCIPALS = ("mallory", "morgan", "riley", "nobody", "")
 """A writer, an admin and a reader of only `evil`, a login without a grant, and a client without a login."""
 
 
@@ -129,35 +127,34 @@ class AttackWorld:
         return any(location.startswith(root + "/") for root in self.hints["location"])
 
     def list_touched_of_victim(self) -> list[str]:
-        return [place for place in self.touched_locations if self.is_victims(place)]
+        return [location for location in self.touched_locations if self.is_victims(location)]
 
     async def compute_fingerprint(self) -> dict[str, str]:
-        """Return digests of the victim's files, and of everything about the victim that an admin gets from the
-        catalog.
-        """
-        results = {place: _compute_digest(data) for place, data in self.read_files().items() if self.is_victims(place)}
-        names = f"/v1/namespaces/{self.victim}"
-        paths = [names, f"{names}/tables", f"{names}/views", f"{names}/functions"]
-        paths += [f"{names}/views/{name}" for name in self.hints["view"]]
-        paths += [f"{names}/functions/{name}" for name in self.hints["function"]]
+        """Return digests of the victim's files, and of an admin's view of the victim's namespace in the catalog."""
+        digests = {
+            location: _compute_digest(data) for location, data in self.read_files().items() if self.is_victims(location)
+        }
+        namespace_path = f"/v1/namespaces/{self.victim}"
+        paths = [namespace_path, f"{namespace_path}/tables", f"{namespace_path}/views", f"{namespace_path}/functions"]
+        paths += [f"{namespace_path}/views/{name}" for name in self.hints["view"]]
+        paths += [f"{namespace_path}/functions/{name}" for name in self.hints["function"]]
         paths += [f"/api/v1/dropped?namespace={self.victim}"]
         for path in paths:
-            results[path] = _compute_digest((await self.ask("root", "GET", path)).raw)
+            digests[path] = _compute_digest((await self.ask("root", "GET", path)).raw)
         for table in self.hints["table"]:
-            loaded_table = await self.ask_successfully("root", "GET", f"{names}/tables/{table}")
-            known_ids = [
-                loaded_table["metadata-location"],
-                loaded_table["metadata"],
-            ]  # `config` is left out, because its credentials change over time.
-            results[f"{names}/tables/{table}"] = _compute_digest(json.dumps(known_ids).encode())
+            loaded_table = await self.ask_successfully("root", "GET", f"{namespace_path}/tables/{table}")
+            # `config` is left out, because its credentials change over time.
+            lasting_parts = [loaded_table["metadata-location"], loaded_table["metadata"]]
+            digests[f"{namespace_path}/tables/{table}"] = _compute_digest(json.dumps(lasting_parts).encode())
             answer = await self.ask_successfully("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
-            unused_indexes = [{**index, "used": None} for index in answer["indexes"]]
-            results[f"indexes of {table}"] = _compute_digest(json.dumps(unused_indexes).encode())
+            # The uses of an index change over time.
+            indexes = [{**index, "used": None} for index in answer["indexes"]]
+            digests[f"indexes of {table}"] = _compute_digest(json.dumps(indexes).encode())
         grants = (await self.ask_successfully("root", "GET", "/api/v1/grants"))["grants"]
         # The admin of the attacker's namespace can change grants on it.
         grants = [grant for grant in grants if grant["namespace"][:1] != [EVIL]]
-        results["grants"] = _compute_digest(json.dumps(grants).encode())
-        return results
+        digests["grants"] = _compute_digest(json.dumps(grants).encode())
+        return digests
 
 
 def _compute_digest(data: bytes) -> str:
@@ -191,8 +188,8 @@ async def open_world(
         with_gateway: Also open the objects gateway, over S3.
     """
     secrets = Secrets()
-    mark = f"{rng.getrandbits(40):010x}"
-    victim, viola = secrets.plant("namespace", f"vault{mark}"), secrets.plant("principal", f"viola-{mark}")
+    suffix = f"{rng.getrandbits(40):010x}"
+    victim, viola = secrets.plant("namespace", f"vault{suffix}"), secrets.plant("principal", f"viola-{suffix}")
     grants = (
         Grant("root", "admin"),
         Grant(viola, "writer", (victim,)),
@@ -209,8 +206,8 @@ async def open_world(
     home.mkdir(parents=True, exist_ok=True)
     async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
         for name in (*dict.fromkeys(grant.principal for grant in grants), "nobody"):
-            expected = [grant for grant in grants if grant.principal == name]
-            tokens["viola" if name == viola else name] = await create_token(store, clock, name, None, expected)
+            own_grants = [grant for grant in grants if grant.principal == name]
+            tokens["viola" if name == viola else name] = await create_token(store, clock, name, None, own_grants)
     bucket = s3.create_bucket() if s3 else ""
     warehouse = f"s3://{bucket}/lake" if s3 else f"file://{home}/lake"
     settings: dict[str, Any] = {"auth": "token", "warehouse": warehouse, "plan_inline_limit": 1, "plan_page_size": 1}
@@ -234,29 +231,29 @@ async def open_world(
             if with_gateway:
                 await stack.enter_async_context(serve_gateway(server.components))
                 world.gateway = f"http://127.0.0.1:{settings['gateway_port']}"
-            await _prepare(world, mark, rng)
+            await _create_tenants(world, suffix, rng)
             yield world
 
 
-async def _prepare(world: AttackWorld, mark: str, rng: random.Random) -> None:
+async def _create_tenants(world: AttackWorld, suffix: str, rng: random.Random) -> None:
     for principal in ("viola", "rita", "root", "bridge"):
         world.secrets.plant(f"token of {principal}", world.tokens[principal], value=True)
     for namespace in (EVIL, world.victim):
         await world.ask_successfully("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
-    await _Planting(world, mark, rng).plant()
+    await _Planting(world, suffix, rng).plant()
 
 
 def _build_arrow_schema(names: Sequence[str]) -> pa.Schema:
-    kinds = (pa.int64(), pa.string(), pa.string(), pa.int64())
-    return pa.schema(list(zip(names, kinds, strict=True)))
+    types = (pa.int64(), pa.string(), pa.string(), pa.int64())
+    return pa.schema(list(zip(names, types, strict=True)))
 
 
 class _Planting:
     """The steps that fill the victim's namespace."""
 
-    def __init__(self, world: AttackWorld, mark: str, rng: random.Random) -> None:
-        self.world, self.mark, self.rng = world, mark, rng
-        self.hints: dict[str, list[str]] = {name: [] for name in KINDS}
+    def __init__(self, world: AttackWorld, suffix: str, rng: random.Random) -> None:
+        self.world, self.suffix, self.rng = world, suffix, rng
+        self.hints: dict[str, list[str]] = {name: [] for name in HINT_KINDS}
         world.hints = self.hints
 
     def plant_secret(self, label: str, *, value: bool = True) -> str:
@@ -292,7 +289,7 @@ class _Planting:
         )
         self.hints["moved location"].append(answer["metadata"]["location"])
         self.hints["moved uuid"].append(answer["metadata"]["table-uuid"])
-        name = self.plant_hint("table", f"shipment{self.mark}")
+        name = self.plant_hint("table", f"shipment{self.suffix}")
         identifiers = {
             "source": {"namespace": [EVIL], "name": "moved"},
             "destination": {"namespace": [world.victim], "name": name},
@@ -309,7 +306,7 @@ class _Planting:
         part = secret("partition value", value=False)  # It is a handle, because paths contain it.
         columns = [secret("column name", value=number != 2) for number in range(4)]
         schema = _build_arrow_schema(columns)
-        for kind, name in (("table", f"ledger{self.mark}"), ("dropped name", f"gone{self.mark}")):
+        for kind, name in (("table", f"ledger{self.suffix}"), ("dropped name", f"gone{self.suffix}")):
             properties = {secret("property key"): secret("property value")}
             table = catalog.create_table((world.victim, self.plant_hint(kind, name)), schema, properties=properties)
             with table.update_spec() as change:
@@ -355,40 +352,40 @@ class _Planting:
     async def _create_other_objects(self, name: str) -> None:
         """Create an index with a build, plans, pages, a report, and staged and recorded answers for a table."""
         world = self.world
-        table_name = f"/api/v1/tables/{world.victim}/{name}"
-        standard = f"/v1/namespaces/{world.victim}/tables/{name}"
-        loaded_table = await world.ask_successfully("root", "GET", standard)
+        table_api = f"/api/v1/tables/{world.victim}/{name}"
+        table_path = f"/v1/namespaces/{world.victim}/tables/{name}"
+        loaded_table = await world.ask_successfully("root", "GET", table_path)
         columns = [field["name"] for field in loaded_table["metadata"]["schemas"][-1]["fields"]]
-        index = self.plant_hint("index", f"byowner{self.mark}")
+        index = self.plant_hint("index", f"byowner{self.suffix}")
         await world.ask_successfully(
-            "viola", "PUT", f"{table_name}/indexes/{index}", {"kind": "bloom", "columns": [columns[1]]}
+            "viola", "PUT", f"{table_api}/indexes/{index}", {"kind": "bloom", "columns": [columns[1]]}
         )
-        build = await world.ask_successfully("viola", "POST", f"{table_name}/indexes/{index}/builds")
+        build = await world.ask_successfully("viola", "POST", f"{table_api}/indexes/{index}/builds")
         self.plant_hint("build", build["build-id"])
         plan = await world.ask_successfully(
-            "rita", "POST", f"{table_name}/plan-tables", {"predicate": f'"{columns[0]}" > 1'}
+            "rita", "POST", f"{table_api}/plan-tables", {"predicate": f'"{columns[0]}" > 1'}
         )
         self.plant_hint("plan table", plan["name"])
-        headers = {"X-Seamark-Plans": self.plant_hint("audience", f"audience{self.mark}")}
-        expected = {"predicate": f'"{columns[0]}" > 2', "lease-s": 600}
-        answer = await world.ask_successfully("rita", "POST", f"{table_name}/plan-tables", expected, headers=headers)
+        headers = {"X-Seamark-Plans": self.plant_hint("audience", f"audience{self.suffix}")}
+        plan_request = {"predicate": f'"{columns[0]}" > 2', "lease-s": 600}
+        answer = await world.ask_successfully("rita", "POST", f"{table_api}/plan-tables", plan_request, headers=headers)
         self.plant_hint("plan snapshot", answer["plan-snapshot-id"])
-        scan = await world.ask_successfully("rita", "POST", f"{standard}/plan", {})
+        scan = await world.ask_successfully("rita", "POST", f"{table_path}/plan", {})
         for token in scan.get("plan-tasks", ()):
             self.plant_hint("plan task", token)
-        page = await world.ask_successfully("rita", "GET", f"{table_name}/files?limit=1")
+        page = await world.ask_successfully("rita", "GET", f"{table_api}/files?limit=1")
         self.plant_hint("page token", page["next-page-token"])
-        page = await world.ask_successfully("rita", "GET", f"{table_name}/stats/{columns[0]}?limit=1")
+        page = await world.ask_successfully("rita", "GET", f"{table_api}/stats/{columns[0]}?limit=1")
         self.plant_hint("page token", page["next-page-token"])
         key = create_key()
-        staged_table = {"name": f"staged{self.mark}", "schema": SCHEMA, "stage-create": True}
+        staged_table = {"name": f"staged{self.suffix}", "schema": SCHEMA, "stage-create": True}
         creation = await world.ask_successfully("viola", "POST", f"/v1/namespaces/{world.victim}/tables", staged_table)
         for text in creation.get("config", {}).values():
             if "stage=" in text:
                 self.plant_hint("stage", text.partition("stage=")[2])
         update = {"action": "set-properties", "updates": {"note": self.plant_secret("property")}}
         body = {"requirements": [], "updates": [update]}
-        await world.ask_successfully("viola", "POST", standard, body, key=key)
+        await world.ask_successfully("viola", "POST", table_path, body, key=key)
         self.plant_hint("idempotency key", key)
         self.hints["idempotent body"].append(json.dumps(body))
         report = {
@@ -401,8 +398,8 @@ class _Planting:
             "projected-field-names": [columns[0]],
             "metrics": {},
         }
-        await world.ask_successfully("rita", "POST", f"{standard}/metrics", report)
-        self.plant_hint("metadata file", (await world.ask_successfully("root", "GET", standard))["metadata-location"])
+        await world.ask_successfully("rita", "POST", f"{table_path}/metrics", report)
+        self.plant_hint("metadata file", (await world.ask_successfully("root", "GET", table_path))["metadata-location"])
 
     async def _create_dropped_table(self) -> None:
         world, name = self.world, self.hints["dropped name"][0]
@@ -417,7 +414,7 @@ class _Planting:
         sql = f"SELECT 1 AS id, '{self.plant_secret('text of a view')}' AS data"
         version = {**VIEW_VERSION, "representations": [{"type": "sql", "sql": sql, "dialect": "trino"}]}
         version["default-namespace"] = [world.victim]
-        view = {"name": self.plant_hint("view", f"report{self.mark}"), "schema": SCHEMA, "view-version": version}
+        view = {"name": self.plant_hint("view", f"report{self.suffix}"), "schema": SCHEMA, "view-version": version}
         view["properties"] = {"comment": self.plant_secret("comment")}
         answer = await world.ask_successfully("viola", "POST", f"{names}/views", view)
         self.plant_hint("view file", answer["metadata-location"])
@@ -425,7 +422,7 @@ class _Planting:
         document = build_function_document()
         version = document["definitions"][0]["versions"][0]
         version["representations"][0]["sql"] = f"x + '{self.plant_secret('body of a function')}'"
-        name = self.plant_hint("function", f"score{self.mark}")
+        name = self.plant_hint("function", f"score{self.suffix}")
         await world.ask_successfully("viola", "PUT", f"/api/v1/functions/{world.victim}/{name}", document)
         form = f"grant_type=client_credentials&client_secret={world.tokens['viola']}".encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -433,7 +430,7 @@ class _Planting:
         self.world.secrets.plant("access token", issued_token.json["access_token"], value=True)
 
 
-KINDS = (
+HINT_KINDS = (
     *("namespace", "table", "view", "function", "index", "dropped name"),
     *(
         "uuid",

@@ -56,15 +56,15 @@ class FakeStore:
         await self._pause()
         if self.is_unavailable or self.rng.random() < self.failure_rate:
             raise RetryLater("The store did not answer")
-        status, result, data = self._find(f"s3://{bucket}/{key}", headers, method)
-        yield StoreAnswer(status, result, self._yield_pieces(data if method == "GET" else b""))
+        status, answer_headers, data = self._answer_read(f"s3://{bucket}/{key}", headers, method)
+        yield StoreAnswer(status, answer_headers, self._yield_pieces(data if method == "GET" else b""))
 
-    def _find(self, location: str, headers: Mapping[str, str], method: str) -> tuple[int, dict[str, str], bytes]:
+    def _answer_read(self, location: str, headers: Mapping[str, str], method: str) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and data of a conditional or ranged read."""
         stored_object = self.objects.get(location)
         if stored_object is None:
             return 404, {}, b"<Error/>"
-        results = {
+        answer_headers = {
             "etag": stored_object.etag,
             "last-modified": formatdate(stored_object.modified_s, usegmt=True),
             "content-type": "binary/octet-stream",
@@ -77,12 +77,13 @@ class FakeStore:
         except S3Error as error:
             return error.status, {}, b""
         if part is None:
-            return 200, results, stored_object.data
+            return 200, answer_headers, stored_object.data
         start, length = part
-        results["content-range"] = f"bytes {start}-{start + length - 1}/{len(stored_object.data)}"
-        return 206, results | {"content-length": str(length)}, stored_object.data[start : start + length]
+        answer_headers["content-range"] = f"bytes {start}-{start + length - 1}/{len(stored_object.data)}"
+        return 206, answer_headers | {"content-length": str(length)}, stored_object.data[start : start + length]
 
     async def _yield_pieces(self, data: bytes) -> AsyncIterator[bytes]:
+        """Yield `data` in pieces. Sometimes break before its end, at the rate `failure_rate`."""
         end = self.rng.randrange(len(data)) if data and self.rng.random() < self.failure_rate else len(data)
         start = 0
         while start < end:
@@ -94,6 +95,7 @@ class FakeStore:
             raise RetryLater("The store's answer ended early")
 
     async def _pause(self) -> None:
+        """Let other tasks run up to two times, so that requests overlap in many ways."""
         for _ in range(self.rng.randrange(3)):
             await asyncio.sleep(0)
 
@@ -116,11 +118,11 @@ class FakeStore:
         if stored_object is None:
             return build_error_answer(S3Error("NoSuchKey", "none"), "", "", head=call.method == "HEAD")
         check_read(call.headers, stored_object.etag, stored_object.modified_s)
-        status, result, data = self._find(location, call.headers, "GET")
+        status, answer_headers, data = self._answer_read(location, call.headers, "GET")
         if status == 416:
             raise S3Error("InvalidRange", "The requested range is not satisfiable")
-        result.pop("content-length", None)
-        return web.Response(status=status, headers=result, body=data)
+        answer_headers.pop("content-length", None)
+        return web.Response(status=status, headers=answer_headers, body=data)
 
     async def close(self) -> None:
         pass

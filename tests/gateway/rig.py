@@ -47,9 +47,9 @@ class Keys:
     ) -> tuple[str, dict[str, str]]:
         """Return (path, signed headers) of a request for the object `name` of the table."""
         path = f"/{self.bucket}/{self.prefix}{name}"
-        options = {header.replace("_", "-"): value for header, value in headers.items()}
+        extra_headers = {header.replace("_", "-"): value for header, value in headers.items()}
         signed_headers = sign_headers(
-            RequestTarget(method, path, query, {"host": urlsplit(self.endpoint).netloc, **options}),
+            RequestTarget(method, path, query, {"host": urlsplit(self.endpoint).netloc, **extra_headers}),
             access_key_id=self.access_key,
             secret=self.secret,
             token=self.token,
@@ -139,9 +139,8 @@ class GatewayRig:
         return json.loads(data) if data else {}
 
     def create_table(self, name: str, *, namespace: str = "ns", token: str = "") -> Keys:
-        if {"namespace": namespace} and [namespace] not in self.request("GET", "/v1/namespaces", token=token)[
-            "namespaces"
-        ]:
+        namespaces = self.request("GET", "/v1/namespaces", token=token)["namespaces"]
+        if [namespace] not in namespaces:
             self.request("POST", "/v1/namespaces", {"namespace": [namespace]}, token=token)
         self.request("POST", f"/v1/namespaces/{namespace}/tables", {"name": name, "schema": SCHEMA}, token=token)
         return self.load_keys(name, namespace=namespace, token=token)

@@ -1,7 +1,7 @@
-"""Tests of answers that the gateway sends within the call that receives the request.
+"""Tests of immediate answers: the gateway sends them within the call that receives the request, without a task.
 
-They equal the answers of a request's task, and are in order, complete, and within the limits. A request with
-`Connection: close`, which a task always answers, serves for comparison.
+Immediate answers equal the answers of a task. They are complete, in order, and within the limits.
+A task always answers a request with `Connection: close`, so the tests compare with such requests.
 """
 
 from __future__ import annotations
@@ -58,10 +58,18 @@ class CachedObject:
         return str(self.urls["GET"].hostname), int(self.urls["GET"].port or 0)
 
     def request(
-        self, start: int, end: int, *, method: str = "GET", extra_headers: str = "", signature: str = ""
+        self, start: int, end: int, *, method: str = "GET", extra_headers: str = "", signature_prefix: str = ""
     ) -> bytes:
+        """Return a signed request for the bytes from `start` to before `end`.
+
+        A `signature_prefix` makes the signature invalid.
+        """
         url: SplitResult = self.urls[method]
-        query = url.query if not signature else url.query.replace("X-Amz-Signature=", f"X-Amz-Signature={signature}")
+        query = (
+            url.query
+            if not signature_prefix
+            else url.query.replace("X-Amz-Signature=", f"X-Amz-Signature={signature_prefix}")
+        )
         range_header = f"Range: bytes={start}-{end - 1}\r\n" if method == "GET" else ""
         return (
             f"{method} {url.path}?{query} HTTP/1.1\r\nHost: {url.netloc}\r\n{range_header}{extra_headers}\r\n".encode()
@@ -85,75 +93,82 @@ def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, d
     return int(status.split()[1]), headers, bytes(body)
 
 
+def receive_body(connection: socket.socket) -> tuple[int, bytes]:
+    """Read the next answer. Return (status, body)."""
+    status, _, body = receive(connection)
+    return status, body
+
+
 @pytest.fixture(scope="module")
 def keys(store_rig: GatewayRig) -> Keys:
     return store_rig.create_table(f"once{next(_numbers)}")
 
 
 @pytest.fixture(scope="module")
-def cached_rig(keys: Keys) -> Iterator[CachedObject]:
+def cached_object(keys: Keys) -> Iterator[CachedObject]:
     with closing(keys.make_client()) as client:
         yield CachedObject(keys, client)
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_immediate_answer_equals_that_of_the_requests_task(cached_rig: CachedObject, method: str) -> None:
-    with socket.create_connection(cached_rig.address) as connection:
+def test_immediate_answer_equals_that_of_the_requests_task(cached_object: CachedObject, method: str) -> None:
+    with socket.create_connection(cached_object.address) as connection:
         for start, end in ((0, 1), (5, 300_000), (SIZE_BYTES - 10, SIZE_BYTES + 100), (SIZE_BYTES, SIZE_BYTES + 1)):
-            connection.sendall(cached_rig.request(start, end, method=method))
-            response = receive(connection, has_body=method == "GET")
-            with socket.create_connection(cached_rig.address) as other_socket:
+            connection.sendall(cached_object.request(start, end, method=method))
+            immediate_answer = receive(connection, has_body=method == "GET")
+            with socket.create_connection(cached_object.address) as other_socket:
                 other_socket.sendall(
-                    cached_rig.request(start, end, method=method, extra_headers="Connection: close\r\n")
+                    cached_object.request(start, end, method=method, extra_headers="Connection: close\r\n")
                 )
-                expected = receive(other_socket, has_body=method == "GET")
-            for _, headers, _ in (response, expected):
+                answer_of_task = receive(other_socket, has_body=method == "GET")
+            for _, headers, _ in (immediate_answer, answer_of_task):
                 assert len(headers.pop("x-amz-request-id")) == 32
                 headers.pop("date"), headers.pop("connection", None)
-            if response[0] == 416:
-                assert response[0] == expected[0]
+            status, _, body = immediate_answer
+            if status == 416:  # The bodies of errors contain the ids of their requests, so they differ.
+                assert answer_of_task[0] == status
                 continue
-            assert response == expected
-            assert response[2] == (cached_rig.data[start:end] if method == "GET" else b"")
+            assert immediate_answer == answer_of_task
+            assert body == (cached_object.data[start:end] if method == "GET" else b"")
 
 
-def test_requests_that_arrive_together_are_answered_in_order(cached_rig: CachedObject) -> None:
+def test_requests_that_arrive_together_are_answered_in_order(cached_object: CachedObject) -> None:
     spans = [(number * 100_000, number * 100_000 + 90_000 + number) for number in range(40)]
-    with socket.create_connection(cached_rig.address) as connection:
-        connection.sendall(b"".join(cached_rig.request(*span) for span in spans))
+    with socket.create_connection(cached_object.address) as connection:
+        connection.sendall(b"".join(cached_object.request(*span) for span in spans))
         for start, end in spans:
-            assert receive(connection)[::2] == (206, cached_rig.data[start:end])
+            assert receive_body(connection) == (206, cached_object.data[start:end])
 
 
-def test_slow_reader_gets_every_byte_and_its_next_answer(cached_rig: CachedObject) -> None:
+def test_slow_reader_gets_every_byte_and_its_next_answer(cached_object: CachedObject) -> None:
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(cached_rig.address)
+        connection.connect(cached_object.address)
         for start, end in ((0, SIZE_BYTES), (1, SIZE_BYTES - 1), (7, 8)):
-            connection.sendall(cached_rig.request(start, end))
-            assert receive(connection)[::2] == (206, cached_rig.data[start:end])
+            connection.sendall(cached_object.request(start, end))
+            assert receive_body(connection) == (206, cached_object.data[start:end])
 
 
-def test_rejected_request_gets_the_reason_and_the_connection_stays_usable(cached_rig: CachedObject) -> None:
-    with socket.create_connection(cached_rig.address) as connection:
-        for signature in ("", "00", ""):
-            connection.sendall(cached_rig.request(0, 5, signature=signature))
+def test_rejected_request_gets_the_reason_and_the_connection_stays_usable(cached_object: CachedObject) -> None:
+    with socket.create_connection(cached_object.address) as connection:
+        for signature_prefix in ("", "00", ""):
+            connection.sendall(cached_object.request(0, 5, signature_prefix=signature_prefix))
             status, _, body = receive(connection)
-            if signature:
+            if signature_prefix:
                 assert (status, b"<Code>" in body) == (400, True)
             else:
-                assert (status, body) == (206, cached_rig.data[:5])
+                assert (status, body) == (206, cached_object.data[:5])
 
 
-def test_clients_that_disconnect_during_an_answer_free_their_slots(cached_rig: CachedObject) -> None:
+def test_clients_that_disconnect_during_an_answer_free_their_slots(cached_object: CachedObject) -> None:
     for _ in range(300):  # This exceeds gateway_requests_limit.
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect(cached_rig.address)
-            connection.sendall(cached_rig.request(0, SIZE_BYTES))
-    with socket.create_connection(cached_rig.address) as connection:
-        connection.sendall(cached_rig.request(3, 9))
-        assert receive(connection)[::2] == (206, cached_rig.data[3:9])
+            connection.connect(cached_object.address)
+            connection.sendall(cached_object.request(0, SIZE_BYTES))
+    with socket.create_connection(cached_object.address) as connection:
+        connection.sendall(cached_object.request(3, 9))
+        assert receive_body(connection) == (206, cached_object.data[3:9])
 
 
 async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_closed(
@@ -188,21 +203,21 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
 
         monkeypatch.setattr(CachingBackend, "answer", answer)
 
-        def read_object(cached_rig: CachedObject) -> bytes:
-            with socket.create_connection(cached_rig.address, timeout=60) as connection:
+        def read_object(cached_object: CachedObject) -> bytes:
+            with socket.create_connection(cached_object.address, timeout=60) as connection:
                 # On a busy machine, the object is in memory only some time after its first answer.
                 for _ in range(100):
                     s3_calls.clear()
-                    connection.sendall(cached_rig.request(0, 10))
-                    assert receive(connection)[2] == cached_rig.data[:10]
+                    connection.sendall(cached_object.request(0, 10))
+                    assert receive(connection)[2] == cached_object.data[:10]
                     if not s3_calls:
                         break
                     time.sleep(0.1)
                 for _ in range(3):
-                    connection.sendall(cached_rig.request(0, 10))
-                    assert receive(connection)[2] == cached_rig.data[:10]
+                    connection.sendall(cached_object.request(0, 10))
+                    assert receive(connection)[2] == cached_object.data[:10]
                 assert s3_calls == []
-                return connection.recv(1)
+                return connection.recv(1)  # This waits until the server closes the idle connection.
 
         assert await asyncio.to_thread(read_object, await asyncio.to_thread(create_cached_object)) == b""
 

@@ -60,8 +60,8 @@ class Worker:
 
     async def send(self, method: str, path: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes, Any]:
         """Send a request, and return (status, body, headers). An incomplete answer raises aiohttp's error."""
-        arguments = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.session.request(method, self.url + path, data=data, headers=arguments) as answer:
+        request_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.request(method, self.url + path, data=data, headers=request_headers) as answer:
             return answer.status, await answer.read(), answer.headers
 
     async def get(self, path: str, **headers: str) -> bytes:
@@ -69,7 +69,7 @@ class Worker:
         assert status in (200, 206), (status, data[:200])
         return data
 
-    def count_served(self) -> dict[str, int]:
+    def read_served_bytes(self) -> dict[str, int]:
         return dict(self.backend.served_bytes)
 
 
@@ -81,7 +81,7 @@ async def open_worker(
     tiers = await open_tiers(build_settings(folder, **changes), clock, store)
     backend = CachingBackend(store, tiers, clock)
 
-    turns = itertools.count()
+    request_numbers = itertools.count()
 
     def begin(call: S3Call) -> StartedAnswer | None:
         """Start an answer from the cache. The gateway tries the cache before each read."""
@@ -95,10 +95,10 @@ async def open_worker(
         address, name = parse_target(request.raw_path), headers.get("test-who", principal)
         call = S3Call(request.method, address, headers, "id", name, "test-pinned" in headers, request, None, None)
         try:
-            if next(turns) % 2 and (begun_call := begin(call)) is not None:
-                if begun_call.send_body is not None:
-                    await begun_call.send_body(request.writer)
-                return SentAnswer(begun_call.status, begun_call.length)
+            if next(request_numbers) % 2 and (started_answer := begin(call)) is not None:
+                if started_answer.send_body is not None:
+                    await started_answer.send_body(request.writer)
+                return SentAnswer(started_answer.status, started_answer.length)
             return await backend.answer(call)
         except BrokenAnswer:
             assert request.transport is not None
@@ -177,15 +177,15 @@ async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(
             str(len(data)),
             "yes",
         )
-        count = len(store.requests)
-        assert first_worker.count_served()["memory"] >= BLOCK_BYTES
+        request_count = len(store.requests)
+        assert first_worker.read_served_bytes()["memory"] >= BLOCK_BYTES
     async with open_worker(store, tmp_path, clock) as second_worker:
         assert await second_worker.get(path) == data
-        assert second_worker.count_served() == {"disk": len(data)}
-    assert len(store.requests) == count
-    async with open_worker(store, tmp_path / "other", clock) as three:
-        assert await three.get(path) == data
-        assert three.count_served().keys() <= {"fetch", "memory"}
+        assert second_worker.read_served_bytes() == {"disk": len(data)}
+    assert len(store.requests) == request_count
+    async with open_worker(store, tmp_path / "other", clock) as third_worker:
+        assert await third_worker.get(path) == data
+        assert third_worker.read_served_bytes().keys() <= {"fetch", "memory"}
 
 
 async def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ async def test_gateway_prefetches_the_next_blocks_of_sequential_reads(tmp_path: 
                 await worker.get(path, Range=f"bytes={start}-{start + BLOCK_BYTES - 1}")
                 == data[start : start + BLOCK_BYTES]
             )
-    assert len(store.requests) < 20, store.requests
+    assert len(store.requests) < 20, store.requests  # Without prefetching, each of the 40 blocks needs a request.
 
 
 async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> None:
@@ -228,10 +228,10 @@ async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> 
         assert await first_worker.get(path) == data
         for other_name in other_names:
             await first_worker.get(other_name)
-        count = len(store.requests)
+        request_count = len(store.requests)
         assert await first_worker.get(path) == data
-        assert len(store.requests) == count
-        assert first_worker.count_served()["memory"] >= len(data)
+        assert len(store.requests) == request_count
+        assert first_worker.read_served_bytes()["memory"] >= len(data)
 
 
 async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_pa
     async with open_worker(store, tmp_path, SimulatedClock(1), **changes) as worker:
         assert await worker.get(path) == data
         assert await worker.get(path, Range="bytes=5-9") == data[5:10]
-        assert worker.count_served() == {"direct": len(data) + 5}
+        assert worker.read_served_bytes() == {"direct": len(data) + 5}
 
 
 @pytest.mark.few_cases(1)
@@ -258,27 +258,27 @@ async def test_blocks_of_other_principals_stay_cached_while_one_principal_reads_
 
     rng = random.Random(first_seed())
     store = FakeStore(rng)
-    hot_name, pinned_name, metadata = draw_name(rng), draw_name(rng), draw_name(rng, "avro")
-    for name in (hot_name, pinned_name, metadata):
+    hot_name, pinned_name, metadata_name = draw_name(rng), draw_name(rng), draw_name(rng, "avro")
+    for name in (hot_name, pinned_name, metadata_name):
         store.put(to_location(name), rng.randbytes(BLOCK_BYTES))
-    loud = [draw_name(rng, rng.choice(["parquet", "avro"])) for _ in range(300)]
-    for number, name in enumerate(loud):
+    other_names = [draw_name(rng, rng.choice(["parquet", "avro"])) for _ in range(300)]
+    for number, name in enumerate(other_names):
         store.put(to_location(name), rng.randbytes(2 * BLOCK_BYTES if number % 4 else 100))
-    shares = {"auth": "token", "gateway_cache_memory_bytes": 4 << 20, "gateway_cache_disk_bytes": disk_bytes}
-    async with open_worker(store, tmp_path, SimulatedClock(seed=1), **shares) as worker:
+    settings = {"auth": "token", "gateway_cache_memory_bytes": 4 << 20, "gateway_cache_disk_bytes": disk_bytes}
+    async with open_worker(store, tmp_path, SimulatedClock(seed=1), **settings) as worker:
         for _ in range(4):
             await worker.get(hot_name)
             await worker.get(pinned_name, test_pinned="yes")
-            await worker.get(metadata)
-        for number, name in enumerate(loud):
-            pin_metadata = {"test_pinned": "yes"} if number % 2 else {}
-            await worker.get(name, test_who="loud", **pin_metadata)
+            await worker.get(metadata_name)
+        for number, name in enumerate(other_names):
+            pin_headers = {"test_pinned": "yes"} if number % 2 else {}
+            await worker.get(name, test_who="loud", **pin_headers)
         store.requests.clear()
-        served_counts = worker.count_served()
-        for name, pin_metadata in ((hot_name, {}), (pinned_name, {"test_pinned": "yes"}), (metadata, {})):
-            assert await worker.get(name, **pin_metadata) == store.objects[to_location(name)].data
+        served_bytes = worker.read_served_bytes()
+        for name, pin_headers in ((hot_name, {}), (pinned_name, {"test_pinned": "yes"}), (metadata_name, {})):
+            assert await worker.get(name, **pin_headers) == store.objects[to_location(name)].data
         assert store.requests == []
-        assert worker.count_served()["memory"] == served_counts["memory"] + 3 * BLOCK_BYTES
+        assert worker.read_served_bytes()["memory"] == served_bytes["memory"] + 3 * BLOCK_BYTES
 
 
 async def test_unavailable_store_fails_only_reads_of_uncached_objects(tmp_path: Path) -> None:
@@ -359,6 +359,10 @@ async def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) ->
         _damage_blocks(tmp_path, rng)
 
 
+UNFINISHED_TICK = 1 << 60
+"""The end of a write that has not finished: later than every tick."""
+
+
 class _Model:
     """All contents of each object with their times.
 
@@ -370,7 +374,8 @@ class _Model:
         """(begin of the write, end of the write, content) by path, in the order of the ends."""
         self.tick = 0
 
-    def get_tick(self) -> int:
+    def advance_tick(self) -> int:
+        """Return a tick that is later than all earlier ticks."""
         self.tick += 1
         return self.tick
 
@@ -408,17 +413,17 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
                 if rng.random() < 0.2
                 else rng.randbytes(rng.choice((0, 1, BLOCK_BYTES, rng.randrange(9 * BLOCK_BYTES))))
             )
-            now = model.get_tick()
-            entry = (now, 1 << 60, content)
+            begin_tick = model.advance_tick()
+            entry = (begin_tick, UNFINISHED_TICK, content)
             model.history.setdefault(path, []).append(entry)
             status, _, _ = await worker.send("DELETE" if content is None else "PUT", path, content)
             assert status in (200, 204)
-            model.history[path][model.history[path].index(entry)] = (now, model.get_tick(), content)
+            model.history[path][model.history[path].index(entry)] = (begin_tick, model.advance_tick(), content)
 
     async def read(worker: Worker, path: str) -> None:
-        begin_tick, method = model.get_tick(), rng.choice(("GET", "GET", "GET", "HEAD"))
+        begin_tick, method = model.advance_tick(), rng.choice(("GET", "GET", "GET", "HEAD"))
         start = rng.randrange(8 * BLOCK_BYTES)
-        text = rng.choice(
+        range_text = rng.choice(
             (
                 None,
                 f"bytes={start}-",
@@ -427,14 +432,14 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
                 "bytes=9-3",
             )
         )
-        headers = {} if text is None else {"Range": text}
+        headers = {} if range_text is None else {"Range": range_text}
         if rng.random() < 0.2:
             headers[rng.choice(("If_Match", "If_None_Match"))] = rng.choice(('"none"', "*"))
         headers["test_who"] = rng.choice("abc")
         if rng.random() < 0.2:
             headers["test_pinned"] = "yes"
         try:
-            status, body, actual = await worker.send(method, path, **headers)
+            status, body, answer_headers = await worker.send(method, path, **headers)
         except aiohttp.ClientError:
             assert store.failure_rate or len(model.list_possible_contents(path, begin_tick)) > 1, (
                 "the answer is incomplete, but neither the store failed nor the object changed"
@@ -444,9 +449,9 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
             assert store.failure_rate
             return
         assert any(
-            _agrees(content, method, text, headers, status, body, actual)
+            _is_correct_answer(content, method, range_text, headers, status, body, answer_headers)
             for content in model.list_possible_contents(path, begin_tick)
-        ), (seed, path, method, text, headers, status, len(body))
+        ), (seed, path, method, range_text, headers, status, len(body))
 
     async with (
         open_worker(store, folder, clock, **changes) as first_worker,
@@ -472,14 +477,14 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
                     await asyncio.gather(*operations)
 
 
-def _agrees(
+def _is_correct_answer(
     content: bytes | None,
     method: str,
-    text: str | None,
+    range_text: str | None,
     conditions: dict[str, str],
     status: int,
     body: bytes,
-    actual_text: Any,
+    answer_headers: Any,
 ) -> bool:
     """Return True if an answer equals the answer of an S3 store with this content."""
     if content is None:
@@ -489,7 +494,7 @@ def _agrees(
     if conditions.get("If_None_Match") == "*":
         return status == 304
     try:
-        part = read_range(text, len(content))
+        part = read_range(range_text, len(content))
     except S3Error:
         return status == 416
     if method == "HEAD":
@@ -500,8 +505,8 @@ def _agrees(
     if method == "GET" and body != content[start : start + length]:
         return False
     return (
-        int(actual_text.get("Content-Length", 0)) == length
-        and actual_text["ETag"] == f'"{hashlib.md5(content).hexdigest()}"'
+        int(answer_headers.get("Content-Length", 0)) == length
+        and answer_headers["ETag"] == f'"{hashlib.md5(content).hexdigest()}"'
     )
 
 

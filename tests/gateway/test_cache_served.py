@@ -80,8 +80,8 @@ def test_cached_answer_equals_the_answer_of_the_store(store_rig: GatewayRig, ext
             for arguments in (
                 *({"Range": text} for text in ("bytes=0-0", "bytes=-5", "bytes=100-", "bytes=767999-900000")),
                 *({"Range": text} for text in ("bytes=768000-", "bytes=9-1", "bytes=0-1,5-6", "bytes=-0", "lines=1-2")),
-                *({"IfMatch": item} for item in (tag, '"other"')),
-                *({"IfNoneMatch": item} for item in (tag, '"other"', "*")),
+                *({"IfMatch": etag} for etag in (tag, '"other"')),
+                *({"IfNoneMatch": etag} for etag in (tag, '"other"', "*")),
                 {"PartNumber": 1},
                 {},
             ):

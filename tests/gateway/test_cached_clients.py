@@ -41,9 +41,9 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: GatewayRig) -> No
         def read_twice(object_address: dict[str, str], **options: Any) -> Any:
             """Return the answer of the gateway. Check that a second answer and the answer of the store are equal."""
             results = []
-            for item in (client, client, direct_client):
+            for s3_client in (client, client, direct_client):
                 try:
-                    answer = item.get_object(**object_address, **options)
+                    answer = s3_client.get_object(**object_address, **options)
                     header_names = ("ContentLength", "ContentRange", "ETag", "Metadata", "ContentType")
                     results.append((answer["Body"].read(), *(answer.get(name) for name in header_names)))
                 except ClientError as error:
@@ -60,14 +60,14 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: GatewayRig) -> No
         assert read_twice(target) == b"before"
         client.copy_object(**target, CopySource=source, CopySourceIfMatch=tag)
         assert read_twice(target) == first_data
-        upload = client.create_multipart_upload(**target, ContentType="x/y")["UploadId"]
+        upload_id = client.create_multipart_upload(**target, ContentType="x/y")["UploadId"]
         parts = [
             {"PartNumber": number, "ETag": part["ETag"]}
             for number, data in ((1, second_data), (2, first_data))
-            for part in [client.upload_part(**target, UploadId=upload, PartNumber=number, Body=data)]
+            for part in [client.upload_part(**target, UploadId=upload_id, PartNumber=number, Body=data)]
         ]
         assert read_twice(target) == first_data
-        client.complete_multipart_upload(**target, UploadId=upload, MultipartUpload={"Parts": parts})
+        client.complete_multipart_upload(**target, UploadId=upload_id, MultipartUpload={"Parts": parts})
         assert read_twice(target) == second_data + first_data
         assert read_twice(target, Range="bytes=-5") == first_data[-5:]
         assert read_twice(target, IfMatch=tag) == "PreconditionFailed"
@@ -80,7 +80,7 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: GatewayRig) -> No
         )
         listing = [item["Key"] for page in pages for item in page.get("Contents", []) if "/data/" in item["Key"]]
         assert listing == sorted((source["Key"], target["Key"]))
-        objects = [{"Key": index["Key"]} for index in (source, target)]
+        objects = [{"Key": object_key["Key"]} for object_key in (source, target)]
         delete_answer = client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
         assert len(delete_answer["Deleted"]) == 2
         assert read_twice(source) == read_twice(target, Range="bytes=0-9") == "NoSuchKey"

@@ -119,37 +119,37 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: GatewayRig) -> None:
 def test_object_in_parts_appears_when_its_upload_is_completed(rig: GatewayRig) -> None:
     keys = rig.create_table("parts")
     client, address = keys.make_client(), {"Bucket": keys.bucket, "Key": f"{keys.prefix}big"}
-    upload = client.create_multipart_upload(**address)["UploadId"]
+    upload_id = client.create_multipart_upload(**address)["UploadId"]
     bodies = [b"1" * PART_BYTES, b"2" * 1000]
     etags = [
-        client.upload_part(**address, UploadId=upload, PartNumber=number, Body=body)["ETag"]
+        client.upload_part(**address, UploadId=upload_id, PartNumber=number, Body=body)["ETag"]
         for number, body in enumerate(bodies, 1)
     ]
-    listed_parts = client.list_parts(**address, UploadId=upload)["Parts"]
+    listed_parts = client.list_parts(**address, UploadId=upload_id)["Parts"]
     assert [(part["PartNumber"], part["Size"]) for part in listed_parts] == [(1, PART_BYTES), (2, 1000)]
     with pytest.raises(ClientError, match="404"):
         client.head_object(**address)
     other_address = {"Bucket": keys.bucket, "Key": f"{keys.prefix}other"}
     with pytest.raises(ClientError, match="NoSuchUpload"):
-        client.upload_part(**other_address, UploadId=upload, PartNumber=1, Body=b"x")
+        client.upload_part(**other_address, UploadId=upload_id, PartNumber=1, Body=b"x")
     parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
     with pytest.raises(ClientError, match="InvalidPart"):
         client.complete_multipart_upload(
-            **address, UploadId=upload, MultipartUpload={"Parts": [{**parts[0], "ETag": '"x"'}]}
+            **address, UploadId=upload_id, MultipartUpload={"Parts": [{**parts[0], "ETag": '"x"'}]}
         )
-    client.complete_multipart_upload(**address, UploadId=upload, MultipartUpload={"Parts": parts})
+    client.complete_multipart_upload(**address, UploadId=upload_id, MultipartUpload={"Parts": parts})
     assert client.get_object(**address)["Body"].read() == b"".join(bodies)
     for call in (client.list_parts, client.abort_multipart_upload):
         with pytest.raises(ClientError, match="NoSuchUpload"):
-            call(**address, UploadId=upload)
+            call(**address, UploadId=upload_id)
     body = b"3" * (PUT_BYTES_MAX + 1000)
     client.put_object(**address, Body=body)
     assert client.get_object(**address)["Body"].read() == body
     assert client.get_object(**address, Range=f"bytes={PUT_BYTES_MAX}-")["Body"].read() == b"3" * 1000
-    second_upload = client.create_multipart_upload(**address)["UploadId"]
-    client.abort_multipart_upload(**address, UploadId=second_upload)
+    second_upload_id = client.create_multipart_upload(**address)["UploadId"]
+    client.abort_multipart_upload(**address, UploadId=second_upload_id)
     with pytest.raises(ClientError, match="NoSuchUpload"):
-        client.upload_part(**address, UploadId=second_upload, PartNumber=1, Body=b"x")
+        client.upload_part(**address, UploadId=second_upload_id, PartNumber=1, Body=b"x")
 
 
 def test_large_body_that_differs_from_the_signed_body_is_not_stored(rig: GatewayRig) -> None:
@@ -164,19 +164,22 @@ def test_large_body_that_differs_from_the_signed_body_is_not_stored(rig: Gateway
 def test_keys_of_one_table_open_no_object_of_another_table(rig: GatewayRig) -> None:
     own_keys, other_keys = rig.create_table("own"), rig.create_table("other")
     other_keys.make_client().put_object(Bucket=other_keys.bucket, Key=f"{other_keys.prefix}secret", Body=b"secret")
-    client, foreign = own_keys.make_client(), {"Bucket": other_keys.bucket, "Key": f"{other_keys.prefix}secret"}
-    source = {"Bucket": other_keys.bucket, "Key": f"{other_keys.prefix}secret"}
+    client, foreign_object = own_keys.make_client(), {"Bucket": other_keys.bucket, "Key": f"{other_keys.prefix}secret"}
+
     for call, arguments in (
-        (client.get_object, foreign),
-        (client.put_object, {**foreign, "Body": b"x"}),
-        (client.delete_object, foreign),
+        (client.get_object, foreign_object),
+        (client.put_object, {**foreign_object, "Body": b"x"}),
+        (client.delete_object, foreign_object),
         (client.list_objects_v2, {"Bucket": other_keys.bucket, "Prefix": other_keys.prefix}),
         (client.list_objects_v2, {"Bucket": other_keys.bucket, "Prefix": ".seamark-uploads/"}),
-        (client.copy_object, {"Bucket": own_keys.bucket, "Key": f"{own_keys.prefix}copy", "CopySource": source}),
+        (
+            client.copy_object,
+            {"Bucket": own_keys.bucket, "Key": f"{own_keys.prefix}copy", "CopySource": foreign_object},
+        ),
     ):
         with pytest.raises(ClientError, match="AccessDenied"):
             call(**arguments)
-    assert other_keys.make_client().get_object(**foreign)["Body"].read() == b"secret"
+    assert other_keys.make_client().get_object(**foreign_object)["Body"].read() == b"secret"
 
 
 class _WaitingBody(Body):
@@ -193,8 +196,8 @@ class _WaitingBody(Body):
 
 
 async def test_conditional_writes_share_a_limit_of_memory() -> None:
-    key = '{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}'
-    settings = Settings(s3_backend="gs://", gcs_service_account_key=key)
+    service_account_key = '{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}'
+    settings = Settings(s3_backend="gs://", gcs_service_account_key=service_account_key)
     limits = WorkerLimits(requests=1, watchers=1, body_bytes=1500, has_logins=False)
     backends = itertools.cycle(CloudBackend(settings, SystemClock(), limits.gateway_writes) for _ in range(2))
     request = make_mocked_request("PUT", "/bucket/wh/t/key")
@@ -220,13 +223,13 @@ async def test_conditional_writes_share_a_limit_of_memory() -> None:
 
 
 async def test_folder_is_listed_in_pages_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, threads = MemoryStore(), set()
+    store, thread_ids = MemoryStore(), set()
     names = ["a/1", "a/2", "b", "b/1", "ä", "z"]
     for name in names:
         obstore.put(store, f"wh/t/{name}", b"x")
 
     def list_folder(store: MemoryStore, prefix: str) -> Any:
-        threads.add(threading.get_ident())
+        thread_ids.add(threading.get_ident())
         return obstore.list_with_delimiter(store, prefix)
 
     monkeypatch.setattr(cloud_backend, "obstore", SimpleNamespace(list_with_delimiter=list_folder))
@@ -248,8 +251,8 @@ async def test_folder_is_listed_in_pages_outside_of_the_event_loop(monkeypatch: 
             break
     await backend.close()
     assert sorted(listed_keys) == ["a/", "b", "b/", "z", "ä"]
-    assert len(threads) > 0
-    assert threading.get_ident() not in threads
+    assert len(thread_ids) > 0
+    assert threading.get_ident() not in thread_ids
 
 
 def test_invalid_s3_backend_is_refused() -> None:

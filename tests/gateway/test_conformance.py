@@ -77,14 +77,16 @@ def test_every_form_of_range_gives_the_bytes_and_errors_of_the_store(
 
 
 def _read_ranges(client: Any, keys: Keys) -> dict[tuple[str, str | None], tuple[Any, ...]]:
-    results = {}
-    for name, expected in itertools.product(("o", "empty"), RANGES):
-        options = {} if expected is None else {"Range": expected}
-        results[name, expected] = _get_outcome(client.get_object, Bucket=keys.bucket, Key=keys.prefix + name, **options)
-        if results[name, expected][0] != "InvalidRange":
+    outcomes = {}
+    for name, range_text in itertools.product(("o", "empty"), RANGES):
+        options = {} if range_text is None else {"Range": range_text}
+        outcomes[name, range_text] = _get_outcome(
+            client.get_object, Bucket=keys.bucket, Key=keys.prefix + name, **options
+        )
+        if outcomes[name, range_text][0] != "InvalidRange":
             head = _get_outcome(client.head_object, Bucket=keys.bucket, Key=keys.prefix + name, **options)
-            assert head[:2] == results[name, expected][:2], (name, expected)
-    return results
+            assert head[:2] == outcomes[name, range_text][:2], (name, range_text)
+    return outcomes
 
 
 def test_conditional_reads_and_writes_behave_as_on_the_store(rig: GatewayRig, keys: Keys, client: Any) -> None:
@@ -96,6 +98,7 @@ def test_conditional_reads_and_writes_behave_as_on_the_store(rig: GatewayRig, ke
     assert read_object(IfMatch='"other"') == ("PreconditionFailed", 412)
     assert read_object(IfNoneMatch=etag)[1] == 304
     assert read_object(IfNoneMatch='"other"')[0] == 200
+    # A store may ignore a date in the future. A folder does not.
     assert (
         read_object(IfModifiedSince=last_modified.replace(year=last_modified.year + 1))[1] == 304
         or rig.direct_store is not None
@@ -120,18 +123,18 @@ def test_conditional_reads_and_writes_behave_as_on_the_store(rig: GatewayRig, ke
 def test_multipart_uploads_are_complete_or_absent(rig: GatewayRig, keys: Keys, client: Any) -> None:
     object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "data/large"}
     data = os.urandom(13 << 20)
-    upload = client.create_multipart_upload(**object_key, ContentType="x/y", Metadata={"a": "b"})["UploadId"]
+    upload_id = client.create_multipart_upload(**object_key, ContentType="x/y", Metadata={"a": "b"})["UploadId"]
     sizes = [5 << 20, 5 << 20, 3 << 20]
     parts, start = [], 0
     for number, size in enumerate(sizes, 1):
-        part = client.upload_part(**object_key, UploadId=upload, PartNumber=number, Body=data[start : start + size])
+        part = client.upload_part(**object_key, UploadId=upload_id, PartNumber=number, Body=data[start : start + size])
         parts.append({"PartNumber": number, "ETag": part["ETag"]})
         start += size
-    listed_part = client.list_parts(**object_key, UploadId=upload)["Parts"]
-    assert [(part["PartNumber"], part["Size"]) for part in listed_part] == list(enumerate(sizes, 1))
+    listed_parts = client.list_parts(**object_key, UploadId=upload_id)["Parts"]
+    assert [(part["PartNumber"], part["Size"]) for part in listed_parts] == list(enumerate(sizes, 1))
     assert _get_outcome(client.head_object, **object_key)[1] == 404
     complete = lambda parts: _get_outcome(  # noqa: E731
-        client.complete_multipart_upload, **object_key, UploadId=upload, MultipartUpload={"Parts": parts}
+        client.complete_multipart_upload, **object_key, UploadId=upload_id, MultipartUpload={"Parts": parts}
     )
     assert complete([parts[1], parts[0]])[0] == "InvalidPartOrder"
     assert complete([{"PartNumber": 1, "ETag": '"0123456789abcdef0123456789abcdef"'}])[0] == "InvalidPart"
@@ -142,17 +145,19 @@ def test_multipart_uploads_are_complete_or_absent(rig: GatewayRig, keys: Keys, c
         "x/y",
         {"a": "b"},
     )
-    assert _get_outcome(client.list_parts, **object_key, UploadId=upload)[0] == "NoSuchUpload"
-    small_upload = client.create_multipart_upload(**object_key)["UploadId"]
-    etags = [client.upload_part(**object_key, UploadId=small_upload, PartNumber=n, Body=b"x")["ETag"] for n in (1, 2)]
+    assert _get_outcome(client.list_parts, **object_key, UploadId=upload_id)[0] == "NoSuchUpload"
+    small_upload_id = client.create_multipart_upload(**object_key)["UploadId"]
+    etags = [
+        client.upload_part(**object_key, UploadId=small_upload_id, PartNumber=n, Body=b"x")["ETag"] for n in (1, 2)
+    ]
     parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, 1)]
     error = _get_outcome(
-        client.complete_multipart_upload, **object_key, UploadId=small_upload, MultipartUpload={"Parts": parts}
+        client.complete_multipart_upload, **object_key, UploadId=small_upload_id, MultipartUpload={"Parts": parts}
     )
     assert error[0] == "EntityTooSmall"
-    client.abort_multipart_upload(**object_key, UploadId=small_upload)
+    client.abort_multipart_upload(**object_key, UploadId=small_upload_id)
     assert (
-        _get_outcome(client.upload_part, **object_key, UploadId=small_upload, PartNumber=1, Body=b"x")[0]
+        _get_outcome(client.upload_part, **object_key, UploadId=small_upload_id, PartNumber=1, Body=b"x")[0]
         == "NoSuchUpload"
     )
 
@@ -165,12 +170,12 @@ def test_objects_and_parts_can_be_copied(keys: Keys, client: Any) -> None:
     client.copy_object(**target, CopySource=source)
     actual_object = client.get_object(**target)
     assert (actual_object["Body"].read(), actual_object["Metadata"]) == (data, {"kept": "yes"})
-    upload = client.create_multipart_upload(**target)["UploadId"]
+    upload_id = client.create_multipart_upload(**target)["UploadId"]
     part = client.upload_part_copy(
-        **target, UploadId=upload, PartNumber=1, CopySource=source, CopySourceRange="bytes=10-99"
+        **target, UploadId=upload_id, PartNumber=1, CopySource=source, CopySourceRange="bytes=10-99"
     )
     parts = [{"PartNumber": 1, "ETag": part["CopyPartResult"]["ETag"]}]
-    client.complete_multipart_upload(**target, UploadId=upload, MultipartUpload={"Parts": parts})
+    client.complete_multipart_upload(**target, UploadId=upload_id, MultipartUpload={"Parts": parts})
     assert client.get_object(**target)["Body"].read() == data[10:100]
 
 
@@ -189,10 +194,10 @@ def test_keys_with_uri_characters_are_written_listed_copied_and_deleted(keys: Ke
         copy = {"Bucket": keys.bucket, "Key": f"{name}?copy#"}
         client.copy_object(**copy, CopySource={"Bucket": keys.bucket, "Key": name})
         assert client.get_object(**copy)["Body"].read() == name.encode()
-        upload = client.create_multipart_upload(**copy)["UploadId"]
-        part = client.upload_part(**copy, UploadId=upload, PartNumber=1, Body=b"parts")
+        upload_id = client.create_multipart_upload(**copy)["UploadId"]
+        part = client.upload_part(**copy, UploadId=upload_id, PartNumber=1, Body=b"parts")
         parts = [{"PartNumber": 1, "ETag": part["ETag"]}]
-        client.complete_multipart_upload(**copy, UploadId=upload, MultipartUpload={"Parts": parts})
+        client.complete_multipart_upload(**copy, UploadId=upload_id, MultipartUpload={"Parts": parts})
         assert client.get_object(**copy)["Body"].read() == b"parts"
         url = client.generate_presigned_url("get_object", Params=copy)
         with urllib.request.urlopen(url) as answer:
@@ -212,15 +217,15 @@ KEYS = ["a", "a-b", "a/b", "a/c/d", "a/c/e", "a0", "aa/ü", "b/100%25", "b/ %2F"
 def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     # A folder cannot have a key and keys below it.
-    texts = [f"data/{key}" for key in KEYS if key != "a"]
-    for key in texts:
+    object_names = [f"data/{key}" for key in KEYS if key != "a"]
+    for key in object_names:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + key, Body=key.encode())
     for _ in range(20):
         prefix = f"data/{rng.choice(['', 'a', 'a/', 'a/c', 'a/c/', 'b/', 'b/1', 'none'])}"
-        delimiter, start_after = str(rng.choice(["", "/"])), str(rng.choice(["", *texts]))
+        delimiter, start_after = str(rng.choice(["", "/"])), str(rng.choice(["", *object_names]))
         # Stores treat this combination differently.
         start_after = start_after if start_after.startswith(prefix) and not delimiter else ""
-        results: list[str] = []
+        listed_names: list[str] = []
         token: dict[str, str] = {}
         while True:
             page = client.list_objects_v2(
@@ -233,15 +238,15 @@ def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> No
             )
             names = [item["Key"] for item in page.get("Contents", [])]
             names += [item["Prefix"] for item in page.get("CommonPrefixes", [])]
-            results += sorted(name.removeprefix(keys.prefix) for name in names)
+            listed_names += sorted(name.removeprefix(keys.prefix) for name in names)
             if not page["IsTruncated"]:
                 break
             token = {"ContinuationToken": page["NextContinuationToken"]}
         expected = set()
-        for key in (key for key in texts if key.startswith(prefix) and key > start_after):
+        for key in (key for key in object_names if key.startswith(prefix) and key > start_after):
             remaining_key = key[len(prefix) :]
             expected.add(prefix + remaining_key.partition("/")[0] + "/" if delimiter and "/" in remaining_key else key)
-        assert results == sorted(expected, key=str.encode), (prefix, delimiter, start_after)
+        assert listed_names == sorted(expected, key=str.encode), (prefix, delimiter, start_after)
 
 
 def test_many_objects_are_deleted_in_one_request(keys: Keys, client: Any) -> None:

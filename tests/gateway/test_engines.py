@@ -20,10 +20,10 @@ S3_IO = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": "us-e
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("files", ["pyiceberg.io.pyarrow.PyArrowFileIO", "pyiceberg.io.fsspec.FsspecFileIO"])
-def test_pyiceberg_writes_and_reads_a_table(rig: GatewayRig, files: str) -> None:
-    catalog = RestCatalog("gateway", uri=rig.seamark.base_url, **{"py-io-impl": files})
-    namespace = files.rpartition(".")[2].lower()
+@pytest.mark.parametrize("file_io_class", ["pyiceberg.io.pyarrow.PyArrowFileIO", "pyiceberg.io.fsspec.FsspecFileIO"])
+def test_pyiceberg_writes_and_reads_a_table(rig: GatewayRig, file_io_class: str) -> None:
+    catalog = RestCatalog("gateway", uri=rig.seamark.base_url, **{"py-io-impl": file_io_class})
+    namespace = file_io_class.rpartition(".")[2].lower()
     catalog.create_namespace_if_not_exists(namespace)
     data = pa.table({"id": range(1000), "part": [f"p {number % 3}/ü" for number in range(1000)]})
     table = catalog.create_table((namespace, "t"), schema=data.schema)
@@ -60,9 +60,9 @@ def test_spark_writes_and_reads_tables(
 def test_trino_writes_and_reads_tables(tmp_path: Path, store_rig: GatewayRig, folder_rig: GatewayRig) -> None:
     from tests.services.trino import CATALOG, trino_server
 
-    gateway: Any = store_rig.direct_store
+    direct_store: Any = store_rig.direct_store
     for rig in (store_rig, folder_rig):
-        gateway_s3 = S3(rig.gateway, "unused", "unused", gateway.region, rig.folder, gateway.process)
+        gateway_s3 = S3(rig.gateway, "unused", "unused", direct_store.region, rig.folder, direct_store.process)
         vended_properties = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
         folder = tmp_path / rig.gateway.rpartition(":")[2]
         with trino_server(folder, uri=rig.seamark.base_url, s3=gateway_s3, catalog=vended_properties) as trino:

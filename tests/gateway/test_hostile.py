@@ -42,8 +42,8 @@ def keys(rig: GatewayRig) -> Keys:
 def test_xml_entities_are_rejected_in_every_encoding(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table(f"hostile{next(_numbers)}")
     with closing(keys.make_client()) as client:
-        upload = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
-    target = f"/{keys.bucket}/{keys.prefix}data/o?uploadId={upload}"
+        upload_id = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
+    target = f"/{keys.bucket}/{keys.prefix}data/o?uploadId={upload_id}"
     for encoding in ("utf-16", "utf-16-le", "utf-8"):
         text = _ENTITIES.replace("utf-16", encoding)
         status, answer = send_raw(keys, "POST", target, body=text.encode(encoding))
@@ -51,10 +51,10 @@ def test_xml_entities_are_rejected_in_every_encoding(folder_rig: GatewayRig) -> 
 
 
 def test_xml_with_many_elements_is_rejected_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed_elements: list[str] = []
+    parsed_texts: list[str] = []
 
     def parse(text: str) -> Element:
-        parsed_elements.append(text)
+        parsed_texts.append(text)
         return Element("other")
 
     monkeypatch.setattr(ElementTree, "fromstring", parse)
@@ -63,12 +63,12 @@ def test_xml_with_many_elements_is_rejected_before_it_is_parsed(monkeypatch: pyt
             read_complete(document.encode())
         with pytest.raises(BadRequest, match="tags; at most 8,000"):
             parse_delete_body(document)
-    assert not parsed_elements
+    assert not parsed_texts
     checksums = "<ChecksumCRC32>AAAAAA==</ChecksumCRC32><ChecksumSHA256>A</ChecksumSHA256>"
     part = f"<Part><PartNumber>1</PartNumber><ETag>a</ETag>{checksums}</Part>"
     monkeypatch.undo()
-    whole_body = "".join(part.replace("1", str(number), 1) for number in range(1, 10_001))
-    assert len(read_complete(f"<CompleteMultipartUpload>{whole_body}</CompleteMultipartUpload>".encode())) == 10_000
+    part_elements = "".join(part.replace("1", str(number), 1) for number in range(1, 10_001))
+    assert len(read_complete(f"<CompleteMultipartUpload>{part_elements}</CompleteMultipartUpload>".encode())) == 10_000
     keys = "".join(f"<Object><Key>{number}</Key></Object>" for number in range(1000))
     assert len(parse_delete_body(f"<Delete><Quiet>true</Quiet>{keys}</Delete>")) == 1000
 
@@ -80,22 +80,22 @@ def test_headers_that_are_not_text_are_a_client_error(keys: Keys, name: str, val
     target, signed_headers = keys.sign("PUT", "data/o", UNSIGNED_PAYLOAD, **{name: text})
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
-        for header, of_header in {**signed_headers, "content-length": "1"}.items():
-            connection.putheader(header, of_header.encode("utf-8", "surrogateescape"))
+        for header, header_value in {**signed_headers, "content-length": "1"}.items():
+            connection.putheader(header, header_value.encode("utf-8", "surrogateescape"))
         connection.endheaders(b"x")
         answer = connection.getresponse()
         assert (answer.status, b"InvalidArgument" in answer.read()) == (400, True)
 
 
-@pytest.mark.parametrize("number", ["000000001" + "9" * 4_400, "0000000010001", "10001", "0", "\u0663"])
-def test_part_number_out_of_range_is_rejected_in_any_spelling(folder_rig: GatewayRig, number: str) -> None:
+@pytest.mark.parametrize("part_number", ["000000001" + "9" * 4_400, "0000000010001", "10001", "0", "\u0663"])
+def test_part_number_out_of_range_is_rejected_in_any_spelling(folder_rig: GatewayRig, part_number: str) -> None:
     keys = folder_rig.create_table(f"hostile{next(_numbers)}")
     with closing(keys.make_client()) as client:
-        upload = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
-        target = f"/{keys.bucket}/{keys.prefix}data/o?partNumber={quote(number)}&uploadId={upload}"
+        upload_id = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
+        target = f"/{keys.bucket}/{keys.prefix}data/o?partNumber={quote(part_number)}&uploadId={upload_id}"
         status, answer = send_raw(keys, "PUT", target, body=b"x")
         assert (status, b"InvalidArgument" in answer) == (400, True), answer
-        parts = client.list_parts(Bucket=keys.bucket, Key=keys.prefix + "data/o", UploadId=upload)
+        parts = client.list_parts(Bucket=keys.bucket, Key=keys.prefix + "data/o", UploadId=upload_id)
     assert "Parts" not in parts
 
 
@@ -123,9 +123,9 @@ def test_trailer_signature_with_any_bytes_is_compared_without_an_error(signature
     decoder = ChunkDecoder(claim, derive_signing_key("secret", claim.scope), 5)
     assert b"".join(decoder.feed(body)) == b"hello"
     assert decoder.finish() == {"x-amz-checksum-crc32": "NhCmhg=="}
-    name = b"x-amz-trailer-signature:"
+    signature_header = b"x-amz-trailer-signature:"
     forged_decoder = ChunkDecoder(claim, derive_signing_key("secret", claim.scope), 5)
-    forged_decoder.feed(body.partition(name)[0] + name + signature + b"\r\n\r\n")
+    forged_decoder.feed(body.partition(signature_header)[0] + signature_header + signature + b"\r\n\r\n")
     with pytest.raises(S3Error, match="does not match"):
         forged_decoder.finish()
 
@@ -152,8 +152,9 @@ def test_errors_contain_no_path_of_the_server(folder_rig: GatewayRig) -> None:
 
 
 def test_written_object_has_no_checksums_of_an_older_file(folder_rig: GatewayRig) -> None:
-    """Spark stores checksum files for files that it writes without the gateway, and would refuse to read the new
-    object.
+    """Spark writes a checksum file for each file that it stores without the gateway.
+
+    With the checksum of the older file, Spark would refuse to read the new object.
     """
     keys = folder_rig.create_table(f"checksums{next(_numbers)}")
     data_folder = folder_rig.folder / keys.bucket / keys.prefix / "data"
@@ -181,12 +182,16 @@ def test_no_object_is_hidden_from_listings(folder_rig: GatewayRig) -> None:
             assert (status, b"InvalidArgument" in answer) == (400, True), (target, answer)
 
 
+KEY_BYTES_MAX = 1024
+"""The longest key that S3 allows."""
+
+
 def test_deep_keys_are_listed_and_keys_longer_than_on_s3_are_rejected(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table(f"deep{next(_numbers)}")
-    deep_key = keys.prefix + "d/" * ((1023 - len(keys.prefix)) // 2) + "x"
+    deep_key = keys.prefix + "d/" * ((KEY_BYTES_MAX - 1 - len(keys.prefix)) // 2) + "x"
     with closing(keys.make_client()) as client:
         with pytest.raises(ClientError, match="KeyTooLong"):
-            client.put_object(Bucket=keys.bucket, Key=keys.prefix + "d/" * 1900 + "x", Body=b"")
+            client.put_object(Bucket=keys.bucket, Key=keys.prefix + "d/" * KEY_BYTES_MAX + "x", Body=b"")
         client.put_object(Bucket=keys.bucket, Key=deep_key, Body=b"")
         objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)["Contents"]
     assert deep_key in [item["Key"] for item in objects]

@@ -44,6 +44,7 @@ def client(own_keys: Keys) -> Iterator[Any]:
 
 
 def _call_for_code(call: Any, **arguments: Any) -> str:
+    """Return the error code of a call, or OK and the bytes that the call returns."""
     try:
         answer = call(**arguments)
     except ClientError as error:
@@ -77,20 +78,22 @@ def send_raw(
 
 def test_no_operation_reaches_another_table(rig: GatewayRig, victim_keys: Keys, own_keys: Keys, client: Any) -> None:
     victim_object = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
-    environment = {"Bucket": own_keys.bucket, "Key": own_keys.prefix + "data/o"}
-    upload = client.create_multipart_upload(**environment)["UploadId"]
+    own_object = {"Bucket": own_keys.bucket, "Key": own_keys.prefix + "data/o"}
+    upload_id = client.create_multipart_upload(**own_object)["UploadId"]
     victim_client = victim_keys.make_client()
-    foreign = victim_client.create_multipart_upload(**victim_object)["UploadId"]
-    copy = {"CopySource": {"Bucket": victim_object["Bucket"], "Key": victim_object["Key"]}}
+    victim_upload_id = victim_client.create_multipart_upload(**victim_object)["UploadId"]
+    copy_source = {"CopySource": {"Bucket": victim_object["Bucket"], "Key": victim_object["Key"]}}
     delete_request = {"Objects": [{"Key": victim_object["Key"]}]}
-    refused_paths = {
+    codes = {
         "get": _call_for_code(client.get_object, **victim_object),
         "put": _call_for_code(client.put_object, **victim_object, Body=b"x"),
         "delete": _call_for_code(client.delete_object, **victim_object),
         "delete many": _call_for_code(client.delete_objects, Bucket=victim_object["Bucket"], Delete=delete_request),
-        "copy from": _call_for_code(client.copy_object, **environment, **copy),
-        "copy to": _call_for_code(client.copy_object, **victim_object, CopySource=environment),
-        "part copy": _call_for_code(client.upload_part_copy, **environment, UploadId=upload, PartNumber=1, **copy),
+        "copy from": _call_for_code(client.copy_object, **own_object, **copy_source),
+        "copy to": _call_for_code(client.copy_object, **victim_object, CopySource=own_object),
+        "part copy": _call_for_code(
+            client.upload_part_copy, **own_object, UploadId=upload_id, PartNumber=1, **copy_source
+        ),
         "upload": _call_for_code(client.create_multipart_upload, **victim_object),
         "list": _call_for_code(client.list_objects_v2, Bucket=victim_keys.bucket, Prefix=victim_keys.prefix),
         "list all": _call_for_code(client.list_objects_v2, Bucket=victim_keys.bucket),
@@ -101,45 +104,46 @@ def test_no_operation_reaches_another_table(rig: GatewayRig, victim_keys: Keys, 
         "uploads": _call_for_code(client.list_multipart_uploads, Bucket=victim_keys.bucket),
         "policy": _call_for_code(client.get_bucket_policy, Bucket=victim_keys.bucket),
         "bucket": _call_for_code(client.delete_bucket, Bucket=victim_keys.bucket),
-        "acl": _call_for_code(client.put_object_acl, **environment, ACL="public-read"),
-        "parts of another": _call_for_code(client.list_parts, **victim_object, UploadId=foreign),
+        "acl": _call_for_code(client.put_object_acl, **own_object, ACL="public-read"),
+        "parts of another": _call_for_code(client.list_parts, **victim_object, UploadId=victim_upload_id),
     }
-    assert set(refused_paths.values()) == {"AccessDenied"}, refused_paths
+    assert set(codes.values()) == {"AccessDenied"}, codes
     # The upload id of another table is rejected for the caller's own key.
     assert (
-        _call_for_code(client.upload_part, **environment, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
+        _call_for_code(client.upload_part, **own_object, UploadId=victim_upload_id, PartNumber=1, Body=b"x")
+        == "NoSuchUpload"
     )
-    assert _call_for_code(client.list_parts, **environment, UploadId=foreign) == "NoSuchUpload"
+    assert _call_for_code(client.list_parts, **own_object, UploadId=victim_upload_id) == "NoSuchUpload"
     assert victim_client.get_object(**victim_object)["Body"].read() == SECRET
     victim_client.close()
 
 
-def _list_spellings(own_keys: str, victim_keys: str) -> list[str]:
-    """Return encoded keys that a reader might decode to the victim's key."""
-    parent_path = "../" * own_keys.count("/")
-    name = f"{parent_path}{victim_keys}data/secret"
+def _list_spellings(own_prefix: str, victim_prefix: str) -> list[str]:
+    """Return encoded keys that a server might decode to the key of the victim's object."""
+    parent_path = "../" * own_prefix.count("/")
+    relative_key = f"{parent_path}{victim_prefix}data/secret"
     return [
-        own_keys + name,
-        own_keys + quote(name, safe=""),
-        own_keys + quote(quote(name, safe=""), safe=""),
-        own_keys + name.replace("..", "%2e%2e"),
-        own_keys + name.replace("..", ".%2E"),
-        own_keys + name.replace("/", "%5C"),
-        own_keys + name.replace("/", "%2F"),
-        own_keys + "x/../" + name,
-        own_keys + "./" + name,
-        own_keys + name.replace("../", "..%00/"),
-        own_keys.rstrip("/") + "/../" + victim_keys.rsplit("/", 2)[1] + "/data/secret",
-        own_keys + "/" + victim_keys + "data/secret",
-        "/" + victim_keys + "data/secret",
-        victim_keys.replace("/", "//") + "data/secret",
-        victim_keys + "data/secret",
-        victim_keys + "data%2Fsecret",
-        victim_keys.upper() + "data/secret",
-        own_keys.rstrip("/") + "x/" + "data/secret",
-        own_keys + "%ff%fe/secret",
-        own_keys + "%c0%ae%c0%ae/" * 4 + victim_keys + "data/secret",
-        own_keys + "\uff0e\uff0e/".encode().hex("%"),
+        own_prefix + relative_key,
+        own_prefix + quote(relative_key, safe=""),
+        own_prefix + quote(quote(relative_key, safe=""), safe=""),
+        own_prefix + relative_key.replace("..", "%2e%2e"),
+        own_prefix + relative_key.replace("..", ".%2E"),
+        own_prefix + relative_key.replace("/", "%5C"),
+        own_prefix + relative_key.replace("/", "%2F"),
+        own_prefix + "x/../" + relative_key,
+        own_prefix + "./" + relative_key,
+        own_prefix + relative_key.replace("../", "..%00/"),
+        own_prefix.rstrip("/") + "/../" + victim_prefix.rsplit("/", 2)[1] + "/data/secret",
+        own_prefix + "/" + victim_prefix + "data/secret",
+        "/" + victim_prefix + "data/secret",
+        victim_prefix.replace("/", "//") + "data/secret",
+        victim_prefix + "data/secret",
+        victim_prefix + "data%2Fsecret",
+        victim_prefix.upper() + "data/secret",
+        own_prefix.rstrip("/") + "x/" + "data/secret",
+        own_prefix + "%ff%fe/secret",
+        own_prefix + "%c0%ae%c0%ae/" * 4 + victim_prefix + "data/secret",
+        own_prefix + "\uff0e\uff0e/".encode().hex("%"),
     ]
 
 
@@ -178,16 +182,19 @@ def test_very_long_key_is_rejected(own_keys: Keys) -> None:
 
 def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: Keys, client: Any) -> None:
     victim_object = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
-    letter = "B" if victim_keys.token[40] == "A" else "A"
-    forged_headers = {
+    position = 40  # Any character inside of the token.
+    letter = "B" if victim_keys.token[position] == "A" else "A"
+    forged_keys = {
         "secret": replace(victim_keys, secret=own_keys.secret),
         "token of another": replace(victim_keys, token=own_keys.token),
         "own access key": replace(own_keys, token=victim_keys.token),
-        "changed token": replace(victim_keys, token=victim_keys.token[:40] + letter + victim_keys.token[41:]),
+        "changed token": replace(
+            victim_keys, token=victim_keys.token[:position] + letter + victim_keys.token[position + 1 :]
+        ),
         "short token": replace(victim_keys, token=victim_keys.token[:-4]),
         "long token": replace(victim_keys, token="A" * 8000),
     }
-    for name, keys in forged_headers.items():
+    for name, keys in forged_keys.items():
         client_with_forged_keys = keys.make_client()
         assert _call_for_code(client_with_forged_keys.get_object, **victim_object) in (
             "AccessDenied",
@@ -209,8 +216,8 @@ def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client:
         request
     )
     signed_headers = dict(request.headers.items())
-    second_suffix = "01Z" if signed_headers["X-Amz-Date"].endswith("00Z") else "00Z"
-    changed_names = {
+    other_seconds = "01Z" if signed_headers["X-Amz-Date"].endswith("00Z") else "00Z"
+    changed_requests = {
         "method": ("DELETE", target, signed_headers, b""),
         "path": ("PUT", target + "2", signed_headers, b"signed"),
         "query": ("PUT", target + "?tagging", signed_headers, b"signed"),
@@ -218,13 +225,13 @@ def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client:
         "date": (
             "PUT",
             target,
-            signed_headers | {"X-Amz-Date": signed_headers["X-Amz-Date"][:-3] + second_suffix},
+            signed_headers | {"X-Amz-Date": signed_headers["X-Amz-Date"][:-3] + other_seconds},
             b"signed",
         ),
         "payload": ("PUT", target, signed_headers | {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}, b"forged"),
         "body": ("PUT", target, signed_headers, b"forged"),
     }
-    for name, (method, path, headers, body) in changed_names.items():
+    for name, (method, path, headers, body) in changed_requests.items():
         connection = http.client.HTTPConnection(urlsplit(own_keys.endpoint).netloc, timeout=30)
         connection.request(method, path, body=body, headers=headers)
         answer = connection.getresponse()

@@ -111,13 +111,13 @@ def test_files_outside_the_tables_location_are_not_preloaded(counting_rig: Gatew
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("text", ["no JSON", '{"type": "eq", "term": "missing", "value": 1}', "[" * 5000])
-def test_unusable_preload_filter_is_logged_and_nothing_is_preloaded(counting_rig: GatewayRig, text: str) -> None:
+@pytest.mark.parametrize("filter_text", ["no JSON", '{"type": "eq", "term": "missing", "value": 1}', "[" * 5000])
+def test_unusable_preload_filter_is_logged_and_nothing_is_preloaded(counting_rig: GatewayRig, filter_text: str) -> None:
     catalog = open_catalog(counting_rig)
-    events_before, log = count_events(counting_rig, "preloaded_file"), counting_rig.seamark.log
+    preloaded_before, log = count_events(counting_rig, "preloaded_file"), counting_rig.seamark.log
     name = f"f{uuid.uuid4().hex}"
-    properties = {"seamark.cache.preload": "files", "seamark.cache.preload-filter": text}
+    properties = {"seamark.cache.preload": "files", "seamark.cache.preload-filter": filter_text}
     table = catalog.create_table(f"pre.{name}", Schema(NestedField(1, "id", LongType())), properties=properties)
     table.append(pa.table({"id": range(10)}))
     block_until(lambda: any("not preloaded" in line and name in line for line in log.read_text().splitlines()))
-    assert count_events(counting_rig, "preloaded_file") == events_before
+    assert count_events(counting_rig, "preloaded_file") == preloaded_before

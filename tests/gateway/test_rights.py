@@ -25,8 +25,12 @@ from tests.gateway.rig import SCHEMA, Keys, read_keys
 from tests.server.rig import OffsetClock, build_settings, run_server
 from tests.services.process import choose_free_port
 
+FAR_FUTURE_MS = 1 << 60
+"""The expiry of grants that do not expire during a test."""
 
-async def _read_tokens(home: Path) -> dict[str, str]:
+
+async def _create_tokens(home: Path) -> dict[str, str]:
+    """Create principals with their tokens in the database of a server. Return the tokens by principal."""
     home.mkdir(parents=True)
     tokens, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
@@ -71,7 +75,7 @@ def _collect_codes(keys: Keys) -> dict[str, str]:
 
 async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Path) -> None:
     home, clock = tmp_path / "home", OffsetClock()
-    tokens = await _read_tokens(home)
+    tokens = await _create_tokens(home)
     settings: dict[str, Any] = {
         "auth": "token",
         "warehouse": "s3://lake/wh",
@@ -92,7 +96,7 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
                 )
 
         async def create(**body: Any) -> Any:
-            headers = {"Authorization": f"Bearer {tokens['writer']}"}
+            headers = {"Authorization": f"Bearer {tokens['writer_keys']}"}
             async with server.http.post(
                 f"{server.url}/v1/namespaces/db/tables", headers=headers, json={"schema": SCHEMA, **body}
             ) as answer:
@@ -101,11 +105,11 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
 
         await create(name="t")
         assert (await load("other"))[0] == 403
-        _, written_files, tag = await load("writer")
-        _, read_files, read_tag = await load("reader")
-        writer, reader = read_keys(written_files), read_keys(read_files)
-        assert set((await asyncio.to_thread(_collect_codes, writer)).values()) == {"OK"}
-        codes = await asyncio.to_thread(_collect_codes, reader)
+        _, writer_table, tag = await load("writer")
+        _, reader_table, read_tag = await load("reader")
+        writer_keys, reader_keys = read_keys(writer_table), read_keys(reader_table)
+        assert set((await asyncio.to_thread(_collect_codes, writer_keys)).values()) == {"OK"}
+        codes = await asyncio.to_thread(_collect_codes, reader_keys)
         assert {name for name, code in codes.items() if code == "OK"} == {"get", "list"}
         assert {code for code in codes.values() if code != "OK"} == {"AccessDenied"}
         # An answer is cached only for its principal, and only while its credentials are valid.
@@ -115,20 +119,19 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
         staged_answer = await create(name="new", **{"stage-create": True})
         assert (await asyncio.to_thread(_collect_codes, read_keys(staged_answer)))["put"] == "OK"
         clock.ahead_ms = 61_000
-        late_answer = await load("writer", tag)
-        assert late_answer[0] == 200
-        assert read_keys(late_answer[1]).token != writer.token
-        clock.ahead_ms = 0
-        # botocore signs with the real time, so the signature has not expired.
-        clock.ahead_ms = 61_000
-        assert set((await asyncio.to_thread(_collect_codes, writer)).values()) == {"ExpiredToken"}
-        assert set((await asyncio.to_thread(_collect_codes, read_keys(late_answer[1]))).values()) == {"OK"}
+        status, later_table, _ = await load("writer", tag)
+        assert status == 200
+        later_keys = read_keys(later_table)
+        assert later_keys.token != writer_keys.token
+        # botocore signs with the real time, 61 s before the server's. The signature is valid for longer than that.
+        assert set((await asyncio.to_thread(_collect_codes, writer_keys)).values()) == {"ExpiredToken"}
+        assert set((await asyncio.to_thread(_collect_codes, later_keys)).values()) == {"OK"}
 
 
 async def test_credentials_are_refused_what_their_principal_may_no_longer_do(tmp_path: Path) -> None:
     """The test revokes a grant, the token, or a part of the role. The remaining rights stay usable."""
     home = tmp_path / "home"
-    tokens = await _read_tokens(home)
+    tokens = await _create_tokens(home)
     settings: dict[str, Any] = {
         "auth": "token",
         "warehouse": "s3://lake/wh",
@@ -149,27 +152,27 @@ async def test_credentials_are_refused_what_their_principal_may_no_longer_do(tmp
             codes = await asyncio.to_thread(_collect_codes, keys)
             return codes["get"], codes["put"]
 
-        async def wait_for_outcomes(keys: Keys, expected_keys: tuple[str, str]) -> None:
+        async def wait_for_outcomes(keys: Keys, expected_outcomes: tuple[str, str]) -> None:
             async with asyncio.timeout(60):
-                while await read_outcomes(keys) != expected_keys:
+                while await read_outcomes(keys) != expected_outcomes:
                     await asyncio.sleep(0.02)
 
         table, grants = "/v1/namespaces/db/tables/t", "/api/v1/grants"
         await send("writer", "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
-        written_statuses = {
+        keys_by_principal = {
             principal: read_keys(await send(principal, "GET", table)) for principal in ("writer", "reader", "admin")
         }
         ok, refusals = ("OK", "OK"), ("AccessDenied", "AccessDenied")
         for principal, expected in (("writer", ok), ("reader", ("OK", "AccessDenied")), ("admin", ok)):
-            assert await read_outcomes(written_statuses[principal]) == expected
+            assert await read_outcomes(keys_by_principal[principal]) == expected
         # After losing the role writer, the right to read remains, with new credentials.
         await send("admin", "PUT", grants, {"principal": "writer", "role": "reader", "namespace": ["db"]})
         await send("admin", "DELETE", f"{grants}?principal=writer&role=writer&namespace=db")
-        await wait_for_outcomes(written_statuses["writer"], refusals)
+        await wait_for_outcomes(keys_by_principal["writer"], refusals)
         assert await read_outcomes(read_keys(await send("writer", "GET", table))) == ("OK", "AccessDenied")
         await send("admin", "DELETE", "/api/v1/tokens/reader")
-        await wait_for_outcomes(written_statuses["reader"], refusals)
-        assert await read_outcomes(written_statuses["admin"]) == ok
+        await wait_for_outcomes(keys_by_principal["reader"], refusals)
+        assert await read_outcomes(keys_by_principal["admin"]) == ok
 
 
 def _do_overlap(first: str, other: str) -> bool:
@@ -204,8 +207,8 @@ async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Pat
     async with _run_without_polling(tmp_path) as send:
         keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         other_keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
-        for item in (keys, other_keys):
-            assert set((await asyncio.to_thread(_collect_codes, item)).values()) == {"OK"}
+        for table_keys in (keys, other_keys):
+            assert set((await asyncio.to_thread(_collect_codes, table_keys)).values()) == {"OK"}
         await send("DELETE", "/v1/namespaces/db/tables/t")
 
         async def is_refused() -> bool:
@@ -311,41 +314,41 @@ class _Claims:
 
 async def test_credentials_become_invalid_when_their_table_loses_its_location() -> None:
     clock, claims = SimulatedClock(1), _Claims({"t": ["s3://bkt/t"]})
-    ownership = GrantChecker(claims, clock, build_settings(Path("unused"), rights_recheck_s=5))
-    grant = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60)
+    checker = GrantChecker(claims, clock, build_settings(Path("unused"), rights_recheck_s=5))
+    grant = ObjectGrant("t", "s3://bkt/t", True, "w", FAR_FUTURE_MS)
     for _ in range(3):
-        await ownership.check(grant)
+        await checker.check(grant)
     assert claims.calls == 1
-    forged_grant = ObjectGrant("t", "s3://bkt/elsewhere", True, "w", 1 << 60)
+    forged_grant = ObjectGrant("t", "s3://bkt/elsewhere", True, "w", FAR_FUTURE_MS)
     with pytest.raises(Forbidden):
-        await ownership.check(forged_grant)
-    await ownership.check(ObjectGrant("staged", "s3://bkt/new", True, "w", 1 << 60, staged=True))
+        await checker.check(forged_grant)
+    await checker.check(ObjectGrant("staged", "s3://bkt/new", True, "w", FAR_FUTURE_MS, staged=True))
     with pytest.raises(Forbidden, match="dropped"):
-        await ownership.check(ObjectGrant("staged", "s3://bkt/new2", True, "w", 1 << 60))
+        await checker.check(ObjectGrant("staged", "s3://bkt/new2", True, "w", FAR_FUTURE_MS))
     for inside_location in ("s3://bkt/t", "s3://bkt/t/data", "s3://bkt"):
         with pytest.raises(Forbidden):
-            await ownership.check(ObjectGrant("staged", inside_location, True, "w", 1 << 60, staged=True))
+            await checker.check(ObjectGrant("staged", inside_location, True, "w", FAR_FUTURE_MS, staged=True))
     claims.dropped_uuids = {"t"}
-    await ownership.check(grant)
-    clock.advance(6000)
+    await checker.check(grant)
+    clock.advance(6000)  # The checker uses an earlier result for `rights_recheck_s`.
     for is_staged in (True, False):
         with pytest.raises(Forbidden, match="dropped"):
-            await ownership.check(ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, staged=is_staged))
+            await checker.check(ObjectGrant("t", "s3://bkt/t", True, "w", FAR_FUTURE_MS, staged=is_staged))
     claims.dropped_uuids = set()
-    await ownership.check(grant)
-    grant_in_db = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, namespace=("db",))
-    await ownership.check(grant_in_db)
-    await ownership.check(ObjectGrant("staged", "s3://bkt/new", True, "w", 1 << 60, staged=True, namespace=("db",)))
+    await checker.check(grant)
+    grant_in_db = ObjectGrant("t", "s3://bkt/t", True, "w", FAR_FUTURE_MS, namespace=("db",))
+    await checker.check(grant_in_db)
+    await checker.check(ObjectGrant("staged", "s3://bkt/new", True, "w", FAR_FUTURE_MS, staged=True, namespace=("db",)))
     for is_staged in (True, False):
         with pytest.raises(Forbidden, match="moved"):
-            await ownership.check(
-                ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, staged=is_staged, namespace=("other",))
+            await checker.check(
+                ObjectGrant("t", "s3://bkt/t", True, "w", FAR_FUTURE_MS, staged=is_staged, namespace=("other",))
             )
     claims.by_uuid = {"u": ["s3://bkt/t"]}
-    await ownership.check(grant)
+    await checker.check(grant)
     clock.advance(6000)
     with pytest.raises(Forbidden):
-        await ownership.check(grant)
+        await checker.check(grant)
 
 
 class _Logins(_Claims):
@@ -369,11 +372,11 @@ class _Logins(_Claims):
 async def test_role_claims_of_an_issuer_do_not_invalidate_credentials(claim: str) -> None:
     logins = _Logins({"oidc:granted": [RoleGrant("oidc:granted", "reader", ("db",))]})
     settings = build_settings(Path("unused"), auth="token+oidc", oidc_issuer="https://i", oidc_roles_claim=claim)
-    ownership = GrantChecker(logins, SimulatedClock(1), settings)
+    checker = GrantChecker(logins, SimulatedClock(1), settings)
 
     async def is_allowed(principal: str, namespace: tuple[str, ...] = ("db",), *, writable: bool = False) -> bool:
         try:
-            await ownership.check(ObjectGrant("t", "s3://bkt/t", writable, principal, 1 << 60, namespace=namespace))
+            await checker.check(ObjectGrant("t", "s3://bkt/t", writable, principal, FAR_FUTURE_MS, namespace=namespace))
         except Forbidden:
             return False
         return True
@@ -391,9 +394,9 @@ async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, a
     """The setting may have changed after the credentials were issued."""
     logins = _Logins({principal: [RoleGrant(principal, "reader", ("db",))] for principal in ("ann", "oidc:eve")})
     settings = build_settings(Path("unused"), auth=auth, oidc_issuer="https://i")
-    ownership = GrantChecker(logins, SimulatedClock(1), settings)
+    checker = GrantChecker(logins, SimulatedClock(1), settings)
     for principal in ("ann", "oidc:eve"):
-        check = ownership.check(ObjectGrant("t", "s3://bkt/t", False, principal, 1 << 60, namespace=("db",)))
+        check = checker.check(ObjectGrant("t", "s3://bkt/t", False, principal, FAR_FUTURE_MS, namespace=("db",)))
         if principal == accepted_principal:
             await check
         else:

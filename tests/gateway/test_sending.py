@@ -28,31 +28,31 @@ BUDGET_BYTES = 8 << 20
 
 def test_answers_stay_within_the_budget_and_the_share_of_their_principal() -> None:
     rng, budget = random.Random(first_seed()), SendBudget(BUDGET_BYTES, BUDGET_BYTES // 2)
-    budgets: dict[AnswerBudget, tuple[str, int]] = {}
+    answers: dict[AnswerBudget, tuple[str, int]] = {}
     for _ in range(2_000):
-        if budgets and rng.random() < 0.45:
-            id_ = rng.choice(list(budgets))
-            id_.keep(0)
-            id_.keep(0)
-            del budgets[id_]
+        if answers and rng.random() < 0.45:
+            answer_budget = rng.choice(list(answers))
+            answer_budget.keep(0)
+            answer_budget.keep(0)
+            del answers[answer_budget]
         else:
             principal = rng.choice(("a", "a", "a", "b", "c"))
-            id_ = AnswerBudget(budget, principal)
-            size = min(id_.offer, rng.randrange(1, 2 * STEP_BYTES))
-            id_.keep(size)
-            budgets[id_] = (principal, size)
+            answer_budget = AnswerBudget(budget, principal)
+            size = min(answer_budget.offer, rng.randrange(1, 2 * STEP_BYTES))
+            answer_budget.keep(size)
+            answers[answer_budget] = (principal, size)
         budget.check_invariants()
-        total = sum(size for _, size in budgets.values())
-        assert budget.taken_bytes == total <= BUDGET_BYTES + STEP_MIN_BYTES * len(budgets)
-        held_counts: Counter[str] = Counter()
-        for principal, size in budgets.values():
-            held_counts[principal] += size
-        counts = Counter(principal for principal, _ in budgets.values())
+        total = sum(size for _, size in answers.values())
+        assert budget.taken_bytes == total <= BUDGET_BYTES + STEP_MIN_BYTES * len(answers)
+        bytes_by_principal: Counter[str] = Counter()
+        for principal, size in answers.values():
+            bytes_by_principal[principal] += size
+        answer_counts = Counter(principal for principal, _ in answers.values())
         assert all(
-            held_counts[held_count] <= BUDGET_BYTES // 2 + STEP_MIN_BYTES * counts[held_count]
-            for held_count in held_counts
+            held_bytes <= BUDGET_BYTES // 2 + STEP_MIN_BYTES * answer_counts[principal]
+            for principal, held_bytes in bytes_by_principal.items()
         )
-    assert len(budgets) > 100
+    assert len(answers) > 100
 
 
 def test_principal_with_many_slow_readers_leaves_large_steps_to_other_principals() -> None:
@@ -98,23 +98,23 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
             path = paths[number % 2]
             writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             readers.append((path, reader, writer))
-        maximum = 0
+        taken_bytes_max = 0
 
-        async def take(path: str, reader: asyncio.StreamReader) -> None:
-            nonlocal maximum
+        async def read_answer(path: str, reader: asyncio.StreamReader) -> None:
+            nonlocal taken_bytes_max
             await reader.readuntil(b"\r\n\r\n")
-            data, actual = store.objects[to_location(path)].data, 0
-            while actual < len(data):
+            data, received_bytes = store.objects[to_location(path)].data, 0
+            while received_bytes < len(data):
                 piece = await reader.read(65_536)
-                assert piece, f"the answer ended after {actual} of {len(data)} bytes"
-                assert piece == data[actual : actual + len(piece)]
-                actual += len(piece)
-                maximum = max(maximum, budget.taken_bytes)
+                assert piece, f"the answer ended after {received_bytes} of {len(data)} bytes"
+                assert piece == data[received_bytes : received_bytes + len(piece)]
+                received_bytes += len(piece)
+                taken_bytes_max = max(taken_bytes_max, budget.taken_bytes)
 
-        await asyncio.gather(*(take(path, reader) for path, reader, _ in readers))
+        await asyncio.gather(*(read_answer(path, reader) for path, reader, _ in readers))
         for _, _, writer in readers:
             writer.close()
-    assert 0 < maximum <= (1 << 20) + 10 * STEP_MIN_BYTES
+    assert 0 < taken_bytes_max <= (1 << 20) + 10 * STEP_MIN_BYTES
     budget.check_invariants()
     assert budget.taken_bytes == 0
 
@@ -124,7 +124,7 @@ async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
 ) -> None:
     """There are 40 readers that read nothing, and a budget of 1 MiB.
 
-    Connections hold the counted bytes, and headers.
+    Each connection holds only counted bytes, and at most 1 KiB of headers.
     """
     rng = random.Random(1)
     store, path = FakeStore(rng), draw_name(rng)

@@ -35,7 +35,9 @@ from tests.access.keyrings import make_fixed_keyring
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 KEYS = Credentials("AKIAIOSFODNN7EXAMPLE", SECRET, "a/token+")
-text = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=12)
+text = st.text(
+    st.characters(exclude_categories=("Cs", "Cc")), max_size=12
+)  # Neither surrogates nor control characters.
 
 
 def read_signed_request(method: str, url: str, headers: dict[str, str]) -> tuple[SignatureClaim, RequestTarget]:
@@ -46,9 +48,13 @@ def read_signed_request(method: str, url: str, headers: dict[str, str]) -> tuple
     return read_claim(target, presigned_parameters, now_ms=SystemClock().now_ms()), target
 
 
-@given(key=text, names=st.dictionaries(text.filter(bool), text, max_size=3), meta=st.from_regex(r"[!-~]( ?[!-~]){0,9}"))
-def test_requests_are_accepted_only_as_botocore_signed_them(key: str, names: dict[str, str], meta: str) -> None:
-    query = "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in names.items())
+@given(
+    key=text,
+    parameters=st.dictionaries(text.filter(bool), text, max_size=3),
+    meta=st.from_regex(r"[!-~]( ?[!-~]){0,9}"),
+)
+def test_requests_are_accepted_only_as_botocore_signed_them(key: str, parameters: dict[str, str], meta: str) -> None:
+    query = "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in parameters.items())
     url = f"http://host:1/bucket/k{quote(key, safe='/-_.~')}{'?' if query else ''}{query}"
     meta = meta.strip("\n")
     request = AWSRequest("PUT", url, headers={"Host": "host:1", "x-amz-meta-a": meta}, data=b"body")
@@ -127,11 +133,17 @@ CHUNKS = [
 ]
 
 
+DATA_BYTES = 65536 + 1024
+"""The length of the data in the chunks."""
+BODY_BYTES = 66824
+"""The length of the example's body: the data with the lines of the chunks."""
+
+
 def _build_claim(payload: str) -> SignatureClaim:
     return SignatureClaim("AKIAIOSFODNN7EXAMPLE", "", "20130524T000000Z", "us-east-1", ("host",), SEED, payload)
 
 
-def _build_decoder(payload: str = SIGNED, length: int = 66560) -> ChunkDecoder:
+def _build_decoder(payload: str = SIGNED, length: int = DATA_BYTES) -> ChunkDecoder:
     claim = _build_claim(payload)
     return ChunkDecoder(claim, derive_signing_key(SECRET, claim.scope), length)
 
@@ -142,16 +154,16 @@ def _build_example() -> bytes:
     )
 
 
-@given(cuts=st.lists(st.integers(0, 66824), max_size=6))
+@given(cuts=st.lists(st.integers(0, BODY_BYTES), max_size=6))
 def test_signed_chunks_are_decoded_in_pieces_of_any_size(cuts: list[int]) -> None:
     body, decoder = _build_example(), _build_decoder()
     edges = [0, *sorted(cuts), len(body)]
     pieces = [piece for start, end in pairwise(edges) for piece in decoder.feed(body[start:end])]
-    assert b"".join(pieces) == b"a" * 66560
+    assert b"".join(pieces) == b"a" * DATA_BYTES
     assert decoder.finish() == {}
 
 
-@given(position=st.integers(0, 66823), byte=st.integers(1, 255))
+@given(position=st.integers(0, BODY_BYTES - 1), byte=st.integers(1, 255))
 def test_body_with_a_changed_byte_is_never_completed(position: int, byte: int) -> None:
     body = bytearray(_build_example())
     body[position] ^= byte
@@ -162,10 +174,10 @@ def test_body_with_a_changed_byte_is_never_completed(position: int, byte: int) -
         decoder.finish()
     except S3Error:
         # The decoder withholds the last piece of a changed chunk, unless only bytes after the data were changed.
-        assert received_bytes < 66560 or position > 65536 + 1024
+        assert received_bytes < DATA_BYTES or position > DATA_BYTES
     else:
         # The signature covers neither the case of a size's digits nor the last line end.
-        assert received_bytes == 66560
+        assert received_bytes == DATA_BYTES
 
 
 @pytest.mark.parametrize(
@@ -204,30 +216,30 @@ def test_trailers_are_read_and_their_signature_is_verified() -> None:
 def test_credentials_are_the_same_on_every_replica_and_expire() -> None:
     clock = SimulatedClock(1)
     keys = GatewayKeys(make_fixed_keyring(clock=clock), clock, lifetime_s=3600)
-    issued_token = keys.issue("uuid", "s3://b/t", writable=True, principal_name="w")
-    assert 1_800_000 <= issued_token.expires_ms - clock.now_ms() <= 3_600_000
+    credentials = keys.issue("uuid", "s3://b/t", writable=True, principal_name="w")
+    assert 1_800_000 <= credentials.expires_ms - clock.now_ms() <= 3_600_000
     replica = GatewayKeys(make_fixed_keyring(clock=clock), clock, lifetime_s=60)
-    grant, secret = replica.open(issued_token.token, issued_token.access_key_id)
-    assert (grant.location, grant.writable, secret) == ("s3://b/t", True, issued_token.secret_access_key)
-    assert keys.issue("uuid", "s3://b/t", writable=True, principal_name="w") == issued_token
-    foreign = GatewayKeys(make_fixed_keyring(b"o", clock), clock, lifetime_s=3600)
-    other_requests = [
+    grant, secret = replica.open(credentials.token, credentials.access_key_id)
+    assert (grant.location, grant.writable, secret) == ("s3://b/t", True, credentials.secret_access_key)
+    assert keys.issue("uuid", "s3://b/t", writable=True, principal_name="w") == credentials
+    keys_of_other_keyring = GatewayKeys(make_fixed_keyring(b"o", clock), clock, lifetime_s=3600)
+    other_credentials = [
         keys.issue("uuid", "s3://b/t", writable=False, principal_name="w"),
         keys.issue("uuid", "s3://b/u", writable=True, principal_name="w"),
         keys.issue("other", "s3://b/t", writable=True, principal_name="w"),
-        foreign.issue("uuid", "s3://b/t", writable=True, principal_name="w"),
+        keys_of_other_keyring.issue("uuid", "s3://b/t", writable=True, principal_name="w"),
     ]
-    assert len({item.secret_access_key for item in [issued_token, *other_requests]}) == 5
-    assert len({item.access_key_id for item in [issued_token, *other_requests]}) == 5
+    assert len({item.secret_access_key for item in [credentials, *other_credentials]}) == 5
+    assert len({item.access_key_id for item in [credentials, *other_credentials]}) == 5
     with pytest.raises(Forbidden):
-        keys.open(other_requests[3].token, other_requests[3].access_key_id)
+        keys.open(other_credentials[3].token, other_credentials[3].access_key_id)
     with pytest.raises(Forbidden):
-        keys.open(issued_token.token, other_requests[0].access_key_id)
-    for position in range(0, len(issued_token.token), 7):
-        letter = "B" if issued_token.token[position] == "A" else "A"
-        changed_token = issued_token.token[:position] + letter + issued_token.token[position + 1 :]
+        keys.open(credentials.token, other_credentials[0].access_key_id)
+    for position in range(0, len(credentials.token), 7):
+        letter = "B" if credentials.token[position] == "A" else "A"
+        changed_token = credentials.token[:position] + letter + credentials.token[position + 1 :]
         with pytest.raises(Forbidden):
-            keys.open(changed_token, issued_token.access_key_id)
+            keys.open(changed_token, credentials.access_key_id)
     clock.advance(3_601_000)
     with pytest.raises(ExpiredGrant):
-        keys.open(issued_token.token, issued_token.access_key_id)
+        keys.open(credentials.token, credentials.access_key_id)

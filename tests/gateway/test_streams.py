@@ -84,8 +84,9 @@ def test_signed_chunks_are_stored_but_changed_chunks_are_not(keys: Keys, client:
     for name, change in (("good", b""), ("bad", b"b"), ("last", b"c"), ("cut", b"cut")):
         target, signed_headers = keys.sign("PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **options)
         body = _build_chunks(signed_headers, keys, data)
-        if change == b"cut":
-            body = body[: len(body) - 86 - 102] + body[-86:]
+        if change == b"cut":  # Remove the data of the third chunk. Keep its first line and the empty last chunk.
+            last_chunk_bytes, removed_bytes = 86, len(data[2] + b"\r\n")
+            body = body[: len(body) - last_chunk_bytes - removed_bytes] + body[-last_chunk_bytes:]
         elif change:
             body = body.replace(change * 100, b"x" + change * 99, 1)
         with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
@@ -191,18 +192,18 @@ def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> No
             with closing(keys.make_client()) as client:
                 object_address = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
                 client.put_object(**object_address, Body=b"x" * 4 * MEBIBYTE)
-                proxy.cut_after = MEBIBYTE
+                proxy.cut_after_bytes = MEBIBYTE
                 assert client.get_object(**object_address)["Body"].read() == b"x" * 4 * MEBIBYTE, (
                     "the gateway must continue the answer after each cut"
                 )
-                proxy.dies = True
+                proxy.stops_after_cut = True
                 with pytest.raises(Exception, match=r"(?i)incomplete|closed|reset|broken|aborted"):
                     client.get_object(**object_address)["Body"].read()
-                proxy.cut_after = 0
+                proxy.cut_after_bytes = 0
                 with pytest.raises(ClientError) as raised_error:
                     client.get_object(**object_address)
                 assert raised_error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
-                proxy.dies, proxy.cut_after = False, 1 << 40
+                proxy.stops_after_cut, proxy.cut_after_bytes = False, 1 << 40
                 assert len(client.get_object(**object_address)["Body"].read()) == 4 * MEBIBYTE
 
 
@@ -212,8 +213,8 @@ class _CuttingProxy:
     def __init__(self, s3: S3) -> None:
         self.port = choose_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.cut_after = 1 << 40
-        self.dies = False
+        self.cut_after_bytes = 1 << 40
+        self.stops_after_cut = False
         """If True, the proxy forwards nothing after the next cut."""
         self._store_address = urlsplit(s3.endpoint)
         self._listener = socket.create_server(("127.0.0.1", self.port))
@@ -232,18 +233,18 @@ class _CuttingProxy:
             threading.Thread(target=self._forward, args=(client, store, False), daemon=True).start()
             threading.Thread(target=self._forward, args=(store, client, True), daemon=True).start()
 
-    def _forward(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, are_answers: bool) -> None:
         sent_bytes = 0
         with source, target:
             try:
                 while data := source.recv(65536):
                     sent_bytes += len(data)
-                    if answers and sent_bytes > self.cut_after:
-                        if self.dies:
-                            self.cut_after = 0
+                    if are_answers and sent_bytes > self.cut_after_bytes:
+                        if self.stops_after_cut:
+                            self.cut_after_bytes = 0
                         break
                     target.sendall(data)
-                for item in (source, target):
-                    item.shutdown(socket.SHUT_RDWR)
+                for connection in (source, target):
+                    connection.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return

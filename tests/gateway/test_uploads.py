@@ -20,7 +20,7 @@ from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.local import DurableFolders
 from tests.gateway.rig import GatewayRig
 
-PLACE = "s3://b/t/o"
+LOCATION = "s3://b/t/o"
 
 
 def _build_uploads(folder: Path, limit: int = 4, abandoned_s: float = 100, warehouse_name: str = "") -> Uploads:
@@ -28,54 +28,59 @@ def _build_uploads(folder: Path, limit: int = 4, abandoned_s: float = 100, wareh
     return Uploads(staging, limit=limit, abandoned_s=abandoned_s, warehouse_name=warehouse_name)
 
 
+def _create_upload(uploads: Uploads, principal: str, *, limit: int) -> str:
+    """Start an upload, and return its id. The principal may have `limit` unfinished uploads."""
+    return uploads.create(LOCATION, os.urandom(16), principal, limit, {})
+
+
 def test_uploads_are_limited_for_each_principal_and_in_total(tmp_path: Path) -> None:
     uploads = _build_uploads(tmp_path)
-    ids = [uploads.create(PLACE, os.urandom(16), "ann", 2, {}) for _ in range(2)]
+    ids = [_create_upload(uploads, "ann", limit=2) for _ in range(2)]
     with pytest.raises(TooManyRequests, match="ann has 2 unfinished uploads"):
-        uploads.create(PLACE, os.urandom(16), "ann", 2, {})
-    uploads.create(PLACE, os.urandom(16), "bob", 2, {})
-    uploads.create(PLACE, os.urandom(16), "cat", 2, {})
+        _create_upload(uploads, "ann", limit=2)
+    _create_upload(uploads, "bob", limit=2)
+    _create_upload(uploads, "cat", limit=2)
     with pytest.raises(RetryLater, match="4 unfinished uploads"):
-        uploads.create(PLACE, os.urandom(16), "dan", 2, {})
-    uploads.abort(PLACE, ids[0])
-    uploads.create(PLACE, os.urandom(16), "ann", 2, {})
+        _create_upload(uploads, "dan", limit=2)
+    uploads.abort(LOCATION, ids[0])
+    _create_upload(uploads, "ann", limit=2)
     with pytest.raises(S3Error, match="does not exist"):
-        uploads.check(PLACE, ids[0])
-    uploads.check(PLACE, ids[1])
+        uploads.check(LOCATION, ids[0])
+    uploads.check(LOCATION, ids[1])
     for invalid_id in ("", "..", ids[1][:-1], ids[1].upper() + "0"):
         with pytest.raises(S3Error, match="does not exist"):
-            uploads.check(PLACE, invalid_id)
+            uploads.check(LOCATION, invalid_id)
     with pytest.raises(S3Error, match="does not exist"):
-        uploads.check(PLACE + "2", ids[1])
+        uploads.check(LOCATION + "2", ids[1])
 
 
 def test_each_warehouse_has_its_own_limit_of_uploads(tmp_path: Path) -> None:
-    warehouses = [_build_uploads(tmp_path, limit=2, warehouse_name=name) for name in ("", "sales", "stock")]
+    uploads_of_warehouses = [_build_uploads(tmp_path, limit=2, warehouse_name=name) for name in ("", "sales", "stock")]
     ids = []
-    for uploads in warehouses:
+    for uploads in uploads_of_warehouses:
         for name in ("ann", "bob"):
-            ids.append(uploads.create(PLACE, os.urandom(16), name, 2, {}))
+            ids.append(_create_upload(uploads, name, limit=2))
             with pytest.raises((TooManyRequests, RetryLater)):
-                uploads.create(PLACE, os.urandom(16), name, 2, {})
+                _create_upload(uploads, name, limit=2)
     for number, upload_id in enumerate(ids):
-        for uploads in warehouses:
-            if uploads is warehouses[number // 2]:
-                uploads.check(PLACE, upload_id)
+        for uploads in uploads_of_warehouses:
+            if uploads is uploads_of_warehouses[number // 2]:  # Each warehouse has two uploads.
+                uploads.check(LOCATION, upload_id)
             else:
                 with pytest.raises(S3Error, match="does not exist"):
-                    uploads.check(PLACE, upload_id)
+                    uploads.check(LOCATION, upload_id)
 
 
 def test_uploads_without_changes_are_deleted(tmp_path: Path) -> None:
     uploads = _build_uploads(tmp_path)
-    old_upload, new_upload = (uploads.create(PLACE, os.urandom(16), "ann", 1, {}) for _ in range(2))
+    old_upload, new_upload = (_create_upload(uploads, "ann", limit=1) for _ in range(2))
     root = next(path for path in tmp_path.rglob(f"*{old_upload}"))
     now_s = root.stat().st_mtime
     os.utime(root, (now_s - 101, now_s - 101))
     uploads.delete_abandoned(now_s)
     with pytest.raises(S3Error, match="does not exist"):
-        uploads.check(PLACE, old_upload)
-    uploads.check(PLACE, new_upload)
+        uploads.check(LOCATION, old_upload)
+    uploads.check(LOCATION, new_upload)
 
 
 def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: GatewayRig) -> None:

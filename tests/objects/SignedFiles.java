@@ -9,7 +9,10 @@ import org.apache.iceberg.io.InputFile;
 import org.apache.iceberg.io.PositionOutputStream;
 import org.apache.iceberg.io.SeekableInputStream;
 
-/** Iceberg's own S3FileIO at work on one table: arguments are its location, another's file, then name=value properties. */
+/**
+  * Use Iceberg's S3FileIO on the files of one table. The arguments are the location of the table, a file of another
+  * table, and then properties in the form name=value.
+  */
 public class SignedFiles {
   public static void main(String[] args) throws Exception {
     String table = args[0];
@@ -49,7 +52,7 @@ public class SignedFiles {
       } catch (RuntimeException expected) {
         refused = true;
       }
-      check(refused, "another table's file is out of reach");
+      check(refused, "another table's file is refused");
     }
     System.out.println("ALL DONE");
   }

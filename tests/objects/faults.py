@@ -51,41 +51,41 @@ class FaultyObjects:
         self._scripts.setdefault(operation, deque()).extend(faults)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        fault = await self._act_before("read", location)
+        fault = await self._apply_fault_before("read", location)
         data = await self.inner.read(location, limit_bytes=limit_bytes)
-        self._act_after(fault, location)
+        self._apply_fault_after(fault, location)
         return data
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
-        fault = await self._act_before("read", location)
+        fault = await self._apply_fault_before("read", location)
         data = await self.inner.read_range(location, start, length)
-        self._act_after(fault, location)
+        self._apply_fault_after(fault, location)
         return data
 
     async def exists(self, location: str) -> bool:
-        fault = await self._act_before("exists", location)
+        fault = await self._apply_fault_before("exists", location)
         result = await self.inner.exists(location)
-        self._act_after(fault, location)
+        self._apply_fault_after(fault, location)
         return result
 
     async def check_links(self, locations: Sequence[str]) -> None:
         await self.inner.check_links(locations)
 
     async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
-        fault = await self._act_before("create", location)
+        fault = await self._apply_fault_before("create", location)
         await self.inner.create(location, data, durable=durable)
-        self._act_after(fault, location)
+        self._apply_fault_after(fault, location)
 
     async def delete(self, location: str) -> None:
-        fault = await self._act_before("delete", location)
+        fault = await self._apply_fault_before("delete", location)
         await self.inner.delete(location)
-        self._act_after(fault, location)
+        self._apply_fault_after(fault, location)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        fault = await self._act_before("list", prefix)
+        fault = await self._apply_fault_before("list", prefix)
         async for info in self.inner.list(prefix):
             yield info
-        self._act_after(fault, prefix)
+        self._apply_fault_after(fault, prefix)
 
     def list_uploads(self, prefix: str) -> AsyncIterator[Upload]:
         return self.inner.list_uploads(prefix)
@@ -94,9 +94,9 @@ class FaultyObjects:
         return await self.inner.abort_uploads(uploads)
 
     async def ping(self) -> None:
-        fault = await self._act_before("ping", "")
+        fault = await self._apply_fault_before("ping", "")
         await self.inner.ping()
-        self._act_after(fault, "")
+        self._apply_fault_after(fault, "")
 
     def _draw_fault(self, operation: str) -> Fault | None:
         fault_script = self._scripts.get(operation)
@@ -111,7 +111,8 @@ class FaultyObjects:
             point -= rate
         return None
 
-    async def _act_before(self, operation: str, location: str) -> Fault | None:
+    async def _apply_fault_before(self, operation: str, location: str) -> Fault | None:
+        """Draw the fault of a call, and return it. Raise the error of a fault that prevents the call."""
         fault = self._draw_fault(operation)
         self.trace.append(f"{operation} {fault.name if fault else 'ok'}")
         if fault is Fault.BEFORE:
@@ -124,6 +125,7 @@ class FaultyObjects:
             await asyncio.sleep(self._slow_s)
         return fault
 
-    def _act_after(self, fault: Fault | None, location: str) -> None:
+    def _apply_fault_after(self, fault: Fault | None, location: str) -> None:
+        """Raise an error after the call if its reply is lost."""
         if fault is Fault.LOST_REPLY:
             raise RetryLater(f"injected: the reply for {location!r} was lost")

@@ -19,8 +19,8 @@ from yarl import URL
 class Misbehaviour:
     """Faults of the proxy.
 
-    Each of the next PUTs decreases a count. `delay_s` and `hang_all` apply to every request. `requests` has the
-    received requests as `METHOD status-of-the-server`.
+    An integer is the number of the next PUTs that have this fault. `delay_s` and `hang_all` apply to every request.
+    `requests` has the method and the server's status of each received request.
     """
 
     lose_replies: int = 0
@@ -37,41 +37,41 @@ class Misbehaviour:
 @asynccontextmanager
 async def run_misbehaving_proxy(upstream: str, port: int) -> AsyncIterator[Misbehaviour]:
     """Run a proxy on 127.0.0.1:`port` before the server at `upstream`."""
-    mode = Misbehaviour()
+    misbehaviour = Misbehaviour()
     async with aiohttp.ClientSession(auto_decompress=False) as session:
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await _forward(mode, session, upstream, request)
+            return await _forward(misbehaviour, session, upstream, request)
 
         runner = web.ServerRunner(web.Server(handle), shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()
         try:
-            yield mode
+            yield misbehaviour
         finally:
             await runner.cleanup()
 
 
 async def _forward(
-    mode: Misbehaviour, session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest
+    misbehaviour: Misbehaviour, session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest
 ) -> web.StreamResponse:
     """Pass the request to the S3 server, with the faults that are switched on."""
     body = await request.read()
     is_put = request.method == "PUT"
-    if mode.delay_s:
-        await asyncio.sleep(mode.delay_s)
-    if mode.hang_all or (is_put and mode.hang):
-        mode.requests.append(f"{request.method} hung")
+    if misbehaviour.delay_s:
+        await asyncio.sleep(misbehaviour.delay_s)
+    if misbehaviour.hang_all or (is_put and misbehaviour.hang):
+        misbehaviour.requests.append(f"{request.method} hung")
         await asyncio.sleep(60)
-    if is_put and mode.drop_requests:
-        mode.drop_requests -= 1
-        mode.requests.append("PUT dropped")
+    if is_put and misbehaviour.drop_requests:
+        misbehaviour.drop_requests -= 1
+        misbehaviour.requests.append("PUT dropped")
         return _break_connection(request)
-    if is_put and mode.conditional_501 and "If-None-Match" in request.headers:
-        mode.requests.append("PUT 501")
+    if is_put and misbehaviour.conditional_501 and "If-None-Match" in request.headers:
+        misbehaviour.requests.append("PUT 501")
         return web.Response(status=501, text="<Error><Code>NotImplemented</Code></Error>")
-    if is_put and mode.before_put is not None:
-        mode.before_put()
+    if is_put and misbehaviour.before_put is not None:
+        misbehaviour.before_put()
     skip = ("Content-Type", "User-Agent", "Accept", "Accept-Encoding")
     async with session.request(
         request.method,
@@ -81,12 +81,12 @@ async def _forward(
         skip_auto_headers=skip,
     ) as answer:
         content = await answer.read()
-        mode.requests.append(f"{request.method} {answer.status}")
-        if is_put and mode.lose_replies:
-            mode.lose_replies -= 1
+        misbehaviour.requests.append(f"{request.method} {answer.status}")
+        if is_put and misbehaviour.lose_replies:
+            misbehaviour.lose_replies -= 1
             return _break_connection(request)
-        if is_put and mode.answer_500_after:
-            mode.answer_500_after -= 1
+        if is_put and misbehaviour.answer_500_after:
+            misbehaviour.answer_500_after -= 1
             return web.Response(status=500, text="<Error><Code>InternalError</Code></Error>")
         kept_headers = {
             k: v for k, v in answer.headers.items() if k.lower() not in ("content-length", "transfer-encoding")

@@ -57,7 +57,7 @@ async def test_slow_storage_call_succeeds(store: FaultyObjects, base: str) -> No
 
 
 async def test_same_seed_causes_the_same_faults(tmp_path: Path) -> None:
-    async def run_objects(home: Path, seed: int) -> list[str]:
+    async def call_store(home: Path, seed: int) -> list[str]:
         """Return the trace of injected faults after 40 creations and deletions."""
         settings = Settings(home=home)
         async with open_objects(settings, SystemClock()) as inner:
@@ -73,8 +73,8 @@ async def test_same_seed_causes_the_same_faults(tmp_path: Path) -> None:
                         pass
             return faulty.trace
 
-    first_names = await run_objects(tmp_path / "a", 7)
-    assert first_names == await run_objects(tmp_path / "b", 7)
-    assert first_names != await run_objects(tmp_path / "c", 8)
-    assert {line.split()[1] for line in first_names} == {"ok", "BEFORE", "LOST_REPLY", "FULL"}
-    assert "delete FULL" not in first_names
+    first_trace = await call_store(tmp_path / "a", 7)
+    assert first_trace == await call_store(tmp_path / "b", 7)
+    assert first_trace != await call_store(tmp_path / "c", 8)
+    assert {line.split()[1] for line in first_trace} == {"ok", "BEFORE", "LOST_REPLY", "FULL"}
+    assert "delete FULL" not in first_trace

@@ -20,28 +20,28 @@ ROOTS = ["file:///srv/warehouse", "s3://lake/warehouse", "s3://lake", "file:///"
 UUID = uuid.UUID("0190b5a2-0000-7000-8000-000000000000")
 
 any_name = st.text(min_size=1, max_size=300)
-nasty_name = st.text(alphabet="./\\%2eEfF5cC \x00\n~:?#&+é漢", min_size=1, max_size=20)
+hostile_name = st.text(alphabet="./\\%2eEfF5cC \x00\n~:?#&+é漢", min_size=1, max_size=20)
 
 
 def assert_inside(location: str, root: str) -> None:
     """Check the location as written, decoded repeatedly, as a POSIX path, and with backslashes as slashes."""
     scheme, _, location_path = location.partition("://")
-    root_scheme, _, root_rest = root.partition("://")
+    root_scheme, _, root_path = root.partition("://")
     assert scheme == root_scheme
-    reading = location_path
-    for _ in range(5):
-        for path in (reading, reading.replace("\\", "/")):
+    decoded_path = location_path
+    for _ in range(5):  # More often than any reader decodes a location.
+        for path in (decoded_path, decoded_path.replace("\\", "/")):
             assert posixpath.normpath(path) == path.rstrip("/"), f"{path!r} is not plain"
-            assert root_rest.rstrip("/") == "" or path.startswith(root_rest.rstrip("/") + "/")
+            assert root_path.rstrip("/") == "" or path.startswith(root_path.rstrip("/") + "/")
             assert ".." not in PurePosixPath(path).parts
-        reading = unquote(reading)
+        decoded_path = unquote(decoded_path)
     parts = urlsplit(location)
     assert not parts.query
     assert not parts.fragment
     assert parts.netloc == urlsplit(root).netloc
 
 
-@given(st.lists(st.one_of(any_name, nasty_name), min_size=1, max_size=4), st.one_of(any_name, nasty_name))
+@given(st.lists(st.one_of(any_name, hostile_name), min_size=1, max_size=4), st.one_of(any_name, hostile_name))
 @example(["..", "..", ".."], "..")
 @example(["/etc"], "passwd")
 @example(["%2e%2e%2f"], "%252e%252e")
@@ -110,7 +110,7 @@ def test_spellings_of_one_location_are_normalised(written_location: str, normal:
     assert Warehouse("file:///srv/wh", ["s3://lake"]).check(written_location) == normal
 
 
-BAD = [
+INVALID_LOCATIONS = [
     ("", "not a URI"),
     ("/srv/wh/t", "not a URI"),
     ("t", "not a URI"),
@@ -153,7 +153,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("location", "reason"), BAD)
+@pytest.mark.parametrize(("location", "reason"), INVALID_LOCATIONS)
 def test_error_names_an_invalid_location_and_the_reason(location: str, reason: str) -> None:
     warehouse = Warehouse("file:///srv/wh", ["s3://lake/wh"])
     with pytest.raises(BadRequest) as error:

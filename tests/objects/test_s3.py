@@ -101,39 +101,42 @@ async def open_through_proxy(
 ) -> AsyncIterator[tuple[ObjectStore, Misbehaviour, str]]:
     port = choose_free_port()
     settings = build_settings(s3, bucket, s3_endpoint=f"http://127.0.0.1:{port}", **changes)
-    async with run_misbehaving_proxy(s3.endpoint, port) as mode, open_objects(settings, SystemClock()) as objects:
-        yield objects, mode, f"s3://{bucket}/warehouse"
+    async with (
+        run_misbehaving_proxy(s3.endpoint, port) as misbehaviour,
+        open_objects(settings, SystemClock()) as objects,
+    ):
+        yield objects, misbehaviour, f"s3://{bucket}/warehouse"
 
 
 async def test_write_with_a_lost_reply_is_recognised_by_its_writer(s3: S3, s3_bucket: str) -> None:
-    async with open_through_proxy(s3, s3_bucket) as (objects, mode, base):
-        mode.lose_replies = 1
+    async with open_through_proxy(s3, s3_bucket) as (objects, misbehaviour, base):
+        misbehaviour.lose_replies = 1
         await objects.create(f"{base}/x", b"mine")
-        assert mode.requests == ["PUT 200", "GET 200"]
+        assert misbehaviour.requests == ["PUT 200", "GET 200"]
         assert await objects.read(f"{base}/x") == b"mine"
 
 
 async def test_retry_after_a_successful_first_attempt_is_not_a_conflict(s3: S3, s3_bucket: str) -> None:
-    async with open_through_proxy(s3, s3_bucket, storage_retries=2) as (objects, mode, base):
-        mode.answer_500_after = 1
+    async with open_through_proxy(s3, s3_bucket, storage_retries=2) as (objects, misbehaviour, base):
+        misbehaviour.answer_500_after = 1
         await objects.create(f"{base}/x", b"mine")
-        assert mode.requests == ["PUT 200", "PUT 412", "GET 200"]
+        assert misbehaviour.requests == ["PUT 200", "PUT 412", "GET 200"]
 
 
 async def test_lost_reply_over_another_writers_object_is_a_conflict_even_with_equal_bytes(
     s3: S3, s3_bucket: str
 ) -> None:
-    async with open_through_proxy(s3, s3_bucket) as (objects, mode, base):
+    async with open_through_proxy(s3, s3_bucket) as (objects, misbehaviour, base):
         await objects.create(f"{base}/x", b"same")
-        mode.lose_replies = 1
+        misbehaviour.lose_replies = 1
         with pytest.raises(ObjectExists):
             await objects.create(f"{base}/x", b"same")
         assert await objects.read(f"{base}/x") == b"same"
 
 
 async def test_request_that_never_arrived_is_not_reported_as_written(s3: S3, s3_bucket: str) -> None:
-    async with open_through_proxy(s3, s3_bucket) as (objects, mode, base):
-        mode.drop_requests = 1
+    async with open_through_proxy(s3, s3_bucket) as (objects, misbehaviour, base):
+        misbehaviour.drop_requests = 1
         with pytest.raises(RetryLater, match="did not answer"):
             await objects.create(f"{base}/x", b"x")
         assert not await objects.exists(f"{base}/x")
@@ -141,19 +144,19 @@ async def test_request_that_never_arrived_is_not_reported_as_written(s3: S3, s3_
 
 
 async def test_request_to_a_hanging_store_ends_at_its_time_limit(s3: S3, s3_bucket: str) -> None:
-    async with open_through_proxy(s3, s3_bucket, storage_timeout_s=0.5) as (objects, mode, base):
-        mode.hang = True
+    async with open_through_proxy(s3, s3_bucket, storage_timeout_s=0.5) as (objects, misbehaviour, base):
+        misbehaviour.hang = True
         async with asyncio.timeout(60):
             with pytest.raises(RetryLater):
                 await objects.create(f"{base}/x", b"x")
 
 
 async def test_store_without_conditional_writes_is_read_before_a_write(s3: S3, s3_bucket: str) -> None:
-    async with open_through_proxy(s3, s3_bucket) as (objects, mode, base):
-        mode.conditional_501 = True
+    async with open_through_proxy(s3, s3_bucket) as (objects, misbehaviour, base):
+        misbehaviour.conditional_501 = True
         await objects.create(f"{base}/x", b"1")
         await objects.create(f"{base}/y", b"2")
-        assert mode.requests == ["PUT 501", "HEAD 404", "PUT 200", "HEAD 404", "PUT 200"]
+        assert misbehaviour.requests == ["PUT 501", "HEAD 404", "PUT 200", "HEAD 404", "PUT 200"]
         with pytest.raises(ObjectExists):
             await objects.create(f"{base}/x", b"other")
         assert await objects.read(f"{base}/x") == b"1"
@@ -161,14 +164,14 @@ async def test_store_without_conditional_writes_is_read_before_a_write(s3: S3, s
 
 async def test_store_that_drops_metadata_is_compared_by_bytes(s3: S3, s3_bucket: str) -> None:
     client = s3.client()
-    async with open_through_proxy(s3, s3_bucket) as (objects, mode, base):
+    async with open_through_proxy(s3, s3_bucket) as (objects, misbehaviour, base):
 
         def put_as_somebody_else(body: bytes, name: str) -> Any:
             return lambda: client.put_object(Bucket=s3_bucket, Key=f"warehouse/{name}", Body=body)
 
-        mode.before_put = put_as_somebody_else(b"mine", "x")
+        misbehaviour.before_put = put_as_somebody_else(b"mine", "x")
         await objects.create(f"{base}/x", b"mine")
-        mode.before_put = put_as_somebody_else(b"theirs", "y")
+        misbehaviour.before_put = put_as_somebody_else(b"theirs", "y")
         with pytest.raises(ObjectExists):
             await objects.create(f"{base}/y", b"mine")
     client.close()

@@ -24,6 +24,7 @@ from seamark.metaserver.settings.settings import Settings
 from tests.services.s3 import S3
 
 NOW_MS = 1_795_000_000_000
+"""The time of the signatures, 2026-11-18T11:06:40Z."""
 TABLE = "s3://lake/wh/t1-abc"
 LOCAL_SETTINGS = Settings(
     s3_endpoint="http://store:9000",
@@ -31,14 +32,14 @@ LOCAL_SETTINGS = Settings(
     s3_secret_access_key="SECRET",
     s3_client_access="signing",
 )
-VIRTUAL = Settings(
+VIRTUAL_HOST_SETTINGS = Settings(
     s3_endpoint="http://store:9000",
     s3_access_key_id="AKID",
     s3_secret_access_key="SECRET",
     s3_client_access="signing",
     s3_path_style=False,
 )
-AWS = Settings(s3_access_key_id="AKID", s3_secret_access_key="SECRET", s3_client_access="signing")
+AWS_SETTINGS = Settings(s3_access_key_id="AKID", s3_secret_access_key="SECRET", s3_client_access="signing")
 
 
 def build_sign_request(
@@ -139,10 +140,10 @@ async def test_multipart_uploads_are_signed_step_by_step(client: SigningClient) 
     ) as response:
         assert response.status == 200
         etag = response.headers["ETag"]
-    signed_answer = (
+    complete_body = (
         f"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part></CompleteMultipartUpload>"
     )
-    assert (await client.call("POST", f"/wh/t1-abc/big?uploadId={upload_id}", signed_answer.encode()))[0] == 200
+    assert (await client.call("POST", f"/wh/t1-abc/big?uploadId={upload_id}", complete_body.encode()))[0] == 200
     assert await client.call("GET", "/wh/t1-abc/big") == (200, part)
 
 
@@ -229,13 +230,13 @@ REQUESTS_INSIDE_THE_TABLE = [
         {"x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER"},
     ),
     (LOCAL_SETTINGS, "PUT", "http://store:9000/lake/wh/t1-abc/x?tagging", {"x-amz-checksum-crc32": "AAAAAA=="}),
-    (VIRTUAL, "GET", "http://lake.store:9000/wh/t1-abc/x", {}),
-    (VIRTUAL, "GET", "http://store:9000/lake/wh/t1-abc/x", {}),
-    (VIRTUAL, "GET", "http://lake.store:9000/?list-type=2&prefix=wh/t1-abc/data/", {}),
-    (AWS, "GET", "https://lake.s3.us-east-1.amazonaws.com/wh/t1-abc/x", {}),
-    (AWS, "GET", "https://s3.us-east-1.amazonaws.com/lake/wh/t1-abc/x", {}),
-    (AWS, "GET", "https://lake.s3.amazonaws.com/wh/t1-abc/x", {}),
-    (AWS, "GET", "https://lake.s3.dualstack.us-east-1.amazonaws.com:443/wh/t1-abc/x", {}),
+    (VIRTUAL_HOST_SETTINGS, "GET", "http://lake.store:9000/wh/t1-abc/x", {}),
+    (VIRTUAL_HOST_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc/x", {}),
+    (VIRTUAL_HOST_SETTINGS, "GET", "http://lake.store:9000/?list-type=2&prefix=wh/t1-abc/data/", {}),
+    (AWS_SETTINGS, "GET", "https://lake.s3.us-east-1.amazonaws.com/wh/t1-abc/x", {}),
+    (AWS_SETTINGS, "GET", "https://s3.us-east-1.amazonaws.com/lake/wh/t1-abc/x", {}),
+    (AWS_SETTINGS, "GET", "https://lake.s3.amazonaws.com/wh/t1-abc/x", {}),
+    (AWS_SETTINGS, "GET", "https://lake.s3.dualstack.us-east-1.amazonaws.com:443/wh/t1-abc/x", {}),
 ]
 
 
@@ -262,14 +263,14 @@ REQUESTS_OUTSIDE_THE_TABLE = [
     (LOCAL_SETTINGS, "GET", "http://store:9001/lake/wh/t1-abc/x", {}),
     (LOCAL_SETTINGS, "GET", "http://lake.store:9000/wh/t1-abc/x", {}),
     (LOCAL_SETTINGS, "GET", "http://store:9000/lake/wh/t1-abc/x", {"Host": "secrets.store:9000"}),
-    (VIRTUAL, "GET", "http://other.store:9000/wh/t1-abc/x", {}),
-    (VIRTUAL, "GET", "http://lake.evil:9000/wh/t1-abc/x", {}),
-    (VIRTUAL, "GET", "http://lakestore:9000/wh/t1-abc/x", {}),
-    (AWS, "GET", "http://lake.s3.us-east-1.amazonaws.com/wh/t1-abc/x", {}),
-    (AWS, "GET", "https://lake.s3.eu-west-1.amazonaws.com/wh/t1-abc/x", {}),
-    (AWS, "GET", "https://lake.s3.us-east-1.amazonaws.com.evil.com/wh/t1-abc/x", {}),
-    (AWS, "GET", "https://evil.com/lake/wh/t1-abc/x", {}),
-    (AWS, "POST", "https://sts.us-east-1.amazonaws.com/lake/wh/t1-abc/x", {}),
+    (VIRTUAL_HOST_SETTINGS, "GET", "http://other.store:9000/wh/t1-abc/x", {}),
+    (VIRTUAL_HOST_SETTINGS, "GET", "http://lake.evil:9000/wh/t1-abc/x", {}),
+    (VIRTUAL_HOST_SETTINGS, "GET", "http://lakestore:9000/wh/t1-abc/x", {}),
+    (AWS_SETTINGS, "GET", "http://lake.s3.us-east-1.amazonaws.com/wh/t1-abc/x", {}),
+    (AWS_SETTINGS, "GET", "https://lake.s3.eu-west-1.amazonaws.com/wh/t1-abc/x", {}),
+    (AWS_SETTINGS, "GET", "https://lake.s3.us-east-1.amazonaws.com.evil.com/wh/t1-abc/x", {}),
+    (AWS_SETTINGS, "GET", "https://evil.com/lake/wh/t1-abc/x", {}),
+    (AWS_SETTINGS, "POST", "https://sts.us-east-1.amazonaws.com/lake/wh/t1-abc/x", {}),
     (LOCAL_SETTINGS, "GET", "http://store:9000/", {}),
     (LOCAL_SETTINGS, "GET", "http://store:9000", {}),
     (LOCAL_SETTINGS, "GET", "http://store:9000/lake", {}),
@@ -388,15 +389,15 @@ MALFORMED_REQUESTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("request_", "names"), MALFORMED_REQUESTS)
-def test_error_of_a_malformed_signing_request_names_its_fault(request_: dict[str, Any], names: str) -> None:
+@pytest.mark.parametrize(("request_", "fault"), MALFORMED_REQUESTS)
+def test_error_of_a_malformed_signing_request_names_its_fault(request_: dict[str, Any], fault: str) -> None:
     with pytest.raises(BadRequest) as error:
         sign_request(request_)
-    assert names in error.value.message
+    assert fault in error.value.message
 
 
 KEY = "wh/t1-abc/x"
-BODIES: list[tuple[str | None, type[Exception]]] = [
+REFUSED_DELETE_BODIES: list[tuple[str | None, type[Exception]]] = [
     (None, BadRequest),
     ("", BadRequest),
     ("no xml", BadRequest),
@@ -428,7 +429,7 @@ BODIES: list[tuple[str | None, type[Exception]]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "error"), BODIES, ids=range(len(BODIES)))
+@pytest.mark.parametrize(("body", "error"), REFUSED_DELETE_BODIES, ids=range(len(REFUSED_DELETE_BODIES)))
 def test_delete_body_with_objects_outside_the_table_is_not_signed(body: str | None, error: type[Exception]) -> None:
     with pytest.raises(error):
         sign_request(build_sign_request("POST", "http://store:9000/lake?delete", body=body))
@@ -482,9 +483,9 @@ def test_repr_of_credentials_contains_no_secret() -> None:
     assert "SECRET" not in repr(credentials.load_server_keys(LOCAL_SETTINGS))
 
 
-_INSIDE = "prefix=wh%2Ft1-abc%2F"
+_PREFIX_OF_TABLE = "prefix=wh%2Ft1-abc%2F"
 _LISTING_URL = "http://store:9000/lake?list-type=2&"
-_UPLOAD = "http://store:9000/lake/wh/t1-abc/x?partNumber=1&uploadId="
+_UPLOAD_URL = "http://store:9000/lake/wh/t1-abc/x?partNumber=1&uploadId="
 
 
 @pytest.mark.parametrize(
@@ -499,16 +500,16 @@ _UPLOAD = "http://store:9000/lake/wh/t1-abc/x?partNumber=1&uploadId="
                 *("wh/t1-abc/%00", "wh/t1-abc/a%0A", "wh/t1-abc//../t2", "wh/t1-abc/x/%2E./%2E%2E/t2"),
             )
         ),
-        f"http://store:9000/lake?{_INSIDE}..%2Ft2%2F",
-        f"http://store:9000/lake?{_INSIDE}&marker=wh/t2/",
-        f"{_LISTING_URL}{_INSIDE}&start-after=wh/t1-abc/../t2/",
-        f"{_LISTING_URL}{_INSIDE}&start-after=wh/t2/a",
-        f"{_LISTING_URL}{_INSIDE}&continuation-token=../t2/x",
-        f"{_LISTING_URL}{_INSIDE}&continuation-token=%252e%252e%252Ft2",
-        f"{_LISTING_URL}{_INSIDE}&delimiter=..",
-        f"{_LISTING_URL}{_INSIDE}&encoding-type=../x",
-        f"{_UPLOAD}..%2F..%2Ft2",
-        f"{_UPLOAD}%252e%252e%252Ft2",
+        f"http://store:9000/lake?{_PREFIX_OF_TABLE}..%2Ft2%2F",
+        f"http://store:9000/lake?{_PREFIX_OF_TABLE}&marker=wh/t2/",
+        f"{_LISTING_URL}{_PREFIX_OF_TABLE}&start-after=wh/t1-abc/../t2/",
+        f"{_LISTING_URL}{_PREFIX_OF_TABLE}&start-after=wh/t2/a",
+        f"{_LISTING_URL}{_PREFIX_OF_TABLE}&continuation-token=../t2/x",
+        f"{_LISTING_URL}{_PREFIX_OF_TABLE}&continuation-token=%252e%252e%252Ft2",
+        f"{_LISTING_URL}{_PREFIX_OF_TABLE}&delimiter=..",
+        f"{_LISTING_URL}{_PREFIX_OF_TABLE}&encoding-type=../x",
+        f"{_UPLOAD_URL}..%2F..%2Ft2",
+        f"{_UPLOAD_URL}%252e%252e%252Ft2",
         "http://store:9000/lake/wh/t1-abc/x?versionId=../../t2/y",
     ],
 )
@@ -526,17 +527,20 @@ def test_no_spelling_of_a_dot_segment_is_signed(uri: str) -> None:
     ],
 )
 def test_continued_listings_inside_the_table_are_signed(query: str) -> None:
-    assert "Authorization" in sign_request(build_sign_request("GET", f"{_LISTING_URL}{_INSIDE}{query}"))["headers"]
+    assert (
+        "Authorization"
+        in sign_request(build_sign_request("GET", f"{_LISTING_URL}{_PREFIX_OF_TABLE}{query}"))["headers"]
+    )
     assert (
         "Authorization"
         in sign_request(build_sign_request("GET", f"{_LISTING_URL}prefix=wh/t1-abc/data/dt%3D2026..{query}"))["headers"]
     )
 
 
-@pytest.mark.parametrize("number", ["blah", "-1", "1.5", ""])
-def test_listing_with_an_invalid_number_of_keys_is_a_bad_request(number: str) -> None:
+@pytest.mark.parametrize("max_keys", ["blah", "-1", "1.5", ""])
+def test_listing_with_an_invalid_number_of_keys_is_a_bad_request(max_keys: str) -> None:
     with pytest.raises(BadRequest, match="not a number of keys"):
-        sign_request(build_sign_request("GET", f"{_LISTING_URL}{_INSIDE}&max-keys={number}"))
+        sign_request(build_sign_request("GET", f"{_LISTING_URL}{_PREFIX_OF_TABLE}&max-keys={max_keys}"))
 
 
 def test_copy_sources_and_deletes_with_dot_segments_are_not_signed() -> None:

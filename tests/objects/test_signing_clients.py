@@ -33,13 +33,16 @@ SIGN_PATH = "v1/namespaces/n/tables/t/sign"
 
 @dataclass
 class Signer:
-    """An endpoint that only signs requests. `refused_paths` has the messages of rejected requests."""
+    """An endpoint that only signs requests.
+
+    `signed_methods` has the methods of signed requests, and `refusals` the error messages of rejected requests.
+    """
 
     uri: str
     settings: Settings
     table: str
-    signed_paths: list[str] = field(default_factory=list)
-    refused_paths: list[str] = field(default_factory=list)
+    signed_methods: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
 
     def build_client_properties(self) -> dict[str, str]:
         """Return the properties that a loaded table would have for its client."""
@@ -58,10 +61,10 @@ class Signer:
                 now_ms=SystemClock().now_ms(),
             )
         except SeamarkError as error:
-            self.refused_paths.append(error.message)
-            wire = {"error": {"message": error.message, "type": error.type, "code": error.code}}
-            return web.json_response(wire, status=error.code)
-        self.signed_paths.append(body["method"])
+            self.refusals.append(error.message)
+            error_document = {"error": {"message": error.message, "type": error.type, "code": error.code}}
+            return web.json_response(error_document, status=error.code)
+        self.signed_methods.append(body["method"])
         return web.json_response(answer, headers={"Cache-Control": choose_cache_control(body)})
 
 
@@ -112,17 +115,17 @@ async def test_icebergs_java_client_can_access_only_its_table(signer: Signer) ->
         if java_process.returncode is None:
             java_process.kill()
             await java_process.wait()
-    assert b"ALL DONE" in output, f"{output.decode()[-4000:]}\nrefused: {signer.refused_paths}"
-    assert {"GET", "HEAD", "PUT", "POST", "DELETE"} <= set(signer.signed_paths)
-    assert len(signer.refused_paths) == 1, signer.refused_paths
-    assert "t-1/secret" in signer.refused_paths[0]
+    assert b"ALL DONE" in output, f"{output.decode()[-4000:]}\nrefused: {signer.refusals}"
+    assert {"GET", "HEAD", "PUT", "POST", "DELETE"} <= set(signer.signed_methods)
+    assert len(signer.refusals) == 1, signer.refusals
+    assert "t-1/secret" in signer.refusals[0]
 
 
 async def test_pyicebergs_signer_can_access_only_its_table(signer: Signer, s3_bucket: str) -> None:
     await asyncio.to_thread(_check_client_with_signer, signer, s3_bucket)
-    assert len(signer.refused_paths) == 2, signer.refused_paths
-    assert "t-1/secret" in signer.refused_paths[0]
-    assert "send it in `body`" in signer.refused_paths[1]
+    assert len(signer.refusals) == 2, signer.refusals
+    assert "t-1/secret" in signer.refusals[0]
+    assert "send it in `body`" in signer.refusals[1]
 
 
 def _check_client_with_signer(signer: Signer, bucket: str) -> None:

@@ -95,8 +95,8 @@ def test_table_on_the_toy_storage_is_written_read_indexed_and_purged(client: Ind
     assert client.explain("db.t", "id = 40").files == FILES
 
     client.put_index("db.t", "by_id", kind="bloom", columns=["id"])
-    round_ = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=FILES)).round()
-    assert (round_.builds, round_.failed) == (1, 0)
+    indexing_round = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=FILES)).round()
+    assert (indexing_round.builds, indexing_round.failed) == (1, 0)
     assert client.explain("db.t", "id = 40").files < FILES
     assert seamark.scan(client, "db.t", where="id = 40").to_arrow()["name"].to_pylist() == ["n40"]
     assert list(folder.rglob("*.parquet"))

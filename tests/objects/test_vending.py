@@ -13,8 +13,8 @@ from seamark.metaserver.settings.settings import Settings
 
 TABLE = parse_location("s3://lake/wh/t")
 S3 = SERVER_STORAGES["s3"]
-PATH = "v1/namespaces/n/tables/t/sign"
-BASE = Settings(s3_endpoint="http://store:9000", s3_access_key_id="AKID", s3_secret_access_key="SECRET")
+SIGN_PATH = "v1/namespaces/n/tables/t/sign"
+BASE_SETTINGS = Settings(s3_endpoint="http://store:9000", s3_access_key_id="AKID", s3_secret_access_key="SECRET")
 ADDRESS = {
     "s3.endpoint": "http://store:9000",
     "client.region": "us-east-1",
@@ -26,8 +26,8 @@ BOTH_MODES = "vended-credentials,remote-signing"
 
 
 async def vend_config(access: str, delegation: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
-    settings = dataclasses.replace(BASE, s3_client_access=access)
-    return await S3.grant_client_access(settings, TABLE, delegation=delegation, sign_path=PATH)
+    settings = dataclasses.replace(BASE_SETTINGS, s3_client_access=access)
+    return await S3.grant_client_access(settings, TABLE, delegation=delegation, sign_path=SIGN_PATH)
 
 
 @pytest.mark.parametrize(
@@ -70,28 +70,28 @@ async def test_credentials_are_also_given_for_the_tables_prefix() -> None:
 async def test_signing_endpoint_is_named_in_every_clients_form() -> None:
     config, _ = await vend_config("signing", None)
     assert config["s3.remote-signing-enabled"] == "true"
-    assert config["signer.endpoint"] == config["s3.signer.endpoint"] == PATH
+    assert config["signer.endpoint"] == config["s3.signer.endpoint"] == SIGN_PATH
     assert config["s3.signer"] == "S3V4RestSigner"
 
 
 async def test_local_table_needs_no_properties() -> None:
-    settings = dataclasses.replace(BASE, s3_client_access="static")
+    settings = dataclasses.replace(BASE_SETTINGS, s3_client_access="static")
     assert await SERVER_STORAGES["file"].grant_client_access(
-        settings, parse_location("file:/wh/t"), delegation=BOTH_MODES, sign_path=PATH
+        settings, parse_location("file:/wh/t"), delegation=BOTH_MODES, sign_path=SIGN_PATH
     ) == ({}, [])
 
 
 async def test_amazon_s3_uses_virtual_hosts_and_needs_no_endpoint() -> None:
-    config, _ = await S3.grant_client_access(Settings(), TABLE, delegation=None, sign_path=PATH)
+    config, _ = await S3.grant_client_access(Settings(), TABLE, delegation=None, sign_path=SIGN_PATH)
     assert "s3.endpoint" not in config
     assert config["s3.path-style-access"] == "false"
 
 
 @pytest.mark.parametrize("delegation", [None, "vended-credentials", BOTH_MODES])
 async def test_clients_get_the_gateways_address_and_credentials_of_the_table(delegation: str | None) -> None:
-    settings = dataclasses.replace(BASE, s3_client_access="gateway", gateway_port=8182, s3_path_style=False)
+    settings = dataclasses.replace(BASE_SETTINGS, s3_client_access="gateway", gateway_port=8182, s3_path_style=False)
     keys = VendedKeys("AK", "VENDED", "token", 1_000)
-    options = {"sign_path": PATH, "refresh_path": "v1/refresh", "vend": lambda: keys}
+    options = {"sign_path": SIGN_PATH, "refresh_path": "v1/refresh", "vend": lambda: keys}
     config, [credential] = await S3.grant_client_access(settings, TABLE, delegation=delegation, **options)
     assert config["s3.endpoint"] == "http://127.0.0.1:8182"
     assert config["s3.path-style-access"] == "true"

@@ -110,7 +110,7 @@ class PlanReaders:
 
 
 class FleetFaults:
-    """Faults of replicas. Each method returns when its fault has ended."""
+    """Faults of replicas. Each method returns when its fault has ended. The duration of most faults is random."""
 
     def __init__(
         self, readers: PlanReaders, rng: random.Random, disk: SmallDisk, network: Network | None = None
@@ -149,9 +149,9 @@ class FleetFaults:
         All replicas reach the database and the storage.
         """
         assert self._network is not None
-        passed_over_before = self._count_passed_over()
+        avoided_before = self._count_avoided_reads()
         with self._network.divide():
-            block_until(lambda: self._count_passed_over() > passed_over_before)
+            block_until(lambda: self._count_avoided_reads() > avoided_before)
             time.sleep(self._rng.uniform(0.1, 8))  # Leases last 3 seconds.
 
     def disconnect(self, number: int) -> None:
@@ -167,18 +167,18 @@ class FleetFaults:
             try:
                 with path.open("r+b") as file:
                     file.seek(self._rng.randrange(path.stat().st_size))
-                    file.write(self._rng.randbytes(3))
+                    file.write(self._rng.randbytes(3))  # A few bytes suffice to damage the file.
             except OSError:
                 continue  # The cache has evicted the file.
-        time.sleep(1)
+        time.sleep(1)  # The clients read damaged files.
 
     def fill_disk(self, number: int) -> None:
         """Fill the disk of replica 0, which has its cache on a small disk. `number` is not used."""
         self._disk.fill()
-        time.sleep(2)
+        time.sleep(2)  # The clients read while nothing can be cached.
         self._disk.free_space()
 
-    def _count_passed_over(self) -> float:
+    def _count_avoided_reads(self) -> float:
         """Return the number of reads that were answered although a replica did not answer."""
         sources = ("hedged", "failed", "skipped")
         return sum(count_peer_reads(replica, source) for replica in self._fleet.replicas for source in sources)
@@ -213,6 +213,7 @@ def run_campaign(readers: PlanReaders, kinds: Sequence[Callable[[int], None]], r
     fleet.wait_for_replicas()
     assert readers.wrong_answers == []
     assert readers.failures == []
+    # With fewer answers, the campaign would have tested little.
     assert min(readers.answers[number] for number in range(len(fleet.replicas))) > 20
     assert (
         sum(count_peer_reads(replica, "hits") + count_peer_reads(replica, "fetched") for replica in fleet.replicas) > 50

@@ -55,7 +55,7 @@ class Fleet:
                 for _ in range(appends):
                     table.append(ROWS)
 
-    def reads(self) -> dict[str, int]:
+    def count_storage_reads(self) -> dict[str, int]:
         """Return the number of GETs that the replicas sent to the storage, by path."""
         return {
             path.removeprefix("GET "): count for path, count in self.storage.requests.items() if path.startswith("GET ")
@@ -103,7 +103,7 @@ def open_fleet(
     count: int,
     *,
     env: Mapping[str, str] | None = None,
-    first: Mapping[str, str] | None = None,
+    first_env: Mapping[str, str] | None = None,
     is_linked: bool = True,
     network: Network | None = None,
 ) -> Iterator[Fleet]:
@@ -111,7 +111,7 @@ def open_fleet(
 
     Args:
         env: Settings of all replicas.
-        first: Settings of the first replica.
+        first_env: Further settings of the first replica.
         is_linked: If True, the replicas reach each other through proxies.
         network: If given, each replica is on a host of this network, and reaches the database and the storage through
         it.
@@ -122,36 +122,36 @@ def open_fleet(
     with ExitStack() as stack:
         storage = stack.enter_context(run_fault_proxy(str(store.hostname), int(store.port or 80), local_address))
         if network is not None:
-            way = stack.enter_context(run_fault_proxy("127.0.0.1", postgres.port, local_address))
-            database = database.replace(f"127.0.0.1:{postgres.port}", way.address)
+            database_proxy = stack.enter_context(run_fault_proxy("127.0.0.1", postgres.port, local_address))
+            database = database.replace(f"127.0.0.1:{postgres.port}", database_proxy.address)
         replicas, links = [], []
         for number in range(count):
-            port, place = choose_free_port(), None if network is None else network.hosts[number]
-            address = "127.0.0.1" if place is None else place.address
+            peer_port, host = choose_free_port(), None if network is None else network.hosts[number]
+            address = "127.0.0.1" if host is None else host.address
             settings: dict[str, Any] = {
                 **s3.build_seamark_env(),
                 "SEAMARK_S3_ENDPOINT": storage.url,
-                "SEAMARK_PEER_ADDRESS": f"{address}:{port}",
+                "SEAMARK_PEER_ADDRESS": f"{address}:{peer_port}",
                 "SEAMARK_PEER_LEASE_S": "3",
                 "SEAMARK_HOUSEKEEPING_INTERVAL_S": "3600",
             }
             if is_linked:
-                link = stack.enter_context(run_fault_proxy("127.0.0.1", port))
+                link = stack.enter_context(run_fault_proxy("127.0.0.1", peer_port))
                 links.append(link)
-                settings |= {"SEAMARK_PEER_ADDRESS": link.address, "SEAMARK_PEER_LISTEN": f"127.0.0.1:{port}"}
-            settings |= {**(env or {}), **((first or {}) if number == 0 else {})}
-            own_port, base_url = choose_free_port(), ""
-            if place is not None:
-                proxies = run_fault_proxy("", own_port, connect=partial(place.connect, own_port))
-                base_url = stack.enter_context(proxies).url
+                settings |= {"SEAMARK_PEER_ADDRESS": link.address, "SEAMARK_PEER_LISTEN": f"127.0.0.1:{peer_port}"}
+            settings |= {**(env or {}), **((first_env or {}) if number == 0 else {})}
+            server_port, base_url = choose_free_port(), ""
+            if host is not None:
+                server_proxy = run_fault_proxy("", server_port, connect=partial(host.connect, server_port))
+                base_url = stack.enter_context(server_proxy).url
             replica = Seamark(
                 folder / f"r{number}",
                 database=database,
                 warehouse=f"s3://{bucket}/w",
                 env=settings,
-                port=own_port,
+                port=server_port,
                 base_url=base_url,
-                prefix=() if place is None else place.command,
+                prefix=() if host is None else host.command,
             )
             replicas.append(stack.enter_context(replica))
         fleet = Fleet(replicas, storage, links, s3, database)

@@ -1,4 +1,4 @@
-"""Hosts of a network on this machine: network namespaces on one bridge, whose cables can be pulled.
+"""Hosts of a network on this machine: network namespaces on one bridge, whose links can be cut.
 
 A namespace has its own addresses, routes and sockets. A host that is cut off loses packets, as with a broken switch: no
 connection is refused or ends, and both sides detect the fault by their own timeouts. netem delays and loses packets.
@@ -46,7 +46,7 @@ class Host:
 
         A socket belongs to the network namespace of the thread that created it, even if another thread uses it.
         """
-        results: list[socket.socket] = []
+        connections: list[socket.socket] = []
 
         def enter() -> None:
             namespace = os.open(f"/run/netns/{self.name}", os.O_RDONLY)
@@ -56,14 +56,14 @@ class Host:
             finally:
                 os.close(namespace)
             with contextlib.suppress(OSError):
-                results.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+                connections.append(socket.create_connection(("127.0.0.1", port), timeout=10))
 
         thread = threading.Thread(target=enter)
         thread.start()
         thread.join()
-        if not results:
+        if not connections:
             raise ConnectionRefusedError(f"no connection to port {port} of {self.name}")
-        return results[0]
+        return connections[0]
 
     @contextmanager
     def isolate(self) -> Iterator[None]:
@@ -87,18 +87,18 @@ class Network:
         """
         with ExitStack() as stack:
             for host in self.hosts:
-                dev = f"bridge link set dev {host.cable} isolated"
-                stack.enter_context(run_and_undo(f"{dev} on", f"{dev} off"))
+                port_command = f"bridge link set dev {host.cable} isolated"
+                stack.enter_context(run_and_undo(f"{port_command} on", f"{port_command} off"))
             yield
 
 
 @contextmanager
-def run_and_undo(begin: str, end: str) -> Iterator[None]:
-    _run_command(begin)
+def run_and_undo(begin_command: str, end_command: str) -> Iterator[None]:
+    _run_command(begin_command)
     try:
         yield
     finally:
-        _run_command(end)
+        _run_command(end_command)
 
 
 def _run_command(command: str) -> None:
@@ -117,19 +117,21 @@ def open_network(count: int) -> Iterator[Network]:
     missing_names = [program for program in ("ip", "bridge", "nsenter") if shutil.which(program) is None]
     if missing_names:
         pytest.skip(f"network namespaces need the programs {', '.join(missing_names)}")
-    number = os.getpid() % 200 * 250 + next(_numbers)  # Test processes that run at the same time use different numbers.
-    subnet, mark = f"198.{18 + number // 25_000}.{number // 250 % 256}", f"{number:x}"
+    # Test processes that run at the same time have different numbers, and thus different names and subnets.
+    # A process has 250 numbers and one subnet of 198.18.0.0/15, which is reserved for tests.
+    number = os.getpid() % 200 * 250 + next(_numbers)
+    subnet, tag = f"198.{18 + number // 25_000}.{number // 250 % 256}", f"{number:x}"
     with ExitStack() as stack:
         try:
-            stack.enter_context(run_and_undo(f"ip link add smb{mark} type bridge", f"ip link del smb{mark}"))
-            _run_command(f"ip addr add {subnet}.1/24 dev smb{mark}")
-            _run_command(f"ip link set smb{mark} up")
-            hosts = [Host(f"sm{mark}n{n}", f"{subnet}.{n + 2}", f"sm{mark}v{n}") for n in range(count)]
+            stack.enter_context(run_and_undo(f"ip link add smb{tag} type bridge", f"ip link del smb{tag}"))
+            _run_command(f"ip addr add {subnet}.1/24 dev smb{tag}")
+            _run_command(f"ip link set smb{tag} up")
+            hosts = [Host(f"sm{tag}n{n}", f"{subnet}.{n + 2}", f"sm{tag}v{n}") for n in range(count)]
             for host in hosts:
                 ip_command = f"ip -n {host.name}"
                 stack.enter_context(run_and_undo(f"ip netns add {host.name}", f"ip netns del {host.name}"))
                 _run_command(f"ip link add {host.cable} type veth peer name eth0 netns {host.name}")
-                _run_command(f"ip link set {host.cable} master smb{mark} up")
+                _run_command(f"ip link set {host.cable} master smb{tag} up")
                 _run_command(f"{ip_command} addr add {host.address}/24 dev eth0")
                 _run_command(f"{ip_command} link set eth0 up")
                 _run_command(f"{ip_command} link set lo up")

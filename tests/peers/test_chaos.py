@@ -1,7 +1,7 @@
-"""Campaigns of faults: replicas are killed, paused and cut off, and their disk caches damaged and filled, while clients
-plan.
+"""Campaigns of faults in replicas while clients plan.
 
-No answer is wrong, and no request to a running replica fails while the storage is available.
+Replicas are killed, paused and cut off. Their disk caches are damaged and filled. No answer is wrong, and no request to
+a running replica fails while the storage is available.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def test_no_fault_of_a_replica_causes_a_wrong_answer_or_a_failed_read_of_another
     first_settings = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (
         mount_small_disk(tmp_path / "disk") as disk,
-        open_fleet(tmp_path, postgres, s3, 3, env=WITHOUT_MEMORY_CACHES, first=first_settings) as fleet,
+        open_fleet(tmp_path, postgres, s3, 3, env=WITHOUT_MEMORY_CACHES, first_env=first_settings) as fleet,
     ):
         readers = PlanReaders(fleet, write_tables(fleet))
         faults = FleetFaults(readers, rng, disk)
@@ -46,11 +46,13 @@ def test_replicas_that_lose_their_network_cause_no_wrong_answer(tmp_path: Path, 
     rng = random.Random(first_seed())
     first_settings = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (
-        open_network(3) as hosts,
+        open_network(3) as network,
         mount_small_disk(tmp_path / "disk") as disk,
-        open_fleet(tmp_path, postgres, s3, 3, env=WITHOUT_MEMORY_CACHES, first=first_settings, network=hosts) as fleet,
+        open_fleet(
+            tmp_path, postgres, s3, 3, env=WITHOUT_MEMORY_CACHES, first_env=first_settings, network=network
+        ) as fleet,
     ):
         readers = PlanReaders(fleet, write_tables(fleet))
-        faults = FleetFaults(readers, rng, disk, hosts)
+        faults = FleetFaults(readers, rng, disk, network)
         kinds = [faults.divide, faults.disconnect, faults.kill, faults.pause, faults.damage_disk, faults.fill_disk]
         run_campaign(readers, kinds, ROUNDS, rng)

@@ -1,7 +1,7 @@
 """Tests of an outage of PostgreSQL or the storage.
 
-Clients that allow stale answers get known metadata and plans, with their age. Writes and all other requests are told to
-retry.
+Clients that allow stale answers get known metadata and plans, with their age. The server asks clients to retry writes
+and all other requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.waits import block_until
 
 TABLE_PATH = f"/v1/namespaces/{NAMESPACE}/tables/{TABLE}"
 STALE_HEADERS = {"Cache-Control": "stale-if-error=600"}
-LIMIT_S = 600
+STALE_LIMIT_S = 600
 SET_PROPERTY = {"action": "set-properties", "updates": {"a": "b"}}
 
 
@@ -47,7 +47,7 @@ def own_postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, own_postgres: Postgres, s3: S3) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("degraded")
-    env = {"SEAMARK_STALE_LIMIT_S": str(LIMIT_S), "SEAMARK_STALE_WAIT_S": "0.2", "SEAMARK_STORAGE_TIMEOUT_S": "3"}
+    env = {"SEAMARK_STALE_LIMIT_S": str(STALE_LIMIT_S), "SEAMARK_STALE_WAIT_S": "0.2", "SEAMARK_STORAGE_TIMEOUT_S": "3"}
     with open_fleet(folder, own_postgres, s3, 1, env=env, is_linked=False) as fleet:
         fleet.write(2)
         yield fleet
@@ -75,18 +75,18 @@ def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs
     fleet: Fleet, own_postgres: Postgres
 ) -> None:
     (client,) = fleet.build_clients(timeout_s=120)
-    fresh_answer = load_table(client)
-    files = request_plan(client)[1]
-    assert fresh_answer[0] == 200
+    status, fresh_table = load_table(client)
+    assert status == 200
+    _, files = request_plan(client)
     assert len(files) == 2
     status, body = load_table(client, STALE_HEADERS)
-    assert (status, body["metadata-location"]) == (200, fresh_answer[1]["metadata-location"])
+    assert (status, body["metadata-location"]) == (200, fresh_table["metadata-location"])
     assert "Age" not in client.headers  # The database answers, so the answer is not stale.
     with pause_postgres(own_postgres):
         for _ in range(3):
             status, body = load_table(client, STALE_HEADERS)
-            assert (status, body["metadata-location"]) == (200, fresh_answer[1]["metadata-location"])
-            assert 1 <= int(client.headers["Age"]) <= LIMIT_S
+            assert (status, body["metadata-location"]) == (200, fresh_table["metadata-location"])
+            assert 1 <= int(client.headers["Age"]) <= STALE_LIMIT_S
             status, stale_plan = request_plan(client, STALE_HEADERS)
             assert (status, stale_plan) == (200, files)
             assert int(client.headers["Age"]) >= 1
@@ -110,11 +110,7 @@ def test_other_requests_get_503_with_retry_after_while_postgresql_is_down(fleet:
             assert (status, body["error"]["type"]) == (503, "ServiceUnavailableException")
             assert int(client.headers["Retry-After"]) >= 1
         for method, path, request_body in (
-            (
-                "POST",
-                TABLE_PATH,
-                {"requirements": [], "updates": [{"action": "set-properties", "updates": {"a": "b"}}]},
-            ),
+            ("POST", TABLE_PATH, {"requirements": [], "updates": [SET_PROPERTY]}),
             ("POST", "/v1/namespaces", {"namespace": ["new"]}),
             ("DELETE", TABLE_PATH, None),
         ):

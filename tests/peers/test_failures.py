@@ -25,11 +25,13 @@ def build_replica(address: str, *, protocol: int = VERSION) -> Replica:
     return Replica(address=address, weight=1, version="0", protocol=protocol, started_ms=0)
 
 
-def add_peers(node: Node, *args: Replica) -> None:
-    node.peers.membership.replace([node.peers.membership.replica, *args])
+def set_peers(node: Node, *replicas: Replica) -> None:
+    """Make `replicas` the only other replicas that the node knows."""
+    node.peers.membership.replace([node.peers.membership.replica, *replicas])
 
 
 def select_owned(node: Node, address: str, files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return those of the files that the replica at `address` owns."""
     return {
         location: content
         for location, content in files.items()
@@ -66,15 +68,15 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_i
     tmp_path: Path,
 ) -> None:
     async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
-        with closing(socket.socket()) as taken_socket:
-            taken_socket.bind(("127.0.0.1", 0))  # The socket is bound but does not listen, so connections are refused.
-            removed_replica = build_replica(f"127.0.0.1:{taken_socket.getsockname()[1]}")
+        with closing(socket.socket()) as bound_socket:
+            bound_socket.bind(("127.0.0.1", 0))  # The socket is bound but does not listen, so connections are refused.
+            missing_replica = build_replica(f"127.0.0.1:{bound_socket.getsockname()[1]}")
             for node, other_node in ((first_node, second_node), (second_node, first_node)):
-                add_peers(node, other_node.peers.membership.replica, removed_replica)
+                set_peers(node, other_node.peers.membership.replica, missing_replica)
                 set_long_timeouts(node)
             files = await create_files([first_node], 60, 100)
-            files_of_removed_replica = select_owned(first_node, removed_replica.address, files)
-            assert len(files_of_removed_replica) > 6
+            files_of_missing_replica = select_owned(first_node, missing_replica.address, files)
+            assert len(files_of_missing_replica) > 6
             for location, content in files.items():
                 assert await first_node.read(location) == content
                 assert await second_node.read(location) == content
@@ -82,8 +84,9 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_i
             for node in (first_node, second_node):
                 counts = node.peers.objects.counts
                 assert counts.failed == 3  # After three failures the breaker is open, and the substitute is used.
-                assert counts.skipped == len(files_of_removed_replica) - 3
-            assert sum(count_reads([first_node, second_node], location) for location in files) <= len(files) + 6
+                assert counts.skipped == len(files_of_missing_replica) - 3
+            # Each of the two nodes read the storage itself after its three failures.
+            assert sum(count_reads([first_node, second_node], location) for location in files) <= len(files) + 2 * 3
 
 
 @pytest.mark.usefixtures("lasting_breakers")
@@ -93,7 +96,7 @@ async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: 
         return web.Response()
 
     async with serve_peer(hang) as address, open_node(tmp_path, "a") as first_node:
-        add_peers(first_node, build_replica(address))
+        set_peers(first_node, build_replica(address))
         files = select_owned(first_node, address, await create_files([first_node], 40, 100))
         for location, content in files.items():
             async with asyncio.timeout(30):  # The hanging replica would take twice as long.
@@ -112,7 +115,7 @@ async def test_storage_is_read_if_an_answer_of_a_replica_never_ends(tmp_path: Pa
         return response
 
     async with serve_peer(begin) as address, open_node(tmp_path, "a") as first_node:
-        add_peers(first_node, build_replica(address))
+        set_peers(first_node, build_replica(address))
         first_node.peers.objects._began = Percentile(30.0, min_s=30.0, max_s=30.0)
         files = select_owned(first_node, address, await create_files([first_node], 10, 100))
         for location, content in files.items():
@@ -136,7 +139,7 @@ async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedg
 
 async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
     """A relay between two replicas changes one byte of each answer: first of the head, then of the content."""
-    change = {"offset": -1}
+    changed_offset = -1  # Nothing is changed.
 
     async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
         host, port = second_node.address.rsplit(":", 1)
@@ -151,21 +154,21 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
             head, _, body = answer.partition(b"\r\n\r\n")
             assert b" 200 " in head.partition(b"\r\n")[0], head
             data = bytearray(decode_chunks(body) if b"transfer-encoding: chunked" in head.lower() else body)
-            if 0 <= (offset := change["offset"]) < len(data):
-                data[offset] ^= 1 << offset % 8
+            if 0 <= changed_offset < len(data):
+                data[changed_offset] ^= 1 << changed_offset % 8
             return web.Response(body=bytes(data), headers={SOURCE_HEADER: "cache"})
 
         async with serve_peer(relay) as address:
             # `second_node` announces the address of the relay, as behind a forwarded port.
             second_node.peers._server._address = address
-            add_peers(first_node, build_replica(address))
+            set_peers(first_node, build_replica(address))
             set_long_timeouts(first_node)
             location, content = next(
                 iter(select_owned(first_node, address, await create_files([first_node], 30, 120)).items())
             )
             assert await first_node.read(location) == content
             assert first_node.peers.objects.counts.hits == 1
-            for change["offset"] in range(HEAD_BYTES + len(content)):
+            for changed_offset in range(HEAD_BYTES + len(content)):  # noqa: B007  `relay` reads the variable.
                 first_node.peers.objects._breakers.clear()
                 assert await first_node.read(location) == content
             assert first_node.peers.objects.counts.hits == 1
@@ -189,7 +192,7 @@ async def test_peer_that_does_not_speak_the_protocol_is_ignored(tmp_path: Path, 
         return web.Response(status=status, body=b"x" * 200, headers={"Location": "http://127.0.0.1:9/"})
 
     async with serve_peer(answer) as address, open_node(tmp_path, "a") as first_node:
-        add_peers(first_node, build_replica(address))
+        set_peers(first_node, build_replica(address))
         for location, content in select_owned(first_node, address, await create_files([first_node], 8, 100)).items():
             assert await first_node.read(location) == content
         assert first_node.peers.objects.counts.hits == first_node.peers.objects.counts.fetched == 0
@@ -197,7 +200,7 @@ async def test_peer_that_does_not_speak_the_protocol_is_ignored(tmp_path: Path, 
 
 async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
-        add_peers(first_node, second_node.peers.membership.replica, build_replica("127.0.0.1:9", protocol=VERSION + 1))
+        set_peers(first_node, second_node.peers.membership.replica, build_replica("127.0.0.1:9", protocol=VERSION + 1))
         assert [replica.address for replica in first_node.peers.membership.replicas] == [
             first_node.address,
             second_node.address,
@@ -249,15 +252,17 @@ def test_breaker_opens_after_consecutive_failures_and_allows_trials() -> None:
     for now in (0.0, 0.1, 0.2):
         assert breaker.allows(now)
         breaker.record_failure(now)
+    # The first pause ends at 0.2 + 1.0.
     assert not breaker.allows(1.1)
     assert breaker.allows(1.25)  # The breaker allows a trial request.
     assert not breaker.allows(1.3)
     breaker.record_failure(1.4)
+    # The second pause is twice as long, and ends at 1.4 + 2.0.
     assert not breaker.allows(3.3)
     assert breaker.allows(3.5)
     breaker.record_failure(3.6)
     breaker.record_failure(3.6)
-    assert breaker.allows(3.6 + 4.0)
+    assert breaker.allows(3.6 + 4.0)  # No pause is longer than `pause_max_s`.
     breaker.record_success()
     assert breaker.allows(3.7)
     assert not breaker.is_open

@@ -1,6 +1,4 @@
-"""Tests that replicas read an immutable file once for all of them, and that no replica can fail another
-replica's read.
-"""
+"""Tests that replicas read an immutable file once for all of them. A fault of a replica fails no read of another."""
 
 from __future__ import annotations
 
@@ -86,6 +84,7 @@ async def test_large_file_arrives_completely_and_a_file_over_the_limit_comes_fro
                 assert await second_node.read(location) == content
                 assert await first_node.read(location) == content
         assert {count_reads([first_node, second_node], location) for location in small_files} == {1}
+        # The first node sends no file over its limit, so the second node reads the first node's files from the storage.
         for location in large_files:
             assert count_reads([first_node, second_node], location) >= (2 if first_node.owns(location) else 1)
 

@@ -41,7 +41,7 @@ ADDRESS = "10.0.0.1:8183"
 LOCATION = "s3://lake/w/t/metadata/snap-1-3f2504e0-4f89-41d3-9a0c-0305e82c3301.avro"
 
 
-class NeverUsed:
+class UnlimitedTickets:
     """A record of tickets that accepts a ticket any number of times, for tests of the other checks."""
 
     def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
@@ -79,13 +79,13 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
     ticket = headers[TICKET_HEADER]
     raw_ticket = base64.urlsafe_b64decode(ticket)
     other_location = rig.location.replace("/t/", "/u/")
-    forged_tickets = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
+    forged_tickets = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), UnlimitedTickets(), leeway_s=30)
     for bad_headers in (
         {},
         {LOCATION_HEADER: headers[LOCATION_HEADER]},
         {**headers, LOCATION_HEADER: other_location},
         {**headers, TICKET_HEADER: ""},
-        {**headers, TICKET_HEADER: "x" * 100_000 if len(ticket) < 8000 else ""},
+        {**headers, TICKET_HEADER: "x" * 8000},
         {**headers, TICKET_HEADER: ticket[:-1] + "!"},
         rig.tickets.issue("10.0.0.2:8183", rig.location)[0],
         forged_tickets.issue(rig.node.address, rig.location)[0],
@@ -94,8 +94,6 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
             for start in range(0, len(raw_ticket), 5)
         ),
     ):
-        if len(bad_headers.get(TICKET_HEADER, "")) > 8000:
-            bad_headers = {**bad_headers, TICKET_HEADER: "x" * 8000}
         assert (await rig.ask(bad_headers))[0] == 401, bad_headers
     assert rig.node.stored_objects.reads.total() == reads
 
@@ -129,20 +127,22 @@ async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> N
 def test_record_of_tickets_is_limited_and_rejects_tickets_that_do_not_fit(tmp_path: Path) -> None:
     """A ticket is remembered until it has expired. Then the record reuses its place."""
     with closing(UsedTickets(tmp_path / "used", now_ms=1000)) as used_tickets:
-        group = [bytes(4) + number.to_bytes(12, "big") for number in range(17)]
-        assert [used_tickets.accept(nonce, 1000, 5000, 2000) for nonce in group] == [True] * 16 + [False]
-        assert not any(used_tickets.accept(nonce, 1000, 5000, 5000) for nonce in group)
-        assert used_tickets.accept(group[16], 6000, 9000, 5001)
-        assert not used_tickets.accept(bytes(3) + b"\1" * 13, 999, 5000, 2000)  # The ticket is older than the record.
+        # The first four bytes of a nonce choose its group, which has 16 places.
+        nonces = [bytes(4) + number.to_bytes(12, "big") for number in range(17)]
+        assert [used_tickets.accept(nonce, 1000, 5000, 2000) for nonce in nonces] == [True] * 16 + [False]
+        assert not any(used_tickets.accept(nonce, 1000, 5000, 5000) for nonce in nonces)
+        last_nonce, nonce_of_other_group = nonces[16], bytes(3) + b"\1" * 13
+        assert used_tickets.accept(last_nonce, 6000, 9000, 5001)
+        assert not used_tickets.accept(nonce_of_other_group, 999, 5000, 2000)  # The ticket is older than the record.
     assert (tmp_path / "used").stat().st_mode & 0o777 == 0o600
     with closing(UsedTickets(tmp_path / "used", now_ms=7000)) as used_tickets:
-        assert not used_tickets.accept(group[16], 6000, 9000, 7000)
+        assert not used_tickets.accept(last_nonce, 6000, 9000, 7000)
         assert used_tickets.accept(bytes(16), 6000, 9000, 7000)
     size = (tmp_path / "used").stat().st_size
     (tmp_path / "used").write_bytes(b"damaged")
     with closing(UsedTickets(tmp_path / "used", now_ms=8000)) as used_tickets:
-        assert not used_tickets.accept(group[16], 6000, 9000, 8000)
-        assert used_tickets.accept(group[16], 8000, 9000, 8000)
+        assert not used_tickets.accept(last_nonce, 6000, 9000, 8000)  # The ticket is older than the new record.
+        assert used_tickets.accept(last_nonce, 8000, 9000, 8000)
     assert (tmp_path / "used").stat().st_size == size
 
 
@@ -212,7 +212,7 @@ async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
 def test_ticket_is_valid_for_seconds_within_the_leeway_of_both_clocks() -> None:
     clock = SimulatedClock(seed=1)
     keyring = make_fixed_keyring(b"s", clock)
-    tickets = PeerTickets(keyring, clock, NeverUsed(), leeway_s=30)
+    tickets = PeerTickets(keyring, clock, UnlimitedTickets(), leeway_s=30)
     headers, mac = tickets.issue(ADDRESS, LOCATION)
     arguments = headers[LOCATION_HEADER], headers[TICKET_HEADER]
     assert tickets.open(ADDRESS, *arguments) == (LOCATION, mac)
@@ -229,7 +229,7 @@ def test_ticket_is_valid_for_seconds_within_the_leeway_of_both_clocks() -> None:
 def test_ticket_of_a_retired_key_is_rejected() -> None:
     clock = SimulatedClock(seed=1)
     keyring = make_fixed_keyring(b"s", clock)
-    tickets = PeerTickets(keyring, clock, NeverUsed(), leeway_s=30)
+    tickets = PeerTickets(keyring, clock, UnlimitedTickets(), leeway_s=30)
     headers, mac = tickets.issue(ADDRESS, LOCATION)
     keyring.replace(make_fixed_keyring(b"n", clock).keys)
     with pytest.raises(Unauthenticated):
@@ -240,7 +240,7 @@ def test_ticket_of_a_retired_key_is_rejected() -> None:
 
 def test_answer_is_valid_only_for_its_own_request() -> None:
     clock = SimulatedClock(seed=1)
-    tickets = PeerTickets(make_fixed_keyring(b"s", clock), clock, NeverUsed(), leeway_s=30)
+    tickets = PeerTickets(make_fixed_keyring(b"s", clock), clock, UnlimitedTickets(), leeway_s=30)
     macs = [tickets.issue(ADDRESS, LOCATION)[1] for _ in range(2)]
     head = AnswerHead(Outcome.FOUND, 5, bytes(range(32)))
     sealed_head = tickets.seal(macs[0], head)

@@ -38,7 +38,7 @@ async def test_damaged_manifests_and_manifest_lists_are_read_again(tmp_path: Pat
         async with open_planner(settings, halves, clock, stored_objects=objects if has_storage else None) as planner:
             if has_storage:
                 assert sorted(await plan_file_numbers(planner, table.metadata)) == list(range(30))
-                assert halves.reads.total() == 4
+                assert halves.reads.total() == 4  # The manifest list and its three manifests.
             else:
                 with pytest.raises(Corrupt):
                     await plan_file_numbers(planner, table.metadata)

@@ -46,6 +46,7 @@ def _share_endpoints(application: web.Application, *modules: ModuleType) -> None
         application.router.register_resource(resource)
 
 
+# Tests start many servers, so `app` calls `_share_endpoints` instead of `add_endpoints`.
 vars(app)[add_endpoints.__name__] = _share_endpoints
 
 

@@ -66,7 +66,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[BodyLogins]:
 
 
 @pytest.fixture
-async def hurried_logins(tmp_path: Path) -> AsyncIterator[BodyLogins]:
+async def short_timeout_logins(tmp_path: Path) -> AsyncIterator[BodyLogins]:
     """Open logins of a server with a short time limit for bodies."""
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", requests_limit=8, body_timeout_s=3) as server:
@@ -96,13 +96,13 @@ async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: BodyLo
     headers = ["Content-Type: application/x-www-form-urlencoded", "Transfer-Encoding: chunked"]
     if coding != "identity":
         headers.append(f"Content-Encoding: {coding}")
-    async with await RawConnection.open(logins.server) as wire:
-        await wire.send(build_head("POST", "/v1/oauth/tokens", *headers))
+    async with await RawConnection.open(logins.server) as raw_connection:
+        await raw_connection.send(build_head("POST", "/v1/oauth/tokens", *headers))
         # The body never ends, so a server that waits for its end does not answer.
-        wire.writer.write(
+        raw_connection.writer.write(
             b"".join(encode_chunk(packed_body[start : start + 4096]) for start in range(0, len(packed_body), 4096))
         )
-        status, answer = await wire.answer()
+        status, answer = await raw_connection.answer()
         assert status == 400
         assert "too large" in json.loads(answer)["error_description"]
 
@@ -122,18 +122,19 @@ async def test_body_limit_depends_on_the_operation(tmp_path: Path, has_length: b
             ("/api/v1/tables/db/t/commit", 60_000, 400),
             ("/api/v1/tables/db/t/commit", 200_000, 413),
         ):
+            # A status other than 413 means that the server has accepted the size.
             body = b'{"x":"' + b"y" * size + b'"}'
-            async with await RawConnection.open(server) as wire:
+            async with await RawConnection.open(server) as raw_connection:
                 if has_length:
-                    await wire.send(build_head("POST", path, f"Content-Length: {len(body)}"))
-                    wire.writer.write(body)
+                    await raw_connection.send(build_head("POST", path, f"Content-Length: {len(body)}"))
+                    raw_connection.writer.write(body)
                 else:
-                    await wire.send(build_head("POST", path, "Transfer-Encoding: chunked"))
-                    wire.writer.write(encode_chunk(body) + b"0\r\n\r\n")
-                assert (path, (await wire.answer())[0]) == (path, status)
+                    await raw_connection.send(build_head("POST", path, "Transfer-Encoding: chunked"))
+                    raw_connection.writer.write(encode_chunk(body) + b"0\r\n\r\n")
+                assert (path, (await raw_connection.answer())[0]) == (path, status)
 
 
-MEDIUM = {
+MEDIUM_BODY_OPERATIONS = {
     *(
         "createTable",
         "updateTable",
@@ -159,11 +160,13 @@ MEDIUM = {
 LARGE_BODY_OPERATIONS = {"appendRows", "appendRowsToTables", "commitChange", "lookupKeys", "readCubeGroups"}
 
 
-def test_only_operations_in_large_and_medium_accept_more_than_a_mebibyte() -> None:
+def test_only_listed_operations_accept_more_than_a_mebibyte() -> None:
     settings = Settings()
     limits = {route.operation: get_body_limit(route.body_size, settings) for _, _, route in list_descriptions()}
     assert {operation for operation, limit in limits.items() if limit > 4 << 20} == LARGE_BODY_OPERATIONS
-    assert {operation for operation, limit in limits.items() if limit > 1 << 20} == LARGE_BODY_OPERATIONS | MEDIUM
+    assert {
+        operation for operation, limit in limits.items() if limit > 1 << 20
+    } == LARGE_BODY_OPERATIONS | MEDIUM_BODY_OPERATIONS
     assert limits["getToken"] == 16 << 10
 
 
@@ -181,82 +184,88 @@ async def test_body_with_very_many_short_values_is_rejected_before_it_is_parsed(
 
 
 async def test_principal_with_many_large_bodies_does_not_delay_other_principals() -> None:
-    turns, order = FairLock(), []
+    lock, served_holders = FairLock(), []
 
     async def take_turn(holder: str) -> None:
-        async with turns.hold(holder):
-            order.append(holder)
+        async with lock.hold(holder):
+            served_holders.append(holder)
             await asyncio.sleep(0)
 
     hostile_tasks = [asyncio.create_task(take_turn("eve")) for _ in range(50)]
     await asyncio.sleep(0)
     await asyncio.gather(take_turn("ann"), take_turn("bob"), *hostile_tasks)
-    assert sorted(order[:4]) == ["ann", "bob", "eve", "eve"]
-    assert len(order) == 52
+    # The lock serves the holders in turn, so ann and bob wait for at most two of eve's tasks.
+    assert sorted(served_holders[:4]) == ["ann", "bob", "eve", "eve"]
+    assert len(served_holders) == 52
 
 
 async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     """If it released the slot earlier, a client that sends and disconnects repeatedly would occupy all threads."""
-    turns, has_started, has_ended, running_counts = FairLock(), threading.Event(), threading.Event(), [0, 0]
+    lock, has_started, may_end = FairLock(), threading.Event(), threading.Event()
+    running_count = running_max = 0
 
-    def return_one() -> int:
-        running_counts[0] += 1
-        running_counts[1] = max(running_counts)
+    def wait_and_return_one() -> int:
+        nonlocal running_count, running_max
+        running_count += 1
+        running_max = max(running_max, running_count)
         has_started.set()
-        assert has_ended.wait(60)
-        running_counts[0] -= 1
+        assert may_end.wait(60)
+        running_count -= 1
         return 1
 
-    remaining_tasks = [asyncio.create_task(turns.run("eve", return_one)) for _ in range(3)]
+    cancelled_tasks = [asyncio.create_task(lock.run("eve", wait_and_return_one)) for _ in range(3)]
     assert await asyncio.to_thread(has_started.wait, 60)
-    other_task = asyncio.create_task(turns.run("ann", return_one))
+    other_task = asyncio.create_task(lock.run("ann", wait_and_return_one))
     await asyncio.sleep(0)
-    for task in remaining_tasks:
+    for task in cancelled_tasks:
         task.cancel()
-    assert await asyncio.gather(*remaining_tasks, return_exceptions=True) == [ANY] * 3
-    assert all(task.cancelled() for task in remaining_tasks)
+    assert await asyncio.gather(*cancelled_tasks, return_exceptions=True) == [ANY] * 3
+    assert all(task.cancelled() for task in cancelled_tasks)
     assert not other_task.done()
-    assert not turns.is_free
-    has_ended.set()
+    assert not lock.is_free
+    may_end.set()
     assert await other_task == 1
-    assert running_counts == [0, 1]
-    assert turns.is_free
+    assert (running_count, running_max) == (0, 1)
+    assert lock.is_free
     with pytest.raises(ZeroDivisionError):
-        await turns.run("eve", lambda: 1 // 0)
-    assert turns.is_free
+        await lock.run("eve", lambda: 1 // 0)
+    assert lock.is_free
 
 
 async def test_decompression_bomb_is_rejected_at_the_limit(tmp_path: Path) -> None:
-    async with run_server(tmp_path, body_limit_bytes=1 << 20) as server, await RawConnection.open(server) as wire:
+    async with (
+        run_server(tmp_path, body_limit_bytes=1 << 20) as server,
+        await RawConnection.open(server) as raw_connection,
+    ):
         bomb = gzip.compress(b" " * (64 << 20))
-        await wire.send(
+        await raw_connection.send(
             build_head("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}") + bomb
         )
-        assert (await wire.answer())[0] == 413
+        assert (await raw_connection.answer())[0] == 413
 
 
 async def test_body_that_expands_hundreds_of_times_is_rejected_early(tmp_path: Path) -> None:
-    async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
+    async with run_server(tmp_path) as server, await RawConnection.open(server) as raw_connection:
         bomb = gzip.compress(b" " * (60 << 20))
-        await wire.send(
+        await raw_connection.send(
             build_head("POST", "/v1/namespaces/db/tables", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}")
         )
-        await wire.send(bomb)
-        status, answer = await wire.answer()
+        await raw_connection.send(bomb)
+        status, answer = await raw_connection.answer()
         assert (status, "200 times" in answer.decode()) == (413, True)
 
 
-async def test_slow_clients_take_no_slots_and_are_disconnected(hurried_logins: BodyLogins) -> None:
-    logins = hurried_logins
+async def test_slow_clients_take_no_slots_and_are_disconnected(short_timeout_logins: BodyLogins) -> None:
+    logins = short_timeout_logins
     async with AsyncExitStack() as stack:
         slow_connections = []
         for _ in range(4):
-            wire = await stack.enter_async_context(await RawConnection.open(logins.server))
-            await wire.send(
+            raw_connection = await stack.enter_async_context(await RawConnection.open(logins.server))
+            await raw_connection.send(
                 build_head("POST", "/v1/namespaces/db/tables", logins.build_header("wendy"), "Content-Length: 1000")
                 + b"{"
             )
-            slow_connections.append(wire)
+            slow_connections.append(raw_connection)
         await asyncio.sleep(0.2)
         good_connection = await stack.enter_async_context(await RawConnection.open(logins.server))
         for _ in range(5):
@@ -270,40 +279,42 @@ async def test_slow_clients_take_no_slots_and_are_disconnected(hurried_logins: B
         await asyncio.sleep(0.1)
         await good_connection.send(body[5:])
         assert (await good_connection.answer())[0] == 200
-        for wire in slow_connections:
-            status, answer = await wire.answer()
+        for raw_connection in slow_connections:
+            status, answer = await raw_connection.answer()
             assert status == 408
             assert json.loads(answer)["error"]["type"] == "RequestTimeoutException"
 
 
 async def test_one_principal_cannot_use_the_whole_limit_of_body_bytes(logins: BodyLogins) -> None:
-    living_limits = _list_instances(WorkerLimits)
+    existing_limits = _list_instances(WorkerLimits)
     async with AsyncExitStack() as stack:
         statuses = []
         for number in range(8):
-            wire = await stack.enter_async_context(await RawConnection.open(logins.server))
+            raw_connection = await stack.enter_async_context(await RawConnection.open(logins.server))
             head = build_head("POST", "/v1/namespaces/db/tables", logins.build_header("wendy"), "Content-Length: 1000")
-            await wire.send(head + b"{")
-            if number >= 4:
-                statuses.append((await wire.answer())[0])
+            await raw_connection.send(head + b"{")
+            if number >= 4:  # A principal may have half of the 8 requests of the server.
+                statuses.append((await raw_connection.answer())[0])
             else:
                 await until(
-                    lambda taken_slots=number + 1: sum(limits.reading.taken for limits in living_limits) == taken_slots
+                    lambda taken_slots=number + 1: (
+                        sum(limits.reading.taken for limits in existing_limits) == taken_slots
+                    )
                 )
         assert statuses == [429] * 4
 
 
 async def test_one_principal_cannot_use_all_slots(logins: BodyLogins, monkeypatch: pytest.MonkeyPatch) -> None:
-    release = asyncio.Event()
+    may_list = asyncio.Event()
     tables = type(logins.server.components.catalog.tables)
     list_tables = tables.list
 
-    async def wait_and_count(self: object, namespace: tuple[str, ...], *args: object) -> object:
-        if not release.is_set():
-            await release.wait()
+    async def wait_and_list(self: object, namespace: tuple[str, ...], *args: object) -> object:
+        if not may_list.is_set():
+            await may_list.wait()
         return await list_tables(self, namespace, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tables, "list", wait_and_count)
+    monkeypatch.setattr(tables, "list", wait_and_list)
 
     async def send_request(name: str, path: str) -> int:
         headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
@@ -312,48 +323,48 @@ async def test_one_principal_cannot_use_all_slots(logins: BodyLogins, monkeypatc
             return answer.status
 
     held_tasks = [asyncio.create_task(send_request("rita", "/v1/namespaces/db/tables")) for _ in range(10)]
-    await until(lambda: sum(task.done() for task in held_tasks) == 6)
+    await until(lambda: sum(task.done() for task in held_tasks) == 6)  # The other 4 are half of the server's 8 slots.
     assert await send_request("ron", "/v1/namespaces/db") == 200
-    release.set()
+    may_list.set()
     assert sorted(await asyncio.gather(*held_tasks)) == [200] * 4 + [429] * 6
 
 
 async def test_server_without_logins_has_no_share_for_each_principal(tmp_path: Path) -> None:
-    bounds = WorkerLimits(requests=4, watchers=4, body_bytes=100)
-    places = [RequestSlot(bounds, None, "working") for _ in range(4)]
+    limits = WorkerLimits(requests=4, watchers=4, body_bytes=100)
+    slots = [RequestSlot(limits, None, "working") for _ in range(4)]
     with pytest.raises(RetryLater) as error:
-        RequestSlot(bounds, None, "working")
+        RequestSlot(limits, None, "working")
     assert error.value.code == 503
-    for place in places:
-        place.leave()
-    bounds.check_invariants()
+    for slot in slots:
+        slot.leave()
+    limits.check_invariants()
 
 
 def test_slots_and_bytes_are_released_after_any_outcome() -> None:
-    bounds = WorkerLimits(requests=4, watchers=4, body_bytes=100)
-    place = RequestSlot(bounds, "ann", "working")
-    place.begin_reading()
-    assert (bounds.working.taken, bounds.reading.taken) == (0, 1)
-    place.keep(50)
+    limits = WorkerLimits(requests=4, watchers=4, body_bytes=100)
+    slot = RequestSlot(limits, "ann", "working")
+    slot.begin_reading()
+    assert (limits.working.taken, limits.reading.taken) == (0, 1)
+    slot.keep(50)  # A principal may keep half of the bytes.
     with pytest.raises(TooManyRequests):
-        place.keep(1)
-    other_request_slots = [RequestSlot(bounds, name, "working") for name in ("bob", "bob", "eve", "eve")]
-    other_request_slots[0].keep(0)  # The server handles the request as if its body were empty.
+        slot.keep(1)
+    other_slots = [RequestSlot(limits, name, "working") for name in ("bob", "bob", "eve", "eve")]
+    other_slots[0].keep(0)  # The server handles the request as if its body were empty.
     with pytest.raises(RetryLater):
-        place.end_reading()
-    bounds.check_invariants()
-    for request_slot in (place, *other_request_slots):
+        slot.end_reading()
+    limits.check_invariants()
+    for request_slot in (slot, *other_slots):
         request_slot.leave()
-        request_slot.leave()
-    bounds.check_invariants()
-    assert {bound.taken for bound in vars(bounds).values() if isinstance(bound, HolderLimit)} == {0}
+        request_slot.leave()  # A second call has no effect.
+    limits.check_invariants()
+    assert {bound.taken for bound in vars(limits).values() if isinstance(bound, HolderLimit)} == {0}
 
 
 async def test_client_that_disconnects_before_its_body_causes_no_server_error(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as events:
         async with run_server(tmp_path) as server:
-            async with await RawConnection.open(server) as wire:
-                await wire.send(build_head("POST", "/v1/namespaces", "Content-Length: 1000") + b"{")
+            async with await RawConnection.open(server) as raw_connection:
+                await raw_connection.send(build_head("POST", "/v1/namespaces", "Content-Length: 1000") + b"{")
                 await asyncio.sleep(0.1)
             async with asyncio.timeout(60):
                 while b'operation="createNamespace",status="499"' not in server.components.metrics.render():
@@ -412,10 +423,10 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLo
         headers = ["Content-Length: 1000"] if method not in ("GET", "HEAD") else []
         if principal == "nobody":
             headers.append(logins.build_header("nobody"))
-        async with await RawConnection.open(logins.server) as wire:
-            await wire.send(build_head(method, path, *headers))
+        async with await RawConnection.open(logins.server) as raw_connection:
+            await raw_connection.send(build_head(method, path, *headers))
             async with asyncio.timeout(60):
-                status = int((await wire.reader.readuntil(b"\r\n\r\n")).split()[1])
+                status = int((await raw_connection.reader.readuntil(b"\r\n\r\n")).split()[1])
         statuses.add(operation)
         allowed_statuses = {401} if principal == "stranger" else {403, 404}
         assert status in allowed_statuses, (method, path, operation, status)
@@ -436,10 +447,10 @@ async def test_rights_for_changes_are_checked_before_the_body(logins: BodyLogins
         "/v1/transactions/commit",
         "/api/v1/dropped/x/undrop",
     ):
-        async with await RawConnection.open(logins.server) as wire:
-            await wire.send(build_head("POST", path, logins.build_header("rita"), "Content-Length: 1000"))
+        async with await RawConnection.open(logins.server) as raw_connection:
+            await raw_connection.send(build_head("POST", path, logins.build_header("rita"), "Content-Length: 1000"))
             async with asyncio.timeout(60):
-                assert (await wire.answer())[0] == 403
+                assert (await raw_connection.answer())[0] == 403
 
 
 async def test_all_slots_are_released_after_the_other_tests(logins: BodyLogins) -> None:
@@ -447,11 +458,11 @@ async def test_all_slots_are_released_after_the_other_tests(logins: BodyLogins) 
         for name in ("rita", "nobody"):
             headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
             await logins.server.http.post(logins.server.url + path, headers=headers, data=b"{}")
-    app_bounds = _list_instances(WorkerLimits)
-    assert app_bounds
-    for bound in app_bounds:
-        bound.check_invariants()
-        assert (bound.working.taken, bound.reading.taken, bound.bodies.taken) == (0, 0, 0)
+    existing_limits = _list_instances(WorkerLimits)
+    assert existing_limits
+    for limits in existing_limits:
+        limits.check_invariants()
+        assert (limits.working.taken, limits.reading.taken, limits.bodies.taken) == (0, 0, 0)
 
 
 def _list_instances(kind: type[WorkerLimits]) -> list[WorkerLimits]:
@@ -464,6 +475,7 @@ async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(
         for _ in range(200):
             async with logins.server.http.get(logins.server.url + path) as answer:
                 assert answer.status == 401
+    # Of the 200 refusals, the server logs and records only some.
     assert 10 <= sum(event["event"] == "request" for event in events) <= 50
     await logins.server.components.audit.flush()
     records = await logins.server.components.store.read_audit_records(None, 1000)
@@ -472,13 +484,13 @@ async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(
 
 async def test_bytes_after_a_rejected_request_are_not_read(logins: BodyLogins) -> None:
     """The buffers of the operating system fill, because the server does not read the rest of the body."""
-    async with await RawConnection.open(logins.server) as wire:
-        await wire.send(build_head("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))
-        assert (await wire.answer())[0] == 401
+    async with await RawConnection.open(logins.server) as raw_connection:
+        await raw_connection.send(build_head("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))
+        assert (await raw_connection.answer())[0] == 401
         sent_bytes = 0
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(60):
                 while sent_bytes < 100 << 20:
-                    await wire.send(b" " * 65536)
+                    await raw_connection.send(b" " * 65536)
                     sent_bytes += 65536
-        assert sent_bytes < 32 << 20
+        assert sent_bytes < 32 << 20  # The buffers of the operating system are smaller.

@@ -61,8 +61,13 @@ CASES: list[tuple[str, Callable[[Path], AbstractAsyncContextManager[Fill]]]] = [
 
 
 def register_case(cache: str) -> Callable[[Callable[[Path], AsyncIterator[Fill]]], None]:
-    def add_case(make: Callable[[Path], AsyncIterator[Fill]]) -> None:
-        CASES.append((cache, asynccontextmanager(make)))
+    """Return a decorator that adds a function as a case for the cache with this name.
+
+    The function prepares the inputs in a folder, and yields a function that fills the cache.
+    """
+
+    def add_case(open_case: Callable[[Path], AsyncIterator[Fill]]) -> None:
+        CASES.append((cache, asynccontextmanager(open_case)))
 
     return add_case
 
@@ -103,9 +108,9 @@ async def fill_decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]
 @register_case("commits")
 async def fill_decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
     """Yield a function that caches manifests of 200 columns with statistics."""
-    by_column = [{"key": column, "value": column} for column in range(1, 201)]
+    counts = [{"key": column, "value": column} for column in range(1, 201)]
     bounds = [{"key": column, "value": b"%08d" % column} for column in range(1, 201)]
-    statistics = {"value_counts": by_column, "null_value_counts": by_column}
+    statistics = {"value_counts": counts, "null_value_counts": counts}
     statistics |= {"lower_bounds": bounds, "upper_bounds": bounds}
     rows = [
         build_entry(SCHEMA, day=1, file_path=f"{folder.as_uri()}/{number}.parquet", **statistics)
@@ -195,16 +200,16 @@ def write_index_files(folder: Path, kind: str, files: int, keys: int) -> list[Re
         index_path.write_bytes(b"".join(parts))
         new_index_files.append(
             RegisteredIndexFile(
-                metadata.table_uuid,
-                index_path.as_uri(),
-                definition.id,
-                kind,
-                0,
-                files,
-                keys * files,
-                index_path.stat().st_size,
-                None,
-                number,
+                uuid=metadata.table_uuid,
+                location=index_path.as_uri(),
+                definition=definition.id,
+                kind=kind,
+                level=0,
+                files=files,
+                rows=keys * files,
+                size_bytes=index_path.stat().st_size,
+                snapshot_id=None,
+                created_ms=number,
             )
         )
     return new_index_files
@@ -213,7 +218,7 @@ def write_index_files(folder: Path, kind: str, files: int, keys: int) -> list[Re
 def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[Path], AsyncIterator[Fill]]:
     """Return an opener that yields a function that fills the cache of local or remote indexes."""
 
-    async def make(folder: Path) -> AsyncIterator[Fill]:
+    async def open_case(folder: Path) -> AsyncIterator[Fill]:
         encoded_files = write_index_files(folder, kind, files, keys)
         settings = Settings(home=folder / "home", warehouse=folder.as_uri(), index_disk_bytes=0)
         clock = SimulatedClock(seed=1)
@@ -232,8 +237,8 @@ def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[P
 
             yield fill_cache
 
-    make.__name__ = f"{kind}_remote_indexes" if remote else f"{kind}_index_files"
-    return make
+    open_case.__name__ = f"{kind}_remote_indexes" if remote else f"{kind}_index_files"
+    return open_case
 
 
 for _kind in ("bloom", "bitmap", "record"):
@@ -304,11 +309,11 @@ async def open_gateway_records(folder: Path) -> AsyncIterator[Fill]:
             records = Records(64 * MIB, 64 * MIB, None, versions, SystemClock(), executor, recheck_s=60)
             for number in range(1000):
                 headers = {
-                    "ETag".lower(): f'"{hashlib.md5(b"%d" % number).hexdigest()}"',
-                    "Last-Modified".lower(): f"Mon, 24 Nov 2025 10:00:{number % 60:02d} GMT",
-                    "Content-Length".lower(): f"{10_000_000 + number}",
-                    "Content-Type".lower(): f"application/octet-stream-{number}",
-                    "X-Amz-Meta-Writer".lower(): f"writer {number}",
+                    "etag": f'"{hashlib.md5(b"%d" % number).hexdigest()}"',
+                    "last-modified": f"Mon, 24 Nov 2025 10:00:{number % 60:02d} GMT",
+                    "content-length": f"{10_000_000 + number}",
+                    "content-type": f"application/octet-stream-{number}",
+                    "x-amz-meta-writer": f"writer {number}",
                 }
                 location = f"s3://bucket/warehouse/db/table/data/day=2025-11-24/{number:06d}.parquet"
                 record = parse_record(StoreAnswer(200, headers, None), location, version=1, now_ms=1_760_000_000_000)  # type: ignore[arg-type]
@@ -354,19 +359,19 @@ async def open_partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("cache", "make"),
+    ("cache", "open_case"),
     # A third of the caches is in the fast tier.
-    [pytest.param(*case, marks=[] if place % 3 == 0 else pytest.mark.slow) for place, case in enumerate(CASES)],
+    [pytest.param(*case, marks=[] if number % 3 == 0 else pytest.mark.slow) for number, case in enumerate(CASES)],
     ids=lambda value: getattr(value, "__name__", value),
 )
 async def test_cache_accounts_the_memory_of_its_entries(
-    cache: str, make: Callable[[Path], AbstractAsyncContextManager[Fill]], tmp_path: Path
+    cache: str, open_case: Callable[[Path], AbstractAsyncContextManager[Fill]], tmp_path: Path
 ) -> None:
     # A measurement is repeated, because it includes allocations of other threads of the process.
     for attempt in range(ATTEMPTS):
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        charged_bytes, held_bytes = await _measure_charged_and_held(cache, make(folder))
+        charged_bytes, held_bytes = await _measure_charged_and_held(cache, open_case(folder))
         if abs(charged_bytes - held_bytes) < held_bytes / 10 + LAST_READ_BYTES:
             return
     pytest.fail(f"the cache accounts {charged_bytes:,} bytes, but {held_bytes:,} are allocated")

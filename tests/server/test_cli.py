@@ -151,23 +151,23 @@ def test_misspelled_command_gets_a_suggestion() -> None:
         assert expected in text
 
 
-COMMANDS_WITH_URL = ("list", "show", "explain", "health", "services", "timeline", "buckets", "doctor", "undrop")
+LISTING_COMMANDS = ("list", "show", "explain", "health", "services", "timeline", "buckets", "doctor", "undrop")
 
 
-ENDLESS = ("serve", "indexer", "trino-proxy", "demo")
-TEXTS = ("completion", "connect", "sql", "version")
+ENDLESS_COMMANDS = ("serve", "indexer", "trino-proxy", "demo")
+TEXT_COMMANDS = ("completion", "connect", "sql", "version")
 
 
 def test_every_command_can_print_json() -> None:
     """Commands that run until they are stopped, and commands that print text, are excluded."""
     for path, command in list_commands("", cli):
-        if not path.startswith(tuple(f" {name}" for name in (*ENDLESS, *TEXTS))):
+        if not path.startswith(tuple(f" {name}" for name in (*ENDLESS_COMMANDS, *TEXT_COMMANDS))):
             assert any("--json" in option.opts for option in command.params), path
 
 
 def test_every_command_that_lists_or_shows_can_print_json() -> None:
-    listing = {path: command for path, command in list_commands("", cli) if path.split()[-1] in COMMANDS_WITH_URL}
-    assert len(listing) > len(COMMANDS_WITH_URL)
+    listing = {path: command for path, command in list_commands("", cli) if path.split()[-1] in LISTING_COMMANDS}
+    assert len(listing) > len(LISTING_COMMANDS)
     for path, command in listing.items():
         assert any("--json" in option.opts for option in command.params), path
 
@@ -195,5 +195,5 @@ def test_tokens_and_grants_are_listed_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "https://127.0.0.1:1"])
 def test_server_that_does_not_answer_is_reported_in_one_line(url: str) -> None:
     code, text = run_command("table", "list", "--url", url)
-    todo = "start the server, or set --url to the address that it printed"
-    assert (code, text) == (1, f"Error: No answer from {url}: Connection refused; {todo}\n")
+    fix = "start the server, or set --url to the address that it printed"
+    assert (code, text) == (1, f"Error: No answer from {url}: Connection refused; {fix}\n")

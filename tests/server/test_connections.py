@@ -93,21 +93,21 @@ def capture_all_logs(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("first_bytes", [b"", b"GET /healthz HT", HEALTH[:-2]])
 async def test_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, first_bytes: bytes) -> None:
-    async with run_server(tmp_path, header_timeout_s=0.2) as server, await RawConnection.open(server) as wire:
-        await wire.send(first_bytes)
-        remaining_bytes = await wire.read_rest()
+    async with run_server(tmp_path, header_timeout_s=0.2) as server, await RawConnection.open(server) as raw_connection:
+        await raw_connection.send(first_bytes)
+        remaining_bytes = await raw_connection.read_rest()
         assert b"HTTP/1.1 408 " in remaining_bytes
         assert parse_error(remaining_bytes.rpartition(b"\r\n\r\n")[2])["code"] == 408
 
 
 async def test_header_that_arrives_slowly_has_the_same_time_limit(tmp_path: Path) -> None:
-    async with run_server(tmp_path, header_timeout_s=0.3) as server, await RawConnection.open(server) as wire:
-        await wire.send(HEALTH[:-2] + b"x: ")
+    async with run_server(tmp_path, header_timeout_s=0.3) as server, await RawConnection.open(server) as raw_connection:
+        await raw_connection.send(HEALTH[:-2] + b"x: ")
         async with asyncio.timeout(60):
-            while not wire.reader.at_eof():
+            while not raw_connection.reader.at_eof():
                 try:
-                    await wire.send(b"y")
-                    await asyncio.wait_for(wire.reader.read(100), 0.05)
+                    await raw_connection.send(b"y")
+                    await asyncio.wait_for(raw_connection.reader.read(100), 0.05)
                 except TimeoutError:
                     continue
                 except ConnectionError:
@@ -116,16 +116,16 @@ async def test_header_that_arrives_slowly_has_the_same_time_limit(tmp_path: Path
 
 @pytest.mark.slow
 async def test_connection_with_a_request_may_be_idle_longer_than_the_header_limit(tmp_path: Path) -> None:
-    async with run_server(tmp_path, header_timeout_s=3) as server, await RawConnection.open(server) as wire:
-        assert await wire.is_healthy()
+    async with run_server(tmp_path, header_timeout_s=3) as server, await RawConnection.open(server) as raw_connection:
+        assert await raw_connection.is_healthy()
         await asyncio.sleep(3.2)
-        assert await wire.is_healthy()
+        assert await raw_connection.is_healthy()
 
 
 async def test_idle_connection_is_closed_after_its_time(tmp_path: Path) -> None:
-    async with run_server(tmp_path, idle_timeout_s=3) as server, await RawConnection.open(server) as wire:
-        assert await wire.is_healthy()
-        assert await wire.read_rest() == b""
+    async with run_server(tmp_path, idle_timeout_s=3) as server, await RawConnection.open(server) as raw_connection:
+        assert await raw_connection.is_healthy()
+        assert await raw_connection.read_rest() == b""
 
 
 async def test_silent_connections_are_closed_to_accept_active_connections(tmp_path: Path) -> None:
@@ -146,13 +146,13 @@ async def test_address_has_a_connection_limit_and_its_idle_connections_are_close
     ):
         other_connection = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.2"))
         assert await other_connection.is_healthy()
-        wires = [await stack.enter_async_context(await RawConnection.open(server)) for _ in range(3)]
-        for wire in wires:
-            assert await wire.is_healthy()
-        fourth = await stack.enter_async_context(await RawConnection.open(server))
-        assert await fourth.is_healthy()
-        assert await wires[0].read_rest() == b""
-        assert await wires[2].is_healthy()
+        raw_connections = [await stack.enter_async_context(await RawConnection.open(server)) for _ in range(3)]
+        for raw_connection in raw_connections:
+            assert await raw_connection.is_healthy()
+        fourth_connection = await stack.enter_async_context(await RawConnection.open(server))
+        assert await fourth_connection.is_healthy()
+        assert await raw_connections[0].read_rest() == b""
+        assert await raw_connections[2].is_healthy()
         assert await other_connection.is_healthy()
 
 
@@ -162,14 +162,14 @@ async def test_accepting_a_connection_does_not_scan_all_idle_connections() -> No
     )
     runner = ConnectionRunner(web.Application(), limits, Answers(make_error_response, lambda: None))
     await runner.setup()
-    guard, loop = runner.server, asyncio.get_running_loop()
-    assert isinstance(guard, Connections)
+    server_connections, loop = runner.server, asyncio.get_running_loop()
+    assert isinstance(server_connections, Connections)
 
     def connect(number: int) -> Connection:
-        connection = guard.create_connection()
+        connection = server_connections.create_connection()
         connection.address = "127.0.0.2"
-        assert guard.admit(connection)
-        guard.record_header(connection)
+        assert server_connections.admit(connection)
+        server_connections.record_header(connection)
         # The connection has been idle since this time.
         connection._waiter, connection._next_keepalive_close_time = (
             loop.create_future(),
@@ -191,40 +191,41 @@ async def test_accepting_a_connection_does_not_scan_all_idle_connections() -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Connection, "idle_since", property(count_reads))
         connections += [connect(6_000 + number) for number in range(600)]
-    assert read_count < 5_000 * 4
-    is_open = [open_connection in guard._open for open_connection in connections]
+    assert read_count < 5_000 * 4  # A scan for each of the 600 new connections would read 600 * 5,000 times.
+    # 600 connections are over the limit of the address: those with the numbers 0 and 2 to 600.
+    is_open = [open_connection in server_connections._open for open_connection in connections]
     assert is_open[:602] == [False, True, *[False] * 599, True], (
         "the connections that were idle for longest must be closed"
     )
     assert all(is_open[602:])
-    guard.check_invariants()
+    server_connections.check_invariants()
     # The connections are closed, because other tests count the existing connections.
     for open_connection in connections:
-        guard.release(open_connection)
+        server_connections.release(open_connection)
     await runner.cleanup()
 
 
 async def test_running_requests_are_never_ended_for_new_connections(tmp_path: Path) -> None:
-    watch = b"GET /api/v1/timeline?since=latest&wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    watch_request = b"GET /api/v1/timeline?since=latest&wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with (
         run_server(tmp_path, connections_limit=2, connections_per_address=2) as server,
         AsyncExitStack() as stack,
     ):
-        wires = [await stack.enter_async_context(await RawConnection.open(server)) for _ in range(2)]
-        for wire in wires:
-            await wire.send(watch)
+        raw_connections = [await stack.enter_async_context(await RawConnection.open(server)) for _ in range(2)]
+        for raw_connection in raw_connections:
+            await raw_connection.send(watch_request)
         await until(lambda: server.components.timeline.watchers == 2)
         with structlog.testing.capture_logs() as events:
-            third = await stack.enter_async_context(await RawConnection.open(server))
-            status, body = await third.answer()
+            third_connection = await stack.enter_async_context(await RawConnection.open(server))
+            status, body = await third_connection.answer()
             assert (status, parse_error(body)["type"]) == (429, "TooManyRequestsException")
             for _ in range(20):
                 await (await stack.enter_async_context(await RawConnection.open(server))).read_rest()
         log_events = [event for event in events if event["event"] == "an address has too many connections"]
         assert len(log_events) == 1, "the event must be logged once, and not for each connection"
         server.components.timeline.drain()
-        for wire in wires:
-            assert (await wire.answer())[0] == 200
+        for raw_connection in raw_connections:
+            assert (await raw_connection.answer())[0] == 200
 
 
 async def test_body_that_arrives_while_its_request_starts_is_not_read_as_a_header() -> None:
@@ -240,33 +241,34 @@ async def test_body_that_arrives_while_its_request_starts_is_not_read_as_a_heade
     limits = ConnectionLimits(connections=10, per_address=10, header_bytes=1000, header_timeout_s=2, send_timeout_s=60)
     runner = ConnectionRunner(app, limits, Answers(make_error_response, lambda: None))
     await runner.setup()
-    guard = runner.server
-    assert isinstance(guard, Connections)
-    make_request = guard.request_factory
+    server_connections = runner.server
+    assert isinstance(server_connections, Connections)
+    make_request = server_connections.request_factory
 
-    def make_and_record(*arguments: Any) -> Any:
+    def make_request_and_receive_bytes(*arguments: Any) -> Any:
         request = make_request(*arguments)
-        arguments[2].data_received(bytes(2000))
+        connection = arguments[2]
+        connection.data_received(bytes(2000))
         return request
 
-    guard.request_factory = make_and_record
+    server_connections.request_factory = make_request_and_receive_bytes
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    async with RawConnection(*await asyncio.open_connection("127.0.0.1", port)) as wire:
-        await wire.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2001\r\n\r\n1")
-        assert await wire.answer() == (200, b"1" + bytes(2000))
+    async with RawConnection(*await asyncio.open_connection("127.0.0.1", port)) as raw_connection:
+        await raw_connection.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2001\r\n\r\n1")
+        assert await raw_connection.answer() == (200, b"1" + bytes(2000))
     await runner.cleanup()
 
 
 async def test_unread_answer_does_not_stay_in_memory(tmp_path: Path) -> None:
     async with (
         run_server(tmp_path, send_timeout_s=2, log_level="error") as server,
-        await RawConnection.open(server) as wire,
+        await RawConnection.open(server) as raw_connection,
     ):
         connections = _find_connections()
-        wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        wire.writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3000)
+        raw_connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        raw_connection.writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3000)
         await until(lambda: connections.count == 1)
         await until(lambda: connections.count == 0)
         connections.check_invariants()
@@ -294,9 +296,9 @@ async def test_data_other_than_http_get_a_standard_error_without_a_quotation(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, raw: bytes, status: int
 ) -> None:
     with capture_all_logs(capfd) as lines:
-        async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
-            await wire.send(raw)
-            answer = await wire.read_rest()
+        async with run_server(tmp_path) as server, await RawConnection.open(server) as raw_connection:
+            await raw_connection.send(raw)
+            answer = await raw_connection.read_rest()
     head, _, body = answer.partition(b"\r\n\r\n")
     assert int(head.split()[1]) == status
     assert parse_error(body)["code"] == status
@@ -309,42 +311,42 @@ async def test_data_other_than_http_get_a_standard_error_without_a_quotation(
 
 @pytest.mark.parametrize("value", ["", "100-Continue"])
 async def test_empty_and_mixed_case_expect_headers_are_answered(tmp_path: Path, value: str) -> None:
-    async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
-        await wire.send(f"GET /healthz HTTP/1.1\r\nHost: a\r\nExpect: {value}\r\n\r\n".encode())
+    async with run_server(tmp_path) as server, await RawConnection.open(server) as raw_connection:
+        await raw_connection.send(f"GET /healthz HTTP/1.1\r\nHost: a\r\nExpect: {value}\r\n\r\n".encode())
         if value:
-            assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        assert (await wire.answer())[0] == 200
-        assert await wire.is_healthy()  # The same connection stays usable.
+            assert await raw_connection.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert (await raw_connection.answer())[0] == 200
+        assert await raw_connection.is_healthy()  # The same connection stays usable.
 
 
 async def test_requests_that_are_not_http_are_counted(tmp_path: Path) -> None:
-    async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
-        await wire.send(b"GET / HTTP/1.1\r\nno colon\r\n\r\n")
-        await wire.read_rest()
+    async with run_server(tmp_path) as server, await RawConnection.open(server) as raw_connection:
+        await raw_connection.send(b"GET / HTTP/1.1\r\nno colon\r\n\r\n")
+        await raw_connection.read_rest()
         assert b'seamark_requests_total{operation="unreadable",status="400"} 1.0' in server.components.metrics.render()
 
 
 def test_limit_on_open_files_is_raised_to_the_allowed_maximum() -> None:
-    limits_before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits_before[0], 512), limits_before[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft_limit, 512), hard_limit))
         raise_descriptor_limit()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits_before[1], limits_before[1])
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard_limit, hard_limit)
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits_before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, hard_limit))
 
 
 def test_connection_limit_leaves_file_descriptors_for_other_uses() -> None:
-    limits_before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits_before[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard_limit))
         with structlog.testing.capture_logs() as events:
             limits = make_connection_limits(Settings())
         assert 4 <= limits.connections <= 100
         assert limits.per_address == limits.connections // 2
         assert any("ulimit" in event["event"] for event in events)
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits_before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, hard_limit))
 
 
 async def test_connection_accepted_before_shutdown_is_closed() -> None:

@@ -27,16 +27,18 @@ from tests.server.test_connections import RawConnection
 
 
 def deflate(data: bytes) -> bytes:
-    packer = zlib.compressobj(wbits=-15)
-    return packer.compress(data) + packer.flush()
+    """Compress data without zlib's header and checksum, as some clients do for the coding `deflate`."""
+    compressor = zlib.compressobj(wbits=-15)
+    return compressor.compress(data) + compressor.flush()
 
 
-def inflate_pieces(coding: str, packed_data: bytes, *, pieces: int = 1 << 20, step: int = 1 << 16) -> bytes:
+def inflate_pieces(coding: str, packed_data: bytes, *, piece_bytes: int = 1 << 20, step_bytes: int = 1 << 16) -> bytes:
+    """Decompress data that arrives in pieces of `piece_bytes`. Each call returns at most `step_bytes`."""
     inflater, out = Inflater(coding), bytearray()
-    for offset in range(0, len(packed_data), pieces):
-        inflater.feed(packed_data[offset : offset + pieces])
-        while chunk := inflater.inflate(step):
-            assert len(chunk) <= step
+    for offset in range(0, len(packed_data), piece_bytes):
+        inflater.feed(packed_data[offset : offset + piece_bytes])
+        while chunk := inflater.inflate(step_bytes):
+            assert len(chunk) <= step_bytes
             out += chunk
     inflater.finish()
     return bytes(out)
@@ -53,19 +55,19 @@ PACKER_CASES = [pytest.param(*packer, id=name) for name, packer in PACKERS.items
 @pytest.mark.parametrize(("coding", "pack"), PACKER_CASES)
 @given(
     data=st.binary(max_size=3000) | st.integers(0, 9000).map(bytes),
-    pieces=st.integers(1, 40),
-    step=st.integers(1, 300),
+    piece_bytes=st.integers(1, 40),
+    step_bytes=st.integers(1, 300),
 )
 def test_compressed_body_is_read_in_pieces_of_any_size(
-    coding: str, pack: Callable[[bytes], bytes], data: bytes, pieces: int, step: int
+    coding: str, pack: Callable[[bytes], bytes], data: bytes, piece_bytes: int, step_bytes: int
 ) -> None:
-    assert inflate_pieces(coding, pack(data), pieces=pieces, step=step) == data
+    assert inflate_pieces(coding, pack(data), piece_bytes=piece_bytes, step_bytes=step_bytes) == data
 
 
-@given(members=st.lists(st.binary(max_size=50), min_size=1, max_size=20), pieces=st.integers(1, 200))
-def test_gzip_members_form_one_body(members: list[bytes], pieces: int) -> None:
+@given(members=st.lists(st.binary(max_size=50), min_size=1, max_size=20), piece_bytes=st.integers(1, 200))
+def test_gzip_members_form_one_body(members: list[bytes], piece_bytes: int) -> None:
     packed_body = b"".join(gzip.compress(member) for member in members)
-    assert inflate_pieces("gzip", packed_body, pieces=pieces, step=7) == b"".join(members)
+    assert inflate_pieces("gzip", packed_body, piece_bytes=piece_bytes, step_bytes=7) == b"".join(members)
 
 
 def test_number_of_empty_gzip_members_is_limited() -> None:
@@ -84,9 +86,9 @@ def test_truncated_body_is_rejected(coding: str, pack: Callable[[bytes], bytes])
 
 @pytest.mark.parametrize(("coding", "pack"), PACKER_CASES)
 def test_bytes_after_the_end_of_a_compressed_body_are_rejected(coding: str, pack: Callable[[bytes], bytes]) -> None:
-    for pieces in (1, 1000):
+    for piece_bytes in (1, 1000):
         with pytest.raises(BadRequest, match=r"has bytes after its end|is corrupt"):
-            inflate_pieces(coding, pack(b"text") + b"more of it", pieces=pieces)
+            inflate_pieces(coding, pack(b"text") + b"more of it", piece_bytes=piece_bytes)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
@@ -167,17 +169,19 @@ KINDS_OF_REFUSALS = {400: "BadRequestException", 415: "UnsupportedMediaTypeExcep
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("has_length", [True, False])
 @pytest.mark.parametrize(("encoding", "body", "status"), BODIES.values(), ids=BODIES)
 async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
-    tmp_path: Path, announced: bool, encoding: str, body: bytes, status: int
+    tmp_path: Path, has_length: bool, encoding: str, body: bytes, status: int
 ) -> None:
-    async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
-        length_header = f"Content-Length: {len(body)}" if announced else "Transfer-Encoding: chunked"
-        await wire.send(build_head("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", length_header))
-        await wire.send(body if announced else encode_chunk(body[:10]) + encode_chunk(body[10:]) + b"0\r\n\r\n")
-        actual, answer = await wire.answer()
-        assert actual == status
+    async with run_server(tmp_path) as server, await RawConnection.open(server) as raw_connection:
+        length_header = f"Content-Length: {len(body)}" if has_length else "Transfer-Encoding: chunked"
+        await raw_connection.send(build_head("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", length_header))
+        await raw_connection.send(
+            body if has_length else encode_chunk(body[:10]) + encode_chunk(body[10:]) + b"0\r\n\r\n"
+        )
+        actual_status, answer = await raw_connection.answer()
+        assert actual_status == status
         if status != 200:
             assert json.loads(answer)["error"]["type"] == KINDS_OF_REFUSALS[status]
 
@@ -199,10 +203,10 @@ async def test_login_with_an_invalid_compressed_body_gets_an_oauth_error(tmp_pat
 
 
 async def test_connection_stays_open_after_a_compressed_body(tmp_path: Path) -> None:
-    async with run_server(tmp_path) as server, await RawConnection.open(server) as wire:
+    async with run_server(tmp_path) as server, await RawConnection.open(server) as raw_connection:
         for number in range(3):
             body = gzip.compress(b'{"namespace":["db","n%d"]}' % number)
-            await wire.send(
+            await raw_connection.send(
                 build_head("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(body)}") + body
             )
-            assert (await wire.answer())[0] == 200
+            assert (await raw_connection.answer())[0] == 200

@@ -1,6 +1,4 @@
-"""Tests that `seamark doctor` names each fault and its fix, and that shells accept the scripts of `seamark
-completion`.
-"""
+"""Tests of `seamark doctor`, which names each fault and its fix, and of the scripts of `seamark completion`."""
 
 from __future__ import annotations
 
@@ -46,16 +44,16 @@ def list_faults(findings: list[CheckResult]) -> list[str]:
 
 def test_doctor_reports_a_stopped_server_with_the_command_that_starts_it(tmp_path: Path) -> None:
     with Seamark(tmp_path / "home") as server:
-        code, actual = run_doctor("--home", str(server.home))
+        code, findings_by_subject = run_doctor("--home", str(server.home))
         assert code == 0
-        assert actual["server"]["text"] == f"{server.base_url} is ready"
-    code, actual = run_doctor("--url", f"http://127.0.0.1:{choose_free_port()}")
+        assert findings_by_subject["server"]["text"] == f"{server.base_url} is ready"
+    code, findings_by_subject = run_doctor("--url", f"http://127.0.0.1:{choose_free_port()}")
     assert code == 1
-    assert "does not answer" in str(actual["server"]["text"])
-    assert "seamark serve" in str(actual["server"]["fix"])
-    code, actual = run_doctor("--home", str(tmp_path / "none"))
+    assert "does not answer" in str(findings_by_subject["server"]["text"])
+    assert "seamark serve" in str(findings_by_subject["server"]["fix"])
+    code, findings_by_subject = run_doctor("--home", str(tmp_path / "none"))
     assert code == 1
-    assert "No server runs" in str(actual["server"]["text"])
+    assert "No server runs" in str(findings_by_subject["server"]["text"])
 
 
 def test_missing_token_is_a_fault(tmp_path: Path) -> None:
@@ -64,11 +62,11 @@ def test_missing_token_is_a_fault(tmp_path: Path) -> None:
     )
     assert token_result.exit_code == 0, token_result.output
     with Seamark(tmp_path / "home", env={"SEAMARK_AUTH": "token"}) as server:
-        code, actual = run_doctor("--home", str(server.home))
+        code, findings_by_subject = run_doctor("--home", str(server.home))
         assert code == 1
-        assert actual["token"]["text"] == "the server requires one"
-        code, actual = run_doctor("--home", str(server.home), "--token", "sea_wrong")
-        assert actual["token"]["text"] == "the server refuses it"
+        assert findings_by_subject["token"]["text"] == "the server requires one"
+        code, findings_by_subject = run_doctor("--home", str(server.home), "--token", "sea_wrong")
+        assert findings_by_subject["token"]["text"] == "the server refuses it"
 
 
 def test_server_that_is_not_seamark_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +132,9 @@ def test_file_that_is_not_a_properties_file_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00" * 100)
     (tmp_path / "large").write_text("x" * 2_000_000)
     for name in ("binary", "large"):
-        code, actual = run_doctor("--url", "http://127.0.0.1:1", "--trino", str(tmp_path / name))
+        code, findings_by_subject = run_doctor("--url", "http://127.0.0.1:1", "--trino", str(tmp_path / name))
         assert code == 1
-        assert "cannot be read" in str(actual[str(tmp_path / name)]["text"])
+        assert "cannot be read" in str(findings_by_subject[str(tmp_path / name)]["text"])
 
 
 @pytest.mark.few_cases(1)
@@ -166,15 +164,15 @@ def test_running_spark_is_checked_by_its_web_interface() -> None:
     conf = build_catalog_conf("sea", f"{URL}/v1") | {"spark.app.name": "x"}
     jars = [["/jars/iceberg-spark-runtime-3.5_2.12-1.12.0.jar", "System Classpath"]]
     with serve_spark_ui(conf, "4.1.1", jars) as url:
-        code, actual = run_doctor("--url", URL, "--spark", url)
+        code, findings_by_subject = run_doctor("--url", URL, "--spark", url)
     assert code == 1
     texts = [finding.text for finding in check_spark("a", SparkSetup(conf, "4.1.1", (jars[0][0],)), URL)]
     assert "Spark has the version 4.1, and Iceberg's jar is for Spark 3.5" in texts
-    assert str(actual[f"Spark, {url}, catalog sea"]["text"]) in texts
+    assert str(findings_by_subject[f"Spark, {url}, catalog sea"]["text"]) in texts
     with serve_spark_ui({}, "4.1.1", []) as url:
-        code, actual = run_doctor("--url", URL, "--spark", url)
+        code, findings_by_subject = run_doctor("--url", URL, "--spark", url)
     assert code == 1
-    assert actual[f"Spark, {url}"]["text"] == "MERGE INTO, CALL and branches are not enabled", (
+    assert findings_by_subject[f"Spark, {url}"]["text"] == "MERGE INTO, CALL and branches are not enabled", (
         "the third finding of this subject replaces the others"
     )
 
@@ -184,9 +182,9 @@ def test_address_or_file_that_is_not_spark_is_reported(tmp_path: Path) -> None:
         (f"http://127.0.0.1:{choose_free_port()}", "does not answer"),
         (str(tmp_path / "nosuch.conf"), "No such file"),
     ):
-        code, actual = run_doctor("--url", URL, "--spark", spark)
+        code, findings_by_subject = run_doctor("--url", URL, "--spark", spark)
         assert code == 1
-        assert reason in str(actual[spark]["text"])
+        assert reason in str(findings_by_subject[spark]["text"])
     with serve_spark_ui({}, "4.1.1", [], answer=b"[]") as url:
         assert "web interface" in str(run_doctor("--url", URL, "--spark", url)[1][url]["text"])
 
@@ -221,18 +219,18 @@ def serve_spark_ui(
 
 def test_warehouse_check_leaves_no_files(tmp_path: Path) -> None:
     home, warehouse = tmp_path / "home", tmp_path / "warehouse"
-    _, actual = run_doctor("--home", str(home), "--warehouse", f"file://{warehouse}")
-    assert actual["warehouse"]["text"] == f"file://{warehouse} does not exist; the server creates it"
+    _, findings_by_subject = run_doctor("--home", str(home), "--warehouse", f"file://{warehouse}")
+    assert findings_by_subject["warehouse"]["text"] == f"file://{warehouse} does not exist; the server creates it"
     assert not warehouse.exists()
     warehouse.mkdir()
-    _, actual = run_doctor("--home", str(home), "--warehouse", f"file://{warehouse}")
-    assert actual["warehouse"]["text"] == f"file://{warehouse} can be written and read"
+    _, findings_by_subject = run_doctor("--home", str(home), "--warehouse", f"file://{warehouse}")
+    assert findings_by_subject["warehouse"]["text"] == f"file://{warehouse} can be written and read"
     assert list(warehouse.iterdir()) == []
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        code, actual = run_doctor("--home", str(home), "--warehouse", f"file://{place}")
+        code, findings_by_subject = run_doctor("--home", str(home), "--warehouse", f"file://{place}")
         assert code == 1
-        assert actual["warehouse"]["is_fault"]
+        assert findings_by_subject["warehouse"]["is_fault"]
 
 
 def test_unreachable_s3_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,20 +238,22 @@ def test_unreachable_s3_store_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SEAMARK_S3_SECRET_ACCESS_KEY", "b")
     monkeypatch.setenv("SEAMARK_STORAGE_TIMEOUT_S", "1")
     endpoint = f"http://127.0.0.1:{choose_free_port()}"
-    code, actual = run_doctor("--home", str(tmp_path), "--warehouse", "s3://lake/warehouse", "--s3-endpoint", endpoint)
+    code, findings_by_subject = run_doctor(
+        "--home", str(tmp_path), "--warehouse", "s3://lake/warehouse", "--s3-endpoint", endpoint
+    )
     assert code == 1
-    assert "--s3-endpoint" in str(actual["warehouse"]["fix"])
+    assert "--s3-endpoint" in str(findings_by_subject["warehouse"]["fix"])
 
 
 def test_doctor_names_the_java_of_each_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_JVMS", tmp_path)
     monkeypatch.delenv("JAVA25", raising=False)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
-    actual = {finding.subject: finding for finding in java.check_java()}
-    assert actual["Java for Spark"].is_fault
-    assert "JAVA_HOME" in actual["Java for Spark"].fix
-    assert not actual["Java for Trino"].is_fault
-    assert "JAVA25" in actual["Java for Trino"].fix
+    findings_by_subject = {finding.subject: finding for finding in java.check_java()}
+    assert findings_by_subject["Java for Spark"].is_fault
+    assert "JAVA_HOME" in findings_by_subject["Java for Spark"].fix
+    assert not findings_by_subject["Java for Trino"].is_fault
+    assert "JAVA25" in findings_by_subject["Java for Trino"].fix
     monkeypatch.setenv("JAVA25", str(tmp_path / "none"))
     assert {finding.subject: finding for finding in java.check_java()}["Java for Trino"].is_fault
     monkeypatch.delenv("JAVA25")

@@ -21,8 +21,8 @@ from tests.waits import until
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
-    async with run_server(tmp_path, body_limit_bytes=4096) as first_server:
-        yield first_server
+    async with run_server(tmp_path, body_limit_bytes=4096) as running_server:
+        yield running_server
 
 
 def check_model(body: Any, status: int) -> str:
@@ -54,11 +54,11 @@ async def test_every_error_has_the_standards_form(server: RunningServer) -> None
 
 
 @pytest.mark.parametrize("path", ["/v1", "/api/catalog"])
-@pytest.mark.parametrize(("method", "first"), [("GET", "/v1/config?warehouse=lake"), ("POST", "/v1/oauth/tokens")])
+@pytest.mark.parametrize(("method", "route"), [("GET", "/v1/config?warehouse=lake"), ("POST", "/v1/oauth/tokens")])
 async def test_client_with_a_path_in_its_uri_gets_a_hint(
-    server: RunningServer, path: str, method: str, first: str
+    server: RunningServer, path: str, method: str, route: str
 ) -> None:
-    async with server.http.request(method, f"{server.url}{path}{first}") as answer:
+    async with server.http.request(method, f"{server.url}{path}{route}") as answer:
         assert check_model(body := await answer.json(), 404) == "NotFoundException"
         assert body["error"]["message"].endswith(f"; leave '{path}' out of the URI of the catalog, which has no path")
 

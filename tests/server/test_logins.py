@@ -32,8 +32,8 @@ async def secrets(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[RunningServer]:
-    async with run_server(tmp_path, auth="token") as first_server:
-        yield first_server
+    async with run_server(tmp_path, auth="token") as running_server:
+        yield running_server
 
 
 def build_bearer_header(secret: str) -> dict[str, str]:

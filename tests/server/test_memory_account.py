@@ -47,13 +47,13 @@ def find_caches() -> Iterator[tuple[str, str]]:
             if not isinstance(node, ast.Call):
                 continue
             # The call may have type parameters.
-            value = node.func.value if isinstance(node.func, ast.Subscript) else node.func
-            if isinstance(value, ast.Name) and value.id in CACHE_CLASSES:
-                values = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
-                named_value = values[0] if values else node.args[1] if len(node.args) > 1 else None
+            called_name = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+            if isinstance(called_name, ast.Name) and called_name.id in CACHE_CLASSES:
+                names = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
+                name_argument = names[0] if names else node.args[1] if len(node.args) > 1 else None
                 yield (
                     str(path.relative_to(REPO)),
-                    str(named_value.value) if isinstance(named_value, ast.Constant) else "",
+                    str(name_argument.value) if isinstance(name_argument, ast.Constant) else "",
                 )
 
 
@@ -71,14 +71,14 @@ def test_every_cache_is_reported_and_documented() -> None:
 
 @pytest.mark.slow
 def test_sizes_of_existing_caches_with_the_same_name_are_added() -> None:
-    cache: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
-    other_cache: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
+    cache: MemoryCache[int, bytes] = MemoryCache(10_000, "test-cache")
+    other_cache: MemoryCache[int, bytes] = MemoryCache(10_000, "test-cache")
     cache.put(1, b"", 100)
     other_cache.put(1, b"", 1000)
-    assert measure_named_caches()["tried here"] == 1100 + 2 * ENTRY_OVERHEAD_BYTES
+    assert measure_named_caches()["test-cache"] == 1100 + 2 * ENTRY_OVERHEAD_BYTES
     del other_cache
     gc.collect()
-    assert measure_named_caches()["tried here"] == 100 + ENTRY_OVERHEAD_BYTES
+    assert measure_named_caches()["test-cache"] == 100 + ENTRY_OVERHEAD_BYTES
 
 
 async def test_metrics_report_the_current_sizes_of_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,14 +89,14 @@ async def test_metrics_report_the_current_sizes_of_caches(tmp_path: Path, monkey
         path = "/v1/namespaces/db/tables/t"
         assert (await api("GET", path)).status == 200
         assert (await api("POST", f"{path}/plan", {})).status == 200
-        gauge = "seamark_cache_memory_bytes{{cache={}}}".format
+        format_sample_name = "seamark_cache_memory_bytes{{cache={}}}".format
 
         async def is_reported() -> bool:
             used_bytes, actual_scrape = measure_named_caches(), await read_metrics(server)
             planner = server.components.planner.read_stats()
             used_bytes["views"] = planner.live_bytes + planner.added_bytes
             return used_bytes["metadata"] > 0 and all(
-                actual_scrape.get(gauge(name)) == size for name, size in used_bytes.items()
+                actual_scrape.get(format_sample_name(name)) == size for name, size in used_bytes.items()
             )
 
         async with asyncio.timeout(60):
@@ -146,6 +146,7 @@ def build_table_json(columns: int, snapshots: int) -> bytes:
 
 def load_metadata(document: bytes) -> TableMetadata:
     """Return the decoded metadata, with the values that each request derives from it."""
+    # Each table has its own copy of the document, as after a read from the storage.
     metadata = decode_table(bytes(bytearray(document)), "t")
     assert metadata.current_schema.index
     assert metadata.snapshots_by_id
@@ -164,7 +165,7 @@ def test_decoded_metadata_is_accounted_with_its_memory(columns: int, snapshots: 
     tracemalloc.start()
     try:
         tables = [load_metadata(document) for _ in range(4)]
-        held_bytes = tracemalloc.get_traced_memory()[0] / 4
+        held_bytes = tracemalloc.get_traced_memory()[0] / len(tables)
     finally:
         tracemalloc.stop()
     counted_bytes = estimate_memory(tables[0], len(document))

@@ -43,12 +43,12 @@ async def read_metrics(server: RunningServer) -> dict[str, float]:
     async with server.http.get(f"{server.url}/metrics") as answer:
         assert answer.status == 200
         text = await answer.text()
-    result = {}
+    samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
-            result[f"{sample.name}{{{labels}}}"] = sample.value
-    return result
+            samples[f"{sample.name}{{{labels}}}"] = sample.value
+    return samples
 
 
 async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:
@@ -68,17 +68,17 @@ async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) ->
 async def test_metrics_report_values_of_the_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.api.sampling.SAMPLE_INTERVAL_S", 0.02)
     async with run_server(tmp_path) as server:
-        poll = asyncio.create_task(server.get("/api/v1/timeline?wait=60"))
+        waiting_request = asyncio.create_task(server.get("/api/v1/timeline?wait=60"))
         async with asyncio.timeout(60):
-            while (actual_scrape := await read_metrics(server)).get("seamark_timeline_watchers{}") != 1:
+            while (metrics := await read_metrics(server)).get("seamark_timeline_watchers{}") != 1:
                 await asyncio.sleep(0.02)
         for name in (
             "seamark_event_loop_lag_seconds{}", "seamark_store_queue_depth{}", "seamark_metadata_cache_bytes{}",
             "seamark_requests_in_flight{}", "seamark_commits_total{outcome=committed}",
         ):  # fmt: skip
-            assert name in actual_scrape
+            assert name in metrics
         await server.record()
-        await poll
+        await waiting_request
 
 
 async def test_metric_reports_the_memory_of_opened_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,10 +220,10 @@ async def test_trace_reaches_the_collector_under_the_clients_parent(tmp_path: Pa
         for scope in resource.scope_spans
         for span in scope.spans
     ]
-    by_name = {span.name: span for span in spans}
-    assert by_name["listNamespaces"].trace_id.hex() == trace_id
-    assert by_name["listNamespaces"].parent_span_id.hex() == "b7ad6b7169203331"
-    attributes = {attribute.key: attribute.value for attribute in by_name["loadNamespaceMetadata"].attributes}
+    spans_by_name = {span.name: span for span in spans}
+    assert spans_by_name["listNamespaces"].trace_id.hex() == trace_id
+    assert spans_by_name["listNamespaces"].parent_span_id.hex() == "b7ad6b7169203331"
+    attributes = {attribute.key: attribute.value for attribute in spans_by_name["loadNamespaceMetadata"].attributes}
     assert attributes["http.response.status_code"].int_value == 404
     assert attributes["http.route"].string_value == "/v1/namespaces/{namespace}"
 
@@ -258,6 +258,7 @@ def validate(body: Any, schema: dict[str, Any], document: dict[str, Any]) -> Non
 
 
 def make_drop(name: str) -> list[Any]:
+    """Return the operations that create a table and drop it, so that its entry can be purged."""
     entry = Entry(kind=EntryKind.TABLE, namespace=("db",), name=name, uuid=name, metadata_location=f"file:///{name}")
     keep = DroppedEntry(id=f"drop-{name}", entry=entry, purge=False, dropped_ms=1, expires_ms=2, principal_name="me")
     drop = DropEntry(kind=EntryKind.TABLE, namespace=("db",), name=name, keep=keep)
@@ -296,11 +297,15 @@ async def test_twenty_open_and_close_cycles_leak_no_descriptor_thread_or_task(tm
         await cycle(number)
     gc.collect()
     await asyncio.sleep(0.1)
-    counts_before = process.num_fds(), process.num_threads(), len(asyncio.all_tasks())
+    descriptors_before, threads_before, tasks_before = (
+        process.num_fds(),
+        process.num_threads(),
+        len(asyncio.all_tasks()),
+    )
     for number in range(20):
         await cycle(number)
     gc.collect()
     # The thread pool of asyncio.to_thread may still be growing to its own limit.
-    await until(lambda: process.num_fds() <= counts_before[0] + 1)
-    await until(lambda: process.num_threads() <= counts_before[1] + 8)
-    await until(lambda: len(asyncio.all_tasks()) <= counts_before[2])
+    await until(lambda: process.num_fds() <= descriptors_before + 1)
+    await until(lambda: process.num_threads() <= threads_before + 8)
+    await until(lambda: len(asyncio.all_tasks()) <= tasks_before)

@@ -24,8 +24,8 @@ SCHEMA = {"type": "struct", "fields": [{"id": 1, "name": "id", "type": "long", "
 
 def list_accessible_files(folder: Path) -> list[str]:
     """Return the paths and modes of all files on which any account except the owner has a permission."""
-    results = (folder, *folder.rglob("*"))
-    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in results if not path.is_symlink()}
+    paths = (folder, *folder.rglob("*"))
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in paths if not path.is_symlink()}
     return [f"{path} {mode:o}" for path, mode in modes.items() if mode & 0o077]
 
 
@@ -90,11 +90,11 @@ def test_database_outside_the_home_is_private(permissive_umask: None, tmp_path: 
     database = tmp_path / "elsewhere" / "catalog.db"
     database.parent.mkdir()
     location_options = ("--home", str(tmp_path / "home"), "--database", f"sqlite:///{database}")
-    args = ("token", "list", *location_options)
+    list_command = ("token", "list", *location_options)
     assert run_seamark("token", "create", "ann", *location_options).returncode == 0
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
     database.chmod(0o664)
-    assert run_seamark(*args).returncode == 0
+    assert run_seamark(*list_command).returncode == 0
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
 
 
@@ -112,7 +112,8 @@ def test_tables_outside_the_home_stay_readable_for_engines_of_other_accounts(
     metadata = Path(make_table(server))
     assert stat.S_IMODE(metadata.stat().st_mode) == mode
     for folder in (metadata.parent, tmp_path / "lake"):
-        assert stat.S_IMODE(folder.stat().st_mode) == mode | 0o111 & ~int(umask or "027", 8)
+        # A folder is also executable for the accounts that the umask allows.
+        assert stat.S_IMODE(folder.stat().st_mode) == mode | (0o111 & ~int(umask or "027", 8))
 
 
 def build_settings(home: Path) -> Settings:
@@ -176,14 +177,14 @@ def test_world_readable_configuration_file_with_secrets_causes_a_warning(tmp_pat
     config = tmp_path / "seamark.toml"
     config.write_text('s3_access_key_id = "a"\ns3_secret_access_key = "very-secret"\n')
     config.chmod(0o644)
-    args = ("grant", "add", "oidc:ann", "reader", "--home", str(tmp_path / "home"), "--config", str(config))
-    warn_result = run_seamark(*args)
-    assert warn_result.returncode == 0
-    assert f"every account can read {config}" in warn_result.stderr
-    assert "s3_secret_access_key" in warn_result.stderr
-    assert "very-secret" not in warn_result.stderr
+    grant_command = ("grant", "add", "oidc:ann", "reader", "--home", str(tmp_path / "home"), "--config", str(config))
+    result = run_seamark(*grant_command)
+    assert result.returncode == 0
+    assert f"every account can read {config}" in result.stderr
+    assert "s3_secret_access_key" in result.stderr
+    assert "very-secret" not in result.stderr
     config.chmod(0o600)
-    assert "every account" not in run_seamark(*args).stderr
+    assert "every account" not in run_seamark(*grant_command).stderr
 
 
 # Tests that only one server may run on a home at a time.

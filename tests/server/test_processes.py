@@ -32,10 +32,10 @@ def send_get(url: str, timeout: float = 30) -> tuple[int, Any]:
         return error.code, json.loads(error.read())
 
 
-def wait_until(description: Callable[[], bool], timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
-    while not description():
-        assert time.monotonic() < deadline, description
+    while not condition():
+        assert time.monotonic() < deadline, condition
         time.sleep(0.05)
 
 
@@ -75,15 +75,19 @@ def test_request_that_never_ends_delays_the_drain_only_up_to_the_time_limit(star
 def test_long_polls_and_streams_end_at_once_when_the_server_drains(start_seamark: Start) -> None:
     server = start_seamark()
     answers: list[Any] = []
-    poll = threading.Thread(target=lambda: answers.append(send_get(f"{server.base_url}/api/v1/timeline?wait=50")))
-    poll.start()
-    stream = urllib.request.Request(f"{server.base_url}/api/v1/timeline", headers={"Accept": "text/event-stream"})
-    with urllib.request.urlopen(stream, timeout=60) as events:
+    poll_thread = threading.Thread(
+        target=lambda: answers.append(send_get(f"{server.base_url}/api/v1/timeline?wait=50"))
+    )
+    poll_thread.start()
+    stream_request = urllib.request.Request(
+        f"{server.base_url}/api/v1/timeline", headers={"Accept": "text/event-stream"}
+    )
+    with urllib.request.urlopen(stream_request, timeout=60) as events:
         assert events.readline().startswith(b"retry")
         wait_until(lambda: is_http_ok(f"{server.base_url}/metrics", contains="seamark_timeline_watchers 2.0"))
         assert server.terminate(60) == 0
         events.read()
-    poll.join(60)
+    poll_thread.join(60)
     assert answers == [(200, {"instants": [], "next-since": None})]
 
 
@@ -122,12 +126,12 @@ def test_workers_share_one_port_and_one_page_of_metrics(start_seamark: Start) ->
     wait_until(lambda: server.log.read_text().count('"event":"serving"') == 2)
     for _ in range(40):
         assert is_http_ok(f"{server.base_url}/v1/namespaces")
-    by_worker = {
+    serving_workers = {
         event["worker"]
         for event in map(json.loads, filter(lambda line: line.startswith("{"), server.log.read_text().splitlines()))
         if event["event"] == "request" and event["operation"] == "listNamespaces"
     }
-    assert by_worker == {0, 1}
+    assert serving_workers == {0, 1}
     metric_line = 'seamark_requests_total{operation="listNamespaces",status="200"} 40.0'
     # The counts of other workers are at most a second old.
     wait_until(lambda: is_http_ok(f"{server.base_url}/metrics", contains=metric_line))
@@ -149,4 +153,4 @@ def test_second_server_on_the_port_of_workers_is_rejected(start_seamark: Start, 
     second_server = Seamark(tmp_path / "second", port=server.port)
     second_process = second_server._process
     with pytest.raises(Exception, match="Cannot bind"):
-        second_process.start(lambda: False, timeout_s=90)
+        second_process.start(lambda: False, timeout_s=90)  # The server ends with an error and never becomes ready.

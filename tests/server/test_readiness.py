@@ -24,8 +24,8 @@ async def test_server_is_not_ready_while_its_disk_is_full(tmp_path: Path, monkey
     ) as server:
 
         def read_usage(folder: Any) -> Usage:
-            is_full = str(folder).startswith(str(tmp_path / "warehouse"))
-            return Usage(100 << 30, 0, free_bytes[0] if is_full else 10 << 30)
+            is_warehouse = str(folder).startswith(str(tmp_path / "warehouse"))
+            return Usage(100 << 30, 0, free_bytes[0] if is_warehouse else 10 << 30)
 
         monkeypatch.setattr(shutil, "disk_usage", read_usage)
         assert (await server.get("/readyz"))[0] == 200
@@ -63,11 +63,11 @@ async def test_many_concurrent_probes_write_once(tmp_path: Path, monkeypatch: py
     async with run_server(tmp_path) as server:
         writes, transact = [], server.components.store.transact
 
-        async def count_writes(operations: Any) -> Any:
+        async def record_write(operations: Any) -> Any:
             writes.append(operations)
             return await transact(operations)
 
-        monkeypatch.setattr(server.components.store, "transact", count_writes)
+        monkeypatch.setattr(server.components.store, "transact", record_write)
         answers = await asyncio.gather(*(server.get("/readyz") for _ in range(50)))
         assert {status for status, _ in answers} == {200}
         assert len(writes) == 1

@@ -17,14 +17,14 @@ from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.settings.settings import FIELDS, Settings, make_flag_name, make_variable_name, redact_url
 from seamark.metaserver.settings.sources import resolve_settings
 
-NUMBERS = ("requests_limit", "page_limit", "commit_retries", "timeline_keep", "drain_timeout_s")
+NUMERIC_SETTINGS = ("requests_limit", "page_limit", "commit_retries", "timeline_keep", "drain_timeout_s")
 
 
 def format_toml(values: dict[str, Any]) -> str:
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
 
 
-some_values = st.dictionaries(st.sampled_from(NUMBERS), st.integers(1, 1000))
+some_values = st.dictionaries(st.sampled_from(NUMERIC_SETTINGS), st.integers(1, 1000))
 
 
 @given(flags=some_values, environment=some_values, file=some_values)
@@ -114,7 +114,7 @@ def test_toml_table_in_the_file_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected_location"),
+    ("warehouse", "expected_location"),
     [
         ("/srv/lake", "file:///srv/lake"),
         ("file:/srv/lake", "file:///srv/lake"),
@@ -124,11 +124,11 @@ def test_toml_table_in_the_file_is_rejected(tmp_path: Path) -> None:
         ("s3:lake", None),
     ],
 )
-def test_invalid_warehouse_is_rejected_with_the_intended_url(arguments: str, expected_location: str | None) -> None:
+def test_invalid_warehouse_is_rejected_with_the_intended_url(warehouse: str, expected_location: str | None) -> None:
     with pytest.raises(ConfigError) as error:
-        resolve_settings({"warehouse": arguments}, {})
+        resolve_settings({"warehouse": warehouse}, {})
     hint = "" if expected_location is None else f"; write {expected_location}"
-    assert error.value.message.endswith(f"file:// or s3:// or gs:// or abfss:// or hdfs://; {arguments!r} is not{hint}")
+    assert error.value.message.endswith(f"file:// or s3:// or gs:// or abfss:// or hdfs://; {warehouse!r} is not{hint}")
     if expected_location is not None:
         assert resolve_settings({"warehouse": expected_location}, {}).warehouse == expected_location
 

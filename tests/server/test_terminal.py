@@ -15,18 +15,18 @@ from seamark.commands import explain, terminal
 from tests.api.client import Api
 from tests.server.rig import run_server
 
-HOSTILE = {
+HOSTILE_TEXTS = {
     "clears the screen": "a\x1b[2Jb",
     "writes to the clipboard": "a\x1b]52;c;ZXZpbA==\x07b",
     "one character of C1": "a\x9b31mb",
     "overwrites the shown text": "safe\rb",
-    "rubs it out": "a\x08\x7fb",
+    "erases the shown text": "a\x08\x7fb",
     "reverses the text": "a\u202eb\u2066",
     "half a character": "a\ud800b",
 }
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("text", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
 def test_control_characters_are_removed_from_shown_text(text: str) -> None:
     escaped_text = terminal.escape_for_terminal(text)
     assert all(character.isprintable() for character in escaped_text), escaped_text
@@ -54,28 +54,29 @@ _PLURAL = re.compile(
 def test_commands_print_counts_by_show_count() -> None:
     """With a plural in the code, a user with a small table would see "1 files"."""
     folder = Path(terminal.__file__).parent
-    actual = {
+    plurals_by_file = {
         path.name: matches
         for path in sorted(folder.rglob("*.py"))
         if (matches := [match for match in _PLURAL.findall(path.read_text()) if match.split(":,")[0] not in _LIMITS])
     }
-    assert actual == {}
+    assert plurals_by_file == {}
 
 
 _LIMITS = ("{TABLE_ROWS_MAX", "{request.rows_max")
+"""Numbers that are always larger than 1."""
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("text", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
 def test_console_tables_and_lines_contain_no_control_characters(text: str) -> None:
     console = terminal.open_console()
-    console.file = out = io.StringIO()
+    console.file = output = io.StringIO()
     table = Table(title=text)
     table.add_column(text)
     table.add_row(text)
     console.print(table)
     console.print(text, markup=False)
     console.print(f"Index {text}", highlight=False)
-    assert all(character.isprintable() or character == "\n" for character in out.getvalue()), out.getvalue()
+    assert all(character.isprintable() or character == "\n" for character in output.getvalue()), output.getvalue()
 
 
 async def test_hostile_column_name_is_shown_by_explain_as_an_escape(

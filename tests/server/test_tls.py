@@ -47,10 +47,10 @@ class TlsServer:
 
     def wait_until_logged(self, text: bytes) -> None:
         """Wait until each worker has logged the text."""
-        until = time.monotonic() + 60
+        deadline_s = time.monotonic() + 60
         while not self.has_logged(text):
             assert self.process.running(), self.log.read_text()
-            assert time.monotonic() < until, self.log.read_text()
+            assert time.monotonic() < deadline_s, self.log.read_text()
             time.sleep(0.1)
 
 
@@ -93,9 +93,9 @@ def test_only_clients_that_trust_the_authority_connect(
 ) -> None:
     assert f"Seamark is ready at {tls_server.url}" in tls_server.log.read_text()
     assert tls_server.url in (tmp_path / "home" / "server.json").read_text()
-    stranger = SeamarkClient(tls_server.url, retries=0)
+    untrusting_client = SeamarkClient(tls_server.url, retries=0)
     with pytest.raises(ClientError, match=r"certificate.*SEAMARK_CA"):
-        list(stranger.timeline())
+        list(untrusting_client.timeline())
     plain_client = SeamarkClient(tls_server.url.replace("https", "http"), retries=0)
     with pytest.raises(ClientError, match="https:// URL"):
         list(plain_client.timeline())
@@ -128,7 +128,7 @@ def test_old_tls_versions_and_plain_http_are_rejected(tls_server: TlsServer, aut
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("tls_server", "expected"),
+    ("tls_server", "sends_signal"),
     [
         pytest.param("1", True, id="SIGHUP, one worker", marks=pytest.mark.slow),
         pytest.param("2", True, id="SIGHUP, two workers"),
@@ -138,11 +138,11 @@ def test_old_tls_versions_and_plain_http_are_rejected(tls_server: TlsServer, aut
     indirect=["tls_server"],
 )
 def test_renewed_certificate_is_used_without_a_restart(
-    tls_server: TlsServer, authority: Authority, expected: bool
+    tls_server: TlsServer, authority: Authority, sends_signal: bool
 ) -> None:
     assert read_presented_name(tls_server, authority) == "first"
     authority.issue("second")
-    if expected:
+    if sends_signal:
         os.kill(tls_server.process.pid, signal.SIGHUP)
     tls_server.wait_until_logged(b"the certificate was loaded again")
     assert {read_presented_name(tls_server, authority) for _ in range(8)} == {"second"}
@@ -155,21 +155,21 @@ def test_renewed_certificate_is_used_without_a_restart(
 
 
 @pytest.mark.few_cases(2)
-@pytest.mark.parametrize("broken", ["missing", "not a certificate", "another key", "passphrase"])
+@pytest.mark.parametrize("fault", ["missing", "not a certificate", "another key", "passphrase"])
 def test_start_fails_with_the_names_of_a_mismatched_certificate_and_key(
-    tmp_path: Path, authority: Authority, broken: str
+    tmp_path: Path, authority: Authority, fault: str
 ) -> None:
-    if broken == "missing":
+    if fault == "missing":
         authority.certificate.unlink()
-    elif broken == "not a certificate":
+    elif fault == "not a certificate":
         authority.certificate.write_text("hello")
     else:
         key = ec.generate_private_key(ec.SECP256R1())
-        authority.key.write_bytes(encode_key_pem(key, b"secret" if broken == "passphrase" else None))
+        authority.key.write_bytes(encode_key_pem(key, b"secret" if fault == "passphrase" else None))
     arguments = ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
     result = run_seamark("serve", "--home", str(tmp_path / "home"), "--port", "0", *arguments)
     assert result.returncode == 2
-    assert str(authority.key if broken == "passphrase" else authority.certificate) in result.stderr
+    assert str(authority.key if fault == "passphrase" else authority.certificate) in result.stderr
     assert "Traceback" not in result.stderr
 
 

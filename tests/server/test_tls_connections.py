@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.server.rig import run_server
 from tests.server.test_connections import HEALTH, RawConnection
-from tests.server.test_few_files import FILES
+from tests.server.test_few_files import OPEN_FILES_MAX
 from tests.services.authority import Authority
 from tests.services.process import choose_free_port
 from tests.waits import until
@@ -31,10 +31,10 @@ async def connect_and_request(stack: AsyncExitStack, port: int, authority: Autho
     """Return a TLS connection that has received an answer."""
     context = ssl.create_default_context(cafile=str(authority.file))
     async with asyncio.timeout(60):
-        wire = RawConnection(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
-    await stack.enter_async_context(wire)
-    assert await wire.is_healthy()
-    return wire
+        raw_connection = RawConnection(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
+    await stack.enter_async_context(raw_connection)
+    assert await raw_connection.is_healthy()
+    return raw_connection
 
 
 async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> None:
@@ -47,14 +47,14 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
             for n in range(SILENT_COUNT)
         ]
         new_connection = await connect_and_request(stack, port, authority)
-        # The test has cancelled the task at its end, or the server has reset the connection.
-        reading = [asyncio.create_task(wire.reader.read()) for wire in silent_connections]
+        # A task ends when the server closes its connection.
+        read_tasks = [asyncio.create_task(raw_connection.reader.read()) for raw_connection in silent_connections]
         try:
-            await until(lambda: sum(task.done() for task in reading) >= SILENT_COUNT - 8)
+            await until(lambda: sum(task.done() for task in read_tasks) >= SILENT_COUNT - 8)
         finally:
-            for task in reading:
+            for task in read_tasks:
                 task.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
+            await asyncio.gather(*read_tasks, return_exceptions=True)
         assert await old_connection.is_healthy()
         assert await new_connection.is_healthy()
 
@@ -63,17 +63,17 @@ async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(tmp
     _, tls = create_authority(tmp_path)
     async with run_server(tmp_path / "home", header_timeout_s=0.3, **tls) as server:
         for first_bytes in (b"", b"\x16\x03\x01", HEALTH):
-            async with await RawConnection.open(server) as wire:
-                await wire.send(first_bytes)
-                await wire.read_rest()
+            async with await RawConnection.open(server) as raw_connection:
+                await raw_connection.send(first_bytes)
+                await raw_connection.read_rest()
 
 
 async def test_request_sent_with_the_end_of_the_handshake_is_answered(tmp_path: Path) -> None:
     authority, tls = create_authority(tmp_path)
     async with run_server(tmp_path / "home", **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
-        wires = await asyncio.gather(*(connect_and_request(stack, port, authority) for _ in range(50)))
-        assert all(await asyncio.gather(*(wire.is_healthy() for wire in wires)))
+        raw_connections = await asyncio.gather(*(connect_and_request(stack, port, authority) for _ in range(50)))
+        assert all(await asyncio.gather(*(raw_connection.is_healthy() for raw_connection in raw_connections)))
 
 
 async def test_server_with_64_open_files_answers_during_a_flood_without_handshakes(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ async def test_server_with_64_open_files_answers_during_a_flood_without_handshak
     port = choose_free_port()
     command = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(tmp_path / "home")]
     command += ["--port", str(port), "--tls-cert", tls["tls_cert"], "--tls-key", tls["tls_key"]]
-    limited_command = ["/bin/sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", *command]
+    limited_command = ["/bin/sh", "-c", f'ulimit -n {OPEN_FILES_MAX}; exec "$@"', "sh", *command]
     with (tmp_path / "log").open("wb") as output:
         process = subprocess.Popen(limited_command, stdout=output, stderr=output, env={**os.environ})
     try:

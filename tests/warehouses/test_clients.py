@@ -57,7 +57,7 @@ async def test_url_of_a_warehouse_serves_all_its_routes(tmp_path: Path) -> None:
         assert result.output.endswith('"n"\n0\n')
 
 
-async def test_location_outside_a_further_warehouse_is_refused_with_a_remedy_that_applies(tmp_path: Path) -> None:
+async def test_location_outside_a_further_warehouse_is_refused_with_a_fix_that_applies(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, "sales") as world:
         await world.create_table("/v1/sales", "db", "t")
         body = {"name": "u", "schema": SCHEMA, "location": f"file://{tmp_path}/elsewhere/u"}

@@ -100,19 +100,20 @@ def test_engines_share_tables_in_three_clouds_of_one_server_with_keys_for_one_ta
     with trino_server(tmp_path / "trino", uri=clouds.uri, changed_catalogs=catalogs) as trino:
         for name in NAMES:
             extra = {**S3_IO, **({"warehouse": name} if name else {})}
-            in_spark = f"{spark_catalog(clouds.uri, extra=extra)}.shared"
-            spark.sql(f"CREATE NAMESPACE {in_spark}")
+            spark_namespace = f"{spark_catalog(clouds.uri, extra=extra)}.shared"
+            spark.sql(f"CREATE NAMESPACE {spark_namespace}")
             spark.sql(
-                f"CREATE TABLE {in_spark}.t USING iceberg PARTITIONED BY (p) TBLPROPERTIES ('format-version'='2', "
+                f"CREATE TABLE {spark_namespace}.t USING iceberg PARTITIONED BY (p) "
+                "TBLPROPERTIES ('format-version'='2', "
                 "'write.delete.mode'='merge-on-read') AS SELECT id, concat('a b/', id % 3, 'ü') AS p FROM range(1000)"
             )
             expected = {(number, f"a b/{number % 3}ü") for number in range(1000)}
             expected.add((2000, name))
-            spark.sql(f"INSERT INTO {in_spark}.t VALUES (2000, '{name}')")
+            spark.sql(f"INSERT INTO {spark_namespace}.t VALUES (2000, '{name}')")
 
-            in_trino = f"in_{name}.shared"
-            trino.rows(f"INSERT INTO {in_trino}.t VALUES (1000, 'trino')")
-            trino.rows(f"DELETE FROM {in_trino}.t WHERE id % 2 = 0 AND id < 100")
+            trino_schema = f"in_{name}.shared"
+            trino.rows(f"INSERT INTO {trino_schema}.t VALUES (1000, 'trino')")
+            trino.rows(f"DELETE FROM {trino_schema}.t WHERE id % 2 = 0 AND id < 100")
             expected = {row for row in expected if row[0] % 2 or row[0] >= 100} | {(1000, "trino")}
 
             catalog = clouds.open_catalog(name)
@@ -123,22 +124,24 @@ def test_engines_share_tables_in_three_clouds_of_one_server_with_keys_for_one_ta
             with closing(seamark.duckdb.connect(duckdb_uri, on_s3=True)) as con:
                 con.execute("INSERT INTO sea.shared.t VALUES (1002, 'duckdb')")
                 expected.add((1002, "duckdb"))
-                spark.sql(f"DELETE FROM {in_spark}.t WHERE id % 5 = 1 AND id < 1000")
+                spark.sql(f"DELETE FROM {spark_namespace}.t WHERE id % 5 = 1 AND id < 1000")
                 expected = {row for row in expected if row[0] % 5 != 1 or row[0] >= 1000}
 
                 assert set(map(tuple, con.sql("SELECT id, p FROM sea.shared.t").fetchall())) == expected
-            assert {tuple(row) for row in spark.sql(f"SELECT id, p FROM {in_spark}.t").collect()} == expected
-            assert {tuple(row) for row in trino.rows(f"SELECT id, p FROM {in_trino}.t")} == expected
-            arrow = catalog.load_table("shared.t").scan().to_arrow()
-            assert sorted(zip(arrow["id"].to_pylist(), arrow["p"].to_pylist(), strict=True)) == sorted(expected)
+            assert {tuple(row) for row in spark.sql(f"SELECT id, p FROM {spark_namespace}.t").collect()} == expected
+            assert {tuple(row) for row in trino.rows(f"SELECT id, p FROM {trino_schema}.t")} == expected
+            arrow_rows = catalog.load_table("shared.t").scan().to_arrow()
+            assert sorted(zip(arrow_rows["id"].to_pylist(), arrow_rows["p"].to_pylist(), strict=True)) == sorted(
+                expected
+            )
 
-            trino.rows(f"CREATE TABLE {in_trino}.own AS SELECT 1 AS id")
-            assert spark.sql(f"SELECT id FROM {in_spark}.own").collect()[0][0] == 1
+            trino.rows(f"CREATE TABLE {trino_schema}.own AS SELECT 1 AS id")
+            assert spark.sql(f"SELECT id FROM {spark_namespace}.own").collect()[0][0] == 1
 
-        keys_of = {(name, table): clouds.load_keys(name, table) for name in NAMES for table in ("t", "own")}
-        for own, other in itertools.permutations(keys_of.values(), 2):
-            check_keys_reach_only_their_table(own, other)
-        check_stores_do_not_know_the_keys(clouds, keys_of["", "own"])
+        keys_by_table = {(name, table): clouds.load_keys(name, table) for name in NAMES for table in ("t", "own")}
+        for own_keys, other_keys in itertools.permutations(keys_by_table.values(), 2):
+            check_keys_reach_only_their_table(own_keys, other_keys)
+        check_stores_do_not_know_the_keys(clouds, keys_by_table["", "own"])
         for name in NAMES:
             trino.rows(f"DROP TABLE in_{name}.shared.own")
             clouds.open_catalog(name).drop_table("shared.t")

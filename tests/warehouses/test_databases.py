@@ -102,21 +102,21 @@ async def test_move_of_a_server_includes_its_warehouses(tmp_path: Path, postgres
 
 
 async def test_replaced_encryption_key_opens_all_warehouses(tmp_path: Path) -> None:
-    store: dict[str, Any] = {"warehouse_roots": ("s3://lake/warehouses",)}
+    settings: dict[str, Any] = {"warehouse_roots": ("s3://lake/warehouses",)}
     keys = {"s3_access_key_id": "AKIA", "s3_secret_access_key": "secret"}
-    async with run_server_with_warehouses(tmp_path, **store) as world:
+    async with run_server_with_warehouses(tmp_path, **settings) as world:
         body = {"name": "sales", "location": "s3://lake/warehouses/sales", "credentials": keys}
         status, created_warehouse = await world.send("POST", "/api/v1/warehouses", body)
         assert status == 201
     new_key = "A" * 43 + "="
-    settings_with_both_keys = {**store, "encryption_key": f"{new_key},{build_settings(tmp_path).encryption_key}"}
+    settings_with_both_keys = {**settings, "encryption_key": f"{new_key},{build_settings(tmp_path).encryption_key}"}
     async with run_server_with_warehouses(tmp_path, **settings_with_both_keys) as world:
         warehouses = world.server.components.warehouses
         assert warehouses is not None
         await warehouses.round()
         # The version of the warehouse does not change, so the server does not open it again.
         assert await world.send("GET", "/api/v1/warehouses/sales") == (200, created_warehouse)
-    async with run_server_with_warehouses(tmp_path, **store, encryption_key=new_key) as world:
+    async with run_server_with_warehouses(tmp_path, **settings, encryption_key=new_key) as world:
         assert (await world.send("GET", "/v1/sales/namespaces"))[0] == 200
 
 

@@ -93,14 +93,14 @@ def test_jobs_have_the_login_to_the_cloud_of_their_warehouse_unless_they_have_ot
     keys: dict[str, str],
     expected: set[str],
 ) -> None:
-    names = (
+    variable_names = (
         *("AWS_CA_BUNDLE", "AWS_REGION", "AWS_ROLE_ARN", "AZURE_CLIENT_ID", "GOOGLE_APPLICATION_CREDENTIALS"),
         "KRB5CCNAME",
     )
-    for name in names:
-        monkeypatch.setenv(name, "value")
+    for variable_name in variable_names:
+        monkeypatch.setenv(variable_name, "value")
     warehouse = dataclasses.replace(settings, warehouse=location, s3_client_access=access, **keys)
-    assert set(list_job_variables(list_storages(warehouse), warehouse)) & set(names) == expected
+    assert set(list_job_variables(list_storages(warehouse), warehouse)) & set(variable_names) == expected
     own_warehouse_variables = list_job_variables(list_storages(warehouse))
     assert expected <= set(own_warehouse_variables)
 
@@ -116,21 +116,24 @@ def test_role_of_the_server_is_not_assumed_for_a_warehouse_with_own_keys(setting
 
 def test_federated_warehouse_gives_no_keys_of_the_gateway(settings: Settings) -> None:
     server = dataclasses.replace(settings, s3_client_access="gateway", gateway_port=8182)
-    own = {"federation_uri": "http://other.example"}
+    federation_settings = {"federation_uri": "http://other.example"}
     assert make_settings(server, build_warehouse({}), {}, {}).s3_client_access == "gateway"
-    assert make_settings(server, build_warehouse(own), own, {}).s3_client_access == "signing"
+    assert (
+        make_settings(server, build_warehouse(federation_settings), federation_settings, {}).s3_client_access
+        == "signing"
+    )
     with pytest.raises(BadRequest, match="federated"):
-        check_definition(server, {**own, "s3_client_access": "gateway"}, {})
+        check_definition(server, {**federation_settings, "s3_client_access": "gateway"}, {})
 
 
 def test_federated_warehouse_runs_no_table_services(settings: Settings) -> None:
     server = dataclasses.replace(settings, services_workers=1)
-    own = {"federation_uri": "http://other.example"}
+    federation_settings = {"federation_uri": "http://other.example"}
     assert make_settings(server, build_warehouse({}), {}, {}).services_workers == 1
-    for own_settings in (own, {**own, "services_workers": 1}):
+    for own_settings in (federation_settings, {**federation_settings, "services_workers": 1}):
         assert make_settings(server, build_warehouse(own_settings), own_settings, {}).services_workers == 0
     with pytest.raises(BadRequest, match="federated"):
-        check_services(server, {**own, "services_workers": 1})
+        check_services(server, {**federation_settings, "services_workers": 1})
 
 
 def test_warehouses_share_the_memory_and_the_disk_of_stream_tables(settings: Settings) -> None:

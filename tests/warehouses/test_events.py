@@ -31,8 +31,8 @@ def check_events(receiver: Receiver, source: str, secret: str, expected: list[st
     assert {event["source"] for event in receiver.events} == {source}
     for headers, body in zip(receiver.headers, receiver.bodies, strict=True):
         signature = headers["Seamark-Signature"]
-        at_s = int(signature.removeprefix("t=").partition(",")[0])
-        assert signature == compute_signature(secret, at_s, body)
+        timestamp_s = int(signature.removeprefix("t=").partition(",")[0])
+        assert signature == compute_signature(secret, timestamp_s, body)
 
 
 async def test_each_receiver_gets_the_events_of_its_warehouse_with_its_signature(tmp_path: Path) -> None:
@@ -77,13 +77,13 @@ async def test_each_receiver_gets_the_events_of_its_warehouse_with_its_signature
         check_events(receivers["new"], sources["sales"], "new", [*tables["sales"], "last"])
         # The gauges of a warehouse end with its receivers.
         metrics = world.server.components.metrics
-        lag = b'seamark_warehouse_event_lag_seconds{target="webhook",warehouse="stock"}'
+        lag_series = b'seamark_warehouse_event_lag_seconds{target="webhook",warehouse="stock"}'
         async with asyncio.timeout(PATIENCE_S):
-            while lag not in metrics.render():
+            while lag_series not in metrics.render():
                 await asyncio.sleep(0.05)
             body = {"location": sources["stock"], "credentials": {}}
             assert (await world.send("PUT", "/api/v1/warehouses/stock", body))[0] == 200
-            while lag in metrics.render():
+            while lag_series in metrics.render():
                 await asyncio.sleep(0.05)
 
 

@@ -50,9 +50,9 @@ async def read_code(
     world: WarehouseServer, keys: Keys, target: Keys, method: str = "GET", name: str = "data/o", **headers: str
 ) -> str:
     """Return "OK" or the code of the error of a request with `keys` for an object of the table of `target`."""
-    path, signed = replace(keys, prefix=target.prefix).sign(method, name, **headers)
+    path, signed_headers = replace(keys, prefix=target.prefix).sign(method, name, **headers)
     url, body = URL(f"{keys.endpoint}{path}", encoded=True), b"own" if method == "PUT" and not headers else None
-    async with world.server.http.request(method, url, data=body, headers=signed) as answer:
+    async with world.server.http.request(method, url, data=body, headers=signed_headers) as answer:
         text = await answer.text()
     matched = re.search("<Code>(.*?)</Code>", text)
     return "OK" if answer.status == 200 else "" if matched is None else matched[1]
@@ -60,17 +60,19 @@ async def read_code(
 
 def list_forged_keys(keys: Keys, victim: Keys) -> list[Keys]:
     """Return keys that combine parts of two keys, or name another warehouse."""
-    warehouse_id, _, signed = keys.token.rpartition(".")
-    victim_id, _, victim_signed = victim.token.rpartition(".")
+    warehouse_id, _, signed_part = keys.token.rpartition(".")
+    victim_id, _, victim_signed_part = victim.token.rpartition(".")
     return [
         keys,
-        replace(keys, token=f"{victim_id}.{signed}"),
-        replace(keys, token=signed),
+        replace(keys, token=f"{victim_id}.{signed_part}"),
+        replace(keys, token=signed_part),
         replace(keys, token=victim.token),
         replace(victim, secret=keys.secret),
-        replace(victim, token=f"{warehouse_id}.{victim_signed}"),
-        replace(victim, token=victim_signed) if victim_id else replace(victim, token=f"{warehouse_id}.{victim_signed}"),
-        replace(keys, token=f"{'0' * 32}.{signed}"),
+        replace(victim, token=f"{warehouse_id}.{victim_signed_part}"),
+        replace(victim, token=victim_signed_part)
+        if victim_id
+        else replace(victim, token=f"{warehouse_id}.{victim_signed_part}"),
+        replace(keys, token=f"{'0' * 32}.{signed_part}"),
     ]
 
 
@@ -89,12 +91,12 @@ async def attack_each_warehouse(world: WarehouseServer, keys_by_warehouse: dict[
 
 async def test_keys_of_one_warehouse_reach_nothing_of_another(tmp_path: Path) -> None:
     async with run_gateway(tmp_path) as world:
-        keys_of = {name: await create_keys(world, name) for name in ROOTS}
-        assert len({keys.endpoint for keys in keys_of.values()}) == 1
-        await attack_each_warehouse(world, keys_of)
+        keys_by_warehouse = {name: await create_keys(world, name) for name in ROOTS}
+        assert len({keys.endpoint for keys in keys_by_warehouse.values()}) == 1
+        await attack_each_warehouse(world, keys_by_warehouse)
         for name in ("sales", "stock"):
-            client = keys_of[name].make_client()
-            address = {"Bucket": "lake", "Key": f"{keys_of[name].prefix}data/o"}
+            client = keys_by_warehouse[name].make_client()
+            address = {"Bucket": "lake", "Key": f"{keys_by_warehouse[name].prefix}data/o"}
             url = client.generate_presigned_url("get_object", address)
             client.close()
             async with world.server.http.get(url) as answer:
@@ -123,28 +125,29 @@ async def test_pyiceberg_reads_and_writes_each_warehouse_through_the_gateway(tmp
 
 async def test_keys_end_with_the_warehouse_or_its_access_through_the_gateway(tmp_path: Path) -> None:
     async with run_gateway(tmp_path) as world:
-        sales = await create_keys(world, "sales")
+        sales_keys = await create_keys(world, "sales")
         # A staged table does not keep its warehouse from being dropped.
         await world.send("POST", "/v1/stock/namespaces", {"namespace": ["db"]})
-        staged = {"name": "t", "schema": SCHEMA, "stage-create": True}
-        stock = read_keys((await world.send("POST", "/v1/stock/namespaces/db/tables", staged))[1])
-        for keys in (sales, stock):
+        staged_request = {"name": "t", "schema": SCHEMA, "stage-create": True}
+        stock_keys = read_keys((await world.send("POST", "/v1/stock/namespaces/db/tables", staged_request))[1])
+        for keys in (sales_keys, stock_keys):
             assert await read_code(world, keys, keys, "PUT") == "OK"
         # A change of another setting does not end the keys.
         body = {"location": "s3://lake/further/sales", "settings": {"drop_retention_s": 5}}
         assert (await world.send("PUT", "/api/v1/warehouses/sales", body))[0] == 200
-        assert await read_code(world, sales, sales) == "OK"
+        assert await read_code(world, sales_keys, sales_keys) == "OK"
         body["settings"] = {"s3_client_access": "none"}
         assert (await world.send("PUT", "/api/v1/warehouses/sales", body))[0] == 200
-        assert await read_code(world, sales, sales) == "AccessDenied"
+        assert await read_code(world, sales_keys, sales_keys) == "AccessDenied"
         assert (await world.send("DELETE", "/v1/stock/namespaces/db"))[0] == 204
         assert (await world.send("DELETE", "/api/v1/warehouses/stock"))[0] == 204
-        assert await read_code(world, stock, stock) == "AccessDenied"
+        assert await read_code(world, stock_keys, stock_keys) == "AccessDenied"
 
 
-async def send_slowly(parts: list[asyncio.Event]) -> AsyncIterator[bytes]:
-    for part in parts:
-        await part.wait()
+async def send_slowly(permissions: list[asyncio.Event]) -> AsyncIterator[bytes]:
+    """Yield a byte each time that the next event is set."""
+    for permission in permissions:
+        await permission.wait()
         yield b"x"
 
 
@@ -155,19 +158,19 @@ async def test_upload_survives_a_change_of_the_warehouse_but_not_the_end_of_its_
     async with run_gateway(tmp_path, rights_recheck_s=0.05, drain_timeout_s=PATIENCE_S) as world:
         keys = await create_keys(world, "sales")
         path, headers = keys.sign("PUT", "data/slow", host=keys.endpoint.removeprefix("http://"))
-        parts = [asyncio.Event(), asyncio.Event()]
+        permissions = [asyncio.Event(), asyncio.Event()]
         headers = {**headers, "Content-Length": "2"}
         upload = asyncio.create_task(
-            world.server.http.put(f"{keys.endpoint}{path}", data=send_slowly(parts), headers=headers).__aenter__()
+            world.server.http.put(f"{keys.endpoint}{path}", data=send_slowly(permissions), headers=headers).__aenter__()
         )
-        parts[0].set()
+        permissions[0].set()
         await read_code(world, keys, keys)
         settings = {"s3_client_access": "none"} if change == "end" else {"drop_retention_s": 5}
         body = {"location": "s3://lake/further/sales", "settings": settings}
         assert (await world.send("PUT", "/api/v1/warehouses/sales", body))[0] == 200
         # The catalog does not wait for the upload.
         assert (await world.send("GET", "/v1/sales/namespaces"))[0] == 200
-        parts[1].set()
+        permissions[1].set()
         answer = await upload
         assert answer.status == (403 if change == "end" else 200), await answer.text()
         answer.release()

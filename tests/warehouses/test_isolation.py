@@ -155,7 +155,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[WarehouseLogins]:
 
 
 async def test_grant_is_a_right_only_in_its_warehouse(logins: WarehouseLogins) -> None:
-    create = {"namespace": ["new"]}
+    body = {"namespace": ["new"]}
     for principal, path, expected in (
         ("ann", "/v1/namespaces", 200),
         ("ann", "/v1/sales/namespaces", 200),
@@ -164,7 +164,7 @@ async def test_grant_is_a_right_only_in_its_warehouse(logins: WarehouseLogins) -
         ("bob", "/v1/sales/namespaces", 403),
         ("root", "/v1/stock/namespaces", 200),
     ):
-        assert (await logins.send(principal, "POST", path, create))[0] == expected, (principal, path)
+        assert (await logins.send(principal, "POST", path, body))[0] == expected, (principal, path)
     _, listing = await logins.send("ann", "GET", "/v1/stock/namespaces")
     assert listing["namespaces"] == []
     assert (await logins.send("ann", "GET", "/v1/stock/namespaces/db"))[0] == 403
@@ -173,8 +173,8 @@ async def test_grant_is_a_right_only_in_its_warehouse(logins: WarehouseLogins) -
     for path in ("/api/v1/grants", f"{STOCK_API}/grants"):
         assert (await logins.send("ann", "PUT", path, grant))[0] == 403
     assert (await logins.send("ann", "PUT", f"{SALES_API}/grants", grant))[0] == 204
-    _, audit = await logins.send("root", "GET", f"{STOCK_API}/grants")
-    assert [grant["principal"] for grant in audit["grants"]] == ["root"]
+    _, grant_listing = await logins.send("root", "GET", f"{STOCK_API}/grants")
+    assert [grant["principal"] for grant in grant_listing["grants"]] == ["root"]
 
 
 async def test_admin_of_a_warehouse_has_no_right_on_the_server(logins: WarehouseLogins) -> None:
@@ -205,16 +205,16 @@ async def test_client_without_a_login_cannot_find_out_whether_a_warehouse_exists
 async def test_metrics_of_one_warehouse_are_not_shown_in_another(logins: WarehouseLogins) -> None:
     for name in ("sales", "stock"):
         assert (await logins.send("root", "GET", f"/v1/{name}/namespaces"))[0] == 200
-    shown = {}
+    shown_warehouses = {}
     for principal in ("root", "ann", "bob"):
         for path in ("", "/warehouses/sales"):
             headers = {"Authorization": f"Bearer {logins.tokens[principal]}"}
             async with logins.world.server.http.get(f"{logins.world.url}{path}/metrics", headers=headers) as answer:
                 text = await answer.text()
             assert "seamark_requests_total" in text
-            shown[principal, path] = [name for name in ("sales", "stock") if f'warehouse="{name}"' in text]
+            shown_warehouses[principal, path] = [name for name in ("sales", "stock") if f'warehouse="{name}"' in text]
     # ann is a writer of the server's own warehouse, and bob has no grant.
-    assert shown == {
+    assert shown_warehouses == {
         **{(principal, ""): ["sales", "stock"] for principal in ("root", "ann")},
         ("bob", ""): [],
         **{(principal, "/warehouses/sales"): ["sales"] for principal in ("root", "ann", "bob")},

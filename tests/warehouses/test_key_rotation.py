@@ -34,17 +34,17 @@ class Load:
 
     async def _work(self, number: int) -> None:
         updates = [{"action": "set-properties", "updates": {"p": "1"}}]
-        for table in itertools.count():
-            path = f"{ROOT}/namespaces/n{number}/tables/t{table}"
-            await self._world.create_table(ROOT, f"n{number}", f"t{table}")
+        for table_number in itertools.count():
+            path = f"{ROOT}/namespaces/n{number}/tables/t{table_number}"
+            await self._world.create_table(ROOT, f"n{number}", f"t{table_number}")
             for method, body in (("POST", {"requirements": [], "updates": updates}), ("GET", None)):
                 status, answer = await self._world.send(method, path, body)
                 assert status == 200, answer
             self.answers[number] += 1
 
-    async def wait(self, more: int = 2) -> None:
-        """Wait until each client has received more answers."""
-        goals = [count + more for count in self.answers]
+    async def wait(self, further_answers: int = 2) -> None:
+        """Wait until each client has received `further_answers` more answers."""
+        goals = [count + further_answers for count in self.answers]
         while any(count < goal for count, goal in zip(self.answers, goals, strict=True)):
             for task in self._tasks:
                 if task.done():
@@ -63,10 +63,10 @@ class GatewayLoad(Load):
 
     async def _work(self, number: int) -> None:
         keys = read_keys(await self._world.create_table(ROOT, f"g{number}", "t"))
-        for count in itertools.count():
-            body = f"{number} {count}".encode() * 10_000
+        for object_number in itertools.count():
+            body = f"{number} {object_number}".encode() * 10_000
             for method, data, expected in (("PUT", body, b""), ("GET", None, body)):
-                path, headers = keys.sign(method, f"data/{count}")
+                path, headers = keys.sign(method, f"data/{object_number}")
                 url = URL(f"{keys.endpoint}{path}", encoded=True)
                 async with self._world.server.http.request(method, url, data=data, headers=headers) as answer:
                     assert (answer.status, await answer.read()) == (200, expected)
@@ -113,7 +113,7 @@ async def test_storage_keys_are_replaced_under_load_without_a_failed_request(tmp
                 await clients.wait()
                 # At this point, requests that began with the first keys have ended.
                 await asyncio.to_thread(manage_users, s3, "delete-user", "--access", "first")
-                await clients.wait(5)
+                await clients.wait(further_answers=5)
                 await clients.stop()
             keys = make_credentials("first")
             former_s3 = replace(s3, access_key=keys["s3_access_key_id"], secret_key=keys["s3_secret_access_key"])

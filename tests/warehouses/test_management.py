@@ -13,7 +13,7 @@ from seamark.formats.runtime.errors import ConfigError
 from tests.warehouses.world import WarehouseServer, run_server_with_warehouses
 
 KEYS = {"s3_access_key_id": "AKIA-SALES", "s3_secret_access_key": "secret-of-sales"}
-STORE, OWN_STORE = "http://127.0.0.1:9", "http://127.0.0.1:10"
+STORE, SERVER_STORE = "http://127.0.0.1:9", "http://127.0.0.1:10"
 
 
 async def create_and_read_refusal(world: WarehouseServer, body: dict[str, Any]) -> str:
@@ -132,7 +132,7 @@ async def test_prefix_of_the_server_cannot_be_the_name_of_a_warehouse(tmp_path: 
 
 async def test_warehouse_can_neither_change_server_settings_nor_use_the_servers_keys(tmp_path: Path) -> None:
     roots = ("s3://lake/warehouses",)
-    server_keys = {"s3_endpoint": OWN_STORE, "s3_access_key_id": "x", "s3_secret_access_key": "x"}
+    server_keys = {"s3_endpoint": SERVER_STORE, "s3_access_key_id": "x", "s3_secret_access_key": "x"}
     async with run_server_with_warehouses(
         tmp_path, warehouse_roots=roots, warehouse_endpoints=(STORE, ""), **server_keys
     ) as world:

@@ -34,7 +34,11 @@ class TableKeys:
 
 
 class WarehouseModel:
-    """The namespaces of one warehouse, and the UUID of each table."""
+    """The namespaces of one warehouse, and the UUID of each table.
+
+    A method `expect_…` returns the status that the server must send. It also applies the operation to the model, except
+    the creation of a table, because the server chooses its UUID.
+    """
 
     def __init__(self) -> None:
         self.namespaces: dict[str, dict[str, str]] = {}
@@ -67,16 +71,18 @@ class WarehouseModel:
         return 404 if tables.pop(name, None) is None else 204
 
     def expect_rename(self, source: tuple[str, str], target: tuple[str, str]) -> int:
-        tables = self.namespaces.get(source[0], {})
-        if source[1] not in tables or target[0] not in self.namespaces:
+        """Expect a rename. `source` and `target` are (namespace, name)."""
+        (source_namespace, source_name), (target_namespace, target_name) = source, target
+        tables = self.namespaces.get(source_namespace, {})
+        if source_name not in tables or target_namespace not in self.namespaces:
             return 404
-        if target[1] in self.namespaces[target[0]] and target != source:
+        if target_name in self.namespaces[target_namespace] and target != source:
             return 409
-        self.namespaces[target[0]][target[1]] = tables.pop(source[1])
+        self.namespaces[target_namespace][target_name] = tables.pop(source_name)
         return 204
 
 
-async def take_step(world: WarehouseServer, root: str, model: WarehouseModel, rng: random.Random) -> None:
+async def run_random_operation(world: WarehouseServer, root: str, model: WarehouseModel, rng: random.Random) -> None:
     """Carry out a random operation on the server and the model, and compare the outcomes."""
     namespace, name = rng.choice(NAMESPACES), rng.choice(NAMES)
     match rng.randrange(6):
@@ -99,7 +105,7 @@ async def take_step(world: WarehouseServer, root: str, model: WarehouseModel, rn
             assert status == model.expect_drop_table(namespace, name)
         case 5:
             source, target = (namespace, name), (rng.choice(NAMESPACES), rng.choice(NAMES))
-            identifiers = ({"namespace": [place[0]], "name": place[1]} for place in (source, target))
+            identifiers = ({"namespace": [parent], "name": table_name} for parent, table_name in (source, target))
             body = dict(zip(("source", "destination"), identifiers, strict=True))
             status, _ = await world.send("POST", f"{root}/tables/rename", body)
             assert status == model.expect_rename(source, target)
@@ -119,22 +125,22 @@ async def use_keys(
     """Write and read an object with random keys of a warehouse, and try to reach a table of any warehouse."""
     if not models[root].keys:
         return
-    used = rng.choice(models[root].keys)
-    body = f"{root} {used.uuid} {rng.random()}"
-    if models[root].has_valid_keys(used):
-        assert (await send_object(world, used.keys, used.keys, "PUT", body))[0] == 200
-        assert await send_object(world, used.keys, used.keys, "GET", "") == (200, body)
-        objects[used.keys.prefix] = body
+    used_keys = rng.choice(models[root].keys)
+    body = f"{root} {used_keys.uuid} {rng.random()}"
+    if models[root].has_valid_keys(used_keys):
+        assert (await send_object(world, used_keys.keys, used_keys.keys, "PUT", body))[0] == 200
+        assert await send_object(world, used_keys.keys, used_keys.keys, "GET", "") == (200, body)
+        objects[used_keys.keys.prefix] = body
     else:
         # The gateway notices the drop or the move when it receives the instant.
         async with asyncio.timeout(PATIENCE_S):
-            while (await send_object(world, used.keys, used.keys, "GET", ""))[0] != 403:
+            while (await send_object(world, used_keys.keys, used_keys.keys, "GET", ""))[0] != 403:
                 await asyncio.sleep(0.01)
-        assert (await send_object(world, used.keys, used.keys, "PUT", body))[0] == 403
+        assert (await send_object(world, used_keys.keys, used_keys.keys, "PUT", body))[0] == 403
     victim = rng.choice([keys for model in models.values() for keys in model.keys])
-    if victim.uuid != used.uuid:
+    if victim.uuid != used_keys.uuid:
         for method in ("GET", "PUT"):
-            assert (await send_object(world, used.keys, victim.keys, method, "stolen"))[0] == 403
+            assert (await send_object(world, used_keys.keys, victim.keys, method, "stolen"))[0] == 403
 
 
 async def read_catalog(world: WarehouseServer, root: str) -> dict[str, dict[str, str]]:
@@ -151,24 +157,27 @@ async def read_catalog(world: WarehouseServer, root: str) -> dict[str, dict[str,
 
 
 async def run_steps(folder: Path, seed: int, steps: int) -> None:
+    """Run random operations and uses of keys, and compare the catalogs and the stored objects with the models."""
     rng = random.Random(seed)
     models = {root: WarehouseModel() for root in ROOTS}
     objects: dict[str, str] = {}
     async with run_gateway(folder) as world:
-        await world.send("DELETE", "/v1/namespaces/db")
+        await world.send("DELETE", "/v1/namespaces/db")  # The models begin without a namespace.
         for _ in range(steps):
             root = rng.choice(ROOTS)
-            await take_step(world, root, models[root], rng)
+            await run_random_operation(world, root, models[root], rng)
             if rng.random() < 0.3:
                 await use_keys(world, rng.choice(ROOTS), models, objects, rng)
         assert {root: await read_catalog(world, root) for root in ROOTS} == {
             root: model.namespaces for root, model in models.items()
         }
         lake = folder / "objects" / "lake"
-        stored = {f"{path.parent.parent.relative_to(lake)}/": path.read_text() for path in lake.rglob("data/o")}
-        assert stored == {prefix: body for prefix, body in objects.items() if prefix in stored}
-        live = {keys.keys.prefix for model in models.values() for keys in model.keys if model.has_valid_keys(keys)}
-        assert live & objects.keys() <= stored.keys()
+        stored_bodies = {f"{path.parent.parent.relative_to(lake)}/": path.read_text() for path in lake.rglob("data/o")}
+        assert stored_bodies == {prefix: body for prefix, body in objects.items() if prefix in stored_bodies}
+        live_prefixes = {
+            keys.keys.prefix for model in models.values() for keys in model.keys if model.has_valid_keys(keys)
+        }
+        assert live_prefixes & objects.keys() <= stored_bodies.keys()
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(8), 1))

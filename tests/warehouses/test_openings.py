@@ -55,6 +55,7 @@ async def _answer(request: web.Request) -> web.StreamResponse:
 
 @pytest.fixture
 async def openings(tmp_path: Path) -> AsyncIterator[Openings]:
+    """Yield the warehouses of a process, which open through the recording `Openings.open`."""
     clock, lake = SimulatedClock(1), tmp_path / "lake"
     lake.mkdir()
     settings = build_settings(tmp_path / "home", warehouse_roots=(f"file://{lake}",))
@@ -62,10 +63,10 @@ async def openings(tmp_path: Path) -> AsyncIterator[Openings]:
 
         @asynccontextmanager
         async def open_recorded(
-            _: Warehouses, own_settings: Settings, stored: StoredWarehouse
+            _: Warehouses, own_settings: Settings, stored_warehouse: StoredWarehouse
         ) -> AsyncIterator[ServedWarehouse]:
-            async with recorded_openings.open(own_settings, stored) as served:
-                yield served
+            async with recorded_openings.open(own_settings, stored_warehouse) as served_warehouse:
+                yield served_warehouse
 
         async with open_warehouses(settings, store, clock, open_recorded) as warehouses:
             recorded_openings = Openings(warehouses, store, clock, lake)

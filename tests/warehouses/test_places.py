@@ -79,21 +79,21 @@ def list_segments(location: str, backend: str) -> set[tuple[str, ...]]:
     """Return the segments of the location that clients see, and of the place of its objects."""
     scheme, _, path = location.partition("://")
     bucket, *folders = path.split("/")
-    seen = (scheme, bucket, *folders)
+    visible_segments = (scheme, bucket, *folders)
     if scheme != "s3" or not backend:
-        return {seen}
-    cloud = ("gs", bucket) if backend == GOOGLE else ("abfss", f"{bucket}@{HOST}")
-    return {seen, (*cloud, *folders)}
+        return {visible_segments}
+    cloud_bucket = ("gs", bucket) if backend == GOOGLE else ("abfss", f"{bucket}@{HOST}")
+    return {visible_segments, (*cloud_bucket, *folders)}
 
 
 def test_location_that_overlaps_another_warehouse_is_refused(tmp_path: Path) -> None:
     settings = build_settings(tmp_path)
     seed = first_seed()
     for number in range(seed, seed + examples(5000, 500)):
-        choose = random.Random(number)
-        server = dataclasses.replace(settings, s3_backend=choose.choice(["", GOOGLE, AZURE]))
-        location, _, backend = draw_warehouse(choose, server)
-        other_location, other_settings, other_backend = draw_warehouse(choose, server)
+        rng = random.Random(number)
+        server = dataclasses.replace(settings, s3_backend=rng.choice(["", GOOGLE, AZURE]))
+        location, _, backend = draw_warehouse(rng, server)
+        other_location, other_settings, other_backend = draw_warehouse(rng, server)
         other = StoredWarehouse("other", "0" * 32, other_location, other_location, other_settings, None, 0, "ann")
         expected = any(
             place[: len(other_place)] == other_place or other_place[: len(place)] == place
@@ -108,11 +108,11 @@ def test_location_that_overlaps_another_warehouse_is_refused(tmp_path: Path) -> 
             assert not expected, number
 
 
-def draw_warehouse(choose: random.Random, server: Settings) -> tuple[str, dict[str, Any], str]:
+def draw_warehouse(rng: random.Random, server: Settings) -> tuple[str, dict[str, Any], str]:
     """Return the location, the own settings and the `s3_backend` of a random warehouse."""
-    folders = "/".join(choose.choices(["x", "y"], k=choose.randint(1, 2)))
-    root = choose.choice(["s3://{}", "s3://{}", "gs://{}", "abfss://{}@" + HOST]).format(choose.choice(["aaa", "bbb"]))
-    own_settings = choose.choice([{}, {"s3_backend": GOOGLE}, {"s3_backend": AZURE}, {"s3_backend": ""}])
+    folders = "/".join(rng.choices(["x", "y"], k=rng.randint(1, 2)))
+    root = rng.choice(["s3://{}", "s3://{}", "gs://{}", "abfss://{}@" + HOST]).format(rng.choice(["aaa", "bbb"]))
+    own_settings = rng.choice([{}, {"s3_backend": GOOGLE}, {"s3_backend": AZURE}, {"s3_backend": ""}])
     return f"{root}/{folders}", own_settings, own_settings.get("s3_backend", server.s3_backend)
 
 
@@ -132,8 +132,12 @@ def test_keys_of_the_server_reach_only_the_store_of_the_backend(tmp_path: Path) 
         settings: Settings, own_settings: dict[str, Any], credentials: dict[str, Any]
     ) -> tuple[str, str, str]:
         check_definition(settings, own_settings, credentials)
-        made_settings = make_settings(settings, warehouse, own_settings, credentials)
-        return made_settings.s3_backend, made_settings.s3_secret_access_key, made_settings.s3_client_access
+        warehouse_settings = make_settings(settings, warehouse, own_settings, credentials)
+        return (
+            warehouse_settings.s3_backend,
+            warehouse_settings.s3_secret_access_key,
+            warehouse_settings.s3_client_access,
+        )
 
     azure_key = {"azure_account_key": "a2V5"}
     assert read_backend_and_key(server, {"s3_backend": AZURE}, azure_key) == (AZURE, "", "gateway")

@@ -25,7 +25,7 @@ from tests.warehouses.test_isolation import WarehouseLogins, logins  # noqa: F40
 WAREHOUSES = ("sales", "stock")
 
 
-def call(server: Seamark, method: str, path: str, body: Any) -> None:
+def send_request(server: Seamark, method: str, path: str, body: Any) -> None:
     request = Request(f"{server.base_url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
     request.method = method
     with urlopen(request, timeout=60) as answer:
@@ -53,7 +53,7 @@ def test_jobs_run_in_each_warehouse_until_its_services_are_off(tmp_path: Path) -
     with Seamark(tmp_path / "home", env=env) as server:
         clients, catalogs = {}, {}
         for name in WAREHOUSES:
-            call(server, "POST", "/api/v1/warehouses", {"name": name, "location": f"file://{lake}/{name}"})
+            send_request(server, "POST", "/api/v1/warehouses", {"name": name, "location": f"file://{lake}/{name}"})
             catalog = catalogs[name] = load_catalog(name, type="rest", uri=server.base_url, warehouse=name)
             catalog.create_namespace("db")
             catalog.create_table("db.t", SCHEMA, properties=INDEX)
@@ -68,13 +68,13 @@ def test_jobs_run_in_each_warehouse_until_its_services_are_off(tmp_path: Path) -
         assert not list(IndexClient(server.base_url).timeline())
         # A change closes the warehouse, with its worker process. Other warehouses are not affected.
         body = {"location": f"file://{lake}/sales", "settings": {"services_workers": 0}}
-        call(server, "PUT", "/api/v1/warehouses/sales", body)
+        send_request(server, "PUT", "/api/v1/warehouses/sales", body)
         for name, catalog in catalogs.items():
             append(catalog, "db.t", 3)
             assert catalog.load_table("db.t").scan().to_arrow().num_rows == 3, name
         block_until(lambda: is_covered(clients["stock"], "db.t", 3))
         assert clients["sales"].index("db.t", "by_name").files == 2
-        assert len(list_worker_pids(server)) <= 2
+        assert len(list_worker_pids(server)) <= 2  # One worker of the server's own warehouse, and one of `stock`.
 
 
 async def test_token_of_a_job_is_refused_in_other_warehouses(logins: WarehouseLogins) -> None:  # noqa: F811

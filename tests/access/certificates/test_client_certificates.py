@@ -88,13 +88,13 @@ async def connect(authority: Authority, files: ClientFiles | None = None) -> Asy
 async def send_request(
     http: aiohttp.ClientSession, server: RunningServer, path: str = NAMESPACES, **headers: str
 ) -> tuple[int, str]:
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
-    async with http.get(server.url + path, headers=names) as answer:
+    request_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with http.get(server.url + path, headers=request_headers) as answer:
         return answer.status, await answer.text()
 
 
 async def save_grants(server: RunningServer, *grants: Grant) -> None:
-    await server.components.store.transact([SaveGrant(item) for item in grants])
+    await server.components.store.transact([SaveGrant(grant) for grant in grants])
 
 
 async def test_certificate_is_a_login_with_the_grants_of_its_principal(tmp_path: Path, authority: Authority) -> None:
@@ -148,7 +148,7 @@ async def test_certificate_rules_assign_principals_groups_and_roles(tmp_path: Pa
 
 
 async def test_untrusted_clients_are_refused(tmp_path: Path, authority: Authority) -> None:
-    stranger = Authority(tmp_path, file="stranger.pem")
+    other_authority = Authority(tmp_path, file="stranger.pem")
     async with serve(tmp_path / "home", authority) as server:
         store = server.components.store
         await save_grants(server, Grant(f"cert:{SPIFFE}", "admin"), Grant("cert:root", "admin"))
@@ -156,7 +156,7 @@ async def test_untrusted_clients_are_refused(tmp_path: Path, authority: Authorit
         bearer = f"Bearer {token}"
         refused_in_handshake = {
             "an expired certificate": authority.issue_client("expired", build_uri_name(SPIFFE), valid_s=-60),
-            "another authority of the same name": stranger.issue_client("foreign", build_uri_name(SPIFFE)),
+            "another authority of the same name": other_authority.issue_client("foreign", build_uri_name(SPIFFE)),
             "a certificate of a server": authority.issue_client(
                 "web", build_uri_name(SPIFFE), usage=ExtendedKeyUsageOID.SERVER_AUTH
             ),
@@ -203,13 +203,13 @@ async def test_untrusted_clients_are_refused(tmp_path: Path, authority: Authorit
 @pytest.mark.parametrize("copies", [1, 2])
 def test_unreadable_alternative_names_give_no_login(copies: int) -> None:
     der = build_unusual_certificate(copies)
-    rule = {kind: CertificateRule(kind, re.compile("(?P<name>.+)"), "{name}") for kind in ("cn", "dns")}
+    rules = {kind: CertificateRule(kind, re.compile("(?P<name>.+)"), "{name}") for kind in ("cn", "dns")}
     certificate = ClientCertificate(der, b"authority")
     clock = SystemClock()
-    by_host = CertificateIdentities([rule["dns"]], clock).identify(certificate)
-    assert (by_host.name, "alternative names cannot be read" in by_host.problem) == ("", True), by_host
-    by_name = CertificateIdentities([rule["cn"]], clock).identify(certificate)
-    assert (by_name.name, by_name.problem) == ("cert:ann", "")
+    dns_identity = CertificateIdentities([rules["dns"]], clock).identify(certificate)
+    assert (dns_identity.name, "alternative names cannot be read" in dns_identity.problem) == ("", True), dns_identity
+    cn_identity = CertificateIdentities([rules["cn"]], clock).identify(certificate)
+    assert (cn_identity.name, cn_identity.problem) == ("cert:ann", "")
 
 
 def build_unusual_certificate(copies: int) -> bytes:
@@ -232,7 +232,8 @@ def build_unusual_certificate(copies: int) -> bytes:
         # The builder refuses a second extension of this type. An extension of another type gets its identifier later.
         builder = builder.add_extension(x509.UnrecognizedExtension(ExtensionOID.ISSUER_ALTERNATIVE_NAME, names), False)
     der = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
-    return der.replace(bytes.fromhex("0603551d12"), bytes.fromhex("0603551d11"))
+    issuer_names_id, subject_names_id = bytes.fromhex("0603551d12"), bytes.fromhex("0603551d11")
+    return der.replace(issuer_names_id, subject_names_id)
 
 
 async def test_token_without_the_required_certificate_is_refused(tmp_path: Path, authority: Authority) -> None:
@@ -247,8 +248,8 @@ async def test_token_without_the_required_certificate_is_refused(tmp_path: Path,
             assert (status, "requires a client certificate" in text) == (401, True)
             async with http.post(f"{server.url}/v1/oauth/tokens", data=form) as answer:
                 assert answer.status == 401
-            job = components.authenticator.service_tokens.issue(("db",), 60)
-            assert (await send_request(http, server, f"{NAMESPACES}/db/tables", Authorization=f"Bearer {job}"))[
+            job_token = components.authenticator.service_tokens.issue(("db",), 60)
+            assert (await send_request(http, server, f"{NAMESPACES}/db/tables", Authorization=f"Bearer {job_token}"))[
                 0
             ] == 200
         # Here, the name in the certificate is not a login, so any certificate of the authority suffices.
@@ -266,19 +267,19 @@ async def test_oidc_token_bound_to_a_certificate_is_refused_without_it(tmp_path:
     digest = to_base64url(leaf.fingerprint(hashes.SHA256()))
     async with run_issuer(clock) as issuer:
         issuer.publish(get_rsa_key())
-        options = {"oidc_issuer": issuer.url, "oidc_audience": issuer.claims()["aud"]}
+        options = {"oidc_issuer": issuer.url, "oidc_audience": issuer.build_claims()["aud"]}
         async with serve(tmp_path / "home", authority, "oidc", **options) as server:
             await save_grants(server, Grant("oidc:ann", "admin"))
-            bound = f"Bearer {issuer.make_token(get_rsa_key(), cnf={'x5t#S256': digest})}"
-            unbound = f"Bearer {issuer.make_token(get_rsa_key())}"
-            broken = f"Bearer {issuer.make_token(get_rsa_key(), cnf={'x5t#S256': 'AAAA'})}"
+            bound_token = f"Bearer {issuer.make_token(get_rsa_key(), cnf={'x5t#S256': digest})}"
+            unbound_token = f"Bearer {issuer.make_token(get_rsa_key())}"
+            invalid_token = f"Bearer {issuer.make_token(get_rsa_key(), cnf={'x5t#S256': 'AAAA'})}"
             for files, statuses in (
                 (own_certificate, (200, 200, 401)),
                 (other_certificate, (401, 200, 401)),
                 (None, (401, 200, 401)),
             ):
                 async with connect(authority, files) as http:
-                    for bearer, status in zip((bound, unbound, broken), statuses, strict=True):
+                    for bearer, status in zip((bound_token, unbound_token, invalid_token), statuses, strict=True):
                         assert (await send_request(http, server, Authorization=bearer))[0] == status
 
 
@@ -312,7 +313,8 @@ async def test_removed_authority_ends_the_logins_of_open_connections(
         host, port = "127.0.0.1", int(server.url.rpartition(":")[2])
         sessions: list[ssl.SSLSession | None] = []
 
-        async def send(stream: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> int:
+        async def send_on(stream: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> int:
+            """Send a request in an open connection, and return the status."""
             reader, writer = stream
             writer.write(f"GET {NAMESPACES} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
@@ -323,19 +325,20 @@ async def test_removed_authority_ends_the_logins_of_open_connections(
         streams = []
         for context in contexts:
             context.minimum_version = context.maximum_version = version
-            streams.append(await asyncio.open_connection(host, port, ssl=context))
-            assert await send(streams[-1]) == 200
-            sessions.append(streams[-1][1].get_extra_info("ssl_object").session)
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
+            streams.append((reader, writer))
+            assert await send_on((reader, writer)) == 200
+            sessions.append(writer.get_extra_info("ssl_object").session)
         assert await asyncio.to_thread(resume, contexts[1], host, port, sessions[1]) == 200
         bundle.write_text(authority.pem)
         await certificate.reload()
-        assert [await send(stream) for stream in streams] == [200, 401]
+        assert [await send_on(stream) for stream in streams] == [200, 401]
         assert await asyncio.to_thread(resume, contexts[1], host, port, sessions[1]) != 200
         assert await asyncio.to_thread(resume, contexts[0], host, port, sessions[0]) == 200
         bundle.write_text("no certificate")
         await certificate.reload()  # An unusable bundle changes nothing.
         stream = await asyncio.open_connection(host, port, ssl=contexts[0])
-        assert await send(stream) == 200
+        assert await send_on(stream) == 200
         for _, writer in (*streams, stream):
             writer.close()
 
@@ -345,9 +348,9 @@ async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connec
     tmp_path: Path, authority: Authority, version: ssl.TLSVersion
 ) -> None:
     clients = [authority.issue_client(name, build_uri_name(SPIFFE)) for name in ("stays", "revoked")]
-    lists = tmp_path / "clients.crl"
-    lists.write_text(authority.build_revocation_list())
-    async with serve(tmp_path / "home", authority, "cert", tls_client_crl=str(lists)) as server:
+    crl_file = tmp_path / "clients.crl"
+    crl_file.write_text(authority.build_revocation_list())
+    async with serve(tmp_path / "home", authority, "cert", tls_client_crl=str(crl_file)) as server:
         await save_grants(server, Grant(f"cert:{SPIFFE}", "reader"))
         certificate = server.components.certificate
         assert certificate is not None
@@ -357,7 +360,7 @@ async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connec
             context.minimum_version = context.maximum_version = version
         sessions = [await asyncio.to_thread(open_session, context, *address) for context in contexts]
 
-        async def try_again(number: int) -> int:
+        async def resume_session(number: int) -> int:
             return await asyncio.to_thread(resume, contexts[number], *address, sessions[number])
 
         async with (
@@ -368,22 +371,22 @@ async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connec
                 200,
                 200,
             ]
-            lists.write_text(authority.build_revocation_list(clients[1]))
+            crl_file.write_text(authority.build_revocation_list(clients[1]))
             await certificate.reload()
             assert (await send_request(lasting_connection, server))[0] == 200
             status, text = await send_request(revoked_connection, server)
             assert (status, "was revoked" in text) == (401, True)
-        assert await try_again(0) == 200
-        assert await try_again(1) != 200
+        assert await resume_session(0) == 200
+        assert await resume_session(1) != 200
         async with connect(authority, clients[1]) as http:
             with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
                 await send_request(http, server)
-        for unusable in ("", authority.build_revocation_list() + Authority(tmp_path, file="other.pem").pem):
-            lists.write_text(unusable)
+        for unusable_text in ("", authority.build_revocation_list() + Authority(tmp_path, file="other.pem").pem):
+            crl_file.write_text(unusable_text)
             await certificate.reload()  # The revocation list of the file has not changed.
             async with connect(authority, clients[0]) as http:
                 assert (await send_request(http, server))[0] == 200
-        lists.write_text(authority.build_revocation_list(valid_s=-60))
+        crl_file.write_text(authority.build_revocation_list(valid_s=-60))
         await certificate.reload()
         async with connect(authority, clients[0]) as http:
             with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
@@ -393,13 +396,13 @@ async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connec
 async def test_outdated_or_missing_revocation_list_ends_logins_in_open_and_resumed_connections(
     tmp_path: Path, authority: Authority
 ) -> None:
-    files, lists, clock = (
+    files, crl_file, clock = (
         authority.issue_client("client", build_uri_name(SPIFFE)),
         tmp_path / "clients.crl",
         OffsetClock(),
     )
-    lists.write_text(authority.build_revocation_list(valid_s=3600) + authority.build_revocation_list(valid_s=-60))
-    async with serve(tmp_path / "home", authority, "cert", clock=clock, tls_client_crl=str(lists)) as server:
+    crl_file.write_text(authority.build_revocation_list(valid_s=3600) + authority.build_revocation_list(valid_s=-60))
+    async with serve(tmp_path / "home", authority, "cert", clock=clock, tls_client_crl=str(crl_file)) as server:
         await save_grants(server, Grant(f"cert:{SPIFFE}", "reader"))
         certificate = server.components.certificate
         assert certificate is not None
@@ -409,24 +412,24 @@ async def test_outdated_or_missing_revocation_list_ends_logins_in_open_and_resum
         async with connect(authority, files) as http:
 
             async def ask_both() -> list[int]:
-                resumed_answers = await asyncio.to_thread(resume, context, *address, session)
-                return [(await send_request(http, server))[0], resumed_answers]
+                resumed_status = await asyncio.to_thread(resume, context, *address, session)
+                return [(await send_request(http, server))[0], resumed_status]
 
             assert await ask_both() == [200, 200]
             clock.ahead_ms = 3_601_000
             assert await ask_both() == [401, 401]
             assert "no current revocation list" in (await send_request(http, server))[1]
-            lists.write_text(authority.build_revocation_list(valid_s=7200))
+            crl_file.write_text(authority.build_revocation_list(valid_s=7200))
             await certificate.reload()
             assert await ask_both() == [200, 200]
             other_issuer_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "another authority")])
-            lists.write_text(authority.build_revocation_list(issuer=other_issuer_name))
+            crl_file.write_text(authority.build_revocation_list(issuer=other_issuer_name))
             await certificate.reload()
             assert await ask_both() == [401, 401]
 
 
 @pytest.mark.parametrize(
-    ("names", "kind", "counts"),
+    ("names", "kind", "is_equal"),
     [
         (["test authority"], _ASN1Type.PrintableString, True),
         (["  TEST \t Authority "], _ASN1Type.BMPString, True),
@@ -435,29 +438,38 @@ async def test_outdated_or_missing_revocation_list_ends_logins_in_open_and_resum
     ],
 )
 def test_revocation_list_applies_if_openssl_considers_its_issuer_equal(
-    tmp_path: Path, authority: Authority, names: list[str], kind: _ASN1Type, counts: bool
+    tmp_path: Path, authority: Authority, names: list[str], kind: _ASN1Type, is_equal: bool
 ) -> None:
     """OpenSSL and the server agree on whether two issuer names are equal."""
-    files, lists = authority.issue_client("client", build_uri_name(SPIFFE)), tmp_path / "clients.crl"
+    files, crl_file = authority.issue_client("client", build_uri_name(SPIFFE)), tmp_path / "clients.crl"
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name, _type=kind) for name in names])
-    lists.write_text(authority.build_revocation_list(files, issuer=issuer))
-    verify = ["openssl", "verify", "-crl_check", "-CAfile", authority.file, "-CRLfile", lists, files.certificate]
-    refusal = subprocess.run(verify, check=False, capture_output=True, text=True).stderr
-    assert ("certificate revoked" if counts else "unable to get certificate CRL") in refusal
+    crl_file.write_text(authority.build_revocation_list(files, issuer=issuer))
+    verify_command = [
+        "openssl",
+        "verify",
+        "-crl_check",
+        "-CAfile",
+        authority.file,
+        "-CRLfile",
+        crl_file,
+        files.certificate,
+    ]
+    refusal = subprocess.run(verify_command, check=False, capture_output=True, text=True).stderr
+    assert ("certificate revoked" if is_equal else "unable to get certificate CRL") in refusal
     leaf = x509.load_pem_x509_certificate(files.certificate.read_bytes()).public_bytes(serialization.Encoding.DER)
-    revoked_certificates = RevokedCertificates(lists)
+    revoked_certificates = RevokedCertificates(crl_file)
     assert (revoked_certificates.includes(leaf), revoked_certificates.is_covered(leaf, SystemClock().now_ms())) == (
-        counts,
-        counts,
+        is_equal,
+        is_equal,
     )
 
 
 async def test_event_loop_runs_while_a_revocation_list_is_loaded(tmp_path: Path, authority: Authority) -> None:
-    lists = tmp_path / "clients.crl"
-    lists.write_text(authority.build_revocation_list())
-    certificate = Certificate(authority.certificate, authority.key, authority.file, lists)
+    crl_file = tmp_path / "clients.crl"
+    crl_file.write_text(authority.build_revocation_list())
+    certificate = Certificate(authority.certificate, authority.key, authority.file, crl_file)
     files = authority.issue_client("client")
-    lists.write_text(authority.build_revocation_list(files))
+    crl_file.write_text(authority.build_revocation_list(files))
     reload, turns = asyncio.ensure_future(certificate.reload()), 0
     while not reload.done():
         await asyncio.sleep(0)
@@ -502,22 +514,22 @@ async def test_renewals_under_load_fail_no_request(
         await save_grants(server, Grant(f"cert:{SPIFFE}", "reader"))
         certificate = server.components.certificate
         assert certificate is not None
-        answers = [0, 0]
+        answer_counts = [0, 0]  # The number of answers that each client has received.
         stop_event = asyncio.Event()
 
-        async def list_repeatedly(worker: int, *, reuses: bool) -> None:
+        async def list_repeatedly(number: int, *, reuses: bool) -> None:
             client = SeamarkClient(server.url, retries=0)
             while not stop_event.is_set():
                 assert ("db",) in await asyncio.to_thread(lambda client=client: list(client.namespaces()))
-                answers[worker] += 1
+                answer_counts[number] += 1
                 if not reuses:
                     client.close()
                     client = SeamarkClient(server.url, retries=0)
             client.close()
 
-        async def wait_for_answers(more: int = 2) -> None:
-            goal = [count + more for count in answers]
-            while any(count < goal_count for count, goal_count in zip(answers, goal, strict=True)):
+        async def wait_for_answers(further_answers: int = 2) -> None:
+            goals = [count + further_answers for count in answer_counts]
+            while any(count < goal for count, goal in zip(answer_counts, goals, strict=True)):
                 assert not any(task.done() for task in tasks), [task.exception() for task in tasks if task.done()]
                 await asyncio.sleep(0.01)
 
@@ -584,11 +596,8 @@ async def test_clients_log_in_with_certificates(
         monkeypatch.setenv("SEAMARK_CLIENT_KEY", str(files.key))
         client = SeamarkClient(server.url, retries=0)
         assert await asyncio.to_thread(lambda: list(client.namespaces())) == [("db",)]
-        # They would override the property with the authorities.
-        for variable in (
-            "REQUESTS_CA_BUNDLE",
-            "CURL_CA_BUNDLE",
-        ):
+        # These variables would override the property with the authorities.
+        for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
             monkeypatch.delenv(variable, raising=False)
         tls = {"cabundle": str(authority.file), "client": {"cert": str(files.certificate), "key": str(files.key)}}
         assert await asyncio.to_thread(use_pyiceberg, server.url, tls) == f"[('db',)] cert:{SPIFFE}"
@@ -626,9 +635,9 @@ def test_grants_can_name_certificates_and_their_groups(name: str) -> None:
 @given(st.data())
 def test_pattern_matches_only_names_with_a_nonempty_value_for_each_placeholder(data: st.DataObject) -> None:
     kind, separator = data.draw(st.sampled_from([("uri", "/"), ("dns", "."), ("email", "@")]))
-    texts = st.text(st.sampled_from("ab.*+/@\\^$ é"), min_size=1, max_size=6)
-    fixed_texts = data.draw(st.lists(texts, min_size=2, max_size=3))
-    values = [data.draw(texts) for _ in fixed_texts[1:]]
+    text_strategy = st.text(st.sampled_from("ab.*+/@\\^$ é"), min_size=1, max_size=6)
+    fixed_texts = data.draw(st.lists(text_strategy, min_size=2, max_size=3))
+    values = [data.draw(text_strategy) for _ in fixed_texts[1:]]
     names = [f"v{chr(ord('a') + number)}" for number in range(len(values))]
     pattern = compile_pattern(
         kind, fixed_texts[0] + "".join(f"{{{name}}}{text}" for name, text in zip(names, fixed_texts[1:], strict=True))
@@ -689,27 +698,16 @@ def test_contradicting_client_certificate_settings_are_refused(settings: dict[st
 @pytest.mark.spark
 @pytest.mark.slow
 async def test_spark_logs_in_with_the_certificate_in_its_key_store(tmp_path: Path, authority: Authority) -> None:
-    files, store, trust_store = (
-        authority.issue_client("spark", build_uri_name(SPIFFE)),
-        tmp_path / "c.p12",
-        tmp_path / "t.p12",
-    )
-    export = ["openssl", "pkcs12", "-export", "-passout", "pass:changeit"]
-    subprocess.run([*export, "-in", files.certificate, "-inkey", files.key, "-out", store], check=True)
-    keytool = [
-        "keytool",
-        "-importcert",
-        "-noprompt",
-        "-alias",
-        "lake",
-        "-storetype",
-        "pkcs12",
-        "-storepass",
-        "changeit",
-    ]
-    subprocess.run([*keytool, "-file", authority.file, "-keystore", trust_store], check=True, capture_output=True)
+    files = authority.issue_client("spark", build_uri_name(SPIFFE))
+    key_store, trust_store = tmp_path / "c.p12", tmp_path / "t.p12"
+    export_command = ["openssl", "pkcs12", "-export", "-passout", "pass:changeit"]
+    export_command += ["-in", files.certificate, "-inkey", files.key, "-out", key_store]
+    subprocess.run(export_command, check=True)
+    import_command = ["keytool", "-importcert", "-noprompt", "-alias", "lake", "-storetype", "pkcs12"]
+    import_command += ["-storepass", "changeit", "-file", authority.file, "-keystore", trust_store]
+    subprocess.run(import_command, check=True, capture_output=True)
     options = {
-        "keyStore": store,
+        "keyStore": key_store,
         "trustStore": trust_store,
         "keyStorePassword": "changeit",
         "trustStorePassword": "changeit",

@@ -39,8 +39,8 @@ def test_commands_log_in_with_a_certificate_until_its_authority_is_removed(
         monkeypatch.setenv("SEAMARK_CLIENT_KEY", str(files.key))
         assert "ATTACH" in run_command(), log.read_text()
         bundle.write_text(Authority(tmp_path, file="other.pem").pem)
-        until_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while "ATTACH" in run_command():
-            assert time.monotonic() < until_s, log.read_text()
+            assert time.monotonic() < deadline_s, log.read_text()
             time.sleep(0.2)
         assert process.running()

@@ -25,7 +25,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.access.opa.recorded import ALLOW_PATH, BATCH_PATH, RECORDED_REQUESTS, UNDEFINED_PATH
 from tests.api.client import SCHEMA, Api
-from tests.api.rest.test_permissions import House
+from tests.api.rest.test_permissions import UsersApi
 from tests.seeds import examples, first_seed
 from tests.server.rig import run_server
 
@@ -59,8 +59,12 @@ class PolicyServer:
         if self.allows_operations is not None:
             is_allowed = question["operation"] in self.allows_operations
             objects = question.get("objects", ())
-            visible = [place for place, each in enumerate(objects) if is_allowed and each.get("name") != "salaries"]
-            return web.json_response({"result": visible if objects else is_allowed})
+            positions = [
+                position
+                for position, securable in enumerate(objects)
+                if is_allowed and securable.get("name") != "salaries"
+            ]
+            return web.json_response({"result": positions if objects else is_allowed})
         for path, recorded_question, answer in RECORDED_REQUESTS:
             if (path, recorded_question) == (request.path, question):
                 return web.json_response(answer)
@@ -169,7 +173,7 @@ async def test_cached_decision_expires_and_applies_to_one_question() -> None:
             assert await authorizer.allows(ANN, "planTableScan", ORDERS)
             assert not await authorizer.allows(ANN, "planTableScan", SALARIES)
         assert len(server.requests) == 2
-        clock.advance(5_001)
+        clock.advance(5_001)  # A decision is cached for 5 seconds by default.
         assert await authorizer.allows(ANN, "planTableScan", ORDERS)
         assert len(server.requests) == 3
         assert not await authorizer.allows(ANN, "dropTable", ORDERS)
@@ -197,15 +201,15 @@ async def test_server_asks_the_policy_about_requests_and_listings(tmp_path: Path
         policy.allows_operations = frozenset({"createTable", "listTables", "tableExists", "namespaceExists"})
         settings: dict[str, Any] = {"opa_url": policy.url + ALLOW_PATH, "opa_batch_url": policy.url + BATCH_PATH}
         async with run_server(tmp_path, auth="token", opa_cache_s=0, **settings) as server:
-            house = House(Api(server), secrets)
+            users_api = UsersApi(Api(server), secrets)
             for name in ("orders", "salaries"):
                 body = {"name": name, "schema": SCHEMA}
-                assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
-            listing = await house("root", "GET", "/v1/namespaces/db/tables")
+                assert (await users_api("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+            listing = await users_api("root", "GET", "/v1/namespaces/db/tables")
             assert [identifier["name"] for identifier in listing.json["identifiers"]] == ["orders"]
-            assert (await house("root", "DELETE", "/v1/namespaces/db/tables/orders")).status == 403
+            assert (await users_api("root", "DELETE", "/v1/namespaces/db/tables/orders")).status == 403
             policy.answer = web.Response(status=500)
-            answer = await house("root", "GET", "/v1/namespaces/db/tables/orders")
+            answer = await users_api("root", "GET", "/v1/namespaces/db/tables/orders")
             assert answer.error[:2] == (503, "ServiceUnavailableException")
             assert int(answer.headers["Retry-After"]) >= 1
 
@@ -253,12 +257,12 @@ async def test_listing_of_one_principal_does_not_delay_requests_of_other_princip
 
 async def test_policy_slots_are_shared_and_none_is_lost() -> None:
     rng, slots = random.Random(first_seed()), PolicySlots(4)
-    order: list[tuple[str, bool]] = []
+    served_holders: list[tuple[str, bool]] = []
 
     async def hold_slot(holder: str, *, is_listing: bool) -> None:
         with suppress(TimeoutError):
             async with slots.take(holder, is_listing=is_listing, wait_s=rng.choice((0.0, 300.0))):
-                order.append((holder, is_listing))
+                served_holders.append((holder, is_listing))
                 slots.check_invariants()
                 for _ in range(rng.randint(0, 3)):
                     await asyncio.sleep(0)
@@ -274,23 +278,23 @@ async def test_policy_slots_are_shared_and_none_is_lost() -> None:
             slots.check_invariants()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert slots.is_free
-    assert {holder for holder, _ in order} == set("abc")
+    assert {holder for holder, _ in served_holders} == set("abc")
 
 
 async def test_free_slot_goes_first_to_single_decisions_then_to_the_principal_with_the_fewest_slots() -> None:
-    slots, release = PolicySlots(2), asyncio.Event()
-    order: list[tuple[str, bool]] = []
+    slots, may_end = PolicySlots(2), asyncio.Event()
+    served_holders: list[tuple[str, bool]] = []
 
     async def hold_slot(holder: str, *, is_listing: bool) -> None:
         async with slots.take(holder, is_listing=is_listing, wait_s=300):
-            order.append((holder, is_listing))
-            await release.wait()
+            served_holders.append((holder, is_listing))
+            await may_end.wait()
 
     async with asyncio.TaskGroup() as group:
         for holder, is_listing in (("a", True), ("b", True), ("a", True), ("b", True), ("c", True), ("b", False)):
             group.create_task(hold_slot(holder, is_listing=is_listing))
             await asyncio.sleep(0)
-        release.set()
-    assert order[:2] == [("a", True), ("b", True)]
-    assert order.index(("b", False)) < order.index(("c", True))
+        may_end.set()
+    assert served_holders[:2] == [("a", True), ("b", True)]
+    assert served_holders.index(("b", False)) < served_holders.index(("c", True))
     assert slots.is_free

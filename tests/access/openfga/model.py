@@ -49,12 +49,14 @@ def list_holders() -> list[dict[str, Any]]:
 
 
 def _build_type(name: str, containers: list[str]) -> dict[str, Any]:
-    direct = [*ROLES, *(name_relation(privilege) for privilege in PRIVILEGES)]
-    direct += [f"deny_{name_relation(privilege)}" for privilege in PRIVILEGES]
+    direct_relations = [*ROLES, *(name_relation(privilege) for privilege in PRIVILEGES)]
+    direct_relations += [f"deny_{name_relation(privilege)}" for privilege in PRIVILEGES]
     if name == "namespace":
-        direct.append("lister")
-    relations: dict[str, Any] = {relation: {"this": {}} for relation in direct}
-    metadata: dict[str, Any] = {relation: {"directly_related_user_types": list_holders()} for relation in direct}
+        direct_relations.append("lister")
+    relations: dict[str, Any] = {relation: {"this": {}} for relation in direct_relations}
+    metadata: dict[str, Any] = {
+        relation: {"directly_related_user_types": list_holders()} for relation in direct_relations
+    }
     if containers:
         relations["parent"] = {"this": {}}
         metadata["parent"] = {"directly_related_user_types": [{"type": container} for container in containers]}
@@ -62,24 +64,24 @@ def _build_type(name: str, containers: list[str]) -> dict[str, Any]:
         relations["own_warehouse"] = {"this": {}}
         metadata["own_warehouse"] = {"directly_related_user_types": [{"type": "warehouse"}]}
     for privilege in PRIVILEGES:
-        short = name_relation(privilege)
+        relation_name = name_relation(privilege)
         given_by = [_refer_to_relation(name_relation(other)) for other in PRIVILEGES if privilege in INCLUDED[other]]
         given_by += [_refer_to_relation(role) for role in ROLES if privilege in INCLUDED[role]]
         denials = [f"deny_{name_relation(other)}" for other in PRIVILEGES if other in INCLUDED[privilege]]
         refused_by = [_refer_to_relation(denial) for denial in denials]
         if containers:
-            given_by.append(_refer_to_container("parent", f"given_{short}"))
-            refused_by.append(_refer_to_container("parent", f"refused_{short}"))
+            given_by.append(_refer_to_container("parent", f"given_{relation_name}"))
+            refused_by.append(_refer_to_container("parent", f"refused_{relation_name}"))
         if name == "server":
             # An admin of the server's own warehouse is an admin of the server, and denials on this warehouse apply.
             given_by.append(_refer_to_container("own_warehouse", "admin"))
             refused_by += [_refer_to_container("own_warehouse", denial) for denial in denials]
-        relations[f"given_{short}"] = {"union": {"child": given_by}}
-        relations[f"refused_{short}"] = {"union": {"child": refused_by}}
-        relations[f"can_{short}"] = {
+        relations[f"given_{relation_name}"] = {"union": {"child": given_by}}
+        relations[f"refused_{relation_name}"] = {"union": {"child": refused_by}}
+        relations[f"can_{relation_name}"] = {
             "difference": {
-                "base": _refer_to_relation(f"given_{short}"),
-                "subtract": _refer_to_relation(f"refused_{short}"),
+                "base": _refer_to_relation(f"given_{relation_name}"),
+                "subtract": _refer_to_relation(f"refused_{relation_name}"),
             }
         }
     if name == "namespace":
@@ -100,7 +102,9 @@ def _refer_to_container(container: str, relation: str) -> dict[str, Any]:
 def format_model() -> str:
     """Return the model as JSON with a line for each type."""
     model = build_model()
-    types = ",\n".join(json.dumps(each, separators=(",", ":")) for each in model["type_definitions"])
+    types = ",\n".join(
+        json.dumps(type_definition, separators=(",", ":")) for type_definition in model["type_definitions"]
+    )
     return f'{{"schema_version":"{model["schema_version"]}","type_definitions":[\n{types}\n]}}\n'
 
 

@@ -136,9 +136,9 @@ async def test_operation_needs_the_grants_and_each_relation(tmp_path: Path) -> N
                 }
             ],
         }
-        count = len(server.requests)
+        request_count = len(server.requests)
         assert not await authorizer.allows(reader, "updateTable", ORDERS), "the grants do not allow it"
-        assert len(server.requests) == count
+        assert len(server.requests) == request_count
         assert await authorizer.allows(writer, "updateTable", ORDERS)
         assert not await authorizer.allows(writer, "renameTable", SALARIES), "it needs drop and write"
         assert await authorizer.allows_each(reader, "planTableScan", [SALARIES, ORDERS]) == [False, True]
@@ -185,12 +185,16 @@ async def test_silent_server_or_too_many_groups_refuse_the_operation() -> None:
 
 
 async def test_error_about_one_object_hides_only_this_object_from_a_listing() -> None:
-    deep = Securable(tuple("n" for _ in range(100)), "table", "deep")
+    deep_table = Securable(tuple("n" for _ in range(100)), "table", "deep")
     reader = Principal("p", ADMIN)
     async with run_relation_server() as server, open_authorizer_over(server.url) as authorizer:
         server.allowed = {("can_plan", "table:_/shop/orders")}
         server.failing = {"table:_/shop/salaries"}
-        assert await authorizer.allows_each(reader, "planTableScan", [SALARIES, ORDERS, deep]) == [False, True, False]
+        assert await authorizer.allows_each(reader, "planTableScan", [SALARIES, ORDERS, deep_table]) == [
+            False,
+            True,
+            False,
+        ]
         server.failing.add("namespace:_/staff")
         assert await authorizer.sees(reader, [("staff",)]) == [False]
         # The listing has omitted the table, but the cache contains no decision about it.
@@ -213,7 +217,7 @@ async def test_large_checks_are_sent_in_several_requests() -> None:
         reader = Principal("p", ADMIN, "oidc", groups)
         assert await authorizer.allows_each(reader, "planTableScan", tables) == [False] * 49 + [True]
         assert sum(len(body["checks"]) for body in server.requests) == 50
-        assert all(len(json.dumps(body)) < 450_000 for body in server.requests)
+        assert all(len(json.dumps(body)) < 450_000 for body in server.requests)  # OpenFGA limits the size of a request.
 
 
 async def test_refusal_of_openfga_is_logged_with_its_message() -> None:
@@ -269,9 +273,9 @@ class OpenFga:
         self.model = str(model["authorization_model_id"])
 
     def write(self, tuples: list[dict[str, str]]) -> None:
-        unique = [dict(items) for items in dict.fromkeys(tuple(sorted(each.items())) for each in tuples)]
-        for start in range(0, len(unique), TUPLES_PER_WRITE):
-            keys = unique[start : start + TUPLES_PER_WRITE]
+        unique_tuples = [dict(pairs) for pairs in dict.fromkeys(tuple(sorted(item.items())) for item in tuples)]
+        for start in range(0, len(unique_tuples), TUPLES_PER_WRITE):
+            keys = unique_tuples[start : start + TUPLES_PER_WRITE]
             self._post(f"/stores/{self.store}/write", {"writes": {"tuple_keys": keys}})
 
     def _post(self, path: str, body: Any) -> dict[str, Any]:
@@ -307,9 +311,9 @@ def draw_rights(rng: random.Random) -> list[Right]:
 @pytest.mark.slow
 async def test_decisions_agree_with_the_grants_for_the_same_rights(openfga: OpenFga) -> None:
     rng = random.Random(first_seed())
-    by_rule: dict[Any, str] = {}
+    operation_by_rule: dict[Any, str] = {}
     for operation, rule in RULES.items():
-        by_rule.setdefault((rule.bits, rule.scope), operation)
+        operation_by_rule.setdefault((rule.bits, rule.scope), operation)
     outcomes = set()
     async with open_authorizer_over(
         openfga.url, openfga.store, SystemClock(), openfga_model_id=openfga.model, openfga_cache_s=0.0
@@ -330,12 +334,12 @@ async def test_decisions_agree_with_the_grants_for_the_same_rights(openfga: Open
             )
             grants = [right.as_grant() for right in rights]
             principal = Principal(holder, ADMIN, "oidc", groups)
-            for (_, scope), operation in by_rule.items():
+            for (_, scope), operation in operation_by_rule.items():
                 if scope is Scope.LOGIN:
                     continue
-                objects = [each for each in OBJECTS if (each.kind == "server") == (scope is Scope.SERVER)]
+                objects = [item for item in OBJECTS if (item.kind == "server") == (scope is Scope.SERVER)]
                 if scope in (Scope.SEEN, Scope.LISTING):
-                    objects = [each for each in objects if not each.name]
+                    objects = [item for item in objects if not item.name]
                 decisions = await authorizer.allows_each(principal, operation, objects)
                 for securable, decision in zip(objects, decisions, strict=True):
                     expected = allows_operation(grants, operation, securable)

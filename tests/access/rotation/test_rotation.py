@@ -35,11 +35,11 @@ class RequestLoad:
 
     def __init__(self, server: RunningServer) -> None:
         self._server = server
-        self.answers: dict[str, int] = {}
+        self.answer_counts: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, name: str, login: Login) -> None:
-        self.answers[name] = 0
+        self.answer_counts[name] = 0
         self._tasks[name] = asyncio.create_task(self._work(name, login))
 
     async def _work(self, name: str, login: Login) -> None:
@@ -48,12 +48,12 @@ class RequestLoad:
                 headers = {"Authorization": f"Bearer {login()}"}
                 async with http.get(f"{self._server.url}/v1/namespaces", headers=headers) as answer:
                     assert answer.status == 200, (name, await answer.text())
-                self.answers[name] += 1
+                self.answer_counts[name] += 1
 
-    async def wait(self, more: int = 3) -> None:
-        """Wait until each client has received more answers, all with the status 200."""
-        goals = {name: count + more for name, count in self.answers.items()}
-        while any(self.answers[name] < goal for name, goal in goals.items()):
+    async def wait(self, further_answers: int = 3) -> None:
+        """Wait until each client has received `further_answers` more answer_counts, all with the status 200."""
+        goals = {name: count + further_answers for name, count in self.answer_counts.items()}
+        while any(self.answer_counts[name] < goal for name, goal in goals.items()):
             for task in self._tasks.values():
                 if task.done():
                     task.result()
@@ -67,7 +67,7 @@ class RequestLoad:
 
 
 @asynccontextmanager
-async def load(server: RunningServer, **logins: Login) -> AsyncIterator[RequestLoad]:
+async def run_load(server: RunningServer, **logins: Login) -> AsyncIterator[RequestLoad]:
     clients = RequestLoad(server)
     for name, login in logins.items():
         clients.start(name, login)
@@ -99,7 +99,7 @@ async def test_replaced_tokens_signing_keys_and_issuer_keys_fail_no_request(tmp_
             access = await exchange_for_access_token(server, bearer)
             jwt = issuer.make_token(get_rsa_key(), exp=clock.now_ms() // 1000 + 3 * 86_400)
             logins = {"bearer": bearer, "access": access, "jwt": jwt}
-            async with load(server, **{name: lambda name=name: logins[name] for name in logins}) as clients:
+            async with run_load(server, **{name: lambda name=name: logins[name] for name in logins}) as clients:
                 # The server replaces the key that signs access tokens. Earlier access tokens stay valid.
                 first_key = keyring.find_signing_key("access-token")[0]
                 for _ in range(3):
@@ -116,7 +116,7 @@ async def test_replaced_tokens_signing_keys_and_issuer_keys_fail_no_request(tmp_
                 logins["jwt"] = issuer.make_token(get_rsa_key(1), exp=clock.now_ms() // 1000 + 3 * 86_400)
                 await clients.wait()
                 issuer.publish(get_rsa_key(1))
-                clock.ahead_ms += 601_000
+                clock.ahead_ms += 601_000  # The server requests the issuer's keys again after 10 minutes.
                 await clients.wait()
                 # An operator creates a second token, the clients take it, and the operator revokes the first token.
                 second_token = await create_token(store, clock, "nightly-2", None, None)

@@ -1,6 +1,4 @@
-"""Tests of the advisor's limits: samples and bounds use limited memory, and the server answers other requests
-meanwhile.
-"""
+"""Tests of the advisor's limits: it uses limited memory, and the server answers other requests meanwhile."""
 
 from __future__ import annotations
 
@@ -27,23 +25,25 @@ from tests.api.client import Api
 from tests.api.plans.planned import EQ_5, T
 
 
-def build_sampled_column(numbers: list[list[int | None]]) -> SampledColumn:
+def build_sampled_column(files: list[list[int | None]]) -> SampledColumn:
     """Return the sampled column of files that have these values."""
-    return row_samples._combine_files([{1: pa.array(file, pa.int64())} for file in numbers], {1: "long"}).columns[1]
+    column_id = 1
+    arrays = [{column_id: pa.array(values, pa.int64())} for values in files]
+    return row_samples._combine_files(arrays, {column_id: "long"}).columns[column_id]
 
 
 def test_sample_keeps_only_values_of_the_picked_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     files: list[list[int | None]] = [[None, 5, *range(1000)], [5, None, *range(1000, 2000)]]
-    combined_advice = build_sampled_column(files)
-    assert (len(combined_advice.values), combined_advice.file_counts[[0, 1, 6]].tolist()) == (2000, [2, 1, 2])
+    full_column = build_sampled_column(files)
+    assert (len(full_column.values), full_column.file_counts[[0, 1, 6]].tolist()) == (2000, [2, 1, 2])
     monkeypatch.setattr(row_samples, "LAYOUT_ROWS_MAX", 100)
     column = build_sampled_column(files)
     assert len(column.codes) == 100
     assert 90 <= len(column.values) <= 100
     assert len(column.file_counts) == len(column.values) + 1
     assert sorted(set(column.codes.tolist()) - {0}) == list(range(1, len(column.values) + 1))
-    ranks_in_union = np.searchsorted(combined_advice.values, column.values) + 1
-    assert column.file_counts[1:].tolist() == combined_advice.file_counts[ranks_in_union].tolist()
+    ranks_in_union = np.searchsorted(full_column.values, column.values) + 1
+    assert column.file_counts[1:].tolist() == full_column.file_counts[ranks_in_union].tolist()
 
 
 def test_bounds_of_many_files_add_a_limited_number_of_values() -> None:
@@ -51,6 +51,7 @@ def test_bounds_of_many_files_add_a_limited_number_of_values() -> None:
     stats = SimpleNamespace(read_bounds=lambda side: lower if side == "lower" else lower + 7)
     files = cast("FoundFiles", SimpleNamespace(find_statistics=lambda column: stats))
     sample_with_bounds = add_bounds(RowSample({1: build_sampled_column([[50_000, 50_001]])}, 1, 2), files).columns[1]
+    # At most 20,000 bounds are added to the two values.
     assert len(sample_with_bounds.values) <= 20_002
     assert (sample_with_bounds.values[0], sample_with_bounds.values[-1]) == (0, 100_006)
     assert sample_with_bounds.values[sample_with_bounds.codes - 1].tolist() == [50_000, 50_001]
@@ -69,16 +70,16 @@ def test_frequent_values_are_drawn_more_often_if_recorded_statements_repeat_valu
     values = [1] * 900 + list(range(2, 102))
     sample = RowSample({1: build_sampled_column([list(values)])}, 1, len(values))
     shape = QueryShape("other", (), ((ShapeTerm(1, "eq"),),))
-    frequent = {}
+    frequent_counts = {}
     for repeats in (0.0, 0.3, 0.81):
         recorded_shape = RecordedShape("a", shape, 24, [FilterSample(repeats=repeats)])
         drawn_statements = draw_statements([recorded_shape], sample, seed=1)
         matching_rows = [statement.conditions[0][0].matching for statement in drawn_statements]
-        frequent[repeats] = sum(bool(matches[1]) for matches in matching_rows)
-    assert frequent[0.0] <= 2
-    assert frequent[0.0] < frequent[0.3] < frequent[0.81]
-    assert frequent[0.81] >= 18
-    assert compute_repeats([1, 1, 2, 3, 4, 5, 6, 7]) == pytest.approx(2 / 56, abs=1e-3)
+        frequent_counts[repeats] = sum(bool(matches[1]) for matches in matching_rows)
+    assert frequent_counts[0.0] <= 2
+    assert frequent_counts[0.0] < frequent_counts[0.3] < frequent_counts[0.81]
+    assert frequent_counts[0.81] >= 18
+    assert compute_repeats([1, 1, 2, 3, 4, 5, 6, 7]) == pytest.approx(1 / 28, abs=1e-3)  # One of 28 pairs is equal.
     assert compute_repeats([1, 1]) == -1
 
 
@@ -94,6 +95,7 @@ def test_measurements_correct_later_predictions_of_the_same_kind() -> None:
         [build_applied_proposal("cluster", 100, 50)] * 3
         + [build_applied_proposal("index", 100, 10**9), build_applied_proposal("bucket", 1, None)]
     )
+    # The exponent rises with the number of measurements. A ratio counts as at most 3.
     assert corrections == {
         "cluster": pytest.approx(0.5**0.75, abs=1e-3),
         "index": pytest.approx(3**0.5, abs=1e-3),

@@ -1,6 +1,4 @@
-"""Tests of the query history over HTTP: it records statements of plans, plan tables and scan reports, without
-literals.
-"""
+"""Tests of the query history over HTTP: it records plans, plan tables and scan reports, without literals."""
 
 from __future__ import annotations
 
@@ -63,11 +61,11 @@ async def test_statements_that_differ_in_literals_share_a_shape(api_with_files: 
 
 async def test_order_of_conditions_and_negations_do_not_change_the_shape(api_with_files: Api) -> None:
     small_filter, large_filter = build_comparison("lt", 50), build_comparison("gt-eq", 10)
-    negated = {"type": "not", "child": build_comparison("gt-eq", 50)}
+    negated_filter = {"type": "not", "child": build_comparison("gt-eq", 50)}
     for filter in (
         make_conjunction(small_filter, large_filter),
         make_conjunction(large_filter, small_filter),
-        make_conjunction(negated, large_filter),
+        make_conjunction(negated_filter, large_filter),
     ):
         assert (await api_with_files("POST", f"{T}/plan", {"filter": filter})).status == 200
     (shape,) = await load_shapes(api_with_files)
@@ -251,11 +249,11 @@ async def test_long_filters_and_many_files_are_not_kept_for_samples(
     history = api_with_files.server.components.history
     long_filter = {"filter": {"type": "in", "term": "id", "values": list(range(300))}}
     cases = ((long_filter, 20_000, "bound"), ({}, 5, "entry_ids"))
-    for count, (body, files_max, missing_name) in enumerate(cases, 1):
+    for sampler_count, (body, files_max, missing_name) in enumerate(cases, 1):
         monkeypatch.setattr(statement_reads, "_SAMPLED_FILES_MAX", files_max)
         await api_with_files("POST", f"{T}/plan", body)
         samplers = [sampler for counts in history._counts.values() for sampler in counts.samplers]
-        assert len(samplers) == count
+        assert len(samplers) == sampler_count
         nonlocals = inspect.getclosurevars(samplers[-1]).nonlocals
         assert [name for name in ("bound", "entry_ids") if nonlocals[name] is None] == [missing_name]
     assert sum(shape["sums"]["sized-statements"] for shape in await load_shapes(api_with_files)) == 1
@@ -323,9 +321,9 @@ async def test_reported_groupings_and_aggregates_are_recorded_without_the_texts_
 
 
 async def test_reported_columns_joins_and_engine_are_recorded_in_any_case_of_letters(api_with_files: Api) -> None:
-    use = {"engine": "seamark", "join-columns": ["DATA"], "aggregates": [{"function": "max", "column": "Id"}]}
-    body = {"filter": EQ_5, "select": ["ID"], "seamark": {"use": use}}
-    plan_table = {"predicate": "id = 5", "columns": ["ID"], **use, "engine": "a text of mallory"}
+    reported_use = {"engine": "seamark", "join-columns": ["DATA"], "aggregates": [{"function": "max", "column": "Id"}]}
+    body = {"filter": EQ_5, "select": ["ID"], "seamark": {"use": reported_use}}
+    plan_table = {"predicate": "id = 5", "columns": ["ID"], **reported_use, "engine": "a text of mallory"}
     assert (await api_with_files("POST", f"{T}/plan", body)).status == 200
     assert (await api_with_files("POST", "/api/v1/tables/db/t/plan-tables", plan_table)).status == 200
     request_body = {"filter": EQ_5, "select": ["ID"], "seamark": {"use": {"counts": False}}}
@@ -338,20 +336,20 @@ async def test_reported_columns_joins_and_engine_are_recorded_in_any_case_of_let
 
 
 async def test_times_of_engines_add_up_for_statements_that_the_history_has(api_with_files: Api) -> None:
-    times = f"{HISTORY}/times"
+    times_path = f"{HISTORY}/times"
     body = {"filter": EQ_5, "seamark": {"use": {"engine": "seamark"}}}
     statement = (await api_with_files("POST", f"{T}/plan", body)).json["seamark-statement"]
     report = {"statement": statement, "seconds": 1.5, "files": 2, "bytes": 1000}
     for changes in ({}, {"seconds": 0.5}, {"statement": "0" * 16}):
-        assert (await api_with_files("POST", times, report | changes)).status == 204
+        assert (await api_with_files("POST", times_path, report | changes)).status == 204
     for _ in range(2):  # A time may also arrive after its statement was recorded.
         (shape,) = await load_shapes(api_with_files)
-        assert (await api_with_files("POST", times, report)).status == 204
+        assert (await api_with_files("POST", times_path, report)).status == 204
     sums = shape["sums"]
     assert (shape["fingerprint"], sums["statements"], sums["timed-statements"]) == (statement, 1, 3)
     assert (sums["run-us"], sums["timed-files"], sums["timed-bytes"]) == (3_500_000, 6, 3000)
     for bad_times in ({"seconds": 0}, {"seconds": 1e300}, {"statement": "x"}, {"files": -1}, {"bytes": 1 << 60}):
-        assert (await api_with_files("POST", times, report | bad_times)).status == 400
+        assert (await api_with_files("POST", times_path, report | bad_times)).status == 400
 
 
 async def test_one_principal_cannot_use_the_whole_limit_of_times(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def write_index_file(build: dict[str, Any], name: str, data: bytes) -> dict[str,
 async def define_index(api: Api, name: str = "i", **body: Any) -> dict[str, Any]:
     answer = await api("PUT", f"{INDEXES}/{name}", body or {"kind": "bloom", "columns": ["id"]})
     assert answer.status == 200, answer.raw
-    answer_body: dict[str, Any] = answer.json
-    return answer_body
+    definition: dict[str, Any] = answer.json
+    return definition
 
 
 async def begin_build(api: Api, name: str = "i") -> dict[str, Any]:
@@ -59,17 +59,17 @@ async def register_files(api: Api, build: dict[str, Any], *files: dict[str, Any]
 
 async def list_missing_files(api: Api, build: dict[str, Any], **query: Any) -> list[str]:
     """Return the paths of the files that the build still has to index, from all pages."""
-    results: list[str] = []
+    paths: list[str] = []
     token = None
     while True:
         request = {**query, **({} if token is None else {"page-token": token})}
         text = "&".join(f"{name}={value}" for name, value in request.items())
         answer = await api("GET", f"{INDEXES}/{build['index']}/builds/{build['build-id']}/files?{text}")
         assert answer.status == 200, answer.raw
-        results += [file["file-path"] for file in answer.json["files"]]
+        paths += [file["file-path"] for file in answer.json["files"]]
         token = answer.json["next-page-token"]
         if token is None:
-            return results
+            return paths
 
 
 async def load_index(api: Api, name: str = "i") -> dict[str, Any]:

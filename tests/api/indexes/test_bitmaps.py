@@ -35,19 +35,22 @@ from tests.seeds import mark_fast
 BITMAP = "/api/v1/tables/db/t/bitmap"
 COLUMNS = ("id", "name", "price", "part")
 Verdict = bool | None
-SQLS = {"=": "eq", "<>": "not-eq", "<": "lt", "<=": "lt-eq", ">": "gt", ">=": "gt-eq"}
+"""The result of a condition on a row. None is SQL's unknown."""
+OPERATORS = {"=": "eq", "<>": "not-eq", "<": "lt", "<=": "lt-eq", ">": "gt", ">=": "gt-eq"}
 OPPOSITE = {"eq": "not-eq", "lt": "gt-eq", "gt": "lt-eq"} | {"not-eq": "eq", "gt-eq": "lt", "lt-eq": "gt"}
 
 
 @dataclass
 class Leaf:
+    """A comparison of a column with a value, or a test for null, which has no value."""
+
     column: int
     op: str
     value: Any
 
 
 Tree = Any
-"""A Leaf, or ("and" | "or" | "not", trees)."""
+"""The syntax tree of a condition: a Leaf, or ("and" | "or" | "not", trees)."""
 
 
 def build_random_tree(rng: random.Random, depth: int, columns: tuple[int, ...]) -> Tree:
@@ -67,7 +70,7 @@ def format_as_sql(tree: Tree) -> str:
         if tree.value is None:
             return f"{name} IS {'NOT ' if tree.op == 'not-null' else ''}NULL"
         literal = f"'{tree.value}'" if isinstance(tree.value, str) else f"{tree.value}"
-        return f"{name} {next(sql for sql, op in SQLS.items() if op == tree.op)} {literal}"
+        return f"{name} {next(sql for sql, op in OPERATORS.items() if op == tree.op)} {literal}"
     operator, children = tree
     if operator == "not":
         return f"NOT ({format_as_sql(children[0])})"
@@ -102,7 +105,7 @@ def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
     results = [evaluate_as_sql(child, row, nan_is_high=nan_is_high) for child in children]
     if operator == "not":
         return None if results[0] is None else not results[0]
-    decisive = operator == "or"
+    decisive = operator == "or"  # True decides OR, and False decides AND, even if another operand is unknown.
     return decisive if decisive in results else None if None in results else not decisive
 
 
@@ -126,6 +129,7 @@ def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
 
 
 def compute_java_order(value: float) -> tuple[bool, float, float]:
+    """Return a key for Java's order of doubles: -0.0 is less than 0.0, and NaN is the greatest value."""
     return (True, 0.0, 0.0) if math.isnan(value) else (False, value, math.copysign(1.0, value))
 
 
@@ -143,15 +147,15 @@ def compare_values(op: str, left: Any, right: Any) -> bool:
 
 async def read_pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the files of all pages."""
-    results, token = [], None
+    files, token = [], None
     while True:
         answer = await api("POST", BITMAP, body | ({} if token is None else {"page-token": token}))
         assert answer.status == 200, answer.raw
-        results += answer.json["files"]
+        files += answer.json["files"]
         assert answer.json["exact"] == all(file["exact"] for file in answer.json["files"])
         token = answer.json["next-page-token"]
         if token is None:
-            return results
+            return files
 
 
 def decode_rows(rows: Any) -> set[int] | None:
@@ -160,7 +164,8 @@ def decode_rows(rows: Any) -> set[int] | None:
     return None if rows is None else set(rows)
 
 
-def replace_with_negative_zero(rng: random.Random) -> Row:
+def draw_row_with_negative_zero(rng: random.Random) -> Row:
+    """Return a random row. The price of every fifth row is -0.0."""
     row = draw_row(rng, rng.choice([1, 2]))
     return (*row[:2], -0.0, row[3]) if rng.random() < 0.2 else row
 
@@ -168,7 +173,7 @@ def replace_with_negative_zero(rng: random.Random) -> Row:
 async def create_indexed_table(api: Api, rng: random.Random) -> StoredTable:
     table = await StoredTable.create(api)
     files = [
-        table.write_data_file([replace_with_negative_zero(rng) for _ in range(rng.choice([1, 30, 200]))])
+        table.write_data_file([draw_row_with_negative_zero(rng) for _ in range(rng.choice([1, 30, 200]))])
         for _ in range(5)
     ]
     files += [table.write_data_file([(n, "a", 1.5, 1) for n in range(70)])]  # A file without NaN and null.
@@ -185,7 +190,8 @@ async def test_matching_rows_follow_the_callers_semantics(api: Api, seed: int) -
     outcomes: Counter[str] = Counter()
     for _ in range(25):
         tree = build_random_tree(rng, 3, (0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
-        form = rng.choice(["roaring", "positions"])
+        row_format = rng.choice(["roaring", "positions"])
+        # Spark's semantics and those of IEEE 754 must both hold for SQL, and the evaluator of Iceberg for its filters.
         for body, meanings in (
             (
                 {"where": format_as_sql(tree)},
@@ -193,11 +199,12 @@ async def test_matching_rows_follow_the_callers_semantics(api: Api, seed: int) -
             ),
             ({"filter": build_filter_json(tree)}, [partial(evaluate_as_iceberg, tree)]),
         ):
-            answer = {page["file-path"]: page for page in await read_pages(api, {**body, "rows": form, "limit": 2})}
+            pages = await read_pages(api, {**body, "rows": row_format, "limit": 2})
+            reports_by_path = {file_report["file-path"]: file_report for file_report in pages}
             for file in indexed_table.snapshots[-1].data:
                 rows = read_rows(file)
                 expected = [{index for index, row in enumerate(rows) if matches(row) is True} for matches in meanings]
-                file_report = answer.get(file.path)
+                file_report = reports_by_path.get(file.path)
                 actual_rows = set() if file_report is None else decode_rows(file_report["rows"])
                 if file_report is None or file_report["exact"]:
                     assert all(actual_rows == rows for rows in expected), f"seed {seed}: {body} in {file.path}"
@@ -240,8 +247,8 @@ async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> N
 async def test_arrow_and_json_answers_are_equal(api: Api) -> None:
     rng = random.Random(1)
     await create_indexed_table(api, rng)
-    for form in ("roaring", "positions"):
-        body = {"where": "id < 20 AND part = 1", "rows": form}
+    for row_format in ("roaring", "positions"):
+        body = {"where": "id < 20 AND part = 1", "rows": row_format}
         plain_answer = (await api("POST", BITMAP, body)).json
         answer = await api("POST", BITMAP, body, headers={"Accept": ARROW_STREAM})
         table = pa.ipc.open_stream(answer.raw).read_all()
@@ -273,9 +280,11 @@ async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
     files = [table.write_data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
     await table.commit(files)
     await table.index("by_id", "bitmap", ["id"], files[:1])
-    actual = {file["file-path"]: file for file in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
-    assert decode_rows(actual[files[0].path]["rows"]) == {3}
-    file_report = actual[files[1].path]
+    reports_by_path = {
+        file["file-path"]: file for file in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]
+    }
+    assert decode_rows(reports_by_path[files[0].path]["rows"]) == {3}
+    file_report = reports_by_path[files[1].path]
     assert (file_report["rows"], file_report["count"], file_report["exact"], file_report["record-count"]) == (
         None,
         None,
@@ -316,22 +325,26 @@ async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_l
     path = await create_file_with_row_count(api, 10)
     filter_ = {"type": "in", "term": "name", "values": [f"name {number}" for number in range(100_000)]}
     body = json.dumps({"filter": filter_}).encode()
-    finished_pages: list[tuple[str, int]] = []
+    calls: list[tuple[str, int]] = []  # (function, thread)
 
-    def with_recorded_thread(work: Callable[..., Any]) -> Callable[..., Any]:
+    def record_threads(work: Callable[..., Any]) -> Callable[..., Any]:
         def record_thread(*arguments: Any, **options: Any) -> Any:
-            finished_pages.append((work.__name__, threading.get_ident()))
+            calls.append((work.__name__, threading.get_ident()))
             return work(*arguments, **options)
 
         return record_thread
 
-    monkeypatch.setattr(bodies, "parse_body", with_recorded_thread(bodies.parse_body))
-    monkeypatch.setattr(bitmaps, "parse_expression", with_recorded_thread(parse_expression))
-    monkeypatch.setattr(BoundScan, "bind", with_recorded_thread(BoundScan.bind))
+    monkeypatch.setattr(bodies, "parse_body", record_threads(bodies.parse_body))
+    monkeypatch.setattr(bitmaps, "parse_expression", record_threads(parse_expression))
+    monkeypatch.setattr(BoundScan, "bind", record_threads(BoundScan.bind))
     answer = await api("POST", BITMAP, body, headers={"Content-Type": "application/json"})
-    assert {name for name, _ in finished_pages} == {"parse_body", "parse_expression", "bind"}
-    assert threading.get_ident() not in {thread for _, thread in finished_pages}, "the event loop's thread did the work"
+    assert {name for name, _ in calls} == {"parse_body", "parse_expression", "bind"}
+    assert threading.get_ident() not in {thread for _, thread in calls}, "the event loop's thread did the work"
     assert [file["file-path"] for file in answer.json["files"]] == [path]
+
+
+MEMORY_BYTES_MAX = 32 << 20
+"""The limit for the memory of an answer. The positions of all rows of the tested files would need more."""
 
 
 @contextmanager
@@ -339,7 +352,8 @@ def check_memory_stays_small() -> Iterator[None]:
     tracemalloc.start()
     try:
         yield
-        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        assert peak_bytes < MEMORY_BYTES_MAX
     finally:
         tracemalloc.stop()
 
@@ -377,8 +391,8 @@ async def test_answer_that_all_rows_match_needs_no_memory(api: Api, rows: int) -
     with check_memory_stays_small():
         answer = await api("POST", BITMAP, {})
     (file_report,) = answer.json["files"]
-    actual = pyroaring.BitMap.deserialize(base64.b64decode(file_report["rows"]))
-    assert (len(actual), actual.min(), actual.max()) == (rows, 0, rows - 1)
+    rows_of_answer = pyroaring.BitMap.deserialize(base64.b64decode(file_report["rows"]))
+    assert (len(rows_of_answer), rows_of_answer.min(), rows_of_answer.max()) == (rows, 0, rows - 1)
     assert (file_report["count"], file_report["exact"]) == (rows, True)
 
 
@@ -423,12 +437,15 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     removed_positions = [(path, index) for path, positions in removed_rows.items() for index in positions]
     await table.commit(deletes=[table.write_position_deletes(removed_positions)])
     for body, minimum in (({}, 0), ({"where": "id >= 10"}, 10)):
-        actual = {page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True, "limit": 2})}
+        reports_by_path = {
+            page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True, "limit": 2})
+        }
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
-            first_id = minimum if number < 3 else 0  # The other files have no index: any of their rows may match.
+            # Only the first three files have an index. Any row of the other files may match.
+            first_id = minimum if number < 3 else 0
             expected = set(range(first_id, rows)) - removed_rows[file.path]
-            assert decode_rows(actual[file.path]["rows"]) == expected
-            assert actual[file.path]["count"] == len(expected)
+            assert decode_rows(reports_by_path[file.path]["rows"]) == expected
+            assert reports_by_path[file.path]["count"] == len(expected)
 
 
 async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:

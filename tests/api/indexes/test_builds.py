@@ -42,9 +42,9 @@ def build_url(build: dict[str, Any], suffix: str = "") -> str:
 
 
 async def list_instants(api: Api, **query: str) -> list[dict[str, Any]]:
-    text = "&".join(f"{name}={value}" for name, value in {"action": "indexing", **query}.items())
-    actual_instants: list[dict[str, Any]] = (await api("GET", f"/api/v1/tables/db/t/timeline?{text}")).json["instants"]
-    return actual_instants
+    query_text = "&".join(f"{name}={value}" for name, value in {"action": "indexing", **query}.items())
+    instants: list[dict[str, Any]] = (await api("GET", f"/api/v1/tables/db/t/timeline?{query_text}")).json["instants"]
+    return instants
 
 
 async def test_build_returns_the_files_to_index_and_its_folder(api_with_table: Api) -> None:
@@ -213,14 +213,14 @@ async def test_exclusive_build_yields_to_a_live_build_of_its_index(
 
 async def test_only_one_of_concurrent_exclusive_builds_continues(api_with_table: Api) -> None:
     for _ in range(5):
-        results = await asyncio.gather(
+        answers = await asyncio.gather(
             *(api_with_table("POST", f"{INDEXES}/i/builds", {"exclusive": True}) for _ in range(8)),
         )
-        assert {answer.status for answer in results} <= {200, 409}
+        assert {answer.status for answer in answers} <= {200, 409}
         running_builds = [
             instant["id"] for instant in await list_instants(api_with_table) if instant["state"] == "inflight"
         ]
-        winning_answers = [answer.json for answer in results if answer.status == 200]
+        winning_answers = [answer.json for answer in answers if answer.status == 200]
         assert [build_answer["build-id"] for build_answer in winning_answers] == running_builds
         assert len(winning_answers) <= 1
         for build_answer in winning_answers:
@@ -299,19 +299,19 @@ async def test_error_for_an_index_file_names_the_table_or_index_to_which_it_belo
 
 async def test_index_file_that_is_damaged_missing_or_of_another_size_is_rejected(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    data = build_index_file(build, FILES)
+    data, offset = build_index_file(build, FILES), 70
     for name, content, size in (
         ("short", data[:-1], len(data) - 1),
         ("longer", data + b"x", len(data)),
         ("shorter", data[:-1], len(data)),
-        ("flipped", data[:70] + bytes([data[70] ^ 1]) + data[71:], len(data)),
+        ("flipped", data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :], len(data)),
         ("text", b"no index file at all", 20),
         ("empty", b"", 0),
     ):
-        expected = {**write_index_file(build, name, content), "size-in-bytes": size}
-        answer = await register_files(api_with_table, build, expected)
+        registration = {**write_index_file(build, name, content), "size-in-bytes": size}
+        answer = await register_files(api_with_table, build, registration)
         assert answer.error[0] == 400, name
-        assert expected["location"] in answer.error[2], name
+        assert registration["location"] in answer.error[2], name
     answer = await register_files(api_with_table, build, {"location": f"{build['folder']}/nope", "size-in-bytes": 9})
     assert answer.error[0] == 400
 
@@ -328,10 +328,10 @@ async def test_index_file_of_a_newer_version_is_rejected(api_with_table: Api, mo
 async def test_only_files_in_the_builds_folder_are_registered(api_with_table: Api) -> None:
     build, other_build = await begin_build(api_with_table), await begin_build(api_with_table)
     data = build_index_file(build, FILES)
-    elsewhere = write_index_file(other_build, "a", data)
+    registration_of_other_build = write_index_file(other_build, "a", data)
     folder = build["folder"]
     for location in (
-        elsewhere["location"],
+        registration_of_other_build["location"],
         folder,
         f"{folder}/",
         f"{folder}/../{other_build['build-id']}/a",
@@ -397,8 +397,10 @@ async def test_build_of_a_redefined_index_cannot_continue(api_with_table: Api) -
 async def test_invented_page_token_is_rejected(api_with_table: Api, token: str) -> None:
     build, other_build = await begin_build(api_with_table), await begin_build(api_with_table)
     assert (await api_with_table("GET", build_url(build, f"/files?page-token={token}"))).error[0] == 400
-    foreign = (await api_with_table("GET", build_url(other_build, "/files?limit=1"))).json["next-page-token"]
-    assert (await api_with_table("GET", build_url(build, f"/files?page-token={foreign}"))).error[0] == 400
+    token_of_other_build = (await api_with_table("GET", build_url(other_build, "/files?limit=1"))).json[
+        "next-page-token"
+    ]
+    assert (await api_with_table("GET", build_url(build, f"/files?page-token={token_of_other_build}"))).error[0] == 400
     assert (await api_with_table("GET", build_url(build, "/files?limit=0"))).error[0] == 400
 
 

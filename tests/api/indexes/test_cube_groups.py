@@ -21,10 +21,12 @@ SCHEMA = pa.schema([("d0", pa.string()), ("m0", pa.int64())])
 FUNCTIONS = {"m0": "count"}
 
 
-def aggregate_file(file: int, *names: str, count: int = 1) -> GroupPart:
+def aggregate_file(file_position: int, *dimension_values: str, count: int = 1) -> GroupPart:
     """Return the groups of one data file."""
-    table = pa.table([pa.array(names, pa.string()), pa.array([count] * len(names), pa.int64())], schema=SCHEMA)
-    return GroupPart(EncodedGroups(table), np.array([file]))
+    table = pa.table(
+        [pa.array(dimension_values, pa.string()), pa.array([count] * len(dimension_values), pa.int64())], schema=SCHEMA
+    )
+    return GroupPart(EncodedGroups(table), np.array([file_position]))
 
 
 def decode_groups(reading: GroupReading) -> pa.Table:
@@ -52,7 +54,7 @@ def test_reading_stops_at_the_maximum_size(monkeypatch: pytest.MonkeyPatch) -> N
             break
     table = decode_groups(reading)
     assert table.num_rows == 2
-    assert table.schema.metadata[b"covered"] == b"Aw=="
+    assert table.schema.metadata[b"covered"] == b"Aw==", "only the files 0 and 1 are covered"
 
 
 def test_groups_with_an_overflowing_sum_are_left_to_the_engine() -> None:
@@ -80,6 +82,7 @@ def test_condition_that_takes_too_long_excludes_no_groups() -> None:
     def parse_condition(condition: dict[str, Any]) -> Expression:
         return cube_groups.read_condition(msgspec.json.encode(condition), cube)
 
+    # The limits are 1,000 values and 16 transforms.
     assert parse_values(1000) != TRUE
     assert parse_values(1001) == TRUE
     assert parse_transforms(16) != TRUE

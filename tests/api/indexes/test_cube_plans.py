@@ -88,9 +88,9 @@ def test_files_with_rows_that_meet_unless_are_read(server: ServerThread, definit
     )
 
 
-@pytest.mark.parametrize("place", ["predicate", "filter", "unless"])
+@pytest.mark.parametrize("field", ["predicate", "filter", "unless"])
 def test_long_condition_is_read_outside_of_the_event_loop(
-    server: ServerThread, definition_id: str, monkeypatch: pytest.MonkeyPatch, place: str
+    server: ServerThread, definition_id: str, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
     threads, read_filter = list[str](), plan_tables.read_filter
 
@@ -103,7 +103,7 @@ def test_long_condition_is_read_outside_of_the_event_loop(
     condition = {"type": "in", "term": "id", "values": ids}
     text = f"id IN ({', '.join(map(str, ids))})"
     body = {"definition-id": definition_id, "columns": ["m0"]}
-    plan_cube(server, {**body, place: text if place == "predicate" else condition})
+    plan_cube(server, {**body, field: text if field == "predicate" else condition})
     loop_thread = server.run(_get_thread_name())
     assert threads[-1] != loop_thread
     threads.clear()
@@ -119,7 +119,7 @@ def test_audience_receives_the_id_of_a_plan_snapshot(server: ServerThread, defin
     body = {"definition-id": definition_id, "columns": ["m0"]}
     plan_report, _ = plan_cube(server, body, **{"X-Seamark-Plans": "engines"})
     assert plan_report["name"] is None
-    assert plan_report["plan-snapshot-id"] > 1 << 32
+    assert plan_report["plan-snapshot-id"] > 1 << 32  # Snapshots of these tables have small ids.
 
 
 def test_plan_states_why_the_cube_is_not_used(server: ServerThread, definition_id: str) -> None:

@@ -72,21 +72,23 @@ async def test_defining_or_building_an_index_requires_the_right_to_read_the_dime
     }
 
     async def define_cubes(caller: UserApi, number: int) -> dict[str, int]:
-        """Define a cube in each way, and return the statuses."""
+        """Define the cube by each request and in each form of text, and return the statuses."""
         statuses = {}
         body = {"kind": "cube", "columns": [ATTRIBUTE], "measures": ["count(*)"]}
         statuses["put"] = (await caller("PUT", "/api/v1/tables/db/t/indexes/c", body)).status
-        for way, text in texts.items():
+        for form, text in texts.items():
             properties = {"seamark.index.d": text}
             update: dict[str, Any] = {"action": "set-properties", "updates": properties}
             change: dict[str, Any] = {"requirements": [], "updates": [update]}
-            statuses[f"update, {way}"] = (await caller("POST", "/v1/namespaces/db/tables/t", change)).status
+            statuses[f"update, {form}"] = (await caller("POST", "/v1/namespaces/db/tables/t", change)).status
             transaction = {"table-changes": [{"identifier": {"namespace": ["db"], "name": "t"}, **change}]}
-            statuses[f"transaction, {way}"] = (await caller("POST", "/v1/transactions/commit", transaction)).status
+            statuses[f"transaction, {form}"] = (await caller("POST", "/v1/transactions/commit", transaction)).status
             for stage in (False, True):
                 name = f"t{number}{len(statuses)}"
-                create = {"name": name, "schema": SCHEMA, "properties": properties, "stage-create": stage}
-                statuses[f"create, {stage}, {way}"] = (await caller("POST", "/v1/namespaces/db/tables", create)).status
+                creation = {"name": name, "schema": SCHEMA, "properties": properties, "stage-create": stage}
+                statuses[f"create, {stage}, {form}"] = (
+                    await caller("POST", "/v1/namespaces/db/tables", creation)
+                ).status
         statuses["build"] = (await caller("POST", "/api/v1/tables/db/t/indexes/by_name/builds", {})).status
         return statuses
 
@@ -95,10 +97,10 @@ async def test_defining_or_building_an_index_requires_the_right_to_read_the_dime
         assert (await root("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
         body = {"kind": "cube", "columns": ["id", ATTRIBUTE], "measures": ["count(*)"]}
         assert (await root("PUT", "/api/v1/tables/db/t/indexes/by_name", body)).status == 200
-        refusal = await define_cubes(wendy, 1)
-        assert set(refusal.values()) == {403}, refusal
-        accepted_answer = await define_cubes(rex, 2)
-        assert set(accepted_answer.values()) <= {200, 204}, accepted_answer
+        refused_statuses = await define_cubes(wendy, 1)
+        assert set(refused_statuses.values()) == {403}, refused_statuses
+        accepted_statuses = await define_cubes(rex, 2)
+        assert set(accepted_statuses.values()) <= {200, 204}, accepted_statuses
         answer = await wendy("PUT", "/api/v1/tables/db/t/indexes/c", {"state": "enabled"})
         assert answer.error[0] == 403
         assert "wendy may not readRows in secret" in answer.error[2]
@@ -129,18 +131,21 @@ async def test_filter_on_an_attribute_requires_the_right_to_read_the_dimension_t
             "join": ("/api/v1/tables/db/t/explain", {"joins": [join]}),
         }
         for _ in range(2):  # An answer to one caller is not kept for another caller.
-            for way, (path, request) in requests.items():
+            for request_name, (path, request) in requests.items():
                 allowed_answer = await rex("POST", path, request)
-                assert allowed_answer.status == (404 if way == "join" else 200), (way, allowed_answer.raw)
+                assert allowed_answer.status == (404 if request_name == "join" else 200), (
+                    request_name,
+                    allowed_answer.raw,
+                )
                 refused_answer = await rita("POST", path, request)
-                assert refused_answer.error[0] == 403, (way, refused_answer.raw)
+                assert refused_answer.error[0] == 403, (request_name, refused_answer.raw)
         term = {"type": "transform", "transform": ATTRIBUTE.removesuffix("(id)"), "term": "id"}
         for caller in (rita, rex):
             direct_answer = await caller("POST", requests["plan"][0], {"filter": {**column_filter, "term": term}})
             assert direct_answer.error[0] == 400, direct_answer.raw
         # A column of the table has priority over an attribute with the same name.
-        add = {"action": "add-schema", "schema": build_schema("spouse")}
-        update = {"requirements": [], "updates": [add, {"action": "set-current-schema", "schema-id": -1}]}
+        add_schema = {"action": "add-schema", "schema": build_schema("spouse")}
+        update = {"requirements": [], "updates": [add_schema, {"action": "set-current-schema", "schema-id": -1}]}
         assert (await root("POST", "/v1/namespaces/db/tables/t", update)).status == 200
         assert (await rita("POST", requests["plan"][0], {"filter": column_filter})).status == 200
 
@@ -215,11 +220,11 @@ async def check_registration_of_other_authors(rex: UserApi, root: UserApi, table
         }
         path = former_path.with_name(f"{90010 + number}-{number}.metadata.json")
         path.write_text(json.dumps(metadata))
-        register = {"name": "t", "metadata-location": f"file://{path}", "overwrite": True}
-        imported = {"metadata-locations": {"new": f"file://{path}"}, "dry-run": True}
-        answer = await rex("PUT", "/api/v1/namespaces/db/import", imported)
+        registration = {"name": "t", "metadata-location": f"file://{path}", "overwrite": True}
+        import_request = {"metadata-locations": {"new": f"file://{path}"}, "dry-run": True}
+        answer = await rex("PUT", "/api/v1/namespaces/db/import", import_request)
         is_refused = policy in answer.json["results"][0]["error"]
-        assert (await rex("POST", "/v1/namespaces/db/register", register)).status == (403 if number else 200)
+        assert (await rex("POST", "/v1/namespaces/db/register", registration)).status == (403 if number else 200)
         assert is_refused == bool(number), answer.json
 
 

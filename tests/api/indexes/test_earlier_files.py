@@ -16,11 +16,23 @@ MAPPING = '[{"names":["lookup[x@1:"],"field-id":1}]'
 
 
 def define(snapshot_id: int, attribute_id: int = 4) -> IndexDefinition:
+    """Return the definition of an index on an attribute of a dimension table at a snapshot."""
     return define_index("city", "bitmap", [f"lookup[a.shops@{snapshot_id}:1:{attribute_id}:string](shop)"], SCHEMA)
 
 
-def register(definition_id: str, number: int) -> RegisteredIndexFile:
-    return RegisteredIndexFile("u", f"file{number}", definition_id, "bitmap", 0, 1, 1, 1, None, created_ms=number)
+def build_registration(definition_id: str, number: int) -> RegisteredIndexFile:
+    return RegisteredIndexFile(
+        uuid="u",
+        location=f"file{number}",
+        definition=definition_id,
+        kind="bitmap",
+        level=0,
+        files=1,
+        rows=1,
+        size_bytes=1,
+        snapshot_id=None,
+        created_ms=number,
+    )
 
 
 def test_definitions_without_snapshots_are_equal_only_if_all_other_parts_are() -> None:
@@ -39,7 +51,7 @@ def test_each_earlier_definition_is_compared_once(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(builds, "remove_snapshots", record_and_remove_snapshots)
     ids = [define(1).id, define(2).id, define(1, attribute_id=5).id, define_index("k", "bitmap", ["shop"], SCHEMA).id]
-    files = IndexFiles(1, [register(ids[number % 4], number) for number in range(400)])
-    earlier_files = builds.list_earlier_files(files, define(2))
+    files = IndexFiles(1, [build_registration(ids[number % 4], number) for number in range(400)])
+    earlier_files = builds.list_earlier_files(files, define(2))  # Only the first id differs in its snapshot alone.
     assert [file["location"] for file in earlier_files] == [f"file{number}" for number in range(396, -1, -4)]
     assert len(compared_ids) == len(set(compared_ids))

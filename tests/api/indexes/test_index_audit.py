@@ -1,6 +1,4 @@
-"""Tests of index audits: quarantined index files, and a registry that the server rebuilds from the table's
-index files.
-"""
+"""Tests of index audits: quarantined index files, and a registry that is rebuilt from a table's index files."""
 
 from __future__ import annotations
 
@@ -88,7 +86,7 @@ def find_blob_position(location: str) -> int:
     """Return a position in the blob that is not padding."""
     data = Path(location.removeprefix("file://")).read_bytes()
     header = read_header(data, len(data), location)
-    return header.offset + 8
+    return header.offset + 8  # A byte of the first filter.
 
 
 def flip_bit(location: str, position: int) -> None:
@@ -203,19 +201,16 @@ def get_size_bytes(location: str) -> int:
 @pytest.mark.slow
 async def test_rebuild_prefers_merged_and_newer_files_if_the_coverage_is_equal(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    for name, files, level, age in (
+    for name, files, level, age_s in (
         ("old", FILES[:3], 0, 30),
         ("new", FILES[:3], 0, 20),
         ("merged", FILES[2:5], 1, 40),
         ("part of merged", FILES[3:5], 0, 10),
         ("alone", FILES[5:], 0, 50),
     ):
-        path = Path(
-            write_index_file(build, name, build_valid_index_file(build, files, level=level))["location"].removeprefix(
-                "file://"
-            )
-        )
-        os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
+        registration = write_index_file(build, name, build_valid_index_file(build, files, level=level))
+        path = Path(registration["location"].removeprefix("file://"))
+        os.utime(path, (1_700_000_000 - age_s, 1_700_000_000 - age_s))
     rebuild_report = (await api_with_table("POST", REBUILD)).json
     assert (rebuild_report["registered"][0]["index-files"], rebuild_report["redundant"]) == (3, 2)
     names = {Path(index_file["location"]).name for index_file in (await load_index(api_with_table))["index-files"]}
@@ -226,13 +221,13 @@ async def test_rebuild_prefers_merged_and_newer_files_if_the_coverage_is_equal(a
 async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(api_with_table: Api) -> None:
     build, (first_file,) = await create_build(api_with_table, FILES[:3])
     await quarantine_file(api_with_table, first_file)
-    twin = write_index_file(build, "twin", build_valid_index_file(build, FILES[:3]))["location"]
+    copy = write_index_file(build, "twin", build_valid_index_file(build, FILES[:3]))["location"]
     rebuild_report = (await api_with_table("POST", REBUILD)).json
     assert (rebuild_report["known"], rebuild_report["registered"][0]["index-files"]) == (1, 1)
     states = {
         index_file["location"]: index_file["state"] for index_file in (await load_index(api_with_table))["index-files"]
     }
-    assert states == {first_file: "quarantined", twin: "live"}
+    assert states == {first_file: "quarantined", copy: "live"}
 
 
 @pytest.mark.slow
@@ -257,7 +252,7 @@ async def test_only_index_files_of_the_table_are_registered(
     build = await begin_build(api_with_table)
     with monkeypatch.context() as newer_version:
         newer_version.setattr(KINDS["bloom"], "version", 99)
-        future = build_valid_index_file(build, FILES)
+        file_of_newer_version = build_valid_index_file(build, FILES)
     wrong_files = {
         "another table": build_index_file(build, FILES, table_uuid="00000000-0000-0000-0000-000000000000"),
         "another index": build_index_file(build, FILES, definition='{"kind":"bloom","terms":[]}'),
@@ -266,7 +261,7 @@ async def test_only_index_files_of_the_table_are_registered(
         "flipped": build_valid_index_file(build, FILES)[:20] + b"\xff" + build_valid_index_file(build, FILES)[21:],
         "text": b"hello",
         "empty": b"",
-        "future": future,
+        "newer version": file_of_newer_version,
     }
     for name, data in wrong_files.items():
         write_index_file(build, name, data)
@@ -278,7 +273,7 @@ async def test_only_index_files_of_the_table_are_registered(
     }
     assert set(reasons) == set(wrong_files)
     assert "00000000" in reasons["another table"]
-    assert "version 99" in reasons["future"]
+    assert "version 99" in reasons["newer version"]
     assert (await load_index(api_with_table))["index-files"] == []
 
 

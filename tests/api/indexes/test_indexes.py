@@ -190,21 +190,19 @@ async def test_coverage_counts_files_and_rows_of_the_current_snapshot(api_with_t
     build = await begin_build(api_with_table)
     removed_file = build_data_file("file:///t/gone.parquet", 0, 0, rows=999)
     replacement_file = build_data_file(FILES[0].path, 1, 1, rows=11)
-    registration = write_index_file(
-        build, "one", build_index_file(build, [*FILES[1:3], removed_file, replacement_file])
-    )
-    second_index = write_index_file(build, "two", build_index_file(build, FILES[2:6], level=2))
-    assert (await register_files(api_with_table, build, registration, second_index)).status == 200
+    first_file = write_index_file(build, "one", build_index_file(build, [*FILES[1:3], removed_file, replacement_file]))
+    second_file = write_index_file(build, "two", build_index_file(build, FILES[2:6], level=2))
+    assert (await register_files(api_with_table, build, first_file, second_file)).status == 200
     index = await load_index(api_with_table)
     assert (index["files"], index["rows"], index["lag-files"], index["health"]) == (5, 200, 1, "behind")
     assert index["levels"] == {"0": 1, "2": 1}
-    assert index["size-in-bytes"] == registration["size-in-bytes"] + second_index["size-in-bytes"]
+    assert index["size-in-bytes"] == first_file["size-in-bytes"] + second_file["size-in-bytes"]
     assert {file["location"]: (file["files"], file["state"]) for file in index["index-files"]} == {
-        registration["location"]: (4, "live"),
-        second_index["location"]: (4, "live"),
+        first_file["location"]: (4, "live"),
+        second_file["location"]: (4, "live"),
     }
-    three = write_index_file(build, "three", build_index_file(build, FILES))
-    await register_files(api_with_table, build, three, replaces=[registration["location"], second_index["location"]])
+    third_file = write_index_file(build, "three", build_index_file(build, FILES))
+    await register_files(api_with_table, build, third_file, replaces=[first_file["location"], second_file["location"]])
     index = await load_index(api_with_table)
     assert (index["files"], index["lag-files"], index["health"]) == (6, 0, "ok")
     assert [file["state"] for file in index["index-files"]] == ["superseded", "superseded", "live"]
@@ -226,9 +224,9 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
     if damage == "missing":
         Path(registration["location"].removeprefix("file://")).unlink()
     else:
-        write_index_file(
-            build, "one", data[:-7] if damage == "truncated" else data[:90] + bytes([data[90] ^ 1]) + data[91:]
-        )
+        offset = 90
+        flipped_data = data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :]
+        write_index_file(build, "one", data[:-7] if damage == "truncated" else flipped_data)
     async with run_server(tmp_path) as server:  # A new server has not read the file yet.
         other_api = Api(server)
         assert (await load_index(other_api))["files"] == 0
@@ -276,11 +274,11 @@ async def test_definition_follows_a_rename_and_reports_a_dropped_column(api_with
     await register_files(api_with_table, build, write_index_file(build, "one", build_index_file(build, FILES)))
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
     renamed_field = {"id": 2, "name": "payload", "required": False, "type": "string"}
-    await _evolve(api_with_table, [*fields, renamed_field], 1)
+    await _change_schema(api_with_table, [*fields, renamed_field], 1)
     index = await load_index(api_with_table)
     assert (index["columns"], index["files"]) == (["payload"], 6)
     assert (await load_index(api_with_table, "typed"))["columns"] == ["payload"]
-    await _evolve(api_with_table, [*fields, {"id": 3, "name": "data", "required": False, "type": "int"}], 2)
+    await _change_schema(api_with_table, [*fields, {"id": 3, "name": "data", "required": False, "type": "int"}], 2)
     index = await load_index(api_with_table)
     assert (index["health"], index["problem"], index["field-ids"]) == (
         "broken",
@@ -294,14 +292,14 @@ async def test_definition_follows_a_rename_and_reports_a_dropped_column(api_with
 async def test_paused_index_stays_on_its_column(api_with_table: Api) -> None:
     await define_index(api_with_table, "i", kind="bitmap", columns=["data"])
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
-    await _evolve(api_with_table, [*fields, {"id": 3, "name": "data", "required": False, "type": "string"}], 1)
+    await _change_schema(api_with_table, [*fields, {"id": 3, "name": "data", "required": False, "type": "string"}], 1)
     paused_index = await define_index(api_with_table, "i", state="paused")
     assert (paused_index["state"], paused_index["field-ids"]) == ("paused", [2])
-    await _evolve(api_with_table, fields, 2)
+    await _change_schema(api_with_table, fields, 2)
     assert (await define_index(api_with_table, "i", state="enabled"))["field-ids"] == [2]
 
 
-async def _evolve(api: Api, fields: list[dict[str, Any]], schema_id: int) -> None:
+async def _change_schema(api: Api, fields: list[dict[str, Any]], schema_id: int) -> None:
     schema = {"type": "struct", "schema-id": schema_id, "fields": fields}
     updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
     assert await commit_table(api, {"requirements": [], "updates": updates}) == 200

@@ -13,7 +13,7 @@ from tests.server.rig import RunningServer, run_server
 
 FACT = "/v1/namespaces/db/tables/fact"
 JOIN = {"table": ["secret", "supplier"], "on": {"f_supplier": "s_key"}, "predicate": "s_key BETWEEN 250 AND 449"}
-PLANS = {"X-Seamark-Plans": "engines"}
+PLANS_HEADER = {"X-Seamark-Plans": "engines"}
 ROLES = {
     "root": [("admin", ())],
     "rita": [("reader", ("db",))],
@@ -37,29 +37,34 @@ async def move_supplier(root: UserApi, source: str, destination: str) -> None:
 
 
 async def use_plan_table(caller: UserApi, name: str) -> dict[str, int]:
-    """Use a plan table by its name in each way, and return the statuses."""
-    table = f"/v1/namespaces/db/tables/{name}"
+    """Send each request that names a plan table, and return the statuses."""
+    path_of_table = f"/v1/namespaces/db/tables/{name}"
     report: dict[str, Any] = {"report-type": "scan-report", "table-name": name, "snapshot-id": 1, "filter": True}
     report |= {"schema-id": 0, "projected-field-ids": [1], "projected-field-names": ["f_key"], "metrics": {}}
     requests = {
-        "load": ("GET", table, None),
-        "exists": ("HEAD", table, None),
-        "credentials": ("GET", f"{table}/credentials", None),
-        "plan": ("POST", f"{table}/plan", {}),
-        "report": ("POST", f"{table}/metrics", report),
+        "load": ("GET", path_of_table, None),
+        "exists": ("HEAD", path_of_table, None),
+        "credentials": ("GET", f"{path_of_table}/credentials", None),
+        "plan": ("POST", f"{path_of_table}/plan", {}),
+        "report": ("POST", f"{path_of_table}/metrics", report),
         "lease": ("POST", f"/api/v1/tables/db/{name}/lease", {}),
     }
-    return {way: (await caller(method, path, body)).status for way, (method, path, body) in requests.items()}
+    return {
+        request_name: (await caller(method, path, body)).status
+        for request_name, (method, path, body) in requests.items()
+    }
 
 
 async def test_use_of_a_plan_requires_the_rights_on_its_joined_tables_at_the_time_of_the_use(tmp_path: Path) -> None:
     secrets = await create_users(tmp_path, ROLES)
     async with run_server(tmp_path, auth="token") as server:
         root, rita, rex = await open_star(server, secrets)
-        nested = {"table": ["db", "nation"], "on": {"f_supplier": "n_key"}}
-        nested["joins"] = [{"table": ["secret", "supplier"], "on": {"n_key": "s_nation"}, "predicate": "s_key < 40"}]
+        nested_join = {"table": ["db", "nation"], "on": {"f_supplier": "n_key"}}
+        nested_join["joins"] = [
+            {"table": ["secret", "supplier"], "on": {"n_key": "s_nation"}, "predicate": "s_key < 40"}
+        ]
         names = []
-        for joins in ([JOIN], [nested]):
+        for joins in ([JOIN], [nested_join]):
             plan = await rex("POST", "/api/v1/tables/db/fact/plan-tables", {"joins": joins})
             assert plan.json["files"] < 20, plan.raw
             names.append(plan.json["name"])
@@ -68,12 +73,14 @@ async def test_use_of_a_plan_requires_the_rights_on_its_joined_tables_at_the_tim
             assert set((await use_plan_table(rex, name)).values()) <= {200, 204}
             assert set((await use_plan_table(rita, name)).values()) == {404}
         # The message does not show that the plan exists.
-        unknown = names[0][:-1] + ("0" if names[0][-1] != "0" else "1")
-        (refused, missing) = [(await rita("GET", f"/v1/namespaces/db/tables/{name}")) for name in (names[0], unknown)]
-        assert refused.error == (*missing.error[:2], missing.error[2].replace(unknown, names[0]))
+        unknown_name = names[0][:-1] + ("0" if names[0][-1] != "0" else "1")
+        (refused, missing) = [
+            (await rita("GET", f"/v1/namespaces/db/tables/{name}")) for name in (names[0], unknown_name)
+        ]
+        assert refused.error == (*missing.error[:2], missing.error[2].replace(unknown_name, names[0]))
         # A plan that depends on readable tables only has no further conditions.
-        own = await rita("POST", "/api/v1/tables/db/fact/plan-tables", {"predicate": "f_key < 50"})
-        assert set((await use_plan_table(rita, own.json["name"])).values()) <= {200, 204}
+        own_plan = await rita("POST", "/api/v1/tables/db/fact/plan-tables", {"predicate": "f_key < 50"})
+        assert set((await use_plan_table(rita, own_plan.json["name"])).values()) <= {200, 204}
 
         grant = {"principal": "rex", "role": "reader", "namespace": "secret"}
         assert (await root("DELETE", f"/api/v1/grants?{urlencode(grant)}")).status == 204
@@ -91,19 +98,21 @@ async def test_plan_snapshots_are_shown_only_with_the_rights_on_their_joined_tab
     async with run_server(tmp_path, auth="token") as server:
         root, rita, rex = await open_star(server, secrets)
         body = {"joins": [JOIN], "holder": "proxy"}
-        plan = await rex("POST", "/api/v1/tables/db/fact/plan-tables", body, headers=PLANS)
+        plan = await rex("POST", "/api/v1/tables/db/fact/plan-tables", body, headers=PLANS_HEADER)
         plan_id = plan.json["plan-snapshot-id"]
-        own = await rita("POST", "/api/v1/tables/db/fact/plan-tables", {"predicate": "f_key < 50"}, headers=PLANS)
-        own_id = own.json["plan-snapshot-id"]
+        own_plan = await rita(
+            "POST", "/api/v1/tables/db/fact/plan-tables", {"predicate": "f_key < 50"}, headers=PLANS_HEADER
+        )
+        own_plan_id = own_plan.json["plan-snapshot-id"]
 
-        async def list_shown(caller: UserApi) -> set[int]:
-            answer = await caller("GET", FACT, headers=PLANS)
+        async def list_shown_plans(caller: UserApi) -> set[int]:
+            answer = await caller("GET", FACT, headers=PLANS_HEADER)
             return {snapshot["snapshot-id"] for snapshot in answer.json["metadata"]["snapshots"]} - {1}
 
-        assert await list_shown(rex) == await list_shown(root) == {plan_id, own_id}
-        assert await list_shown(rita) == {own_id}
-        etag = (await rex("GET", FACT, headers=PLANS)).headers["ETag"]
-        answer = await rita("GET", FACT, headers={**PLANS, "If-None-Match": etag})
+        assert await list_shown_plans(rex) == await list_shown_plans(root) == {plan_id, own_plan_id}
+        assert await list_shown_plans(rita) == {own_plan_id}
+        etag = (await rex("GET", FACT, headers=PLANS_HEADER)).headers["ETag"]
+        answer = await rita("GET", FACT, headers={**PLANS_HEADER, "If-None-Match": etag})
         assert answer.status == 200
 
 

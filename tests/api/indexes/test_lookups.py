@@ -57,11 +57,13 @@ def find_expected_rows(
 
     The keys are compared as texts, so that NaN equals NaN.
     """
-    by_key: dict[tuple[str, ...], list[tuple[str, int]]] = {}
+    rows_by_key: dict[tuple[str, ...], list[tuple[str, int]]] = {}
     for path, position, row in table.list_live_rows(snapshot):
-        by_key.setdefault(tuple(repr(row[index - 1]) for index in columns), []).append((path, position))
+        rows_by_key.setdefault(tuple(repr(row[index - 1]) for index in columns), []).append((path, position))
     return sorted(
-        (number, *found_row) for number, key in enumerate(keys) for found_row in by_key.get(tuple(map(repr, key)), [])
+        (number, *found_row)
+        for number, key in enumerate(keys)
+        for found_row in rows_by_key.get(tuple(map(repr, key)), [])
     )
 
 
@@ -91,11 +93,11 @@ async def create_table_with_deletes(api: Api, rng: random.Random, **options: Any
 
 
 def write_random_deletes(table: StoredTable, live_files: Sequence[Any], rng: random.Random) -> list[Any]:
-    """Write position and equality deletes for random rows of about half of the live files, and return the
-    delete files.
-    """
+    """Write position and equality deletes for random rows of about half of the live files. Return the delete files."""
     delete_files: list[Any] = []
-    spots = {file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live_files}
+    positions_by_path = {
+        file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live_files
+    }
     vector_paths = {
         delete.referenced_path for snapshot in table.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector
     }
@@ -105,19 +107,23 @@ def write_random_deletes(table: StoredTable, live_files: Sequence[Any], rng: ran
         if not chosen_files:
             continue
         if table.version > 2:
-            new_deletes = {file.path: spots[file.path] for file in chosen_files if file.path not in vector_paths}
+            new_deletes = {
+                file.path: positions_by_path[file.path] for file in chosen_files if file.path not in vector_paths
+            }
             vector_paths |= set(new_deletes)
             delete_files += table.write_vectors(new_deletes, part)
         else:
             delete_files.append(
                 table.write_position_deletes(
-                    [(file.path, index) for file in chosen_files for index in spots[file.path]], part
+                    [(file.path, index) for file in chosen_files for index in positions_by_path[file.path]], part
                 )
             )
             chosen_file = rng.choice(chosen_files)
             delete_files.append(
                 table.write_position_deletes(
-                    [(chosen_file.path, index) for index in spots[chosen_file.path]], part, has_path_bounds=True
+                    [(chosen_file.path, index) for index in positions_by_path[chosen_file.path]],
+                    part,
+                    has_path_bounds=True,
                 )
             )
         ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
@@ -167,20 +173,20 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
     keys = [draw_row(rng, 1)[:2] for _ in range(1000)]
     table = pa.table({"id": pa.array([id_ for id_, _ in keys], pa.int32()), "name": [name for _, name in keys]})
     for query in ("index=keys", "partitions=true"):
-        arrow = await look_up_arrow(api, table, query)
+        answer_table = await look_up_arrow(api, table, query)
         expected = find_expected_rows(stored_table, stored_table.snapshots[-1], keys, (1, 2))
-        columns = [arrow.column(name).to_pylist() for name in ("key", "file_path", "position")]
+        columns = [answer_table.column(name).to_pylist() for name in ("key", "file_path", "position")]
         assert sorted(zip(*columns, strict=True)) == expected
         assert columns[0] == sorted(columns[0])
         assert len(expected) > 100
-        schema_metadata = {name.decode(): value.decode() for name, value in arrow.schema.metadata.items()}
+        schema_metadata = {name.decode(): value.decode() for name, value in answer_table.schema.metadata.items()}
         assert (schema_metadata["index"], schema_metadata["keys"], schema_metadata["complete"]) == (
             "keys",
             "1000",
             "true",
         )
         assert schema_metadata["missing"] == str(len(keys) - len({location[0] for location in expected}))
-    assert set(arrow.column("partition").to_pylist()) == {"{}"}
+    assert set(answer_table.column("partition").to_pylist()) == {"{}"}
 
 
 async def test_lookup_reports_live_files_that_the_index_does_not_cover(api: Api) -> None:
@@ -203,7 +209,7 @@ async def test_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
     await table.index("keys", "record", ["id"], files)
     (path,) = (table.folder / "_seamark" / "index").glob("**/*.puffin")
     data = bytearray(path.read_bytes())
-    data[4100:4200] = bytes(100)
+    data[4100:4200] = bytes(100)  # These bytes are in the entries of the index.
     path.write_bytes(data)
     for _ in range(2):
         answer = await look_up(api, [5, 105], index="keys")
@@ -232,10 +238,10 @@ async def test_keys_of_functions_are_found_by_value_and_by_text_in_any_case(api:
     file = table.write_data_file([(n, name, None, 1) for n, name in enumerate(["Ab", "aB", None])])
     await table.commit([file])
     await table.index("keys", "record", ["lower(name)", "bucket[4](id)"], [file])
-    actual = await look_up(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
-    assert sorted(row["position"] for row in actual["rows"]) == [0, 1]
-    actual = await look_up(api, [["AB", n] for n in range(4)], index="keys")
-    assert sorted(row["position"] for row in actual["rows"]) == [0, 1]
+    answer = await look_up(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
+    assert sorted(row["position"] for row in answer["rows"]) == [0, 1]
+    answer = await look_up(api, [["AB", n] for n in range(4)], index="keys")
+    assert sorted(row["position"] for row in answer["rows"]) == [0, 1]
     assert (await look_up(api, [["abc", n] for n in range(4)], index="keys"))["rows"] == []
 
 
@@ -263,27 +269,29 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     table, files = await create_two_files(api, version=3 if kind == "vector" else 2)
     await table.index("keys", "record", ["id"], files)
     if kind == "vector":
-        vectors = table.write_vectors({files[0].path: {5}})
+        delete_files = table.write_vectors({files[0].path: {5}})
     elif kind == "positions":
-        vectors = [table.write_position_deletes([(files[0].path, 5)], has_path_bounds=True)]
+        delete_files = [table.write_position_deletes([(files[0].path, 5)], has_path_bounds=True)]
     else:
-        vectors = [table.write_equality_deletes([1], [(5,)])]
-    path = Path(vectors[0].path.removeprefix("file://"))
+        delete_files = [table.write_equality_deletes([1], [(5,)])]
+    path = Path(delete_files[0].path.removeprefix("file://"))
     data = path.read_bytes()
     if damage == "gone":
         path.unlink()
     elif damage == "short":
         path.write_bytes(data[: len(data) // 2])
     elif damage == "flipped":
-        path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:] if kind == "vector" else b"PAR2" * len(data))
+        offset = 20
+        flipped_data = data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :]
+        path.write_bytes(flipped_data if kind == "vector" else b"PAR2" * len(data))
     else:
-        vectors = [replace(vector, format="ORC", content_offset=None) for vector in vectors]
-    await table.commit(deletes=vectors)
+        delete_files = [replace(delete_file, format="ORC", content_offset=None) for delete_file in delete_files]
+    await table.commit(deletes=delete_files)
     answer = await look_up(api, [5, 6, 105], index="keys")
-    doubtful = {(row["key"], row.get("undecided", False)) for row in answer["rows"]}
-    assert doubtful == {(0, True), (1, True), (2, kind == "equality")}
-    assert answer["problems"][0]["file-path"] == vectors[0].path
-    assert answer["undecided"] == len([entry for entry in doubtful if entry[1]])
+    outcomes = {(row["key"], row.get("undecided", False)) for row in answer["rows"]}
+    assert outcomes == {(0, True), (1, True), (2, kind == "equality")}
+    assert answer["problems"][0]["file-path"] == delete_files[0].path
+    assert answer["undecided"] == sum(is_undecided for _, is_undecided in outcomes)
 
 
 async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:
@@ -364,7 +372,8 @@ def repeat_value(form: str, value: str, rows: int) -> pa.Array:
         end = (1 << 64) // len(value)  # Multiplied by the length of the value, it overflows to 0 in 64 bits.
         return pa.RunEndEncodedArray.from_arrays(pa.array([end], pa.int64()), pa.array([value])).slice(0, rows)
     view = pa.array([value], pa.string_view())
-    views = np.tile(np.frombuffer(view.buffers()[1], np.uint8)[:16], rows)
+    view_bytes = 16  # The size of a view in Arrow: length, prefix, buffer and offset.
+    views = np.tile(np.frombuffer(view.buffers()[1], np.uint8)[:view_bytes], rows)
     return pa.Array.from_buffers(pa.string_view(), rows, [None, pa.py_buffer(views.tobytes()), *view.buffers()[2:]])
 
 
@@ -411,29 +420,30 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
 def test_expanded_size_counts_a_shared_value_for_each_row() -> None:
     for form in (*FORMS, "dictionary of a dictionary"):
         assert 409_600 <= compute_expanded_bytes(repeat_value(form, "x" * 4096, 100)) < 420_000, form
+    offset_bytes = 8  # Each row also has an offset.
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5]), pa.array(["ab", "cde"]))
-    assert compute_expanded_bytes(runs.slice(1, 3)) - 8 * 3 == 2 + 3 + 3
+    assert compute_expanded_bytes(runs.slice(1, 3)) - offset_bytes * 3 == 2 + 3 + 3
     array_with_nulls = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["abc", None]))
-    assert compute_expanded_bytes(array_with_nulls) - 8 * 3 == 3
+    assert compute_expanded_bytes(array_with_nulls) - offset_bytes * 3 == 3
 
 
 @pytest.mark.slow
 async def test_few_long_keys_are_hashed_off_the_event_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     table, files = await create_two_files(api)
     await table.index("keys", "record", ["name"], files)
-    threads: set[int] = set()
-    original = hashing.hash_halves
+    thread_ids: set[int] = set()
+    hash_unpatched = hashing.hash_halves
 
     def hash_halves(columns: Any) -> Any:
-        threads.add(threading.get_ident())
-        return original(columns)
+        thread_ids.add(threading.get_ident())
+        return hash_unpatched(columns)
 
     monkeypatch.setattr(record_lookup, "hash_halves", hash_halves)
     for count in (1, 100):
-        threads.clear()
+        thread_ids.clear()
         await look_up_arrow(api, pa.table({"name": ["x" * 100_000] * count}), "index=keys")
-        assert threads
-        assert threading.get_ident() not in threads
+        assert thread_ids
+        assert threading.get_ident() not in thread_ids
 
 
 async def test_impossible_values_are_missing_and_not_an_error(api: Api) -> None:
@@ -470,10 +480,12 @@ async def test_one_request_can_look_up_a_million_keys(api: Api) -> None:
     await table.commit(deletes=[table.write_position_deletes(deleted_positions)])
     await table.index("keys", "record", ["id"], files, parts=2)
     ids = np.random.default_rng(1).permutation(1_000_000)
-    arrow = await look_up_arrow(api, pa.table({"id": ids}), "index=keys")
+    answer_table = await look_up_arrow(api, pa.table({"id": ids}), "index=keys")
     is_stored = ids < 600_000
     live_rows = np.flatnonzero(is_stored & ((ids // 4) % 1000 != 0))
-    assert np.array_equal(arrow.column("key").to_numpy(), live_rows)
-    assert np.array_equal(arrow.column("position").to_numpy(), ids[live_rows] // 4)
-    numbers = {file.path: n for n, file in enumerate(files)}
-    assert [numbers[path] for path in arrow.column("file_path").to_pylist()] == (ids[live_rows] % 4).tolist()
+    assert np.array_equal(answer_table.column("key").to_numpy(), live_rows)
+    assert np.array_equal(answer_table.column("position").to_numpy(), ids[live_rows] // 4)
+    numbers_by_path = {file.path: n for n, file in enumerate(files)}
+    assert [numbers_by_path[path] for path in answer_table.column("file_path").to_pylist()] == (
+        ids[live_rows] % 4
+    ).tolist()

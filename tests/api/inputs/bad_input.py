@@ -12,10 +12,10 @@ from typing import Any
 from tests.api.client import SCHEMA
 
 BODY_LIMIT_BYTES = 1 << 18
-N = "/v1/namespaces"
-D = f"{N}/db"
-T = f"{D}/tables"
-V = f"{D}/views"
+NAMESPACES_PATH = "/v1/namespaces"
+NAMESPACE_PATH = f"{NAMESPACES_PATH}/db"
+TABLES_PATH = f"{NAMESPACE_PATH}/tables"
+VIEWS_PATH = f"{NAMESPACE_PATH}/views"
 BAD_REQUEST = "BadRequestException"
 BEYOND_LONG = 2**63
 

@@ -1,3 +1,1 @@
-"""Tests of the routes that plan scans: pages, plans that are answered later, plan tables and views, joins,
-explanations.
-"""
+"""Tests of the routes that plan scans: pages, delayed plans, plan tables and views, joins, explanations."""

@@ -26,6 +26,7 @@ EQ_5 = {"type": "eq", "term": "id", "value": 5}
 PYICEBERG = {"User-Agent": "PyIceberg/0.12.0"}
 JAVA_HEADERS = {"User-Agent": "Apache-HttpClient/5.6.4 (Java/17.0.15)", "X-Client-Version": "Apache Iceberg 1.12.0"}
 KINDS = {1: "long", 2: "string"}
+"""The types of the columns, by field id."""
 STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 
 
@@ -58,13 +59,13 @@ async def append_files(
     metadata = (await api("GET", f"/v1/namespaces/db/tables/{table}")).json["metadata"]
     sequence = metadata["last-sequence-number"] + 1
     folder = Path(metadata["location"].removeprefix("file://")) / "metadata"
-    lists = [item["manifest-list"] for item in metadata["snapshots"] if item["snapshot-id"] == parent]
+    parent_lists = [item["manifest-list"] for item in metadata["snapshots"] if item["snapshot-id"] == parent]
     listed_manifests: list[tuple[Manifest, int | None]] = (
-        [(manifest, None) for manifest in _MANIFESTS_BY_LIST.get(lists[0], [])] if lists else []
+        [(manifest, None) for manifest in _MANIFESTS_BY_LIST.get(parent_lists[0], [])] if parent_lists else []
     )
-    size = -(-len(files) // manifests)
+    files_per_manifest = -(-len(files) // manifests)  # Rounded up.
     for number in range(manifests):
-        part = files[number * size : (number + 1) * size]
+        part = files[number * files_per_manifest : (number + 1) * files_per_manifest]
         listed_manifests.append(
             (_write_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, metadata, kinds), None)
         )

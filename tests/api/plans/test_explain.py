@@ -36,14 +36,14 @@ async def explain_table(api: Api, path: str = T, **body: Any) -> dict[str, Any]:
 
 
 async def test_each_stage_reports_its_input_removed_and_remaining_files(api_with_table: Api) -> None:
-    actual_table = await explain_table(api_with_table, where="id >= 150 AND data < 'm'")
-    assert (actual_table["files"], actual_table["bytes"], actual_table["records"], actual_table["delete-files"]) == (
+    explanation = await explain_table(api_with_table, where="id >= 150 AND data < 'm'")
+    assert (explanation["files"], explanation["bytes"], explanation["records"], explanation["delete-files"]) == (
         5,
         50_000,
         500,
         0,
     )
-    assert actual_table["stages"][0] | {"microseconds": 0} == {
+    assert explanation["stages"][0] | {"microseconds": 0} == {
         "name": "manifests",
         "files-in": 20,
         "files-removed": 0,
@@ -54,36 +54,36 @@ async def test_each_stage_reports_its_input_removed_and_remaining_files(api_with
         "microseconds": 0,
         "complete": True,
     }
-    for stage, next_stage in zip(actual_table["stages"], actual_table["stages"][1:], strict=False):
+    for stage, next_stage in zip(explanation["stages"], explanation["stages"][1:], strict=False):
         assert (next_stage["files-in"], next_stage["bytes-in"]) == (stage["files-left"], stage["bytes-left"])
         assert next_stage["files-in"] - next_stage["files-removed"] == next_stage["files-left"]
-    assert actual_table["stages"][-1]["files-left"] == 5
-    assert [column["name"] for column in actual_table["columns"]] == ["id", "data"]
-    assert actual_table["columns"][0] == {"name": "id", "id": 1, "type": "long"}
-    assert actual_table["not-used"] == []
-    assert actual_table["residuals"] == [{"residual": actual_table["filter"], "files": 5}]
-    assert "kept" not in actual_table
+    assert explanation["stages"][-1]["files-left"] == 5
+    assert [column["name"] for column in explanation["columns"]] == ["id", "data"]
+    assert explanation["columns"][0] == {"name": "id", "id": 1, "type": "long"}
+    assert explanation["not-used"] == []
+    assert explanation["residuals"] == [{"residual": explanation["filter"], "files": 5}]
+    assert "kept" not in explanation
 
 
 async def test_remaining_files_are_listed_on_request_up_to_a_limit(api_with_table: Api) -> None:
-    actual_table = await explain_table(api_with_table, where="id >= 150", files=True, limit=2)
-    assert [file["file-path"] for file in actual_table["kept"]] == ["file:///t/15.parquet", "file:///t/16.parquet"]
-    assert actual_table["files"] == 5
+    explanation = await explain_table(api_with_table, where="id >= 150", files=True, limit=2)
+    assert [file["file-path"] for file in explanation["kept"]] == ["file:///t/15.parquet", "file:///t/16.parquet"]
+    assert explanation["files"] == 5
     assert (await explain_table(api_with_table, where="id > 900", files=True))["kept"] == []
 
 
 async def test_sql_without_an_equivalent_expression_is_reported_and_prunes_nothing(api_with_table: Api) -> None:
-    actual_table = await explain_table(api_with_table, where="id = 5 OR length(data) = 3")
-    assert (actual_table["files"], actual_table["not-used"], actual_table["filter"]) == (20, ["LENGTH(data) = 3"], True)
-    actual_table = await explain_table(api_with_table, where="id = 5 AND length(data) = 3")
-    assert (actual_table["files"], actual_table["not-used"]) == (1, ["LENGTH(data) = 3"])
+    explanation = await explain_table(api_with_table, where="id = 5 OR length(data) = 3")
+    assert (explanation["files"], explanation["not-used"], explanation["filter"]) == (20, ["LENGTH(data) = 3"], True)
+    explanation = await explain_table(api_with_table, where="id = 5 AND length(data) = 3")
+    assert (explanation["files"], explanation["not-used"]) == (1, ["LENGTH(data) = 3"])
 
 
 async def test_explain_accepts_an_iceberg_expression_as_filter(api_with_table: Api) -> None:
-    expected = {"type": "lt", "term": "ID", "value": 25}
-    assert (await explain_table(api_with_table, filter=expected, **{"case-sensitive": False}))["files"] == 3
+    json_filter = {"type": "lt", "term": "ID", "value": 25}
+    assert (await explain_table(api_with_table, filter=json_filter, **{"case-sensitive": False}))["files"] == 3
     assert (await explain_table(api_with_table))["files"] == 20
-    answer = await api_with_table("POST", f"{T}/explain", {"filter": expected})
+    answer = await api_with_table("POST", f"{T}/explain", {"filter": json_filter})
     assert answer.error[:2] == (400, "BadRequestException")
 
 
@@ -118,8 +118,8 @@ async def test_invalid_explain_requests_are_rejected_with_the_reason(api_with_ta
 
 async def test_explain_of_a_table_without_a_snapshot_has_nothing_to_plan(api: Api) -> None:
     await api.table()
-    actual_table = await explain_table(api, where="id = 5", files=True)
-    assert (actual_table["snapshot-id"], actual_table["files"], actual_table["kept"], actual_table["residuals"]) == (
+    explanation = await explain_table(api, where="id = 5", files=True)
+    assert (explanation["snapshot-id"], explanation["files"], explanation["kept"], explanation["residuals"]) == (
         None,
         0,
         [],
@@ -141,8 +141,8 @@ async def test_explain_reports_missing_residuals_beyond_the_partition_limit(
     api_with_table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "RESIDUAL_PARTITIONS_MAX", 0)
-    actual_table = await explain_table(api_with_table, where="id = 5")
-    assert (actual_table["residuals"], actual_table["residuals-complete"]) == ([], False)
+    explanation = await explain_table(api_with_table, where="id = 5")
+    assert (explanation["residuals"], explanation["residuals-complete"]) == ([], False)
 
 
 @pytest.fixture
@@ -152,12 +152,11 @@ async def lake_api(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_path: Path) -> None:
-    """Compare files, delete files and residuals with the plan of the standard route, for random filters on random
-    tables.
+    """Compare explanations with plans of the standard route, for random filters on random tables.
 
-    The comparison excludes files that pruning kept although their residual is false.
+    Plans do not have files that pruning keeps although their residual is false.
     """
-    count, seeds = 0, range(300, 300 + examples(30, 6))
+    task_count, seeds = 0, range(300, 300 + examples(30, 6))
     for seed in seeds:
         for case in draw_cases(seed, tmp_path, 4):
             if case.number == 0:
@@ -167,28 +166,26 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_
             plan = await lake_api("POST", f"/v1/namespaces/db/tables/t{seed}/plan", request)
             if plan.status != 200 or case.names_of_snapshot:
                 continue
-            actual_table = await explain_table(
-                lake_api, f"/api/v1/tables/db/t{seed}", **request, files=True, limit=1000
-            )
+            explanation = await explain_table(lake_api, f"/api/v1/tables/db/t{seed}", **request, files=True, limit=1000)
             tasks = plan.json.get("file-scan-tasks", [])
             planned_paths = {task["data-file"]["file-path"] for task in tasks}
-            kept_file_paths = [file["file-path"] for file in actual_table["kept"]]
+            kept_file_paths = [file["file-path"] for file in explanation["kept"]]
             assert [path for path in kept_file_paths if path in planned_paths] == [
                 task["data-file"]["file-path"] for task in tasks
             ]
             never_count = sum(
-                residual["files"] for residual in actual_table["residuals"] if residual["residual"] is False
+                residual["files"] for residual in explanation["residuals"] if residual["residual"] is False
             )
             assert len(kept_file_paths) == len(planned_paths) + never_count
             if not never_count:
-                assert actual_table["delete-files"] == len(plan.json.get("delete-files", [])), case
+                assert explanation["delete-files"] == len(plan.json.get("delete-files", [])), case
             residuals: dict[str, int] = {}
             for task in tasks:
                 text = json.dumps(task["residual-filter"])
                 residuals[text] = residuals.get(text, 0) + 1
             residual_files = {
-                json.dumps(residual["residual"]): residual["files"] for residual in actual_table["residuals"]
+                json.dumps(residual["residual"]): residual["files"] for residual in explanation["residuals"]
             }
             assert {text: files for text, files in residual_files.items() if text != "false"} == residuals, case
-            count += len(tasks)
-    assert count > 6 * len(seeds)
+            task_count += len(tasks)
+    assert task_count > 6 * len(seeds)

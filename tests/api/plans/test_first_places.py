@@ -14,12 +14,12 @@ from tests.catalog.rig import build_creation_updates
 __all__ = ["lake"]
 
 
-def _build_snapshot_updates(snapshot_id: int, timestamp_ms: str, **fields: Any) -> list[dict[str, Any]]:
+def _build_snapshot_updates(snapshot_id: int, manifest_list: str, **fields: Any) -> list[dict[str, Any]]:
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": 1,
         "timestamp-ms": int(time.time() * 1000),
-        "manifest-list": timestamp_ms,
+        "manifest-list": manifest_list,
         "summary": {"operation": "append"},
         "schema-id": 0,
         **fields,
@@ -37,16 +37,16 @@ async def create_table_with_rows(lake: TwoNamespaces, name: str, *updates: dict[
 
 async def test_new_table_may_have_files_in_locations_of_its_properties(lake: TwoNamespaces) -> None:
     home = (await lake.find_folder("mine")).parent
-    place, data = home / "ctas", home / "data-of-ctas"
+    table_folder, data_folder = home / "ctas", home / "data-of-ctas"
     data_manifest = write_manifest(
-        place / "metadata" / "m.avro", [build_data_file(f"file://{data}/a.parquet", 1, 9)], 5
+        table_folder / "metadata" / "m.avro", [build_data_file(f"file://{data_folder}/a.parquet", 1, 9)], 5
     )
-    list_location = write_manifest_list(place / "metadata" / "l.avro", [data_manifest])
+    list_location = write_manifest_list(table_folder / "metadata" / "l.avro", [data_manifest])
     answer = await create_table_with_rows(
         lake,
         "ctas",
-        {"action": "set-location", "location": f"file://{place}"},
-        {"action": "set-properties", "updates": {"write.data.path": f"file://{data}"}},
+        {"action": "set-location", "location": f"file://{table_folder}"},
+        {"action": "set-properties", "updates": {"write.data.path": f"file://{data_folder}"}},
         *_build_snapshot_updates(5, list_location),
     )
     assert answer.status == 200, answer.raw
@@ -54,14 +54,14 @@ async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Two
 
 async def test_replaced_table_may_have_files_in_its_new_locations(lake: TwoNamespaces) -> None:
     home = (await lake.find_folder("mine")).parent
-    place, data = home / "rtas", home / "data-of-rtas"
+    table_folder, data_folder = home / "rtas", home / "data-of-rtas"
     data_manifest = write_manifest(
-        place / "metadata" / "m.avro", [build_data_file(f"file://{data}/a.parquet", 1, 9)], 5
+        table_folder / "metadata" / "m.avro", [build_data_file(f"file://{data_folder}/a.parquet", 1, 9)], 5
     )
-    list_location = write_manifest_list(place / "metadata" / "l.avro", [data_manifest])
+    list_location = write_manifest_list(table_folder / "metadata" / "l.avro", [data_manifest])
     updates = [
-        {"action": "set-location", "location": f"file://{place}"},
-        {"action": "set-properties", "updates": {"write.data.path": f"file://{data}"}},
+        {"action": "set-location", "location": f"file://{table_folder}"},
+        {"action": "set-properties", "updates": {"write.data.path": f"file://{data_folder}"}},
         *_build_snapshot_updates(5, list_location),
     ]
     body = {"requirements": [], "updates": updates}
@@ -71,13 +71,13 @@ async def test_replaced_table_may_have_files_in_its_new_locations(lake: TwoNames
 
 async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_table(lake: TwoNamespaces) -> None:
     home, foreign_folder = (await lake.find_folder("mine")).parent, await lake.find_folder("theirs")
-    location = f"file://{foreign_folder}/metadata/snap.avro"
-    place = {"action": "set-location", "location": f"file://{home}/x"}
-    location_updates = [{"action": "set-location", "location": f"file://{foreign_folder}"}, place]
+    list_location = f"file://{foreign_folder}/metadata/snap.avro"
+    set_location = {"action": "set-location", "location": f"file://{home}/x"}
+    location_updates = [{"action": "set-location", "location": f"file://{foreign_folder}"}, set_location]
     set_path = {"action": "set-properties", "updates": {"write.data.path": f"file://{foreign_folder}"}}
-    by_property = [place, set_path, {"action": "remove-properties", "removals": ["write.data.path"]}]
-    for updates in (location_updates, by_property):
-        answer = await create_table_with_rows(lake, "x", *updates, *_build_snapshot_updates(5, location))
+    property_updates = [set_location, set_path, {"action": "remove-properties", "removals": ["write.data.path"]}]
+    for updates in (location_updates, property_updates):
+        answer = await create_table_with_rows(lake, "x", *updates, *_build_snapshot_updates(5, list_location))
         assert answer.status == 400, answer.raw
         assert "outside the table's folders" in answer.json["error"]["message"]
 
@@ -96,10 +96,7 @@ async def test_malformed_updates_are_a_bad_request(lake: TwoNamespaces) -> None:
         answer = await create_table_with_rows(lake, "x", *updates)
         assert answer.status == 400, answer.raw
         # The server parses a body before it checks rights.
-        for expected in (
-            [],
-            [{"type": "assert-table-uuid", "uuid": str(uuid4())}],
-        ):
-            body = {"requirements": expected, "updates": updates}
+        for requirements in ([], [{"type": "assert-table-uuid", "uuid": str(uuid4())}]):
+            body = {"requirements": requirements, "updates": updates}
             answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
             assert answer.status == 400, answer.raw

@@ -149,25 +149,25 @@ async def lake(tmp_path: Path) -> AsyncIterator[TwoNamespaces]:
 async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNamespaces) -> None:
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     secret_file = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
-    foreign = write_manifest(foreign_folder / "metadata" / "m.avro", [secret_file], 1, write=False)
+    foreign_manifest = write_manifest(foreign_folder / "metadata" / "m.avro", [secret_file], 1, write=False)
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
     attempts = {
         "its manifest list": f"file://{foreign_folder}/metadata/snap.avro",
-        "its manifest": write_manifest_list(own_folder / "metadata" / "l1.avro", [foreign]),
+        "its manifest": write_manifest_list(own_folder / "metadata" / "l1.avro", [foreign_manifest]),
         "its manifest with a manifest of the table": write_manifest_list(
-            own_folder / "metadata" / "l2.avro", [own_manifest, foreign]
+            own_folder / "metadata" / "l2.avro", [own_manifest, foreign_manifest]
         ),
     }
     for status in (ADDED, EXISTING):
-        manifest_location = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret_file], 7, status=status)
+        manifest = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret_file], 7, status=status)
         attempts[f"its file with status {status}"] = write_manifest_list(
-            own_folder / "metadata" / f"l3{status}.avro", [manifest_location]
+            own_folder / "metadata" / f"l3{status}.avro", [manifest]
         )
     path_with_dots = build_data_file(f"file://{own_folder}/../../theirs/data/{SECRET}.parquet", 1, 9)
-    manifest_location = write_manifest(own_folder / "metadata" / "dots.avro", [path_with_dots], 7)
-    attempts["its file, by dots"] = write_manifest_list(own_folder / "metadata" / "l4.avro", [manifest_location])
+    manifest = write_manifest(own_folder / "metadata" / "dots.avro", [path_with_dots], 7)
+    attempts["its file, by dots"] = write_manifest_list(own_folder / "metadata" / "l4.avro", [manifest])
     for number, (description, location) in enumerate(attempts.items()):
         answer = await lake.commit("wendy", "mine", 100 + number, location)
         assert answer.status in (400, 403), (description, answer.raw)
@@ -221,21 +221,17 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
         answer = await lake(principal, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (principal, answer.raw)
     for number, path in enumerate((f"{link_location}/data/{SECRET}.parquet", f"file://{own_folder}/data/link.parquet")):
-        manifest_location = write_manifest(
-            own_folder / "metadata" / f"behind{number}.avro", [build_data_file(path, 1, 9)], 7
-        )
-        listed_manifest_list = write_manifest_list(
-            own_folder / "metadata" / f"behind-list{number}.avro", [manifest_location]
-        )
-        answer = await lake.commit("wendy", "mine", 310 + number, listed_manifest_list)
+        manifest = write_manifest(own_folder / "metadata" / f"behind{number}.avro", [build_data_file(path, 1, 9)], 7)
+        list_location = write_manifest_list(own_folder / "metadata" / f"behind-list{number}.avro", [manifest])
+        answer = await lake.commit("wendy", "mine", 310 + number, list_location)
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), answer.raw
     hidden_manifest = write_manifest(
         own_folder / "metadata" / "hidden.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
-    listed_manifest_list = write_manifest_list(own_folder / "metadata" / "hidden-list.avro", [hidden_manifest])
+    list_location = write_manifest_list(own_folder / "metadata" / "hidden-list.avro", [hidden_manifest])
     (own_folder / "metadata" / "hidden.avro").rename(foreign_folder / "metadata" / "hidden.avro")
     (own_folder / "metadata" / "hidden.avro").symlink_to(foreign_folder / "metadata" / "hidden.avro")
-    assert (await lake.commit("wendy", "mine", 320, listed_manifest_list)).status == 400
+    assert (await lake.commit("wendy", "mine", 320, list_location)).status == 400
 
 
 async def test_confined_writer_can_commit_files_in_its_table(lake: TwoNamespaces) -> None:
@@ -276,31 +272,31 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
     For clients that poll, such as Java's, the server reads the manifest list before it plans.
     """
     foreign_metadata_folder = (await lake.find_folder("theirs")) / "metadata"
-    path, own_metadata_path = await lake.forge_table_of_another_catalog()
+    path, own_metadata = await lake.forge_table_of_another_catalog()
     secret_file = build_data_file(f"file://{foreign_metadata_folder.parent}/data/{SECRET}.parquet", 1, 9)
     secret_manifest = write_manifest(foreign_metadata_folder / "m.avro", [secret_file], 1, write=False)
     long_manifest = replace(secret_manifest, length=secret_manifest.length + 1000)
     missing_manifest = write_manifest(foreign_metadata_folder / "missing.avro", [secret_file], 1, write=False)
     damaged_manifest = write_manifest(foreign_metadata_folder / "damaged.avro", [secret_file], 1)
     (foreign_metadata_folder / "damaged.avro").write_bytes(b"x" * damaged_manifest.length)
-    lists = [f"file://{foreign_metadata_folder}/{name}.avro" for name in ("snap", "damaged", "missing")]
+    list_locations = [f"file://{foreign_metadata_folder}/{name}.avro" for name in ("snap", "damaged", "missing")]
     for number, listed_manifest in enumerate(
         (secret_manifest, long_manifest, damaged_manifest, missing_manifest, replace(missing_manifest, content=1))
     ):
-        lists.append(write_manifest_list(path.with_name(f"l{number}.avro"), [listed_manifest]))
+        list_locations.append(write_manifest_list(path.with_name(f"l{number}.avro"), [listed_manifest]))
     answers = set()
-    for location in lists:
+    for location in list_locations:
         snapshot = {
             "snapshot-id": 7,
             "sequence-number": 1,
-            "timestamp-ms": own_metadata_path["last-updated-ms"] + 1,
+            "timestamp-ms": own_metadata["last-updated-ms"] + 1,
             "manifest-list": location,
             "summary": {"operation": "append"},
             "schema-id": 0,
         }
         refs = {"main": {"type": "branch", "snapshot-id": 7}}
         forged_table = {
-            **own_metadata_path,
+            **own_metadata,
             "snapshots": [snapshot],
             "current-snapshot-id": 7,
             "last-sequence-number": 1,
@@ -319,8 +315,8 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
         build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9),
         build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9),
     ]
-    manifest_location = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
-    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest_location])
+    manifest = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest])
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200, (
         "a writer of the whole catalog may commit it"
     )
@@ -342,8 +338,8 @@ async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(
     files = [build_data_file(f"{foreign_folder}/data/{SECRET}.parquet", 1, 9)]
     if is_mixed:
         files.append(build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9))
-    manifest_location = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
-    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest_location])
+    manifest = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest])
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200
     answer = await lake.plan("wendy", "mine")
     assert answer.error[0] == 403
@@ -352,26 +348,28 @@ async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(
 
 async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: TwoNamespaces, tmp_path: Path) -> None:
     own_folder = await lake.find_folder("mine")
-    legacy = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
-    manifest_location = write_manifest(own_folder / "metadata" / "own.avro", [build_data_file(legacy, 1, 9)], 7)
-    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest_location])
+    legacy_path = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
+    manifest = write_manifest(own_folder / "metadata" / "own.avro", [build_data_file(legacy_path, 1, 9)], 7)
+    list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 400
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200
-    assert legacy in (await lake.plan("wendy", "mine")).raw.decode()
+    assert legacy_path in (await lake.plan("wendy", "mine")).raw.decode()
     # A merge of manifests copies the existing entries.
-    files = [build_data_file(legacy, 1, 9), build_data_file(f"file://{own_folder}/data/b.parquet", 1, 9)]
+    files = [build_data_file(legacy_path, 1, 9), build_data_file(f"file://{own_folder}/data/b.parquet", 1, 9)]
     merged_manifest = write_manifest(own_folder / "metadata" / "merged.avro", files, 7, status=EXISTING)
     list_location = write_manifest_list(own_folder / "metadata" / "l2.avro", [merged_manifest])
     assert (await lake.commit("wendy", "mine", 8, list_location, **{"parent-snapshot-id": 7})).status == 200
 
 
-@pytest.mark.parametrize("is_kept", [None, "table-uuid", "location"])
-async def test_overwritten_metadata_opens_no_file_of_another_table(lake: TwoNamespaces, is_kept: str | None) -> None:
+@pytest.mark.parametrize("kept_field", [None, "table-uuid", "location"])
+async def test_overwritten_metadata_opens_no_file_of_another_table(lake: TwoNamespaces, kept_field: str | None) -> None:
     """A table's writers may be able to overwrite its metadata file."""
     foreign_metadata = await lake.read_metadata("theirs")
-    path, own_metadata_path = await lake.forge_table_of_another_catalog()
+    path, own_metadata = await lake.forge_table_of_another_catalog()
     path.write_text(
-        json.dumps(foreign_metadata if is_kept is None else {**foreign_metadata, is_kept: own_metadata_path[is_kept]})
+        json.dumps(
+            foreign_metadata if kept_field is None else {**foreign_metadata, kept_field: own_metadata[kept_field]}
+        )
     )
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {})
     assert answer.error[0] == 403
@@ -388,13 +386,19 @@ async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metad
     forged_properties = {**metadata["properties"], "write.data.path": f"{foreign_metadata['location']}/data"}
     path.write_text(json.dumps({**metadata, "properties": forged_properties}))
 
-    async def send(principal: str, file: str) -> int:
-        added_file = {"spec-id": 0, "content": "data", "file-path": file, "file-format": "parquet", "partition": []}
+    async def commit_file(principal: str, file_path: str) -> int:
+        added_file = {
+            "spec-id": 0,
+            "content": "data",
+            "file-path": file_path,
+            "file-format": "parquet",
+            "partition": [],
+        }
         added_file |= {"file-size-in-bytes": 100, "record-count": 1}
         return (await lake(principal, "POST", "/api/v1/tables/mine/forged/commit", {"add": [added_file]})).status
 
-    assert await send("wendy", f"{foreign_metadata['location']}/data/{SECRET}.parquet") == 403
-    assert await send("wendy", f"{own_location}/data/0.parquet") == 200
+    assert await commit_file("wendy", f"{foreign_metadata['location']}/data/{SECRET}.parquet") == 403
+    assert await commit_file("wendy", f"{own_location}/data/0.parquet") == 200
 
 
 async def test_rejected_plan_caches_no_view_for_the_table_that_owns_the_files(lake: TwoNamespaces) -> None:
@@ -406,9 +410,9 @@ async def test_rejected_plan_caches_no_view_for_the_table_that_owns_the_files(la
     )
     assert (await lake.commit("root", "theirs", 2, list_location)).status == 200
     foreign_metadata = await lake.read_metadata("theirs")
-    path, own_metadata_path = await lake.forge_table_of_another_catalog()
+    path, own_metadata = await lake.forge_table_of_another_catalog()
     path.write_text(
-        json.dumps({**foreign_metadata, **{name: own_metadata_path[name] for name in ("table-uuid", "location")}})
+        json.dumps({**foreign_metadata, **{name: own_metadata[name] for name in ("table-uuid", "location")}})
     )
     views_before = lake.planner.read_stats().views
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {})
@@ -434,25 +438,27 @@ async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: TwoNa
     file_with_dots = build_data_file(
         f"file://{own_folder}/../../theirs/{foreign_folder.name}/data/{SECRET}.parquet", 1, 9
     )
-    overwritten = write_manifest(own_folder / "metadata" / "own.avro", [*files, file_with_dots], 7)
-    write_manifest_list(own_folder / "metadata" / "l.avro", [overwritten])
+    overwritten_manifest = write_manifest(own_folder / "metadata" / "own.avro", [*files, file_with_dots], 7)
+    write_manifest_list(own_folder / "metadata" / "l.avro", [overwritten_manifest])
     answer = await lake.plan("rita", "mine")
     assert answer.error[0] == 403
     assert SECRET not in answer.raw.decode()
 
 
-@pytest.mark.parametrize("overwritten", ["manifest", "manifest list", "dots"])
+@pytest.mark.parametrize("overwritten_file", ["manifest", "manifest list", "dots"])
 async def test_expiration_neither_deletes_nor_reads_files_of_another_table(
-    lake: TwoNamespaces, overwritten: str
+    lake: TwoNamespaces, overwritten_file: str
 ) -> None:
     """Expiration deletes the files of an expired snapshot only in the table's own locations."""
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
-    metadata = own_folder / "metadata"
+    metadata_folder = own_folder / "metadata"
     for number in (7, 8):
         own_manifest = write_manifest(
-            metadata / f"m{number}.avro", [build_data_file(f"file://{own_folder}/data/{number}.parquet", 1, 9)], number
+            metadata_folder / f"m{number}.avro",
+            [build_data_file(f"file://{own_folder}/data/{number}.parquet", 1, 9)],
+            number,
         )
-        list_location = write_manifest_list(metadata / f"l{number}.avro", [own_manifest])
+        list_location = write_manifest_list(metadata_folder / f"l{number}.avro", [own_manifest])
         assert (await lake.commit("wendy", "mine", number, list_location)).status == 200
     secret_file = foreign_folder / "data" / f"{SECRET}.parquet"
     for path in (secret_file, own_folder / "data" / "7.parquet", own_folder / "data" / "8.parquet"):
@@ -460,18 +466,18 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(
         path.write_bytes(b"rows")
     location = (
         f"file://{secret_file}"
-        if overwritten == "manifest"
+        if overwritten_file == "manifest"
         else f"file://{own_folder}/../{foreign_folder.name}/data/{secret_file.name}"
     )
-    if overwritten == "manifest list":
-        foreign = write_manifest(
+    if overwritten_file == "manifest list":
+        foreign_manifest = write_manifest(
             foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{secret_file}", 1, 9)], 1, write=False
         )
-        write_manifest_list(metadata / "l7.avro", [foreign])
+        write_manifest_list(metadata_folder / "l7.avro", [foreign_manifest])
     else:
-        own_manifest = build_data_file(f"file://{own_folder}/data/7.parquet", 1, 9)
-        listing = [write_manifest(metadata / "m7.avro", [own_manifest, build_data_file(location, 1, 9)], 7)]
-        write_manifest_list(metadata / "l7.avro", listing)
+        own_file = build_data_file(f"file://{own_folder}/data/7.parquet", 1, 9)
+        listing = [write_manifest(metadata_folder / "m7.avro", [own_file, build_data_file(location, 1, 9)], 7)]
+        write_manifest_list(metadata_folder / "l7.avro", listing)
     paths_before = {path for path in foreign_folder.rglob("*") if path.is_file()}
     route = "/api/v1/tables/mine/t/expire-snapshots"
     body = {"older-than-ms": 1 << 60, "retain-last": 1}
@@ -480,20 +486,20 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(
     answer = await lake("wendy", "POST", route, body)
     assert SECRET not in answer.raw.decode()
     assert {path for path in foreign_folder.rglob("*") if path.is_file()} == paths_before
-    if overwritten == "manifest list":
+    if overwritten_file == "manifest list":
         assert answer.status == 403
         assert (own_folder / "data" / "7.parquet").exists()
     else:
         assert (answer.status, answer.json["snapshots"], answer.json["content-files"]) == (200, 1, 1)
         assert [path.name for path in (own_folder / "data").iterdir()] == ["8.parquet"]
-        assert not (metadata / "m7.avro").exists()
+        assert not (metadata_folder / "m7.avro").exists()
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["few files", "many files"])
+@pytest.mark.parametrize("are_many", [False, True], ids=["few files", "many files"])
 async def test_expiration_keeps_a_live_file_whose_path_is_spelled_differently(
-    lake: TwoNamespaces, monkeypatch: pytest.MonkeyPatch, many: bool
+    lake: TwoNamespaces, monkeypatch: pytest.MonkeyPatch, are_many: bool
 ) -> None:
-    if many:
+    if are_many:
         monkeypatch.setattr(unused_files, "_COMPARED_FILES_MAX", 0)
     own_folder = await lake.find_folder("mine")
     for number, prefix in ((7, "file://"), (8, "file:")):
@@ -513,21 +519,21 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
     lake: TwoNamespaces, tmp_path: Path
 ) -> None:
     path, metadata = await lake.forge_table_of_another_catalog()
-    legacy = tmp_path / "warehouse" / "legacy"
-    legacy.mkdir(parents=True)
-    (legacy / "1.parquet").write_bytes(b"rows of nobody")
+    legacy_folder = tmp_path / "warehouse" / "legacy"
+    legacy_folder.mkdir(parents=True)
+    (legacy_folder / "1.parquet").write_bytes(b"rows of nobody")
     folder = Path(metadata["location"].removeprefix("file://")) / "metadata"
     snapshots = []
-    for number in (7, 8):
-        files = [build_data_file(f"file://{legacy}/{number - 6}.parquet", 1, 9)]
+    for snapshot_id, sequence_number in ((7, 1), (8, 2)):
+        files = [build_data_file(f"file://{legacy_folder}/{sequence_number}.parquet", 1, 9)]
         list_location = write_manifest_list(
-            folder / f"l{number}.avro", [write_manifest(folder / f"m{number}.avro", files, number)]
+            folder / f"l{snapshot_id}.avro", [write_manifest(folder / f"m{snapshot_id}.avro", files, snapshot_id)]
         )
         snapshots.append(
             {
-                "snapshot-id": number,
-                "sequence-number": number - 6,
-                "timestamp-ms": metadata["last-updated-ms"] + number,
+                "snapshot-id": snapshot_id,
+                "sequence-number": sequence_number,
+                "timestamp-ms": metadata["last-updated-ms"] + sequence_number,
                 "manifest-list": list_location,
                 "summary": {"operation": "append"},
                 "schema-id": 0,
@@ -535,7 +541,7 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
         )
     forged_table = {
         **metadata,
-        "properties": {"write.data.path": f"file://{legacy}"},
+        "properties": {"write.data.path": f"file://{legacy_folder}"},
         "snapshots": snapshots,
         "current-snapshot-id": 8,
         "last-sequence-number": 2,
@@ -546,7 +552,7 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
     body = {"older-than-ms": 1 << 60, "retain-last": 1}
     answer = await lake("wendy", "POST", "/api/v1/tables/mine/forged/expire-snapshots", body)
     assert answer.status in (200, 403), answer.raw
-    assert (legacy / "1.parquet").exists()
+    assert (legacy_folder / "1.parquet").exists()
 
 
 async def test_manifest_rewrite_reads_no_file_of_another_table(lake: TwoNamespaces) -> None:
@@ -560,10 +566,10 @@ async def test_manifest_rewrite_reads_no_file_of_another_table(lake: TwoNamespac
         list_location = write_manifest_list(own_folder / "metadata" / f"l{number}.avro", [own_manifest])
         assert (await lake.commit("wendy", "mine", number, list_location)).status == 200
     secret_file = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9)
-    foreign = [
+    foreign_manifests = [
         write_manifest(foreign_folder / "metadata" / f"m{number}.avro", [secret_file], number) for number in (1, 2, 3)
     ]
-    write_manifest_list(own_folder / "metadata" / "l8.avro", foreign)
+    write_manifest_list(own_folder / "metadata" / "l8.avro", foreign_manifests)
     paths_before = {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()}
     route, body = "/api/v1/tables/mine/t/rewrite-manifests", {"min-count": 2}
     assert (await lake("rita", "POST", route, body)).status == 403
@@ -574,17 +580,17 @@ async def test_manifest_rewrite_reads_no_file_of_another_table(lake: TwoNamespac
     assert {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()} == paths_before
 
 
-@pytest.mark.parametrize("folder", ["of nobody", "of another table"])
+@pytest.mark.parametrize("foreign_folder", ["of nobody", "of another table"])
 async def test_orphan_removal_deletes_nothing_in_a_folder_named_only_by_overwritten_metadata(
-    lake: TwoNamespaces, tmp_path: Path, folder: str
+    lake: TwoNamespaces, tmp_path: Path, foreign_folder: str
 ) -> None:
     path, metadata = await lake.forge_table_of_another_catalog()
     other_folder = (
-        await lake.find_folder("theirs") if folder == "of another table" else tmp_path / "warehouse" / "legacy"
+        await lake.find_folder("theirs") if foreign_folder == "of another table" else tmp_path / "warehouse" / "legacy"
     )
     own_location = Path(metadata["location"].removeprefix("file://"))
-    left, foreign = own_location / "data" / "left.parquet", other_folder / "data" / f"{SECRET}.parquet"
-    for file in (left, foreign):
+    own_orphan, foreign_file = own_location / "data" / "left.parquet", other_folder / "data" / f"{SECRET}.parquet"
+    for file in (own_orphan, foreign_file):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"rows")
         os.utime(file, (1, 1))
@@ -594,5 +600,5 @@ async def test_orphan_removal_deletes_nothing_in_a_folder_named_only_by_overwrit
     answer = await lake("wendy", "POST", route)
     assert answer.status in (200, 403), answer.raw
     assert SECRET not in answer.raw.decode()
-    assert foreign.exists()
-    assert left.exists() == (answer.status == 403)
+    assert foreign_file.exists()
+    assert own_orphan.exists() == (answer.status == 403)

@@ -25,24 +25,24 @@ def _write_secret_file(path: Path) -> DataFile:
         pa.field(name, kind, metadata={"PARQUET:field_id": str(number)})
         for number, (name, kind) in enumerate((("id", pa.int64()), ("data", pa.string())), 1)
     ]
-    out = io.BytesIO()
-    pq.write_table(pa.table([pa.array([1]), pa.array([SECRET])], schema=pa.schema(fields)), out)
+    buffer = io.BytesIO()
+    pq.write_table(pa.table([pa.array([1]), pa.array([SECRET])], schema=pa.schema(fields)), buffer)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(out.getvalue())
-    return DataFile(f"file://{path}", 0, "PARQUET", 0, (), 1, len(out.getvalue()), {}, split_offsets=[4])
+    path.write_bytes(buffer.getvalue())
+    return DataFile(f"file://{path}", 0, "PARQUET", 0, (), 1, len(buffer.getvalue()), {}, split_offsets=[4])
 
 
-async def _send_change(lake: TwoNamespaces, value: str, **body: Any) -> Answer:
+async def _send_change(lake: TwoNamespaces, text: str, **body: Any) -> Answer:
     """Send a change that fails if a row with this text was added since the table was empty."""
     own_folder = await lake.find_folder("mine")
     added_file = {
         "spec-id": 0,
         "content": "data",
-        "file-path": f"file://{own_folder}/data/x{value}.parquet",
+        "file-path": f"file://{own_folder}/data/x{text}.parquet",
         "partition": [],
     }
     added_file |= {"file-format": "parquet", "file-size-in-bytes": 100, "record-count": 1}
-    scope = {"filter": {"type": "eq", "term": "data", "value": value}}
+    scope = {"filter": {"type": "eq", "term": "data", "value": text}}
     body = {"add": [added_file], "read-snapshot-id": None, "scope": scope, **body}
     return await lake("wendy", "POST", "/api/v1/tables/mine/t/commit", body)
 
@@ -84,38 +84,51 @@ async def test_change_reads_no_manifest_or_list_of_another_table(lake: TwoNamesp
         await lake.commit("wendy", "mine", 7, write_manifest_list(own_folder / "metadata" / "l7.avro", [own_manifest]))
     ).status == 200
     assert (await lake.commit("wendy", "mine", 8, second_list, **{"parent-snapshot-id": 7})).status == 200
-    foreign = write_manifest(
+    foreign_manifest = write_manifest(
         foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{foreign_folder}/x", 1, 9)], 7, write=False
     )
-    write_manifest_list(own_folder / "metadata" / "l7.avro", [foreign])  # The manifest list of an earlier snapshot
-    remove = {"add": [], "scope": None, "remove": [{"file-path": f"file://{own_folder}/data/a.parquet"}]}
-    for body in ({}, remove):
+    write_manifest_list(
+        own_folder / "metadata" / "l7.avro", [foreign_manifest]
+    )  # The manifest list of an earlier snapshot
+    removal = {"add": [], "scope": None, "remove": [{"file-path": f"file://{own_folder}/data/a.parquet"}]}
+    for body in ({}, removal):
         answer = await _send_change(lake, "another", **body)
         assert answer.error[0] == 403, answer.raw
         assert SECRET not in answer.raw.decode()
 
 
 def _write_manifest(
-    path: Path, entries: list[Entry], snapshot_id: int, sequence: int, *counts: int, write: bool = True
+    path: Path,
+    entries: list[Entry],
+    *,
+    snapshot_id: int,
+    sequence: int,
+    added: int,
+    existing: int = 0,
+    write: bool = True,
 ) -> Manifest:
-    """Return a manifest whose list entry counts `counts` added and existing files."""
+    """Return a manifest. Its entry in the manifest list states the numbers of added and existing files."""
     schema = {**SCHEMA, "schema-id": 0}
     data = build_manifest_bytes(
         entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=schema
     )
     if write:
         path.write_bytes(data)
-    reported_files = {
-        status: (count, 100 * count) for status, count in zip((ADDED, EXISTING, DELETED), (*counts, 0), strict=True)
-    }
-    numbers = (0, 0, sequence, sequence, snapshot_id)
-    return Manifest(f"file://{path}", len(data), *numbers, entries, None, counts=reported_files)
+    stated_counts = {ADDED: (added, 100 * added), EXISTING: (existing, 100 * existing), DELETED: (0, 0)}
+    return Manifest(
+        f"file://{path}", len(data), content=0, spec_id=0, sequence=sequence, min_sequence=sequence,
+        snapshot_id=snapshot_id, entries=entries, partitions=None, counts=stated_counts,
+    )  # fmt: skip
 
 
 async def test_rebase_copies_no_manifest_of_another_table(lake: TwoNamespaces) -> None:
-    own_folder, foreign_folder = [await lake.find_folder(name) / "metadata" for name in ("mine", "theirs")]
-    own_folder.mkdir(exist_ok=True)
-    a, b, c, n = (build_data_file(f"file://{own_folder.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
+    own_metadata_folder, foreign_metadata_folder = [
+        await lake.find_folder(name) / "metadata" for name in ("mine", "theirs")
+    ]
+    own_metadata_folder.mkdir(exist_ok=True)
+    file_a, file_b, file_c, file_n = (
+        build_data_file(f"file://{own_metadata_folder.parent}/data/{name}.parquet", 1, 9) for name in "abcn"
+    )
 
     async def commit(
         snapshot_id: int,
@@ -129,40 +142,51 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: TwoNamespaces) -
             "snapshot-id": snapshot_id,
             "sequence-number": sequence,
             "timestamp-ms": (await lake.read_metadata("mine"))["last-updated-ms"] + 1,
-            "manifest-list": write_manifest_list(own_folder / f"l{snapshot_id}.avro", manifests),
+            "manifest-list": write_manifest_list(own_metadata_folder / f"l{snapshot_id}.avro", manifests),
             "summary": {"operation": "append", "added-data-files": "2"},
             "schema-id": 0,
         }
         snapshot |= {} if parent is None else {"parent-snapshot-id": parent}
         ref = {"action": "set-snapshot-ref", "ref-name": branch, "type": "branch", "snapshot-id": snapshot_id}
-        demand = {"type": "assert-ref-snapshot-id", "ref": branch, "snapshot-id": parent}
-        body = {"requirements": [demand], "updates": [{"action": "add-snapshot", "snapshot": snapshot}, ref]}
+        requirement = {"type": "assert-ref-snapshot-id", "ref": branch, "snapshot-id": parent}
+        body = {"requirements": [requirement], "updates": [{"action": "add-snapshot", "snapshot": snapshot}, ref]}
         return (await lake(principal, "POST", "/v1/namespaces/mine/tables/t", body)).status
 
-    secrets = [
-        Entry(ADDED, 2, None, None, build_data_file(f"file://{foreign_folder}/{SECRET}-{i}.parquet", 1, 9))
-        for i in range(2)
-    ]
-    victim = _write_manifest(foreign_folder / "v.avro", secrets, 2, 2, 2, 0)
-    reported_manifest = _write_manifest(foreign_folder / "v.avro", secrets, 2, 9, 1, 1, write=False)
+    secret_paths = [f"file://{foreign_metadata_folder}/{SECRET}-{number}.parquet" for number in range(2)]
+    secret_entries = [Entry(ADDED, 2, None, None, build_data_file(path, 1, 9)) for path in secret_paths]
+    victim_manifest = _write_manifest(
+        foreign_metadata_folder / "v.avro", secret_entries, snapshot_id=2, sequence=2, added=2
+    )
+    reported_manifest = _write_manifest(
+        foreign_metadata_folder / "v.avro", secret_entries, snapshot_id=2, sequence=9, added=1, existing=1, write=False
+    )
     table = "/v1/namespaces/mine/tables/t"
     assert (
         await lake("wendy", "POST", table, build_property_commit(**{"seamark.commit.rebase": "append"}))
     ).status == 200
-    first_manifest = _write_manifest(own_folder / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
+    first_manifest = _write_manifest(
+        own_metadata_folder / "m1.avro", [Entry(ADDED, 11, None, None, file_a)], snapshot_id=11, sequence=1, added=1
+    )
     assert await commit(11, "main", None, 1, [first_manifest]) == 200
     ref = {"action": "set-snapshot-ref", "ref-name": "b", "type": "branch", "snapshot-id": 11}
     assert (await lake("wendy", "POST", table, {"requirements": [], "updates": [ref]})).status == 200
-    merged_entries = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 12, None, None, b)]
-    assert await commit(12, "b", 11, 2, [_write_manifest(own_folder / "m2.avro", merged_entries, 12, 2, 1, 1)]) == 200
-    third = _write_manifest(own_folder / "m3.avro", [Entry(ADDED, 13, None, None, c)], 13, 3, 1, 0)
-    assert await commit(13, "main", 11, 3, [first_manifest, third]) == 200
+    merged_entries = [Entry(EXISTING, 11, 1, 1, file_a), Entry(ADDED, 12, None, None, file_b)]
+    second_manifest = _write_manifest(
+        own_metadata_folder / "m2.avro", merged_entries, snapshot_id=12, sequence=2, added=1, existing=1
+    )
+    assert await commit(12, "b", 11, 2, [second_manifest]) == 200
+    third_manifest = _write_manifest(
+        own_metadata_folder / "m3.avro", [Entry(ADDED, 13, None, None, file_c)], snapshot_id=13, sequence=3, added=1
+    )
+    assert await commit(13, "main", 11, 3, [first_manifest, third_manifest]) == 200
     # After the commit, the test overwrites the list of the current snapshot. It then names the other table's manifest.
-    write_manifest_list(own_folder / "l13.avro", [first_manifest, third, victim])
-    stale_entries = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
-    own_manifest = _write_manifest(own_folder / "n1.avro", stale_entries, 2, 9, 1, 1)
+    write_manifest_list(own_metadata_folder / "l13.avro", [first_manifest, third_manifest, victim_manifest])
+    stale_entries = [Entry(EXISTING, 11, 1, 1, file_a), Entry(ADDED, 2, None, None, file_n)]
+    own_manifest = _write_manifest(
+        own_metadata_folder / "n1.avro", stale_entries, snapshot_id=2, sequence=9, added=1, existing=1
+    )
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest]) == 400
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest], "root") == 409, (
         "a writer of the whole catalog cannot rebase it either"
     )
-    assert not list(own_folder.glob("*-m*.avro")), "the server has written no manifest"
+    assert not list(own_metadata_folder.glob("*-m*.avro")), "the server has written no manifest"

@@ -13,6 +13,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.keyring import SigningKey
 from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.planner.indexes.row_intersection import COLUMNS_MAX
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
@@ -23,21 +24,27 @@ from tests.planner.lakes.stars import Col, StarTable
 from tests.server.rig import run_server
 
 OWN_ROUTES = "/api/v1/tables/db"
-SUPPLIER = [
+SUPPLIER_COLUMNS = [
     Col(1, "s_key", "int"),
     Col(2, "s_region", "string"),
     Col(3, "s_nation", "long"),
     Col(4, "s_rate", "double"),
 ]
-FACT = [Col(1, "f_key", "long"), Col(2, "f_supplier", "long"), Col(3, "f_rate", "double"), Col(4, "f_name", "string")]
+FACT_COLUMNS = [
+    Col(1, "f_key", "long"),
+    Col(2, "f_supplier", "long"),
+    Col(3, "f_rate", "double"),
+    Col(4, "f_name", "string"),
+]
 REGIONS = ("AFRICA", "AMERICA", "ASIA", "EUROPE")
 
 
 class Star:
     """A star schema.
 
-    `db.fact` has 20 files, and file n has suppliers from 100 n on. `db.supplier` has 2,000 suppliers. Every fourth
-    supplier is of the same region, and suppliers are assigned to the 25 nations of `db.nation` in turn.
+    `db.fact` has 20 files, and file n has every fifth supplier from 100 n to 100 n + 95. `db.supplier` has 2,000
+    suppliers. Every fourth supplier is of the same region, and suppliers are assigned to the 25 nations of `db.nation`
+    in turn.
     """
 
     fact: StarTable
@@ -57,25 +64,26 @@ class Star:
         answer_body: dict[str, Any] = answer.json
         return answer_body
 
-    async def find_kept_files(self, *joins: dict[str, Any], **body: Any) -> list[int]:
+    async def find_kept_files(self, *joins: dict[str, Any], where: str | None = None) -> list[int]:
         """Return the numbers of the remaining files, and check that `explain` and a plan table agree."""
-        answer = await self("POST", f"{OWN_ROUTES}/fact/explain", {**body, "joins": list(joins), "files": True})
+        filter_of_explain = {} if where is None else {"where": where}
+        filter_of_plan = {} if where is None else {"predicate": where}
+        explain_body = {**filter_of_explain, "joins": list(joins), "files": True}
+        answer = await self("POST", f"{OWN_ROUTES}/fact/explain", explain_body)
         assert answer.status == 200, answer.raw
-        assert (await self.plan(*joins, **{{"where": "predicate"}.get(name, name): body[name] for name in body}))[
-            "files"
-        ] == answer.json["files"]
-        paths = {file.path: number for number, file in enumerate(self.fact.data)}
-        return sorted(paths[file["file-path"]] for file in answer.json["kept"])
+        assert (await self.plan(*joins, **filter_of_plan))["files"] == answer.json["files"]
+        numbers_by_path = {file.path: number for number, file in enumerate(self.fact.data)}
+        return sorted(numbers_by_path[file["file-path"]] for file in answer.json["kept"])
 
 
 async def create_star(api: Api) -> Star:
     star = Star(api)
-    star.fact = await StarTable.create(api, "fact", FACT)
+    star.fact = await StarTable.create(api, "fact", FACT_COLUMNS)
     files = [
         star.fact.make_file([_build_sale(100 * number + start) for start in range(0, 100, 5)]) for number in range(20)
     ]
     await star.fact.commit(files)
-    star.supplier = await StarTable.create(api, "supplier", SUPPLIER)
+    star.supplier = await StarTable.create(api, "supplier", SUPPLIER_COLUMNS)
     rows = [_build_supplier(number) for number in range(2000)]
     await star.supplier.commit([star.supplier.make_file(rows[:1500]), star.supplier.make_file(rows[1500:])])
     star.nation = await StarTable.create(api, "nation", [Col(1, "n_key", "long"), Col(2, "n_name", "string")])
@@ -105,9 +113,9 @@ async def test_files_that_may_have_a_row_of_the_joined_table_are_kept(star: Star
 
 
 async def test_outcome_of_each_join_is_reported_parents_first(star: Star) -> None:
-    nation = {"table": ["db", "nation"], "on": {"s_nation": "n_key"}, "predicate": "n_name = 'n03'"}
+    nation_join = {"table": ["db", "nation"], "on": {"s_nation": "n_key"}, "predicate": "n_name = 'n03'"}
     joins = [
-        build_supplier_join("s_region = 'ASIA'", joins=[nation]),
+        build_supplier_join("s_region = 'ASIA'", joins=[nation_join]),
         build_supplier_join("s_key < 700"),
         build_supplier_join("s_key < 0"),
     ]
@@ -123,9 +131,13 @@ async def test_outcome_of_each_join_is_reported_parents_first(star: Star) -> Non
 
 
 async def test_join_columns_ignore_case_and_all_conditions_apply(star: Star) -> None:
-    upper = {"table": ["db", "supplier"], "on": {"F_SUPPLIER": "S_Key"}, "predicate": "S_KEY BETWEEN 100 AND 999"}
+    upper_case_join = {
+        "table": ["db", "supplier"],
+        "on": {"F_SUPPLIER": "S_Key"},
+        "predicate": "S_KEY BETWEEN 100 AND 999",
+    }
     assert await star.find_kept_files(
-        upper, build_supplier_join("s_key BETWEEN 500 AND 1999"), where="f_key < 7000"
+        upper_case_join, build_supplier_join("s_key BETWEEN 500 AND 1999"), where="f_key < 7000"
     ) == [5, 6]
 
 
@@ -136,11 +148,11 @@ async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
     assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"), predicate="f_key > 0"))[
         "name"
     ] != first_name
-    selective_plan = (await star.plan(build_supplier_join("s_key = 250")))["name"]
-    assert selective_plan not in (first_name, (await star.plan())["name"])
+    name_of_selective_plan = (await star.plan(build_supplier_join("s_key = 250")))["name"]
+    assert name_of_selective_plan not in (first_name, (await star.plan())["name"])
     await star.supplier.commit([star.supplier.make_file([_build_supplier(5000)])])
-    second_plan = await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"))
-    assert (second_plan["name"], second_plan["joins"][0]["snapshot-id"]) == (first_name, 2)
+    plan_after_commit = await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"))
+    assert (plan_after_commit["name"], plan_after_commit["joins"][0]["snapshot-id"]) == (first_name, 2)
 
 
 async def test_name_of_a_plan_with_joins_depends_on_a_secret_of_the_server(star: Star) -> None:
@@ -166,9 +178,9 @@ async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads
 
 
 async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star) -> None:
-    floats = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate"}, "predicate": "s_key = 5"}
-    kinds = {"table": ["db", "supplier"], "on": {"f_supplier": "s_region"}}
-    plan = await star.plan(floats, kinds, build_supplier_join("s_key = 255"))
+    join_of_floats = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate"}, "predicate": "s_key = 5"}
+    join_of_different_types = {"table": ["db", "supplier"], "on": {"f_supplier": "s_region"}}
+    plan = await star.plan(join_of_floats, join_of_different_types, build_supplier_join("s_key = 255"))
     assert [(join["used"], join["keys"]) for join in plan["joins"]] == [(False, None), (False, None), (True, 1)]
     assert "cannot be compared by keys" in plan["joins"][0]["reason"]
     assert plan["files"] == 1
@@ -206,6 +218,7 @@ async def test_missing_data_file_skips_the_join(star: Star) -> None:
 
 
 def nest_joins(levels: int) -> dict[str, Any]:
+    """Return a join of the supplier with itself on this number of levels."""
     join: dict[str, Any] = {"table": ["db", "supplier"], "on": {"s_key": "s_key"}}
     for _ in range(levels - 2):
         join = {**join, "joins": [join]}
@@ -227,11 +240,11 @@ async def test_invalid_joins_are_rejected_with_the_reason(star: Star) -> None:
         ([nest_joins(5)], "more than 4 nested levels"),
         ([build_supplier_join()] * 33, "has 33 joins"),
     ]
-    for joins, expected in cases:
+    for joins, reason in cases:
         for route in ("plan-tables", "explain"):
             code, kind, message = (await star("POST", f"{OWN_ROUTES}/fact/{route}", {"joins": joins})).error
-            assert (code, kind) == (400, "BadRequestException"), expected
-            assert expected in message, expected
+            assert (code, kind) == (400, "BadRequestException"), reason
+            assert reason in message, reason
     assert (await star.plan(nest_joins(4)))["joins"][3]["used"]
 
 
@@ -256,12 +269,12 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
         created_table = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
         assert created_table.status == 200, created_table.raw
         hidden_join = {"table": ["secret", "d"], "on": {"f_supplier": "id"}}
-        deep_join = build_supplier_join(joins=[{"table": ["secret", "d"], "on": {"s_key": "id"}}])
+        nested_hidden_join = build_supplier_join(joins=[{"table": ["secret", "d"], "on": {"s_key": "id"}}])
         missing_join = {"table": ["secret", "nosuch"], "on": {"f_supplier": "id"}}
         for joins, status in (
             ([build_supplier_join()], 200),
             ([hidden_join], 403),
-            ([deep_join], 403),
+            ([nested_hidden_join], 403),
             ([missing_join], 403),
         ):
             for route in ("plan-tables", "explain"):
@@ -273,11 +286,11 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
 async def test_client_sends_joins_and_reports_their_outcome(star: Star) -> None:
     client = SeamarkClient(star.server.url)
     join = build_supplier_join("s_key BETWEEN 250 AND 449")
-    plans = await asyncio.to_thread(client.plan_table, "db.fact", joins=[join])
+    plan = await asyncio.to_thread(client.plan_table, "db.fact", joins=[join])
     explanation = await asyncio.to_thread(client.explain, "db.fact", joins=[join])
-    assert plans.files == explanation.files == 3
-    assert plans.joins == explanation.joins
-    assert plans.joins == ({"table": ["db", "supplier"], "snapshot-id": 1, "keys": 200, "used": True},)
+    assert plan.files == explanation.files == 3
+    assert plan.joins == explanation.joins
+    assert plan.joins == ({"table": ["db", "supplier"], "snapshot-id": 1, "keys": 200, "used": True},)
     assert (await asyncio.to_thread(client.plan_table, "db.fact", "f_key < 50")).joins == ()
 
 
@@ -290,31 +303,32 @@ async def test_remote_index_prunes_by_keys_only_once_it_is_local(tmp_path: Path)
         star = await create_star(Api(server))
         await star.fact.index("i", "bitmap", ["f_supplier"], star.fact.data)
         storage = delay_whole_files(server)
-        answer = (
+        explanation = (
             await star("POST", f"{OWN_ROUTES}/fact/explain", {"joins": [build_supplier_join(MISSING_SUPPLIERS)]})
         ).json
-        assert (answer["files"], answer["complete"]) == (20, False)
+        assert (explanation["files"], explanation["complete"]) == (20, False)
         storage.resume()
         for _ in range(1000):
-            answer = (
+            explanation = (
                 await star("POST", f"{OWN_ROUTES}/fact/explain", {"joins": [build_supplier_join(MISSING_SUPPLIERS)]})
             ).json
-            if answer["complete"]:
+            if explanation["complete"]:
                 break
             await asyncio.sleep(0.05)
-        assert (answer["files"], answer["complete"]) == (0, True)
+        assert (explanation["files"], explanation["complete"]) == (0, True)
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("part", range(8))
-async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: int) -> None:
+@pytest.mark.parametrize("first_damaged_offset", range(8))
+async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, first_damaged_offset: int) -> None:
     async with run_server(tmp_path) as server:
         star = await create_star(Api(server))
         for column in ("f_supplier", "f_key"):
             await star.fact.index(f"i_{column}", "bitmap", [column], star.fact.data)
         for path in tmp_path.glob("warehouse/**/*.puffin"):
             data = bytearray(path.read_bytes())
-            for offset in range(part, len(data), max(8, len(data) // 60)):
+            step = max(8, len(data) // 60)  # About 60 bytes of a long file are damaged.
+            for offset in range(first_damaged_offset, len(data), step):
                 data[offset] ^= 0x55
             path.write_bytes(data)
         joins = [build_supplier_join(f"{MISSING_SUPPLIERS} OR s_key = 705")]
@@ -324,26 +338,28 @@ async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: 
 async def test_joined_tables_with_the_same_files_use_the_defaults_of_their_own_columns(api: Api) -> None:
     fact = await StarTable.create(api, "fact", [Col(1, "f_key", "int")])
     await fact.commit([fact.make_file([{"f_key": 7}]), fact.make_file([{"f_key": 8}])])
-    lake = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)
-    await lake.commit([lake.make_file([{"id": number} for number in range(3)])])
+    table = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)
+    await table.commit([table.make_file([{"id": number} for number in range(3)])])
     location = (await api("GET", "/v1/namespaces/db/tables/one")).json["metadata-location"]
     body = {"name": "other", "metadata-location": location}
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
-    other_lake = dataclasses.replace(lake, name="other")
-    await lake.evolve([Col(1, "id", "int"), Col(2, "x", "int")])
-    await other_lake.evolve([Col(1, "id", "int"), Col(2, "x", "int", default=7)])
-    files = {}
+    other_table = dataclasses.replace(table, name="other")
+    await table.evolve([Col(1, "id", "int"), Col(2, "x", "int")])
+    await other_table.evolve([Col(1, "id", "int"), Col(2, "x", "int", default=7)])
+    file_counts = {}
     for name in ("one", "other"):
         joins = [{"table": ["db", name], "on": {"f_key": "x"}}]
-        files[name] = (await api("POST", f"{OWN_ROUTES}/fact/plan-tables", {"joins": joins})).json["files"]
-    assert files == {"one": 0, "other": 1}
+        file_counts[name] = (await api("POST", f"{OWN_ROUTES}/fact/plan-tables", {"joins": joins})).json["files"]
+    assert file_counts == {"one": 0, "other": 1}
 
 
 @pytest.mark.slow
-async def test_narrowest_conditions_are_used_when_there_are_too_many(star: Star) -> None:
+async def test_keys_of_a_join_are_used_if_there_are_too_many_other_conditions(star: Star) -> None:
     for name in ("f_key", "f_supplier"):
         assert await star.fact.index(name, "bitmap", [name], star.fact.data)
+    # `f_key` is ten times the supplier, so all conditions together require a supplier above 64.
     where = " AND ".join(f"f_key > {number}" for number in range(601, 641))
+    assert len(range(601, 641)) > COLUMNS_MAX
     assert await star.find_kept_files(build_supplier_join("s_key BETWEEN 0 AND 50"), where=where) == []
     assert await star.find_kept_files(build_supplier_join("s_key BETWEEN 0 AND 65"), where=where) == [0]
 
@@ -351,7 +367,7 @@ async def test_narrowest_conditions_are_used_when_there_are_too_many(star: Star)
 async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_path: Path) -> None:
     async with run_server(tmp_path, decoded_limit_bytes=1 << 20) as server:
         api = Api(server)
-        fact = await StarTable.create(api, "fact", FACT)
+        fact = await StarTable.create(api, "fact", FACT_COLUMNS)
         await fact.commit([fact.make_file([_build_sale(100 * number)]) for number in range(3)])
         wide_table = await StarTable.create(api, "wide", [Col(1, "w_key", "long"), Col(2, "w_text", "string")])
         await wide_table.commit(

@@ -46,19 +46,19 @@ async def request_lease(plan_api: PlanApi, ids: list[Any], lease_s: Any, headers
 
 
 async def test_plan_is_a_snapshot_only_for_requests_with_its_header(plan_api: PlanApi) -> None:
-    real_metadata = (await load_snapshots(plan_api, {}))[1]
+    snapshot_of_table = (await load_snapshots(plan_api, {}))[1]
     plan = await make_plan(plan_api)
     plan_id = plan["plan-snapshot-id"]
     assert plan["name"] is None
-    assert plan_id > 1 << 31
+    assert plan_id >= 1 << 31, "Trino reads the id as a bigint"
     snapshots = await load_snapshots(plan_api)
     assert set(snapshots) == {1, plan_id}
-    assert snapshots[1] == real_metadata
+    assert snapshots[1] == snapshot_of_table
     snapshot = snapshots[plan_id]
     assert list(read_data_files(read_manifest_list(snapshot["manifest-list"]), 2)) == ["file:///t/data/000000.parquet"]
     assert (snapshot["parent-snapshot-id"], snapshot["schema-id"]) == (1, 0)
-    assert snapshot["sequence-number"] == real_metadata["sequence-number"]
-    assert snapshot["timestamp-ms"] == real_metadata["timestamp-ms"] - 1  # The newest snapshot is the table's own.
+    assert snapshot["sequence-number"] == snapshot_of_table["sequence-number"]
+    assert snapshot["timestamp-ms"] == snapshot_of_table["timestamp-ms"] - 1  # The newest snapshot is the table's own.
     for headers in ({}, OTHER_HOLDER):
         for query in ("", "?snapshots=refs"):
             assert set(await load_snapshots(plan_api, headers, query)) == {1}
@@ -66,15 +66,15 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(plan_api: Pl
 
 
 async def test_etag_depends_on_the_plans_in_the_answer(plan_api: PlanApi) -> None:
-    async def read_status_and_tag(name: str | None = None, query: str = "", **options: str) -> tuple[int, str]:
-        headers = {**PLANS, **options, **({} if name is None else {"If-None-Match": name})}
+    async def read_status_and_tag(known_tag: str | None = None, query: str = "", **options: str) -> tuple[int, str]:
+        headers = {**PLANS, **options, **({} if known_tag is None else {"If-None-Match": known_tag})}
         answer = await plan_api("GET", f"{STANDARD_TABLES}/t{query}", headers=headers)
         assert "X-Seamark-Plans" in answer.headers["Vary"]
         return answer.status, answer.headers["ETag"]
 
-    for query in ("", "?snapshots=refs"):
+    for query, predicate in (("", "id = 25"), ("?snapshots=refs", "id = 35")):
         tag_without_plans = (await read_status_and_tag(query=query))[1]
-        plan_id = (await make_plan(plan_api, f"id = 5 OR id = {10 * len(query) + 25}"))["plan-snapshot-id"]
+        plan_id = (await make_plan(plan_api, predicate))["plan-snapshot-id"]
         status, tag_with_plans = await read_status_and_tag(tag_without_plans, query)
         assert (status, tag_with_plans != tag_without_plans) == (200, True)
         assert await read_status_and_tag(tag_with_plans, query) == (304, tag_with_plans)
@@ -104,9 +104,7 @@ async def test_catalog_with_the_header_resolves_no_plan_names(plan_api: PlanApi)
 
 
 async def test_plan_made_as_a_snapshot_has_no_usable_name(plan_api: PlanApi, tmp_path: Path) -> None:
-    """A reader can compute the name under which the database stores the plan, but the server must not accept
-    this name.
-    """
+    """A reader can compute the name of the plan in the database, but the server must not accept this name."""
     await make_plan(plan_api)
     store = plan_api.server.components.store
     digests = {plan.name[:32] for plan in list_plan_files(tmp_path)}
@@ -127,12 +125,12 @@ async def test_plan_snapshots_are_shown_until_withdrawal_or_the_end_of_their_lea
     assert set(await load_snapshots(plan_api)) == {1, second_snapshot_id}
     assert (await make_plan(plan_api))["plan-snapshot-id"] == first_snapshot_id
     assert set(await load_snapshots(plan_api)) == {1, first_snapshot_id, second_snapshot_id}
-    plan_api.clock.ahead_ms += LEASE_S * 900
+    plan_api.advance_leases(0.9)
     assert (await request_lease(plan_api, [second_snapshot_id], LEASE_S)).json == {"found": 1}
-    plan_api.clock.ahead_ms += LEASE_S * 200
+    plan_api.advance_leases(0.2)
     assert set(await load_snapshots(plan_api)) == {1, second_snapshot_id}
     assert (await request_lease(plan_api, [second_snapshot_id], 0, OTHER_HOLDER)).json == {"found": 0}
-    plan_api.clock.ahead_ms += LEASE_S * 1000
+    plan_api.advance_leases(1)
     assert set(await load_snapshots(plan_api)) == {1}
 
 
@@ -168,8 +166,9 @@ async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) ->
 
 
 async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api: PlanApi) -> None:
-    """Spark's expire_snapshots commits this removal through a catalog with the header, and then deletes the plan's
-    files.
+    """Spark's `expire_snapshots` commits such removals through a catalog with the header.
+
+    After the commit, it deletes the plan's files.
     """
     plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
     await append_files(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
@@ -204,18 +203,20 @@ async def test_plan_removed_by_a_commit_is_made_anew_when_requested_again(plan_a
 async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(plan_api: PlanApi) -> None:
     plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
     snapshot = (await load_snapshots(plan_api))[plan_id]
-    renamed_schema = {**snapshot, "sequence-number": 2, "snapshot-id": 5, "parent-snapshot-id": 1}
-    refusals = [
+    renumbered_snapshot = {**snapshot, "sequence-number": 2, "snapshot-id": 5, "parent-snapshot-id": 1}
+    refused_updates = [
         [{"action": "add-snapshot", "snapshot": {**snapshot, "sequence-number": 2}}],
-        [{"action": "Add-Snapshot", "snapshot": renamed_schema}],
+        [{"action": "Add-Snapshot", "snapshot": renumbered_snapshot}],
         [{"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": plan_id}],
         [{"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": plan_id}],
     ]
-    for updates in refusals:
+    for updates in refused_updates:
         answer = await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates}, headers=PLANS)
         assert answer.error[:2] == (400, "BadRequestException")
-    expected = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": plan_id}
-    answer = await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [expected], "updates": []}, headers=PLANS)
+    requirement = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": plan_id}
+    answer = await plan_api(
+        "POST", f"{STANDARD_TABLES}/t", {"requirements": [requirement], "updates": []}, headers=PLANS
+    )
     assert answer.error[:2] == (409, "CommitFailedException")
     await append_files(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     assert {item["snapshot-id"] for item in (await plan_api.load("t"))["metadata"]["snapshots"]} == {1, 2}
@@ -250,9 +251,9 @@ async def test_plan_cannot_be_registered_as_a_table(plan_api: PlanApi) -> None:
     plan = await make_plan(plan_api, headers={})
     loaded_table = await plan_api("GET", f"{STANDARD_TABLES}/{plan['name']}")
     location = loaded_table.json["metadata-location"]
-    register = STANDARD_TABLES.replace("/tables", "/register")
+    register_path = STANDARD_TABLES.replace("/tables", "/register")
     for body in ({"name": "u"}, {"name": "t", "overwrite": True}):
-        answer = await plan_api("POST", register, {**body, "metadata-location": location})
+        answer = await plan_api("POST", register_path, {**body, "metadata-location": location})
         assert answer.status == 400, answer.raw
         assert "belongs to a plan" in answer.json["error"]["message"]
     assert set(await load_snapshots(plan_api)) == {1}

@@ -22,6 +22,7 @@ from tests.server.rig import OffsetClock, RunningServer, run_server
 
 OWN_TABLES, STANDARD_TABLES = "/api/v1/tables/db", "/v1/namespaces/db/tables"
 LEASE_S, GRACE_S = 100, 50
+UNKNOWN_PLAN_NAME = "t~plan~" + "0" * 32
 
 
 class UserApi(Api):
@@ -44,6 +45,10 @@ class PlanApi(Api):
     """
 
     clock: OffsetClock
+
+    def advance_leases(self, leases: float) -> None:
+        """Advance the clock by this multiple of the default lease."""
+        self.clock.ahead_ms += round(leases * LEASE_S * 1000)
 
     async def plan(self, table: str = "t", **body: Any) -> dict[str, Any]:
         answer = await self("POST", f"{OWN_TABLES}/{table}/plan-tables", body)
@@ -71,8 +76,8 @@ def list_file_numbers(loaded_table: dict[str, Any]) -> list[int]:
 @asynccontextmanager
 async def open_plan_api(tmp_path: Path, **arguments: Any) -> AsyncIterator[PlanApi]:
     clock = OffsetClock()
-    lengths = {"plan_table_lease_s": LEASE_S, "plan_table_grace_s": GRACE_S, "housekeeping_interval_s": 1e6}
-    async with run_server(tmp_path, clock=clock, **lengths, **arguments) as server:
+    settings = {"plan_table_lease_s": LEASE_S, "plan_table_grace_s": GRACE_S, "housekeeping_interval_s": 1e6}
+    async with run_server(tmp_path, clock=clock, **settings, **arguments) as server:
         plan_api = PlanApi(server)
         plan_api.clock = clock
         await plan_api.table()
@@ -99,7 +104,7 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: Plan
     }
     assert name == name.lower()
     assert name.startswith("t~plan~")
-    assert now_ms + LEASE_S * 900 < expires_ms <= now_ms + LEASE_S * 1000
+    assert 0.9 * LEASE_S * 1000 < expires_ms - now_ms <= LEASE_S * 1000
     loaded_table = await plan_api.load(name)
     assert list_file_numbers(loaded_table) == [9, 10, 11]
     table = await plan_api.load("t")
@@ -143,8 +148,8 @@ async def test_plan_table_lists_the_files_that_the_plan_keeps(
 
 async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api: PlanApi) -> None:
     """Two columns have swapped names since the reader loaded the table, so each name belongs to the other column."""
-    past = {"snapshot-id": 1, "use-snapshot-schema": True}
-    assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="id = 5", **past))["name"]) == [0]
+    past_snapshot = {"snapshot-id": 1, "use-snapshot-schema": True}
+    assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="id = 5", **past_snapshot))["name"]) == [0]
     fields = [
         {"id": 1, "name": "data", "required": True, "type": "long"},
         {"id": 2, "name": "id", "required": False, "type": "string"},
@@ -152,7 +157,7 @@ async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api:
     schema = {"type": "struct", "schema-id": 1, "fields": fields}
     updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates})).status == 200
-    plan = await plan_api.plan(predicate="data = 5", **past)
+    plan = await plan_api.plan(predicate="data = 5", **past_snapshot)
     assert (plan["name"], plan["snapshot-id"]) == (None, 1)
     assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="data = 5"))["name"]) == [0]
 
@@ -178,22 +183,25 @@ async def test_error_names_the_invalid_part_of_a_plan_table_request(plan_api: Pl
         ({"kept-max": -0.1}, "kept-max is -0.1"),
         ({"where": "id = 5"}, "where"),
     ]
-    for body, expected in cases:
+    for body, reason in cases:
         answer = await plan_api("POST", f"{OWN_TABLES}/t/plan-tables", body)
         code, kind, message = answer.error
-        assert (code, kind) == (400, "BadRequestException"), expected
-        assert expected in message, expected
+        assert (code, kind) == (400, "BadRequestException"), reason
+        assert reason in message, reason
 
 
 async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested_share(
     plan_api: PlanApi, tmp_path: Path
 ) -> None:
-    for share, expected in ((0.3, None), (0.32, None), (0.34, "t"), (1.0, "t"), (0.0, None)):
+    # The plan keeps a third of the files.
+    for share in (0.0, 0.3, 0.32):
+        plan = await plan_api.plan(predicate="id < 100", **{"kept-max": share})
+        assert (plan["files"], plan["name"], plan["expires-at-ms"]) == (10, None, None), share
+        assert list_plan_files(tmp_path) == []
+    for share in (0.34, 1.0):
         plan = await plan_api.plan(predicate="id < 100", **{"kept-max": share})
         assert plan["files"] == 10
-        assert (plan["name"] is not None) == (share >= 10 / 30), share
-        assert (plan["expires-at-ms"] is None) == (plan["name"] is None)
-        assert bool(list_plan_files(tmp_path)) == (expected is not None or share == 0.0)
+        assert None not in (plan["name"], plan["expires-at-ms"]), share
     # The answer also hides that this plan exists for another request.
     assert (await plan_api.plan(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
     assert (await plan_api.plan(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
@@ -221,20 +229,18 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
     field = {"name": "p", "transform": "truncate[10]", "source-id": 1, "field-id": 1000}
     async with run_server(tmp_path, **limits) as server:
         api = Api(server)
-        for name, spec in (("t", {"fields": [field]}), ("plain", {"fields": []})):
-            await api.table(name, **{"partition-spec": spec})
-            await append_files(api, name, build_ten_id_files(30), snapshot_id=1, manifests=3)
+        for table, spec in (("partitioned", {"fields": [field]}), ("plain", {"fields": []})):
+            await api.table(table, **{"partition-spec": spec})
+            await append_files(api, table, build_ten_id_files(30), snapshot_id=1, manifests=3)
             body = {"predicate": "id < 50", "hide-partitions": True}
-            new_body = (await api("POST", f"{OWN_TABLES}/{name}/plan-tables", body)).json
-            assert new_body["name"] is None
-            assert new_body.get("misread", "").endswith(
-                ("(plan_table_files_limit)", "(plan_tables_bytes)") if name == "t" else ""
-            )
-            assert ("misread" in new_body) == (name == "t")
-            (declined_request,) = [
-                (await api("POST", f"{OWN_TABLES}/{name}/plan-tables", {**body, "hide-partitions": False})).json
-            ]
-            assert "misread" not in declined_request
+            plan = (await api("POST", f"{OWN_TABLES}/{table}/plan-tables", body)).json
+            assert plan["name"] is None
+            if table == "partitioned":
+                assert plan["misread"].endswith(("(plan_table_files_limit)", "(plan_tables_bytes)"))
+            else:
+                assert "misread" not in plan
+            body["hide-partitions"] = False
+            assert "misread" not in (await api("POST", f"{OWN_TABLES}/{table}/plan-tables", body)).json
 
 
 async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -> None:
@@ -267,28 +273,26 @@ async def test_identical_plans_share_a_name_and_its_files(plan_api: PlanApi, tmp
 async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
     """If an incomplete plan were shared, later requests would get too many files while any reader renews the plan."""
     async with open_plan_api(tmp_path, plan_time_budget_s=0) as plan_api:
-        new_plans = [await plan_api.plan(predicate="id = 5") for _ in range(3)]
-        assert len({plan["name"] for plan in new_plans}) == 3
-        assert [await plan_api.list_files_of_plan(plan["name"]) for plan in new_plans] == [list(range(30))] * 3
+        plans = [await plan_api.plan(predicate="id = 5") for _ in range(3)]
+        assert len({plan["name"] for plan in plans}) == 3
+        assert [await plan_api.list_files_of_plan(plan["name"]) for plan in plans] == [list(range(30))] * 3
 
 
 async def test_concurrent_identical_requests_make_one_plan(plan_api: PlanApi, tmp_path: Path) -> None:
-    results = await asyncio.gather(*(plan_api.plan(predicate="id = 5") for _ in range(20)))
-    assert len({result["name"] for result in results}) == 1
+    plans = await asyncio.gather(*(plan_api.plan(predicate="id = 5") for _ in range(20)))
+    assert len({plan["name"] for plan in plans}) == 1
     assert len(list_plan_files(tmp_path)) == 3
 
 
 async def test_concurrent_requests_for_one_plan_leave_one_set_of_files(plan_api: PlanApi, tmp_path: Path) -> None:
-    """Requests with different leases, or to two processes, each write the plan's files, because single flight does not
-    join them.
-    """
-    results = await asyncio.gather(
+    """Single flight does not join requests with different leases, so each of them writes the plan's files."""
+    plans = await asyncio.gather(
         *(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + number}) for number in range(8))
     )
-    (name,) = {result["name"] for result in results}
+    (name,) = {plan["name"] for plan in plans}
     assert len(list_plan_files(tmp_path)) == 3
     assert await plan_api.list_files_of_plan(name) == [0]
-    assert max(result["expires-at-ms"] for result in results) > plan_api.clock.now_ms() + 100_000
+    assert max(plan["expires-at-ms"] for plan in plans) > plan_api.clock.now_ms() + 100_000
 
 
 async def test_plan_table_name_is_valid_until_its_lease_ends(plan_api: PlanApi) -> None:
@@ -306,21 +310,21 @@ async def test_plan_table_name_is_valid_until_its_lease_ends(plan_api: PlanApi) 
 
 
 async def test_lease_has_the_requested_length_up_to_the_limit(plan_api: PlanApi) -> None:
-    for request, granted_s in ((7, 7), (3600, 3600), (10**6, 3600)):
-        plan = await plan_api.plan(predicate=f"id = {request}", **{"lease-s": request})
+    for requested_s, granted_s in ((7, 7), (3600, 3600), (10**6, 3600)):
+        plan = await plan_api.plan(predicate=f"id = {requested_s}", **{"lease-s": requested_s})
         assert abs(plan["expires-at-ms"] - plan_api.clock.now_ms() - granted_s * 1000) < 1000
 
 
 async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanApi, tmp_path: Path) -> None:
     plan = await plan_api.plan(predicate="id = 5")
     files = list_plan_files(tmp_path)
-    plan_api.clock.ahead_ms += LEASE_S * 400
+    plan_api.advance_leases(0.4)
     assert await plan_api.plan(predicate="id = 5") == plan
-    plan_api.clock.ahead_ms += LEASE_S * 200
+    plan_api.advance_leases(0.2)
     second_plan = await plan_api.plan(predicate="id = 5")
     assert second_plan["name"] == plan["name"]
-    assert second_plan["expires-at-ms"] >= plan["expires-at-ms"] + LEASE_S * 500
-    plan_api.clock.ahead_ms += LEASE_S * 1100
+    assert second_plan["expires-at-ms"] >= plan["expires-at-ms"] + 0.5 * LEASE_S * 1000
+    plan_api.advance_leases(1.1)
     assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{plan['name']}")).status == 404
     # The plan's files still exist, so another lease reuses them.
     plan_under_a_new_lease = await plan_api.plan(predicate="id = 5")
@@ -335,18 +339,18 @@ async def test_plan_name_can_be_renewed_after_any_change_to_its_table(plan_api: 
     await append_files(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != name
     for _ in range(4):
-        plan_api.clock.ahead_ms += LEASE_S * 900
+        plan_api.advance_leases(0.9)
         answer = await plan_api("POST", f"{OWN_TABLES}/{name}/lease", {"lease-s": LEASE_S})
         assert answer.json == {"expires-at-ms": pytest.approx(plan_api.clock.now_ms() + LEASE_S * 1000, abs=5000)}
         assert await plan_api.list_files_of_plan(name) == [0]
     # An expired name is valid again while its files exist.
-    plan_api.clock.ahead_ms += LEASE_S * 1100
+    plan_api.advance_leases(1.1)
     assert (await plan_api("HEAD", f"{STANDARD_TABLES}/{name}")).status == 404
     assert (await plan_api("POST", f"{OWN_TABLES}/{name}/lease", {})).status == 200
     assert await plan_api.list_files_of_plan(name) == [0]
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     await plan_api.server.components.housekeeping.round()
-    for table_name in (name, NAME, "t", "nosuch"):
+    for table_name in (name, UNKNOWN_PLAN_NAME, "t", "nosuch"):
         assert (await plan_api("POST", f"{OWN_TABLES}/{table_name}/lease", {})).error[:2] == (
             404,
             "NoSuchTableException",
@@ -383,13 +387,13 @@ async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: P
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     objects, delete = plan_api.server.components.objects, plan_api.server.components.objects.delete
 
-    async def delete_and_note(location: str) -> None:
+    async def plan_again_and_delete(location: str) -> None:
         objects.delete = delete  # type: ignore[method-assign]
         second_plan = await plan_api.plan(predicate="id = 5")
         assert second_plan["name"] == plan["name"]
         await delete(location)
 
-    objects.delete = delete_and_note  # type: ignore[method-assign]
+    objects.delete = plan_again_and_delete  # type: ignore[method-assign]
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert plan_files_before.isdisjoint(list_plan_files(tmp_path))
     assert await plan_api.list_files_of_plan(plan["name"]) == [0]
@@ -460,19 +464,16 @@ async def test_plan_tables_are_never_listed(plan_api: PlanApi) -> None:
     assert plan["name"] not in (await plan_api("GET", "/api/v1/timeline")).raw.decode()
 
 
-NAME = "t~plan~" + "0" * 32
-
-
 async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejected(plan_api: PlanApi) -> None:
     name = (await plan_api.plan(predicate="id = 5"))["name"]
-    create = {"name": NAME, "schema": SCHEMA}
-    view = {**create, "view-version": VIEW_VERSION, "properties": {}}
+    table_request = {"name": UNKNOWN_PLAN_NAME, "schema": SCHEMA}
+    view_request = {**table_request, "view-version": VIEW_VERSION, "properties": {}}
     loaded_table = await plan_api.load("t")
-    register = {"name": NAME, "metadata-location": loaded_table["metadata-location"]}
-    change = {"identifier": {"namespace": ["db"], "name": name}, **build_property_commit(a="b")}
+    register_request = {"name": UNKNOWN_PLAN_NAME, "metadata-location": loaded_table["metadata-location"]}
+    table_change = {"identifier": {"namespace": ["db"], "name": name}, **build_property_commit(a="b")}
     staged_commit = {"requirements": [{"type": "assert-create"}], "updates": []}
 
-    def rename(source: str, target: str) -> dict[str, Any]:
+    def build_rename_request(source: str, target: str) -> dict[str, Any]:
         return {
             "source": {"namespace": ["db"], "name": source},
             "destination": {"namespace": ["db"], "name": target},
@@ -480,20 +481,20 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
 
     requests: list[tuple[str, str, Any]] = [
         ("POST", f"{STANDARD_TABLES}/{name}", build_property_commit(a="b")),
-        ("POST", f"{STANDARD_TABLES}/{NAME}", staged_commit),
+        ("POST", f"{STANDARD_TABLES}/{UNKNOWN_PLAN_NAME}", staged_commit),
         ("DELETE", f"{STANDARD_TABLES}/{name}", None),
         ("DELETE", f"{STANDARD_TABLES}/{name}?purgeRequested=true", None),
         ("POST", f"{STANDARD_TABLES}/{name}/unregister", None),
-        ("POST", "/v1/tables/rename", rename(name, "other")),
-        ("POST", "/v1/tables/rename", rename("t", NAME)),
-        ("POST", "/v1/views/rename", rename("v", NAME)),
-        ("POST", "/v1/transactions/commit", {"table-changes": [change]}),
-        ("POST", STANDARD_TABLES, create),
-        ("POST", STANDARD_TABLES, {**create, "name": "x~PLAN~y"}),
-        ("POST", STANDARD_TABLES, {**create, "stage-create": True}),
-        ("POST", "/v1/namespaces/db/register", register),
-        ("POST", "/v1/namespaces/db/register", {**register, "overwrite": True}),
-        ("POST", "/v1/namespaces/db/views", view),
+        ("POST", "/v1/tables/rename", build_rename_request(name, "other")),
+        ("POST", "/v1/tables/rename", build_rename_request("t", UNKNOWN_PLAN_NAME)),
+        ("POST", "/v1/views/rename", build_rename_request("v", UNKNOWN_PLAN_NAME)),
+        ("POST", "/v1/transactions/commit", {"table-changes": [table_change]}),
+        ("POST", STANDARD_TABLES, table_request),
+        ("POST", STANDARD_TABLES, {**table_request, "name": "x~PLAN~y"}),
+        ("POST", STANDARD_TABLES, {**table_request, "stage-create": True}),
+        ("POST", "/v1/namespaces/db/register", register_request),
+        ("POST", "/v1/namespaces/db/register", {**register_request, "overwrite": True}),
+        ("POST", "/v1/namespaces/db/views", view_request),
         ("POST", f"{OWN_TABLES}/{name}/commit", {"add": []}),
         ("PUT", f"{OWN_TABLES}/{name}/indexes/i", {"kind": "bloom", "columns": ["id"]}),
         ("POST", f"{OWN_TABLES}/{name}/indexes/i/builds", {}),
@@ -509,7 +510,7 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
 async def test_dropped_table_cannot_be_restored_under_a_plan_name(plan_api: PlanApi) -> None:
     assert (await plan_api("DELETE", f"{STANDARD_TABLES}/t")).status == 204
     (dropped_entry,) = (await plan_api("GET", "/api/v1/dropped")).json["dropped"]
-    answer = await plan_api("POST", f"/api/v1/dropped/{dropped_entry['id']}/undrop", {"name": NAME})
+    answer = await plan_api("POST", f"/api/v1/dropped/{dropped_entry['id']}/undrop", {"name": UNKNOWN_PLAN_NAME})
     assert answer.error[:2] == (400, "BadRequestException")
 
 
@@ -521,14 +522,14 @@ async def test_plan_of_a_plan_table_is_rejected(plan_api: PlanApi) -> None:
 
 async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) -> None:
     secrets, clock = {}, SystemClock()
-    grants = {"root": [Grant("root", "admin")], "rita": [Grant("rita", "reader", ("db",))], "deep": []}
+    grants = {"root": [Grant("root", "admin")], "rita": [Grant("rita", "reader", ("db",))], "nobody": []}
     grants["tess"] = [Grant("tess", "browse", ("db",))]
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name, grant in grants.items():
             secrets[name] = await create_token(store, clock, name, None, grant)
         await store.transact([SaveGrant(Grant("tess", "read", ("db",), "table", "t"))])
     async with run_server(tmp_path, auth="token") as server:
-        root, rita, deep_api, tess = (UserApi(server, secrets[name]) for name in grants)
+        root, rita, nobody, tess = (UserApi(server, secrets[name]) for name in grants)
         await root.table()
         await append_files(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         answer = await rita("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": "id = 5"})
@@ -543,14 +544,14 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
             ("POST", f"{STANDARD_TABLES}/{name}/plan", {}),
             ("POST", f"{OWN_TABLES}/{name}/lease", {}),
         ):
-            refusal = (await deep_api(method, path, body)).error
+            refusal = (await nobody(method, path, body)).error
             assert refusal[:2] == (403, "ForbiddenException")
             assert (await tess(method, path, body)).status in (200, 204), "the right to read only the table"
-        error_by_plan = (await deep_api("GET", f"{STANDARD_TABLES}/{name}")).error
-        assert error_by_plan == (await deep_api("GET", f"{STANDARD_TABLES}/t")).error
-        assert (await deep_api("HEAD", f"{STANDARD_TABLES}/{name}")).status == 403
+        error_by_plan = (await nobody("GET", f"{STANDARD_TABLES}/{name}")).error
+        assert error_by_plan == (await nobody("GET", f"{STANDARD_TABLES}/t")).error
+        assert (await nobody("HEAD", f"{STANDARD_TABLES}/{name}")).status == 403
         # A user without rights does not learn whether the plan exists.
-        assert error_by_plan == (await deep_api("GET", f"{STANDARD_TABLES}/{NAME}")).error
+        assert error_by_plan == (await nobody("GET", f"{STANDARD_TABLES}/{UNKNOWN_PLAN_NAME}")).error
 
 
 async def test_purge_deletes_unknown_files_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:

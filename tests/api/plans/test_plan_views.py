@@ -17,6 +17,7 @@ from tests.api.plans.test_plan_tables import (
     GRACE_S,
     LEASE_S,
     STANDARD_TABLES,
+    UNKNOWN_PLAN_NAME,
     PlanApi,
     UserApi,
     list_plan_files,
@@ -26,7 +27,7 @@ from tests.server.rig import run_server
 
 VIEWS, OWN_VIEWS = "/v1/namespaces/db/views", "/api/v1/views/db"
 TEXT = "SELECT id, data FROM t WHERE id > 3 -- 't'"
-OWNER_PROPERTIES = {"trino.run-as-owner": "anna", "comment": "hers"}
+OWNER_PROPERTIES = {"trino.run-as-owner": "anna", "comment": "a comment"}
 TABLE_POSITION = TEXT.index(" t ") + 1
 
 
@@ -41,8 +42,8 @@ async def build_view_request(
 ) -> dict[str, Any]:
     """Plan `t`, and return the body of a request for a plan view of the current view and this plan."""
     loaded_view = (await api("GET", f"{VIEWS}/{name}")).json
-    plan = (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
-    table = {"start": position, "end": position + 1, "plan": ["db", plan], "alias": True}
+    plan_name = (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
+    table = {"start": position, "end": position + 1, "plan": ["db", plan_name], "alias": True}
     location = loaded_view["metadata-location"]
     return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], **fields}
 
@@ -69,9 +70,9 @@ async def test_plan_view_differs_from_the_view_only_in_its_text(plan_api: PlanAp
     assert name == name.lower()
     assert plan_api.clock.now_ms() < answer.json["expires-at-ms"] <= plan_api.clock.now_ms() + LEASE_S * 1000
     loaded_view, view = (await plan_api("GET", f"{VIEWS}/{name}")).json, (await plan_api("GET", f"{VIEWS}/v")).json
-    plan = body["tables"][0]["plan"][1]
-    inner = TEXT.replace(" t ", f' "{plan}" AS "t" ')
-    assert read_text(loaded_view) == f'SELECT * FROM (\n{inner}\n) AS "v" WHERE "id" = 5'
+    plan_name = body["tables"][0]["plan"][1]
+    inner_text = TEXT.replace(" t ", f' "{plan_name}" AS "t" ')
+    assert read_text(loaded_view) == f'SELECT * FROM (\n{inner_text}\n) AS "v" WHERE "id" = 5'
     equal_fields = ("view-uuid", "properties", "schemas", "current-version-id", "location", "format-version")
     assert all(loaded_view["metadata"][key] == view["metadata"][key] for key in equal_fields)
     (view_version,) = loaded_view["metadata"]["versions"]
@@ -84,27 +85,27 @@ async def test_plan_view_differs_from_the_view_only_in_its_text(plan_api: PlanAp
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("reference", "default", "replacement"),
+    ("reference", "default_namespace", "replacement"),
     [
-        ("t", ["db"], '"{plan}"'),
-        ('"T"', ["db"], '"{plan}"'),
-        ("DB.t", ["elsewhere"], 'DB."{plan}"'),
-        ('lake."db"."t"', [], 'lake."db"."{plan}"'),
+        ("t", ["db"], '"{plan_name}"'),
+        ('"T"', ["db"], '"{plan_name}"'),
+        ("DB.t", ["elsewhere"], 'DB."{plan_name}"'),
+        ('lake."db"."t"', [], 'lake."db"."{plan_name}"'),
     ],
 )
 async def test_table_reference_may_have_any_form(
-    plan_api: PlanApi, reference: str, default: list[str], replacement: str
+    plan_api: PlanApi, reference: str, default_namespace: list[str], replacement: str
 ) -> None:
     text = f"SELECT x.id, x.data FROM {reference} x"
-    await plan_api.view(**{"view-version": build_version(text, **{"default-namespace": default})})
+    await plan_api.view(**{"view-version": build_version(text, **{"default-namespace": default_namespace})})
     body = await build_view_request(plan_api)
     start = text.index(f" {reference} ") + 1
     body["tables"][0] |= {"start": start, "end": start + len(reference), "alias": False}
     answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body)
     assert answer.status == 200, answer.raw
-    plan = body["tables"][0]["plan"][1]
+    plan_name = body["tables"][0]["plan"][1]
     loaded_view = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
-    assert f"FROM {replacement.format(plan=plan)} x" in read_text(loaded_view)
+    assert f"FROM {replacement.format(plan_name=plan_name)} x" in read_text(loaded_view)
 
 
 @pytest.mark.few_cases(3)
@@ -147,7 +148,7 @@ async def test_invalid_requests_for_plan_views_are_rejected(plan_api: PlanApi) -
         ({"metadata-location": "file:///old"}, 404),
         ({"tables": [{"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "plan": ["db", "t"]}]}, 404),
         ({"tables": [{"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "plan": ["t"]}]}, 400),
-        ({"tables": [{"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "plan": ["db", f"t~plan~{'0' * 32}"]}]}, 404),
+        ({"tables": [{"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "plan": ["db", UNKNOWN_PLAN_NAME]}]}, 404),
     ]
     for changes, status in cases:
         answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", {**await build_view_request(plan_api), **changes})
@@ -188,35 +189,35 @@ async def test_plan_view_name_is_invalid_after_the_view_changed(plan_api: PlanAp
 OUTER_VIEW_TEXT = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
 
 
-async def make_view_request(api: Api, name: str) -> dict[str, Any]:
-    """Return the body of a request for a plan view of `w` that reads the plan view `name` of `v`."""
+async def build_outer_view_request(api: Api, inner_name: str) -> dict[str, Any]:
+    """Return the body of a request for a plan view of `w` that reads the plan view `inner_name` of `v`."""
     await api.view("w", **{"view-version": build_version(OUTER_VIEW_TEXT)})
     location = (await api("GET", f"{VIEWS}/w")).json["metadata-location"]
     position = OUTER_VIEW_TEXT.index("db.")
-    table = {"start": position, "end": position + len('db."V"'), "plan": ["db", name], "alias": True}
+    table = {"start": position, "end": position + len('db."V"'), "plan": ["db", inner_name], "alias": True}
     return {"metadata-location": location, "predicate": "id > 4", "tables": [table]}
 
 
 async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_view(plan_api: PlanApi) -> None:
     await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
-    inner = await make_plan_view(plan_api)
-    body = await make_view_request(plan_api, inner)
+    inner_name = await make_plan_view(plan_api)
+    body = await build_outer_view_request(plan_api, inner_name)
     answer = await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)
     assert answer.status == 200, answer.raw
     loaded_view = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
-    text = OUTER_VIEW_TEXT.replace('db."V"', f'db."{inner}" AS "V"')
+    text = OUTER_VIEW_TEXT.replace('db."V"', f'db."{inner_name}" AS "V"')
     assert read_text(loaded_view) == f'SELECT * FROM (\n{text}\n) AS "w" WHERE id > 4'
     assert loaded_view["metadata"]["properties"] == {}, "the plan view of w does not get the owner of v"
 
 
 async def test_plan_view_can_replace_only_the_view_that_it_was_created_for(plan_api: PlanApi) -> None:
     await plan_api.view(**{"view-version": build_version()})
-    inner_plan_view = await make_plan_view(plan_api)
-    body = await make_view_request(plan_api, inner_plan_view)
+    inner_name = await make_plan_view(plan_api)
+    body = await build_outer_view_request(plan_api, inner_name)
     (table,) = body["tables"]
     plan_table_name = (await plan_api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
-    outer_plan_view = (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"]
-    for other_name in (plan_table_name, outer_plan_view):
+    outer_name = (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"]
+    for other_name in (plan_table_name, outer_name):
         answer = await plan_api(
             "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other_name]}]}
         )
@@ -235,21 +236,21 @@ async def test_plan_view_can_replace_only_the_view_that_it_was_created_for(plan_
 async def test_change_of_a_view_removes_its_plan_view_but_not_outer_plan_views(plan_api: PlanApi) -> None:
     """The outer plan view then names a missing view: Trino fails, and the proxy runs the statement without plans."""
     await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
-    inner = await make_plan_view(plan_api)
-    body = await make_view_request(plan_api, inner)
-    outer = (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"]
+    inner_name = await make_plan_view(plan_api)
+    body = await build_outer_view_request(plan_api, inner_name)
+    outer_name = (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"]
     assert (await plan_api("POST", f"{VIEWS}/v", build_property_commit(comment="another"))).status == 200
-    assert (await plan_api("GET", f"{VIEWS}/{inner}")).status == 404
-    assert (await plan_api("GET", f"{VIEWS}/{outer}")).status == 200
+    assert (await plan_api("GET", f"{VIEWS}/{inner_name}")).status == 404
+    assert (await plan_api("GET", f"{VIEWS}/{outer_name}")).status == 200
     assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).status == 404
-    second_inner = await make_plan_view(plan_api)
-    body["tables"][0]["plan"] = ["db", second_inner]
-    assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"] not in (None, outer)
-    plan_api.clock.ahead_ms += LEASE_S * 900
-    for name in (second_inner, outer):
+    second_inner_name = await make_plan_view(plan_api)
+    body["tables"][0]["plan"] = ["db", second_inner_name]
+    assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"] not in (None, outer_name)
+    plan_api.advance_leases(0.9)
+    for name in (second_inner_name, outer_name):
         assert (await plan_api("POST", f"/api/v1/tables/db/{name}/lease", {})).status == 200
-    plan_api.clock.ahead_ms += LEASE_S * 900
-    for name, status in ((second_inner, 200), (outer, 200), (inner, 404)):
+    plan_api.advance_leases(0.9)
+    for name, status in ((second_inner_name, 200), (outer_name, 200), (inner_name, 404)):
         assert (await plan_api("GET", f"{VIEWS}/{name}")).status == status, "each plan view has a separate lease"
 
 
@@ -260,12 +261,12 @@ async def test_plan_views_have_the_same_leases_and_files_as_plan_tables(plan_api
     plan_file_count_before = len(list_plan_files(tmp_path))
     assert await make_plan_view(plan_api) == name, "an equal request shares the plan view"
     assert len(list_plan_files(tmp_path)) == plan_file_count_before
-    plan_api.clock.ahead_ms += LEASE_S * 900
+    plan_api.advance_leases(0.9)
     answer = await plan_api("POST", f"/api/v1/tables/db/{name}/lease", {})
     assert answer.status == 200, answer.raw
-    plan_api.clock.ahead_ms += LEASE_S * 900
+    plan_api.advance_leases(0.9)
     assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 200
-    plan_api.clock.ahead_ms += LEASE_S * 200
+    plan_api.advance_leases(0.2)
     assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 404
     plan_api.clock.ahead_ms += GRACE_S * 1000
     await plan_api.server.components.housekeeping.round()
@@ -324,8 +325,8 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         assert answer.status == 200, answer.raw
         name = answer.json["name"]
         assert (await apis["reader"]("GET", f"{VIEWS}/{name}")).status == 200, "as the view"
-        error_by_plan = (await apis["nobody"]("GET", f"{VIEWS}/{name}")).error
-        assert error_by_plan == (await apis["nobody"]("GET", f"{VIEWS}/v")).error
+        error_for_plan_view = (await apis["nobody"]("GET", f"{VIEWS}/{name}")).error
+        assert error_for_plan_view == (await apis["nobody"]("GET", f"{VIEWS}/v")).error
         assert (await apis["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403
 
         assert (await root("POST", "/v1/namespaces", {"namespace": ["views"]})).status == 200
@@ -336,10 +337,11 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         assert (await apis["views"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 403
         assert (await apis["both"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 200
 
-        inner = create_request | {"name": "w", "view-version": build_version("SELECT id, data FROM db.v")}
-        loaded_view = (await root("POST", "/v1/namespaces/views/views", inner)).json
+        outer_text = "SELECT id, data FROM db.v"
+        outer_request = create_request | {"name": "w", "view-version": build_version(outer_text)}
+        loaded_view = (await root("POST", "/v1/namespaces/views/views", outer_request)).json
         (table,) = body["tables"]
-        table |= {"start": 21, "end": 25, "plan": ["db", name]}
+        table |= {"start": outer_text.index("db.v"), "end": len(outer_text), "plan": ["db", name]}
         body["metadata-location"] = loaded_view["metadata-location"]
         for user, status in (("views", 403), ("reader", 403), ("both", 200)):
             answer = await apis[user]("POST", "/api/v1/views/views/w/plan-views", body)

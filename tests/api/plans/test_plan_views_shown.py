@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.client import build_property_commit
 from tests.api.plans.test_plan_snapshots import OTHER_HOLDER, PLANS, make_plan, request_lease
-from tests.api.plans.test_plan_tables import LEASE_S, PlanApi, open_plan_api
+from tests.api.plans.test_plan_tables import PlanApi, open_plan_api
 from tests.api.plans.test_plan_views import (
     OUTER_VIEW_TEXT,
     OWN_VIEWS,
@@ -33,9 +33,14 @@ async def plan_api(tmp_path: Path) -> AsyncIterator[PlanApi]:
 
 
 async def build_view_request(plan_api: PlanApi, **fields: Any) -> dict[str, Any]:
-    plan = (await make_plan(plan_api))["plan-snapshot-id"]
+    plan_snapshot_id = (await make_plan(plan_api))["plan-snapshot-id"]
     location = (await plan_api("GET", f"{VIEWS}/v")).json["metadata-location"]
-    table = {"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "table": ["db", "t"], "plan-snapshot-id": plan}
+    table = {
+        "start": TABLE_POSITION,
+        "end": TABLE_POSITION + 1,
+        "table": ["db", "t"],
+        "plan-snapshot-id": plan_snapshot_id,
+    }
     return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], "reader": "o'hara", **fields}
 
 
@@ -52,8 +57,8 @@ async def test_plan_view_reads_table_versions_and_shows_its_rows_to_one_user(pla
     body = await build_view_request(plan_api)
     answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body, headers=PLANS)
     loaded_view = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json
-    plan = body["tables"][0]["plan-snapshot-id"]
-    text = TEXT.replace(" t ", f" t FOR VERSION AS OF {plan} ", 1)
+    plan_snapshot_id = body["tables"][0]["plan-snapshot-id"]
+    text = TEXT.replace(" t ", f" t FOR VERSION AS OF {plan_snapshot_id} ", 1)
     assert read_text(loaded_view) == f'SELECT * FROM (\n{text}\n) AS "v" WHERE {GUARD} AND ("id" = 5\n)'
     assert loaded_view["metadata"]["properties"] == OWNER_PROPERTIES
 
@@ -72,7 +77,7 @@ async def test_plan_view_name_resolves_only_with_its_header_until_it_is_withdraw
     assert (await plan_api("GET", path, headers=PLANS)).status == 404
     assert (await make_plan_view(plan_api))["name"] == plan["name"]
     assert (await plan_api("GET", path, headers=PLANS)).status == 200
-    plan_api.clock.ahead_ms += LEASE_S * 1100
+    plan_api.advance_leases(1.1)
     assert (await plan_api("GET", path, headers=PLANS)).status == 404
 
 
@@ -98,36 +103,40 @@ async def test_plan_view_requires_the_current_view_and_plans_that_are_shown(plan
 
 async def test_plan_view_checks_all_columns_of_an_inner_view(plan_api: PlanApi) -> None:
     await plan_api.view("w", **{"view-version": build_version(OUTER_VIEW_TEXT)})
-    inner = (await make_plan_view(plan_api))["name"]
+    inner_name = (await make_plan_view(plan_api))["name"]
     location = (await plan_api("GET", f"{VIEWS}/w")).json["metadata-location"]
     position = OUTER_VIEW_TEXT.index("db.")
-    table = {"start": position, "end": position + len('db."V"'), "plan": ["db", inner], "alias": True}
+    table = {"start": position, "end": position + len('db."V"'), "plan": ["db", inner_name], "alias": True}
     body = {"metadata-location": location, "predicate": "id > 4", "tables": [table], "reader": "o'hara"}
     answer = await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body, headers=PLANS)
     assert answer.status == 200, answer.raw
     text = read_text((await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json)
     assert text.startswith('WITH "~0" AS (SELECT "id", "data" FROM db."V" WHERE FALSE) SELECT * FROM (\n')
-    assert f'db."{inner}" AS "V"' in text
+    assert f'db."{inner_name}" AS "V"' in text
     assert GUARD in text
 
 
 async def test_contradictory_parts_of_a_request_are_rejected(plan_api: PlanApi) -> None:
-    body = await build_view_request(plan_api)
-    (table,) = body["tables"]
+    valid_body = await build_view_request(plan_api)
+    (table,) = valid_body["tables"]
     name = (await plan_api.plan(predicate="id = 5"))["name"]
-    body_without_reader = {key: value for key, value in body.items() if key != "reader"}
+    body_without_reader = {key: value for key, value in valid_body.items() if key != "reader"}
     wrong_requests: list[tuple[dict[str, Any], dict[str, str], int]] = [
-        (body, {}, 400),
+        (valid_body, {}, 400),
         (body_without_reader, PLANS, 400),
-        ({**body, "reader": ""}, PLANS, 400),
-        ({**body, "tables": [{**table, "plan": ["db", name]}]}, PLANS, 400),
-        ({**body, "tables": [{**table, "table": ["t"]}]}, PLANS, 400),
-        ({**body, "tables": [{**table, "plan-snapshot-id": 1}]}, PLANS, 404),
-        ({**body, "tables": [{**table, "table": ["db", "v"]}]}, PLANS, 404),
-        ({**body, "tables": [{"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "plan": ["db", name]}]}, PLANS, 404),
-        ({**body, "tables": [{**table, "start": TABLE_POSITION + 1, "end": TABLE_POSITION + 2}]}, PLANS, 400),
-        (body, OTHER_HOLDER, 404),
+        ({**valid_body, "reader": ""}, PLANS, 400),
+        ({**valid_body, "tables": [{**table, "plan": ["db", name]}]}, PLANS, 400),
+        ({**valid_body, "tables": [{**table, "table": ["t"]}]}, PLANS, 400),
+        ({**valid_body, "tables": [{**table, "plan-snapshot-id": 1}]}, PLANS, 404),
+        ({**valid_body, "tables": [{**table, "table": ["db", "v"]}]}, PLANS, 404),
+        (
+            {**valid_body, "tables": [{"start": TABLE_POSITION, "end": TABLE_POSITION + 1, "plan": ["db", name]}]},
+            PLANS,
+            404,
+        ),
+        ({**valid_body, "tables": [{**table, "start": TABLE_POSITION + 1, "end": TABLE_POSITION + 2}]}, PLANS, 400),
+        (valid_body, OTHER_HOLDER, 404),
     ]
-    for input_value, headers, status in wrong_requests:
-        answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", input_value, headers=headers)
-        assert answer.error[0] == status, (input_value, headers, answer.raw)
+    for body, headers, status in wrong_requests:
+        answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body, headers=headers)
+        assert answer.error[0] == status, (body, headers, answer.raw)

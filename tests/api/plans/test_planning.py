@@ -71,12 +71,12 @@ async def test_size_of_a_cached_answer_includes_the_headers_in_its_key(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged_sizes: list[int] = []
-    put_value = MemoryCache.put
+    put = MemoryCache.put
 
     def record_size(cache: MemoryCache[Any, Any], key: object, value: object, size_bytes: int) -> bool:
         if isinstance(key, tuple) and "u" * 8000 in key and "c" * 8000 in key:
             charged_sizes.append(size_bytes)
-        return put_value(cache, key, value, size_bytes)
+        return put(cache, key, value, size_bytes)
 
     monkeypatch.setattr(MemoryCache, "put", record_size)
     headers = {"User-Agent": "u" * 8000, "X-Client-Version": "c" * 8000}
@@ -91,10 +91,13 @@ async def test_plan_of_a_table_without_a_snapshot_has_no_files(api: Api) -> None
 
 
 async def test_names_ignore_case_on_request(api_with_files: Api) -> None:
-    upper = {"type": "eq", "term": "ID", "value": 5}
-    assert (await api_with_files("POST", f"{T}/plan", {"filter": upper})).error[:2] == (400, "BadRequestException")
+    upper_case_filter = {"type": "eq", "term": "ID", "value": 5}
+    assert (await api_with_files("POST", f"{T}/plan", {"filter": upper_case_filter})).error[:2] == (
+        400,
+        "BadRequestException",
+    )
     assert list_planned_numbers(
-        await api_with_files("POST", f"{T}/plan", {"filter": upper, "case-sensitive": False})
+        await api_with_files("POST", f"{T}/plan", {"filter": upper_case_filter, "case-sensitive": False})
     ) == [0]
 
 
@@ -133,10 +136,10 @@ async def test_invalid_plan_request_is_rejected_with_the_reason(api_with_files: 
         ({"case-sensitive": "perhaps"}, "case-sensitive"),
         ({"snapshot-id": "1"}, "snapshot-id"),
     ]
-    for body, expected in cases:
+    for body, reason in cases:
         answer = await api_with_files("POST", f"{T}/plan", body)
         assert answer.error[:2] == (400, "BadRequestException"), body
-        assert expected in answer.error[2], body
+        assert reason in answer.error[2], body
 
 
 async def test_error_types_of_missing_objects_are_known_to_clients(api_with_files: Api) -> None:
@@ -216,8 +219,7 @@ async def test_swapped_column_names_prune_no_file_that_matches_under_either_mean
 
 
 NAME_REUSE_CASES: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
-    # (the case, the dropped column, the column that gets its name, a filter that is valid for only one of the two
-    # types)
+    # (the case, the dropped column, the new column with its name, a filter that is valid for only one of the types)
     ("text", {"type": "long"}, {"type": "string"}, {"type": "eq", "term": "f", "value": "x"}),
     ("number", {"type": "string"}, {"type": "long"}, {"type": "lt", "term": "f", "value": 3}),
     ("prefix", {"type": "long"}, {"type": "string"}, {"type": "starts-with", "term": "f", "value": "x"}),
@@ -256,36 +258,40 @@ NAME_REUSE_CASES: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
-    ("old_schema", "now", "where"), [case[1:] for case in NAME_REUSE_CASES], ids=[case[0] for case in NAME_REUSE_CASES]
+    ("dropped_column", "new_column", "filter"),
+    [case[1:] for case in NAME_REUSE_CASES],
+    ids=[case[0] for case in NAME_REUSE_CASES],
 )
 async def test_name_reused_with_another_type_is_planned_under_either_schema(
-    api: Api, old_schema: dict[str, Any], now: dict[str, Any], where: dict[str, Any]
+    api: Api, dropped_column: dict[str, Any], new_column: dict[str, Any], filter: dict[str, Any]
 ) -> None:
     """Each filter is valid for only one of the two types."""
-    key = {"id": 1, "name": "id", "required": False, "type": "long"}
-    first_field = {"id": 2, "name": "f", "required": False, **old_schema}
-    await api.table(schema={"type": "struct", "schema-id": 0, "fields": [key, first_field]})
+    id_field = {"id": 1, "name": "id", "required": False, "type": "long"}
+    dropped_field = {"id": 2, "name": "f", "required": False, **dropped_column}
+    await api.table(schema={"type": "struct", "schema-id": 0, "fields": [id_field, dropped_field]})
     await append_files(api, "t", build_ten_id_files(4), snapshot_id=1)
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
-    second_field = {"id": 3, "name": "f", "required": False, **now}
+    new_field = {"id": 3, "name": "f", "required": False, **new_column}
     updates = [
-        {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": [key, second_field]}},
+        {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": [id_field, new_field]}},
         {"action": "set-current-schema", "schema-id": -1},
     ]
     assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "client"
     scan = {"snapshot-id": 1, "use-snapshot-schema": True, "case-sensitive": False}
-    answer = await api("POST", f"{T}/plan", {**scan, "filter": where})
+    answer = await api("POST", f"{T}/plan", {**scan, "filter": filter})
     assert list_planned_numbers(answer) == [*range(4)]
-    both_conditions = {"type": "and", "left": {"type": "eq", "term": "id", "value": 25}, "right": where}
+    both_conditions = {"type": "and", "left": {"type": "eq", "term": "id", "value": 25}, "right": filter}
     assert list_planned_numbers(await api("POST", f"{T}/plan", {**scan, "filter": both_conditions})) == [2], (
         "the condition on the other column still prunes"
     )
     residuals = [task["residual-filter"] for task in answer.json["file-scan-tasks"]]
-    assert residuals == [where if where.get("term") == "f.g" else True] * 4, "the residual may exclude no matching row"
+    assert residuals == [filter if filter.get("term") == "f.g" else True] * 4, (
+        "the residual may exclude no matching row"
+    )
     await append_files(api, "t", build_ten_id_files(1), snapshot_id=2, parent=1)
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
-    answer = await api("POST", f"{T}/plan", {**scan, "filter": where})
+    answer = await api("POST", f"{T}/plan", {**scan, "filter": filter})
     assert list_planned_numbers(answer) == [*range(4)], "a client with the older schema sends this filter"
 
 
@@ -315,8 +321,8 @@ async def test_partition_column_with_a_wider_type_is_accepted(api: Api) -> None:
     assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
     for value in (1, 1 << 40):
-        where = {"type": "eq", "term": "id", "value": value}
-        answer = await api("POST", f"{T}/plan", {"snapshot-id": 1, "use-snapshot-schema": True, "filter": where})
+        filter = {"type": "eq", "term": "id", "value": value}
+        answer = await api("POST", f"{T}/plan", {"snapshot-id": 1, "use-snapshot-schema": True, "filter": filter})
         assert list_paths(answer) == []
 
 
@@ -337,10 +343,10 @@ async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: P
         await append_files(api, "t", build_ten_id_files(500), snapshot_id=1)
         plain_plan = await api("POST", f"{T}/plan", {})
         assert "Content-Encoding" not in plain_plan.headers
-        packed_answer = await _post_raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
-        assert packed_answer.headers["Content-Encoding"] == "gzip"
-        assert gzip.decompress(packed_answer.raw) == plain_plan.raw
-        assert len(packed_answer.raw) < len(plain_plan.raw) / 5
+        compressed_answer = await _post_raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
+        assert compressed_answer.headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(compressed_answer.raw) == plain_plan.raw
+        assert len(compressed_answer.raw) < len(plain_plan.raw) / 5
         small_answer = await _post_raw(api, f"{T}/plan", {"filter": EQ_5}, {"Accept-Encoding": "gzip"})
         assert "Content-Encoding" not in small_answer.headers
 
@@ -374,13 +380,13 @@ async def test_answer_that_fails_midway_is_not_mistaken_for_a_complete_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
-    tasks = ScanTaskWriter.write_tasks
+    write_tasks = ScanTaskWriter.write_tasks
 
-    def yield_rows_and_fail(self: Any, rows: Any) -> Any:
-        yield from list(tasks(self, rows))[:3]
+    def write_three_tasks_and_fail(self: Any, rows: Any) -> Any:
+        yield from list(write_tasks(self, rows))[:3]
         raise StorageError("the disk is gone")
 
-    monkeypatch.setattr(ScanTaskWriter, "write_tasks", yield_rows_and_fail)
+    monkeypatch.setattr(ScanTaskWriter, "write_tasks", write_three_tasks_and_fail)
     async with run_server(tmp_path, plan_inline_limit=100_000) as server:
         api = Api(server)
         await api.table()
@@ -401,8 +407,8 @@ async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_lo
         return bind_for_java(metadata, options, filter)
 
     monkeypatch.setattr(request, "bind_for_java", record_bind_thread)
-    values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
-    answer = await api_with_files("POST", f"{T}/plan", {"filter": values})
+    long_filter = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
+    answer = await api_with_files("POST", f"{T}/plan", {"filter": long_filter})
     assert answer.status == 200
     assert 0 in list_planned_numbers(answer)
     assert threads
@@ -424,9 +430,9 @@ async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
         return encode_expression(expression)
 
     monkeypatch.setattr(answers, "encode_expression", record_encode_thread)
-    values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
+    long_filter = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
     headers = {**PYICEBERG, "X-Seamark-Residuals": "exact"}
-    answer = await api_with_files("POST", f"{T}/plan", {"filter": values}, headers=headers)
+    answer = await api_with_files("POST", f"{T}/plan", {"filter": long_filter}, headers=headers)
     assert answer.status == 200, answer.raw
     assert 0 in await read_all_pages(api_with_files, answer, headers=headers)
     assert threads
@@ -484,13 +490,13 @@ async def test_large_answer_is_written_in_pieces_with_its_length(
     whole_plan = await api_with_files("POST", f"{T}/plan", {})
     compressed_answer = await api_with_files("POST", f"{T}/plan", {}, headers={"Accept-Encoding": "gzip"})
     monkeypatch.setattr(pieces, "BODY_BYTES_MAX", 100)
-    request = {"case-sensitive": False}
-    answer_in_pieces = await api_with_files("POST", f"{T}/plan", request)
+    uncached_request = {"case-sensitive": False}  # A request for which the server has no answer in memory yet
+    answer_in_pieces = await api_with_files("POST", f"{T}/plan", uncached_request)
     assert answer_in_pieces.raw == whole_plan.raw
     assert answer_in_pieces.headers["Content-Length"] == str(len(whole_plan.raw))
     assert answer_in_pieces.headers["X-Request-Id"]
     assert (
-        await api_with_files("POST", f"{T}/plan", request, headers={"Accept-Encoding": "gzip"})
+        await api_with_files("POST", f"{T}/plan", uncached_request, headers={"Accept-Encoding": "gzip"})
     ).raw == compressed_answer.raw
 
 
@@ -498,15 +504,16 @@ async def test_body_that_arrives_after_the_headers_gets_the_same_answer(api_with
     body = json.dumps({"filter": EQ_5}).encode()
     head = f"POST {T}/plan HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", URL(api_with_files.server.url).port)
-    for part in (head.encode(), body[:7], body[7:]):
-        writer.write(part)
+    for chunk in (head.encode(), body[:7], body[7:]):
+        writer.write(chunk)
         await asyncio.sleep(0.02)
     answer = await reader.read()
     writer.close()
     assert answer.endswith((await api_with_files("POST", f"{T}/plan", {"filter": EQ_5})).raw)
 
 
-MODES = [
+PLANNING_MODE_CASES = [
+    # (the setting, the table's format version, the table's property, the announced mode)
     ("auto", 1, None, "server"),
     ("auto", 2, None, "server"),
     ("auto", 3, None, "client"),
@@ -520,18 +527,18 @@ MODES = [
 
 
 @pytest.mark.few_cases(4)
-@pytest.mark.parametrize(("setting", "version", "expected", "mode"), MODES)
+@pytest.mark.parametrize(("setting", "version", "table_property", "announced_mode"), PLANNING_MODE_CASES)
 async def test_clients_learn_for_each_table_who_plans(
-    tmp_path: Path, setting: str, version: int, expected: str | None, mode: str
+    tmp_path: Path, setting: str, version: int, table_property: str | None, announced_mode: str
 ) -> None:
     async with run_server(tmp_path, scan_planning_mode=setting) as server:
         api = Api(server)
         properties = {"format-version": str(version)}
-        if expected is not None:
-            properties["seamark.scan-planning-mode"] = expected
+        if table_property is not None:
+            properties["seamark.scan-planning-mode"] = table_property
         created_table = await api.table(properties=properties)
-        assert created_table["config"]["scan-planning-mode"] == mode
-        assert (await api("GET", T)).json["config"]["scan-planning-mode"] == mode
+        assert created_table["config"]["scan-planning-mode"] == announced_mode
+        assert (await api("GET", T)).json["config"]["scan-planning-mode"] == announced_mode
 
 
 async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: Path) -> None:
@@ -548,22 +555,22 @@ async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: 
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize(("setting", "expected"), [("auto", True), ("server", True), ("client", False)])
+@pytest.mark.parametrize(("setting", "is_announced"), [("auto", True), ("server", True), ("client", False)])
 async def test_pyiceberg_learns_the_planning_mode_from_the_catalog_configuration(
-    tmp_path: Path, setting: str, expected: bool
+    tmp_path: Path, setting: str, is_announced: bool
 ) -> None:
     async with run_server(tmp_path, scan_planning_mode=setting) as server:
         api = Api(server)
         config = (await api("GET", "/v1/config", headers=PYICEBERG)).json
-        assert config["defaults"] == ({"scan-planning-mode": "server"} if expected else {})
+        assert config["defaults"] == ({"scan-planning-mode": "server"} if is_announced else {})
         assert (await api("GET", "/v1/config")).json["defaults"] == {}
 
 
 async def test_error_names_the_broken_manifest(api: Api) -> None:
     location = (await api.table())["metadata"]["location"]
     await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
-    damaged_folder = Path(location.removeprefix("file://")) / "metadata" / "1-0.avro"
-    damaged_folder.write_bytes(damaged_folder.read_bytes()[:-40])
+    damaged_manifest = Path(location.removeprefix("file://")) / "metadata" / "1-0.avro"
+    damaged_manifest.write_bytes(damaged_manifest.read_bytes()[:-40])
     answer = await api("POST", f"{T}/plan", {})
     assert answer.status == 500
     assert "1-0.avro" in answer.error[2]

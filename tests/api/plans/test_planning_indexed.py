@@ -25,13 +25,13 @@ from tests.api.plans.planned import T, append_files, build_ten_id_files, list_pl
 from tests.server.rig import run_server
 
 PLAN_TABLES = "/api/v1/tables/db/t/plan-tables"
-FILES = 30
-MATCHING_FILES = range(0, FILES, 3)
-"""The files with a matching row. All rows have even ids."""
+FILE_COUNT = 30
+MATCHING_FILE_NUMBERS = range(0, FILE_COUNT, 3)
+"""The files with a row that `FILTER` matches, because all rows have even ids."""
 FILTER = {
     "type": "in",
     "term": "id",
-    "values": [10 * number + (4 if number in MATCHING_FILES else 5) for number in range(FILES)],
+    "values": [10 * number + (4 if number in MATCHING_FILE_NUMBERS else 5) for number in range(FILE_COUNT)],
 }
 
 
@@ -44,25 +44,25 @@ async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
     async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
         await api.table()
-        await append_files(api, "t", build_ten_id_files(FILES), snapshot_id=1, manifests=3)
+        await append_files(api, "t", build_ten_id_files(FILE_COUNT), snapshot_id=1, manifests=3)
         await define_index(api, kind="bitmap", columns=["id"])
         yield api
 
 
-async def build_index_file(api: Api, chosen_range: range) -> Path:
-    """Build and register an index file of these data files."""
+async def build_index_file(api: Api, file_numbers: range) -> Path:
+    """Build and register an index file of these data files, whose rows have even ids."""
     build = await begin_build(api)
     term = Term(1, "id", "identity", "long", "long")
-    files = [build_ten_id_files(FILES)[number] for number in chosen_range]
+    files = [build_ten_id_files(FILE_COUNT)[number] for number in file_numbers]
     listed_files = [ListedFile(file.path, file.size, file.record_count) for file in files]
     blobs = [
         bitmap.build_bitmap(convert_to_keys(pa.array(range(10 * number, 10 * number + 10, 2)), "long"))
-        for number in chosen_range
+        for number in file_numbers
     ]
     data = b"".join(
         encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, blobs)
     )
-    registration = write_index_file(build, f"{chosen_range.start}-{chosen_range.stop}.puffin", data)
+    registration = write_index_file(build, f"{file_numbers.start}-{file_numbers.stop}.puffin", data)
     answer = await register_files(api, build, registration)
     assert answer.status == 200, answer.raw
     return Path(registration["location"].removeprefix("file://"))
@@ -75,52 +75,52 @@ async def plan_page(api: Api, token: str) -> list[int]:
 async def test_index_added_between_a_plan_and_its_pages_loses_no_matching_file(paging_api: Api) -> None:
     answer = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
     tokens = answer.json["plan-tasks"]
-    results = []
-    for place, token in enumerate(tokens):
-        if place == 2:
-            await build_index_file(paging_api, range(FILES))
-        results += await plan_page(paging_api, token)
-    assert len(set(results)) == len(results) < FILES
-    assert set(MATCHING_FILES) <= set(results)
-    second_answer = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
+    planned_numbers = []
+    for page_number, token in enumerate(tokens):
+        if page_number == 2:
+            await build_index_file(paging_api, range(FILE_COUNT))
+        planned_numbers += await plan_page(paging_api, token)
+    assert len(set(planned_numbers)) == len(planned_numbers) < FILE_COUNT
+    assert set(MATCHING_FILE_NUMBERS) <= set(planned_numbers)
+    later_answer = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
     assert [
-        number for token in second_answer.json["plan-tasks"] for number in await plan_page(paging_api, token)
-    ] == list(MATCHING_FILES)
+        number for token in later_answer.json["plan-tasks"] for number in await plan_page(paging_api, token)
+    ] == list(MATCHING_FILE_NUMBERS)
 
 
 async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging_api: Api) -> None:
-    paths = [await build_index_file(paging_api, range(20)), await build_index_file(paging_api, range(20, FILES))]
+    paths = [await build_index_file(paging_api, range(20)), await build_index_file(paging_api, range(20, FILE_COUNT))]
     answer = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
     tokens = answer.json["plan-tasks"]
     assert len(tokens) == 3
-    file_numbers = await plan_page(paging_api, tokens[0])
-    assert file_numbers == [0, 3, 6, 9]
+    planned_numbers = await plan_page(paging_api, tokens[0])
+    assert planned_numbers == [0, 3, 6, 9]
     registry, uuid = paging_api.server.components.indexes.registry, (await begin_build(paging_api))["table-uuid"]
     await registry.quarantine_file(uuid, paths[0].as_uri(), "said so")
     for token in tokens[1:]:
-        file_numbers += await plan_page(paging_api, token)
-    assert len(set(file_numbers)) == len(file_numbers) > len(MATCHING_FILES)
-    assert set(MATCHING_FILES) <= set(file_numbers)
+        planned_numbers += await plan_page(paging_api, token)
+    assert len(set(planned_numbers)) == len(planned_numbers) > len(MATCHING_FILE_NUMBERS)
+    assert set(MATCHING_FILE_NUMBERS) <= set(planned_numbers)
     assert (await load_index(paging_api))["quarantined"] == 1
-    second_pages = await asyncio.gather(*(plan_page(paging_api, token) for token in tokens))
-    assert sorted(file_number for page in second_pages for file_number in page) == [
+    later_pages = await asyncio.gather(*(plan_page(paging_api, token) for token in tokens))
+    assert sorted(file_number for page in later_pages for file_number in page) == [
         *range(20),
-        *(number for number in MATCHING_FILES if number >= 20),
+        *(number for number in MATCHING_FILE_NUMBERS if number >= 20),
     ]
 
 
 async def test_cached_answer_is_not_used_after_indexes_changed(paging_api: Api) -> None:
-    odd_request: dict[str, Any] = {"filter": {"type": "eq", "term": "id", "value": 15}}
-    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd_request)) == [1]
-    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd_request)) == [1]
-    await build_index_file(paging_api, range(FILES))
-    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", odd_request)) == []
+    request_of_odd_id: dict[str, Any] = {"filter": {"type": "eq", "term": "id", "value": 15}}
+    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", request_of_odd_id)) == [1]
+    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", request_of_odd_id)) == [1]
+    await build_index_file(paging_api, range(FILE_COUNT))
+    assert list_planned_numbers(await paging_api("POST", f"{T}/plan", request_of_odd_id)) == []
 
 
 async def test_declined_plan_table_is_made_once_an_index_prunes_files(paging_api: Api) -> None:
-    request = {"filter": {"type": "eq", "term": "id", "value": 15}, "kept-max": 0.02}
+    request_of_odd_id = {"filter": {"type": "eq", "term": "id", "value": 15}, "kept-max": 0.02}
     for _ in range(2):
-        assert (await paging_api("POST", PLAN_TABLES, request)).json["name"] is None
-    await build_index_file(paging_api, range(FILES))
-    body = (await paging_api("POST", PLAN_TABLES, request)).json
+        assert (await paging_api("POST", PLAN_TABLES, request_of_odd_id)).json["name"] is None
+    await build_index_file(paging_api, range(FILE_COUNT))
+    body = (await paging_api("POST", PLAN_TABLES, request_of_odd_id)).json
     assert (body["files"], body["name"] is not None) == (0, True)

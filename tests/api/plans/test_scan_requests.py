@@ -32,12 +32,12 @@ from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
 from tests.server.rig import run_server
 
-FILES = 12
+FILE_COUNT = 12
 SHORT_RESIDUALS = {**JAVA_HEADERS, "X-Seamark-Residuals": "short"}
 ALL_COLUMNS = {"select": ["id", "data"]}
 ONE_COLUMN = {"select": ["id"]}
-COPIES = {"select": ["id", "data", "_file", "_pos"]}
-MERGES = {"select": ["id", "_file", "_pos", "_spec_id", "_partition"]}
+COLUMNS_OF_COPY_ON_WRITE = {"select": ["id", "data", "_file", "_pos"]}
+COLUMNS_OF_MERGE = {"select": ["id", "_file", "_pos", "_spec_id", "_partition"]}
 ODD_ID_FILTER: dict[str, Any] = {"type": "eq", "term": "id", "value": 15}
 
 
@@ -50,13 +50,14 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
     async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
         await api.table()
-        await append_files(api, "t", build_ten_id_files(FILES), snapshot_id=1)
+        await append_files(api, "t", build_ten_id_files(FILE_COUNT), snapshot_id=1)
         await define_index(api, kind="bitmap", columns=["id"])
         build = await begin_build(api)
         term = Term(1, "id", "identity", "long", "long")
-        listed_files = [ListedFile(file.path, file.size, file.record_count) for file in build_ten_id_files(FILES)]
+        listed_files = [ListedFile(file.path, file.size, file.record_count) for file in build_ten_id_files(FILE_COUNT)]
         bitmaps = [
-            bitmap.build_bitmap(convert_to_keys(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)
+            bitmap.build_bitmap(convert_to_keys(pa.array(range(10 * n, 10 * n + 10, 2)), "long"))
+            for n in range(FILE_COUNT)
         ]
         data = b"".join(
             encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, bitmaps)
@@ -82,33 +83,33 @@ async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_met
             (PYICEBERG, ALL_COLUMNS),
             ({}, ALL_COLUMNS),
             (JAVA_HEADERS, ONE_COLUMN),
-            (JAVA_HEADERS, COPIES),
-            (JAVA_HEADERS, MERGES),
+            (JAVA_HEADERS, COLUMNS_OF_COPY_ON_WRITE),
+            (JAVA_HEADERS, COLUMNS_OF_MERGE),
             (JAVA_HEADERS, {}),
         ):
             assert await plan_numbers(indexed_api, filter, headers, **parameters) == []
-    # Pages behave the same: all remaining files match with certainty, and one file that only partly matches is added.
-    unsure = {"type": "in", "term": "id", "values": list(range(15, 120, 20))}
-    assert await plan_numbers(indexed_api, unsure, JAVA_HEADERS, **ALL_COLUMNS) == [1]
+    # Pages behave the same. The index prunes all files, and one file that only partly matches is added.
+    filter_of_odd_ids = {"type": "in", "term": "id", "values": list(range(15, 120, 20))}
+    assert await plan_numbers(indexed_api, filter_of_odd_ids, JAVA_HEADERS, **ALL_COLUMNS) == [1]
 
 
 async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(indexed_api: Api) -> None:
-    for filter, expected in (
+    for filter, file_numbers in (
         ({"type": "eq", "term": "id", "value": 5000}, []),
         ({"type": "eq", "term": "id", "value": 14}, [1]),
         ({"type": "in", "term": "id", "values": [14, 15, 37, 38, 51, 52, 53, 55, 70]}, [1, 3, 5, 7]),
         ({"type": "and", "left": ODD_ID_FILTER, "right": {"type": "eq", "term": "data", "value": "zz"}}, []),
     ):
-        assert await plan_numbers(indexed_api, filter, JAVA_HEADERS, **ALL_COLUMNS) == expected
+        assert await plan_numbers(indexed_api, filter, JAVA_HEADERS, **ALL_COLUMNS) == file_numbers
 
 
 async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_pruned(indexed_api: Api) -> None:
     """With more than 200 values, Iceberg's library keeps every file, and refuses to delete it."""
-    long_filter = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
-    assert await plan_numbers(indexed_api, long_filter, JAVA_HEADERS, **ALL_COLUMNS) == [0]
-    assert await plan_numbers(indexed_api, long_filter, JAVA_HEADERS, **ONE_COLUMN) == []
-    id_filter = {"type": "in", "term": "id", "values": list(range(5000, 5200))}
-    assert await plan_numbers(indexed_api, id_filter, JAVA_HEADERS, **ALL_COLUMNS) == []
+    filter_of_201_values = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
+    assert await plan_numbers(indexed_api, filter_of_201_values, JAVA_HEADERS, **ALL_COLUMNS) == [0]
+    assert await plan_numbers(indexed_api, filter_of_201_values, JAVA_HEADERS, **ONE_COLUMN) == []
+    filter_of_200_values = {"type": "in", "term": "id", "values": list(range(5000, 5200))}
+    assert await plan_numbers(indexed_api, filter_of_200_values, JAVA_HEADERS, **ALL_COLUMNS) == []
 
 
 async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(indexed_api: Api) -> None:
@@ -124,26 +125,26 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
         (task,) = answer.json["file-scan-tasks"]
         return task["residual-filter"]
 
-    for headers, parameters, expected in (
+    for headers, parameters, residual in (
         (JAVA_HEADERS, ALL_COLUMNS, identity_filter),
-        (JAVA_HEADERS, COPIES, identity_filter),
+        (JAVA_HEADERS, COLUMNS_OF_COPY_ON_WRITE, identity_filter),
         (JAVA_HEADERS, {"select": ["_file"]}, identity_filter),
-        (JAVA_HEADERS, MERGES, identity_filter),
+        (JAVA_HEADERS, COLUMNS_OF_MERGE, identity_filter),
         (JAVA_HEADERS, ONE_COLUMN, plain_filter),
         (JAVA_HEADERS, {}, plain_filter),
         (SHORT_RESIDUALS, ALL_COLUMNS, True),
-        (SHORT_RESIDUALS, COPIES, True),
+        (SHORT_RESIDUALS, COLUMNS_OF_COPY_ON_WRITE, True),
         (SHORT_RESIDUALS, ONE_COLUMN, plain_filter),
         (PYICEBERG, ALL_COLUMNS, plain_filter),
-        ({}, COPIES, plain_filter),
+        ({}, COLUMNS_OF_COPY_ON_WRITE, plain_filter),
     ):
-        assert await read_residual(headers, **parameters) == expected, (headers, parameters)
+        assert await read_residual(headers, **parameters) == residual, (headers, parameters)
     modes = {f"write.{statement}.mode": "merge-on-read" for statement in ("delete", "update", "merge")}
     assert (await indexed_api("POST", T, build_property_commit(**modes))).status == 200
-    assert await read_residual(JAVA_HEADERS, **MERGES) == plain_filter, (
+    assert await read_residual(JAVA_HEADERS, **COLUMNS_OF_MERGE) == plain_filter, (
         "merge-on-read does not rewrite the remaining rows of a file"
     )
-    assert await read_residual(JAVA_HEADERS, **COPIES) == identity_filter
+    assert await read_residual(JAVA_HEADERS, **COLUMNS_OF_COPY_ON_WRITE) == identity_filter
 
 
 async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: Api) -> None:
@@ -157,9 +158,11 @@ async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: 
     answer = await api_with_files(
         "POST", f"{T[:-1]}mixed/plan", {"filter": {**ODD_ID_FILTER, "value": 4}, **ALL_COLUMNS}, headers=JAVA_HEADERS
     )
-    kinds = {task["data-file"]["file-format"]: task["residual-filter"] for task in answer.json["file-scan-tasks"]}
-    assert kinds["orc"] is True
-    assert kinds["parquet"]["term"]["transform"] == "identity"
+    residuals_by_format = {
+        task["data-file"]["file-format"]: task["residual-filter"] for task in answer.json["file-scan-tasks"]
+    }
+    assert residuals_by_format["orc"] is True
+    assert residuals_by_format["parquet"]["term"]["transform"] == "identity"
 
 
 async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns(api_with_files: Api) -> None:
@@ -167,7 +170,7 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
     fields = [*SCHEMA["fields"], {"id": 3, "name": "st", "required": False, "type": struct}]
     await api_with_files.table("deep", schema={**SCHEMA, "fields": fields})
     await append_files(api_with_files, "deep", build_ten_id_files(1), snapshot_id=7)
-    residuals = []
+    residual_terms = []
     for select in (["id", "data", "st", "st.a"], ["id", "data", "st"], ["id", "data"]):
         body = {
             "filter": {**ODD_ID_FILTER, "value": 4},
@@ -176,9 +179,9 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
             "use-snapshot-schema": True,
         }
         answer = await api_with_files("POST", f"{T[:-1]}deep/plan", body, headers=JAVA_HEADERS)
-        residuals.append(answer.json["file-scan-tasks"][0]["residual-filter"]["term"])
-    assert residuals[1:] == ["id", "id"]
-    assert residuals[0]["transform"] == "identity"
+        residual_terms.append(answer.json["file-scan-tasks"][0]["residual-filter"]["term"])
+    assert residual_terms[1:] == ["id", "id"]
+    assert residual_terms[0]["transform"] == "identity"
     schema_update = {
         "requirements": [],
         "updates": [
@@ -194,21 +197,19 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
 
 
 NAN_COUNTS = (0, 1, 10, None)
+"""The number of NaN in each file of `db.doubles`, which has ten rows. None is an unknown number."""
 
 
 @pytest.fixture
 async def doubles_api(api_with_files: Api) -> Api:
-    """Return the API with `db.doubles`, whose files have ten rows between 0 and 1.
-
-    They have no NaN, one NaN, only NaN, and an unknown number of NaN.
-    """
-    number = {"id": 1, "name": "x", "required": False, "type": "double"}
-    await api_with_files.table("doubles", schema={**SCHEMA, "fields": [number, SCHEMA["fields"][1]]})
+    """Return the API with `db.doubles`. All numbers in its files that are not NaN are between 0 and 1."""
+    double_field = {"id": 1, "name": "x", "required": False, "type": "double"}
+    await api_with_files.table("doubles", schema={**SCHEMA, "fields": [double_field, SCHEMA["fields"][1]]})
     files = []
-    for place, count in enumerate(NAN_COUNTS):
-        bounds = (None, None) if count == 10 else (to_bytes("double", 0.0), to_bytes("double", 1.0))
-        metrics = {1: ColumnMetrics(10, 0, count, *bounds)}
-        files.append(replace(build_data_file(f"file:///t/data/{place}.parquet", 0, 9, rows=10), metrics=metrics))
+    for number, nan_count in enumerate(NAN_COUNTS):
+        bounds = (None, None) if nan_count == 10 else (to_bytes("double", 0.0), to_bytes("double", 1.0))
+        metrics = {1: ColumnMetrics(10, 0, nan_count, *bounds)}
+        files.append(replace(build_data_file(f"file:///t/data/{number}.parquet", 0, 9, rows=10), metrics=metrics))
     await append_files(api_with_files, "doubles", files, snapshot_id=7, kinds={1: "double", 2: "string"})
     return api_with_files
 
@@ -219,7 +220,7 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
 
     path = f"{T[:-1]}doubles/plan"
     range_filter = {"type": "and", "left": build_comparison("gt", 3.0), "right": build_comparison("lt", 9.0)}
-    for filter, kept_count in (
+    for filter, kept_files in (
         (build_comparison("gt", 3.0), [1, 2, 3]),
         (build_comparison("gt-eq", 3.0), [1, 2, 3]),
         ({"type": "not", "child": build_comparison("lt", 3.0)}, [1, 2, 3]),
@@ -233,7 +234,7 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
     ):
         for headers in (JAVA_HEADERS, SHORT_RESIDUALS, {}, {"User-Agent": "DuckDB/1.5"}):
             assert (
-                list_planned_numbers(await doubles_api("POST", path, {"filter": filter}, headers=headers)) == kept_count
+                list_planned_numbers(await doubles_api("POST", path, {"filter": filter}, headers=headers)) == kept_files
             ), filter
     assert (
         list_planned_numbers(
@@ -272,10 +273,10 @@ async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles_api:
     """Iceberg's library, which `seamark.spark.sql` uses, prunes files and row groups that have only NaN."""
 
     async def request_planning_mode(predicate: str) -> str:
-        table = "/api/v1/tables/db/doubles/plan-tables"
-        new_doubles = await doubles_api("POST", table, {"predicate": predicate, "kept-max": 1.0})
-        assert new_doubles.status == 200, new_doubles.raw
-        mode = (await doubles_api("GET", f"{T[:-1]}{new_doubles.json['name']}")).json["config"]["scan-planning-mode"]
+        route = "/api/v1/tables/db/doubles/plan-tables"
+        plan = await doubles_api("POST", route, {"predicate": predicate, "kept-max": 1.0})
+        assert plan.status == 200, plan.raw
+        mode = (await doubles_api("GET", f"{T[:-1]}{plan.json['name']}")).json["config"]["scan-planning-mode"]
         assert isinstance(mode, str)
         return mode
 
@@ -302,7 +303,7 @@ async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api)
     assert len((await api("POST", f"{T}/plan", {**body, "seamark": own_options})).json["file-scan-tasks"]) == 3
     answer = await api("POST", "/api/v1/tables/db/t/plan-tables", body)
     assert (answer.status, answer.json["files"]) == (200, 3)
-    number = {"type": "eq", "term": {**term, "term": "id"}, "value": "a"}
-    refusal = await api("POST", f"{T}/plan", {"filter": number, "seamark": own_options})
+    filter_of_long_column = {"type": "eq", "term": {**term, "term": "id"}, "value": "a"}
+    refusal = await api("POST", f"{T}/plan", {"filter": filter_of_long_column, "seamark": own_options})
     assert (refusal.status, "lower cannot transform the long values" in refusal.json["error"]["message"]) == (400, True)
     assert (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "upper(data) = 'A'"})).json["files"] == 3

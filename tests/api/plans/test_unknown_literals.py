@@ -50,19 +50,22 @@ VALUES = [math.inf, -math.inf, math.nan, None, 0.0, -0.0, 1.5, -2.5]
 COMPARISON_CLASSES = (EqualTo, NotEqualTo, LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual)
 
 
-def bind_filter(json: Any) -> Expression:
+def bind_filter(filter_json: Any) -> Expression:
     schema = types.Schema((types.Field(1, "d", True, "double"), types.Field(2, "n", False, "long")), 0)
-    return bind(parse_expression(json, unknown=True), schema, (), case_sensitive=True)
+    return bind(parse_expression(filter_json, unknown=True), schema, (), case_sensitive=True)
 
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("op", ["eq", "not-eq", "lt", "lt-eq", "gt", "gt-eq"])
 def test_predicate_with_an_unknown_literal_matches_every_row_negated_or_not(op: str) -> None:
     predicate = {"type": op, "term": "d", "value": None}
-    for json in (predicate, {"type": "not", "child": predicate}):
-        actual = bind_filter(json)
-        assert isinstance(actual, AnyOf)
-        assert {child.op.value for child in actual.children if isinstance(child, Bound)} == {"is-null", "not-null"}
+    for filter_json in (predicate, {"type": "not", "child": predicate}):
+        bound_filter = bind_filter(filter_json)
+        assert isinstance(bound_filter, AnyOf)
+        assert {child.op.value for child in bound_filter.children if isinstance(child, Bound)} == {
+            "is-null",
+            "not-null",
+        }
     known_predicate = {"type": "eq", "term": "n", "value": 5}
     conjunction = bind_filter({"type": "and", "left": predicate, "right": known_predicate})
     assert isinstance(conjunction, AllOf)
@@ -99,35 +102,35 @@ def build_random_condition(rng: random.Random, depth: int = 2) -> BooleanExpress
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("partitioned", [False, True])
-def test_server_and_client_find_and_count_the_same_rows(server: Seamark, partitioned: bool) -> None:
+@pytest.mark.parametrize("is_partitioned", [False, True])
+def test_server_and_client_find_and_count_the_same_rows(server: Seamark, is_partitioned: bool) -> None:
     schema = Schema(
         NestedField(1, "id", LongType()), NestedField(2, "d", DoubleType()), NestedField(3, "f", FloatType())
     )
-    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "d")) if partitioned else PartitionSpec()
-    name = f"db.t{partitioned}"
-    modes: dict[str, Table] = {}
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "d")) if is_partitioned else PartitionSpec()
+    name = f"db.t{is_partitioned}"
+    tables: dict[str, Table] = {}
     with RestCatalog("writer", uri=server.base_url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         table = catalog.create_table(name, schema=schema, partition_spec=spec)
         # PyIceberg evaluates comparisons for partitions of null, NaN and -0.0 differently than for rows.
-        values = [math.inf, -math.inf, 0.0, 1.5, -2.5] if partitioned else VALUES
+        values = [math.inf, -math.inf, 0.0, 1.5, -2.5] if is_partitioned else VALUES
         for number, value in enumerate(values):
             rows = {"id": [number, 100 + number], "d": [value, value], "f": [VALUES[-1 - number], 1.0]}
             table.append(pa.table(rows, schema=table.schema().as_arrow()))
     for mode in ("server", "client"):
         with RestCatalog(mode, uri=server.base_url, **{"scan-planning-mode": mode}) as catalog:
-            modes[mode] = catalog.load_table(name)
-    rng, widened_count = random.Random(first_seed()), 0
+            tables[mode] = catalog.load_table(name)
+    rng, infinity_count = random.Random(first_seed()), 0
     for _ in range(25):
-        input_condition = build_random_condition(rng)
-        actual = {
-            mode: Counter(opened_table.scan(row_filter=input_condition).to_arrow()["id"].to_pylist())
-            for mode, opened_table in modes.items()
+        condition = build_random_condition(rng)
+        id_counts = {
+            mode: Counter(opened_table.scan(row_filter=condition).to_arrow()["id"].to_pylist())
+            for mode, opened_table in tables.items()
         }
-        assert actual["server"] == actual["client"], input_condition
+        assert id_counts["server"] == id_counts["client"], condition
         # Other filters match whole partitions, and PyIceberg counts their nulls from metadata.
-        if "inf" in repr(input_condition):
-            widened_count += 1
-            assert modes["server"].scan(row_filter=input_condition).count() == actual["server"].total(), input_condition
-    assert widened_count
+        if "inf" in repr(condition):
+            infinity_count += 1
+            assert tables["server"].scan(row_filter=condition).count() == id_counts["server"].total(), condition
+    assert infinity_count

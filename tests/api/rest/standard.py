@@ -42,11 +42,11 @@ def read_specification() -> dict[str, Any]:
 @cache
 def read_operations() -> tuple[Operation, ...]:
     """Return all operations of the specification."""
-    actual_operations = []
+    operations = []
     for template, methods in read_specification()["paths"].items():
         for method, operation in methods.items():
             if method in _METHODS:
                 parameter_references = [parameter.get("$ref", "") for parameter in operation.get("parameters", ())]
                 has_key = "#/components/parameters/idempotency-key" in parameter_references
-                actual_operations.append(Operation(operation["operationId"], method.upper(), template, has_key))
-    return tuple(actual_operations)
+                operations.append(Operation(operation["operationId"], method.upper(), template, has_key))
+    return tuple(operations)

@@ -67,8 +67,8 @@ class StoredTable(LiveTable):
             {number: (name, pa.array(columns[number - 1], kind)) for number, (name, kind) in number_fields()},
             group_rows,
         )
-        parts = {row[3] for row in rows}
-        assert not self.partitioned or len(parts) == 1
+        part_values = {row[3] for row in rows}
+        assert not self.partitioned or len(part_values) == 1
         partition = self._build_partition(rows[0][3] if rows else None)
         return DataFile(f"file://{path}", 0, "PARQUET", 0, partition, len(rows), path.stat().st_size, {})
 
@@ -84,9 +84,9 @@ class StoredTable(LiveTable):
         """
         listed_positions = sorted(positions)
         path = self.make_path("-deletes.parquet")
-        spots = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}
-        spots |= {POSITION_ID: ("pos", pa.array([index for _, index in listed_positions], pa.int64()))}
-        write_parquet(path, spots)
+        arrays = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}
+        arrays |= {POSITION_ID: ("pos", pa.array([index for _, index in listed_positions], pa.int64()))}
+        write_parquet(path, arrays)
         referenced_path = listed_positions[0][0] if has_path_bounds else None
         return DeleteFile(
             f"file://{path}", 1, "PARQUET", 0, self._build_partition(part), len(listed_positions),
@@ -97,19 +97,20 @@ class StoredTable(LiveTable):
     def write_vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
         """Return a Puffin file with a deletion vector for each data file."""
         path = self.make_path("-dv.puffin")
-        data, results = b"PFA1", []
-        for name, rows in positions.items():
-            blob = encode_vector(rows)
-            results.append((name, rows, len(data), len(blob)))
+        data, vectors = b"PFA1", []
+        for path_of_data_file, deleted_rows in positions.items():
+            blob = encode_vector(deleted_rows)
+            vectors.append((path_of_data_file, deleted_rows, len(data), len(blob)))
             data += blob
         path.write_bytes(data + b"{}")
         return [
             DeleteFile(
-                f"file://{path}", 1, "PUFFIN", 0, self._build_partition(part), len(rows), len(data), {},
-                referenced_path=name,
-                content_offset=offset, content_size=length, positions=frozenset((name, row) for row in rows),
+                f"file://{path}", 1, "PUFFIN", 0, self._build_partition(part), len(deleted_rows), len(data), {},
+                referenced_path=path_of_data_file,
+                content_offset=offset, content_size=length,
+                positions=frozenset((path_of_data_file, row) for row in deleted_rows),
             )
-            for name, rows, offset, length in results
+            for path_of_data_file, deleted_rows, offset, length in vectors
         ]  # fmt: skip
 
     def write_equality_deletes(self, ids: Sequence[int], keys: Sequence[Row], part: int | None = None) -> DeleteFile:
@@ -136,8 +137,8 @@ class StoredTable(LiveTable):
         """Define an index if it does not exist, and build it for these files in `parts` index files."""
         await define_index(self.api, name, kind=kind, columns=list(columns))
         build = await begin_build(self.api, name)
-        answer = await self.api("GET", "/v1/namespaces/db/tables/t")
-        location = answer.json["metadata-location"]
+        loaded_table = await self.api("GET", "/v1/namespaces/db/tables/t")
+        location = loaded_table.json["metadata-location"]
         schema = decode_table(Path(location.removeprefix("file://")).read_bytes(), location).current_schema
         definition = parse_definition(build["definition-id"], schema)
         task = IndexTask(build["table-uuid"], definition, Projection(schema), build["folder"])
@@ -159,22 +160,26 @@ class StoredTable(LiveTable):
 
     def list_live_rows(self, snapshot: LiveSnapshot) -> list[tuple[str, int, Row]]:
         """Return (path, position, row) of every row that is not deleted."""
-        results = []
+        live_rows = []
         for file in snapshot.data:
             rows = read_rows(file)
-            removed_ids: set[int] = set()
+            deleted_positions: set[int] = set()
             for delete in snapshot.deletes:
                 if delete.content == 1:
                     if delete.sequence >= file.sequence and delete.partition == file.partition:
-                        removed_ids |= {index for path, index in delete.positions if path == file.path}
+                        deleted_positions |= {position for path, position in delete.positions if path == file.path}
                 elif delete.sequence > file.sequence and (not self.partitioned or delete.partition == file.partition):
                     keys = {tuple(map(repr, key)) for key in delete.keys}
                     columns = delete.equality_ids or []
-                    removed_ids |= {
-                        index for index, row in enumerate(rows) if tuple(repr(row[i - 1]) for i in columns) in keys
+                    deleted_positions |= {
+                        position
+                        for position, row in enumerate(rows)
+                        if tuple(repr(row[field_id - 1]) for field_id in columns) in keys
                     }
-            results += [(file.path, index, row) for index, row in enumerate(rows) if index not in removed_ids]
-        return results
+            live_rows += [
+                (file.path, position, row) for position, row in enumerate(rows) if position not in deleted_positions
+            ]
+        return live_rows
 
 
 def number_fields() -> list[tuple[int, tuple[str, pa.DataType]]]:
@@ -182,8 +187,8 @@ def number_fields() -> list[tuple[int, tuple[str, pa.DataType]]]:
 
 
 def read_rows(file: DataFile) -> list[Row]:
-    rows_by_id = pq.read_table(file.path.removeprefix("file://"))
-    return list(zip(*(rows_by_id.column(name).to_pylist() for name, _ in FIELDS), strict=True))
+    table = pq.read_table(file.path.removeprefix("file://"))
+    return list(zip(*(table.column(name).to_pylist() for name, _ in FIELDS), strict=True))
 
 
 def write_parquet(path: Path, columns: dict[int, tuple[str, pa.Array]], group_rows: int = 1_000_000) -> None:
@@ -191,8 +196,8 @@ def write_parquet(path: Path, columns: dict[int, tuple[str, pa.Array]], group_ro
         pa.field(name, array.type, metadata={"PARQUET:field_id": str(number)})
         for number, (name, array) in columns.items()
     ]
-    table = pa.table([array for _, array in columns.values()], schema=pa.schema(fields))
-    pq.write_table(table, path, row_group_size=group_rows)
+    rows = pa.table([array for _, array in columns.values()], schema=pa.schema(fields))
+    pq.write_table(rows, path, row_group_size=group_rows)
 
 
 def encode_vector(rows: Iterable[int]) -> bytes:
@@ -201,7 +206,7 @@ def encode_vector(rows: Iterable[int]) -> bytes:
     return len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
 
 
-def draw_row(rng: random.Random, part: int) -> Row:
+def draw_row(rng: random.Random, part_value: int) -> Row:
     """Return a random row with values from small ranges, so that keys have several rows."""
     price = rng.choice([None, 0.0, 1.5, -2.5, float("nan"), 1e300])
-    return (rng.choice([None, *range(40)]), rng.choice([None, "", "a", "b", "ä\U0001f600"]), price, part)
+    return (rng.choice([None, *range(40)]), rng.choice([None, "", "a", "b", "ä\U0001f600"]), price, part_value)

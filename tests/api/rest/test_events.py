@@ -41,8 +41,8 @@ from tests.server.rig import RunningServer, run_server
 
 DRAFT = SPEC.parent / "events-draft.yaml"
 UPDATES = TypeAdapter(tuple[TableUpdate, ...])
-ISSUER = {"oidc_issuer": "https://issuer.invalid", "oidc_audience": "seamark"}
-"""With an issuer, a server that has no tokens starts."""
+ISSUER_SETTINGS = {"oidc_issuer": "https://issuer.invalid", "oidc_audience": "seamark"}
+"""Settings with which a server that has no tokens starts."""
 FIELDS = [{"id": 1, "name": "id", "type": "long", "required": False}]
 
 
@@ -67,26 +67,26 @@ async def query_events(server: RunningServer, token: str = "", **body: Any) -> d
 async def read_all(server: RunningServer, token: str = "", page_size: int = 3, **body: Any) -> list[dict[str, Any]]:
     """Read pages until one is empty."""
     events: list[dict[str, Any]] = []
-    position: dict[str, Any] = {}
+    token_field: dict[str, Any] = {}
     while True:
-        page = await query_events(server, token, page_size=page_size, **position, **body)
+        page = await query_events(server, token, page_size=page_size, **token_field, **body)
         assert len(page["events"]) <= page_size
-        position = {"continuation_token": page["continuation-token"]}
+        token_field = {"continuation_token": page["continuation-token"]}
         if not page["events"]:
             return events
         events += page["events"]
 
 
 def summarize(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    texts = []
+    summaries = []
     for event in events:
         operation = event["operation"]
         names = [operation[key] for key in ("identifier", "source", "destination") if key in operation]
         shown_names = " → ".join(".".join((*name["namespace"], name["name"])) for name in names)
         if "namespace" in operation:
             shown_names = ".".join(operation["namespace"])
-        texts.append((operation["operation-type"], shown_names))
-    return texts
+        summaries.append((operation["operation-type"], shown_names))
+    return summaries
 
 
 async def send_request(
@@ -138,10 +138,10 @@ def change_table_at_random(url: str, rng: random.Random, steps: int) -> None:
                 table.delete("id >= 0")
 
 
-def apply_updates(metadata: TableMetadata, updates: list[list[dict[str, Any]]]) -> TableMetadata:
+def apply_updates(metadata: TableMetadata, update_groups: list[list[dict[str, Any]]]) -> TableMetadata:
     """Return the metadata after all updates, as PyIceberg applies them."""
-    for group in updates:
-        metadata = update_table_metadata(metadata, UPDATES.validate_python(group), enforce_validation=False)
+    for updates in update_groups:
+        metadata = update_table_metadata(metadata, UPDATES.validate_python(updates), enforce_validation=False)
     return metadata
 
 
@@ -180,18 +180,15 @@ async def test_updates_of_events_lead_to_the_metadata_of_the_table(tmp_path: Pat
         first_page = await query_events(server, page_size=len(events) // 2)
         token = first_page["continuation-token"]
         second_page = await query_events(server, page_size=100, continuation_token=token)
-        assert [event["event-id"] for event in first_page["events"] + second_page["events"]] == [
-            e["event-id"] for e in events
-        ]
-        assert [event["operation"] for event in second_page["events"]] == [
-            e["operation"] for e in events[len(first_page["events"]) :]
-        ]
+        paged_events = first_page["events"] + second_page["events"]
+        assert [event["event-id"] for event in paged_events] == [event["event-id"] for event in events]
+        assert [event["operation"] for event in paged_events] == [event["operation"] for event in events]
 
 
 async def test_updates_of_compressed_metadata_are_complete(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
-        gzip = {"write.metadata.compression-codec": "gzip"}
-        body = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": FIELDS}, "properties": gzip}
+        properties = {"write.metadata.compression-codec": "gzip"}
+        body = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": FIELDS}, "properties": properties}
         table = await send_request(server, "POST", "/v1/namespaces/db/tables", body)
         assert table["metadata-location"].endswith(".gz.metadata.json")
         await set_property(server, "t", "1")
@@ -213,23 +210,23 @@ async def test_large_metadata_of_all_requests_are_in_memory_one_pair_at_a_time(
         # A pair is larger than the share of a principal.
         monkeypatch.setattr(documents, "LARGE_METADATA_BYTES", 100)
         monkeypatch.setattr(server.components.catalog.documents, "_large", LargeMetadata(2_000))
-        compare, running, most = endpoint._compare_sources, 0, 0
+        compare, running_count, max_running = endpoint._compare_sources, 0, 0
 
         def count_pairs(*arguments: Any) -> Any:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
+            nonlocal running_count, max_running
+            running_count += 1
+            max_running = max(max_running, running_count)
             time.sleep(0.002)  # Without the queue, the threads of other requests run during this time.
             try:
                 return compare(*arguments)
             finally:
-                running -= 1
+                running_count -= 1
 
         monkeypatch.setattr(endpoint, "_compare_sources", count_pairs)
         for _ in range(2):
             pages = await asyncio.gather(*(read_all(server, page_size=number + 1) for number in range(4)))
             assert pages == [expected_events] * 4
-            assert most == 1
+            assert max_running == 1
             server.components.catalog.documents.cache.clear()
         assert server.components.worker_limits.imports.is_idle
 
@@ -267,21 +264,21 @@ async def test_page_ends_at_its_bytes_and_all_pages_have_all_events(
         await create_table(server, "t")
         for step in range(5):
             await set_property(server, "t", str(step) * 3000)
-        complete = await query_events(server)
-        assert len(complete["events"]) == 6
+        whole_page = await query_events(server)
+        assert len(whole_page["events"]) == 6
         for limit, size_bytes in (("UPDATES_BYTES_MAX", 6000), ("DOCUMENT_BYTES_MAX", 12_000)):
             with monkeypatch.context() as patch:
                 patch.setattr(endpoint, limit, size_bytes)
                 page = await query_events(server)
                 assert 1 < len(page["events"]) < 6, limit
-                assert await read_all(server, page_size=100) == complete["events"]
+                assert await read_all(server, page_size=100) == whole_page["events"]
 
 
 @pytest.mark.slow
 async def test_long_list_of_names_is_searched_once_for_each_name(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         await create_table(server, "t")
-        names = [[f"x{place}"] for place in range(endpoint.NAMES_MAX - 1)]
+        names = [[f"x{number}"] for number in range(endpoint.NAMES_MAX - 1)]
         assert summarize(await read_all(server, catalog_objects_by_name=[*names, ["db"]])) == [("create-table", "db.t")]
         assert summarize(await read_all(server, catalog_objects_by_name=[[]])) == [("create-table", "db.t")]
         body = {"catalog-objects-by-name": [*names, ["db"], ["db", "t"]]}
@@ -334,16 +331,14 @@ async def test_renames_and_drops_are_events_but_jobs_are_not(tmp_path: Path) -> 
         assert summarize(await read_all(server, object_types=["view"])) == expected[6:]
         uuid = table["metadata"]["table-uuid"]
         assert summarize(await read_all(server, catalog_objects_by_uuid=[uuid])) == expected[:6]
-        since = events[4]["timestamp-ms"]
-        late_events = await read_all(server, since_timestamp_ms=since)
-        assert [event["event-id"] for event in late_events] == [
-            e["event-id"] for e in events if e["timestamp-ms"] >= since
-        ]
+        since_ms = events[4]["timestamp-ms"]
+        late_event_ids = [event["event-id"] for event in await read_all(server, since_timestamp_ms=since_ms)]
+        assert late_event_ids == [event["event-id"] for event in events if event["timestamp-ms"] >= since_ms]
         # With the token of the last page, a request returns later events.
-        end = await query_events(server, page_size=1000)
-        assert (await query_events(server, continuation_token=end["continuation-token"]))["events"] == []
+        last_page = await query_events(server, page_size=1000)
+        assert (await query_events(server, continuation_token=last_page["continuation-token"]))["events"] == []
         await create_table(server, "later")
-        page = await query_events(server, continuation_token=end["continuation-token"])
+        page = await query_events(server, continuation_token=last_page["continuation-token"])
         assert summarize(page["events"]) == [("create-table", "db.later")]
         for body in (
             {"page-size": 0},
@@ -384,9 +379,9 @@ async def test_changes_of_namespaces_are_events(tmp_path: Path) -> None:
         ] == [(["b", "c"], ["a"]), (["d"], ["c"]), ([], [])]
         assert "secret" not in str(events[:2])
         assert summarize(await read_all(server, object_types=["table"])) == [("create-table", "shop.t")]
-        inner = [("create-namespace", "shop.inner"), ("drop-namespace", "shop.inner")]
-        assert summarize(await read_all(server, catalog_objects_by_name=[["shop", "inner"]])) == inner
-        assert summarize(await read_all(server, operation_types=["drop-namespace"])) == inner[1:]
+        inner_events = [("create-namespace", "shop.inner"), ("drop-namespace", "shop.inner")]
+        assert summarize(await read_all(server, catalog_objects_by_name=[["shop", "inner"]])) == inner_events
+        assert summarize(await read_all(server, operation_types=["drop-namespace"])) == inner_events[1:]
         timeline = (await send_request(server, "GET", "/api/v1/timeline?action=update"))["instants"]
         assert [(instant["kind"], instant["namespace"], instant["name"]) for instant in timeline] == [
             ("namespace", ["shop"], "")
@@ -417,30 +412,30 @@ async def test_events_of_one_transaction_share_their_request(tmp_path: Path) -> 
 
 
 async def test_caller_receives_only_events_of_objects_that_it_may_browse(tmp_path: Path) -> None:
-    async with run_server(tmp_path, auth="token+oidc", **ISSUER) as server:
+    async with run_server(tmp_path, auth="token+oidc", **ISSUER_SETTINGS) as server:
         store, clock = server.components.store, server.components.clock
-        root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
+        root_token = await create_token(store, clock, "root", None, [Grant("root", "admin")])
         token_with_one_right = await create_token(store, clock, "one", None, [])
         reader_token = await create_token(store, clock, "most", None, [Grant("most", "browse", ("db",))])
         token_without_rights = await create_token(store, clock, "nothing", None, [])
-        await send_request(server, "POST", "/v1/namespaces", {"namespace": ["hidden"]}, root)
-        await create_table(server, "t", root)
-        await send_request(server, "DELETE", "/v1/namespaces/db/tables/t", token=root)
-        await create_table(server, "t", root)
-        await create_table(server, "secret", root)
-        await create_table(server, "moved", root)
+        await send_request(server, "POST", "/v1/namespaces", {"namespace": ["hidden"]}, root_token)
+        await create_table(server, "t", root_token)
+        await send_request(server, "DELETE", "/v1/namespaces/db/tables/t", token=root_token)
+        await create_table(server, "t", root_token)
+        await create_table(server, "secret", root_token)
+        await create_table(server, "moved", root_token)
         rename = {
             "source": {"namespace": ["db"], "name": "moved"},
             "destination": {"namespace": ["hidden"], "name": "m"},
         }
-        await send_request(server, "POST", "/v1/tables/rename", rename, root)
+        await send_request(server, "POST", "/v1/tables/rename", rename, root_token)
         await store.transact(
             [
                 SaveGrant(Grant("one", "browse", ("db",), "table", "t")),
                 SaveGrant(Grant("most", "browse", ("db",), "table", "secret", True)),
             ]
         )
-        all_events = summarize(await read_all(server, root))
+        all_events = summarize(await read_all(server, root_token))
         assert all_events == [
             ("create-namespace", "hidden"), ("create-table", "db.t"), ("drop-table", "db.t"), ("create-table", "db.t"),
             ("create-table", "db.secret"), ("create-table", "db.moved"), ("rename-table", "db.moved → hidden.m"),
@@ -455,23 +450,25 @@ async def test_caller_receives_only_events_of_objects_that_it_may_browse(tmp_pat
 
 
 async def test_rights_of_a_page_are_decided_together_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with run_server(tmp_path, auth="token+oidc", **ISSUER) as server:
+    async with run_server(tmp_path, auth="token+oidc", **ISSUER_SETTINGS) as server:
         store, clock = server.components.store, server.components.clock
-        root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
-        reader = await create_token(store, clock, "reader", None, [Grant("reader", "browse", ("db",), "table", "t0")])
+        root_token = await create_token(store, clock, "root", None, [Grant("root", "admin")])
+        reader_token = await create_token(
+            store, clock, "reader", None, [Grant("reader", "browse", ("db",), "table", "t0")]
+        )
         for name in ("t0", "t1", "t2"):
-            await create_table(server, name, root)
-            await set_property(server, name, "1", root)
+            await create_table(server, name, root_token)
+            await set_property(server, name, "1", root_token)
         decided_securables: list[Securable] = []
-        batches_count = 0
+        batch_count = 0
         authorizer = type(server.components.authorizer)
         allows_each = authorizer.allows_each
 
         async def record_batch(
             self: Authorizer, principal: Principal, operation: str, securables: Sequence[Securable]
         ) -> list[bool]:
-            nonlocal batches_count
-            batches_count += 1
+            nonlocal batch_count
+            batch_count += 1
             decided_securables.extend(securables)
             return await allows_each(self, principal, operation, securables)
 
@@ -481,7 +478,7 @@ async def test_rights_of_a_page_are_decided_together_and_once(tmp_path: Path, mo
             "allows",
             AsyncMock(side_effect=AssertionError("the rights of one object were checked separately")),
         )
-        page = await query_events(server, reader)
+        page = await query_events(server, reader_token)
         assert summarize(page["events"]) == [("create-table", "db.t0"), ("update-table", "db.t0")]
-        assert batches_count == 1
+        assert batch_count == 1
         assert sorted(decided_securables) == [Securable(("db",), "table", name) for name in ("t0", "t1", "t2")]

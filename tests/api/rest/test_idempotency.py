@@ -22,7 +22,7 @@ from tests.server.rig import OffsetClock, run_server
 T = "/v1/namespaces/db/tables"
 V = "/v1/namespaces/db/views"
 REPLACE_VIEW = {"updates": [{"action": "set-properties", "updates": {"x": "1"}}]}
-ENDS = {
+RENAME_BODY = {
     "source": {"namespace": ["db"], "name": "t"},
     "destination": {"namespace": ["db"], "name": "u"},
 }
@@ -32,32 +32,36 @@ def _build_change(name: str) -> dict[str, Any]:
     return {"table-changes": [{"identifier": {"namespace": ["db"], "name": name}, **build_property_commit(x="1")}]}
 
 
-async def _do_nothing(api: Api) -> None: ...
+async def _do_nothing(api: Api) -> str:
+    return ""
 
 
-async def _create_table(api: Api) -> None:
-    await api.table()
+async def _create_table(api: Api) -> str:
+    return str((await api.table())["metadata-location"])
 
 
-async def _create_view(api: Api) -> None:
-    await api.view()
+async def _create_view(api: Api) -> str:
+    return str((await api.view())["metadata-location"])
 
 
-async def _unregister_view(api: Api) -> None:
-    location = (await api.view())["metadata-location"]
+async def _unregister_view(api: Api) -> str:
+    location = await _create_view(api)
     await api("DELETE", f"{V}/v")
-    api.location = location  # type: ignore[attr-defined]
+    return location
 
 
-async def _unregister_table(api: Api) -> None:
+async def _unregister_table(api: Api) -> str:
     await api.table()
-    location = (await api("POST", f"{T}/t/unregister")).json["metadata-location"]
-    api.location = location  # type: ignore[attr-defined]
+    return str((await api("POST", f"{T}/t/unregister")).json["metadata-location"])
 
 
 @dataclass(frozen=True)
 class IdempotentRequest:
-    """A request that succeeds once after `prepare` has run, and the same request with a final error."""
+    """A request that succeeds once after `prepare` has run, and a request of its operation that gets a final error.
+
+    `prepare` returns the metadata location of the table or view that it creates. In a body, `{location}` is replaced by
+    this location.
+    """
 
     operation: str
     method: str
@@ -67,7 +71,7 @@ class IdempotentRequest:
     refused_path: str
     refused_body: Any
     refused_status: int
-    prepare: Callable[[Api], Awaitable[None]] = field(default=_do_nothing)
+    prepare: Callable[[Api], Awaitable[str]] = field(default=_do_nothing)
 
 
 CASES = (
@@ -98,8 +102,8 @@ CASES = (
         f"{T}/none/unregister", None, 404, _create_table,
     ),
     IdempotentRequest(
-        "renameTable", "POST", "/v1/tables/rename", ENDS, 204,
-        "/v1/tables/rename", {**ENDS, "source": {"namespace": ["db"], "name": "none"}}, 404, _create_table,
+        "renameTable", "POST", "/v1/tables/rename", RENAME_BODY, 204,
+        "/v1/tables/rename", {**RENAME_BODY, "source": {"namespace": ["db"], "name": "none"}}, 404, _create_table,
     ),
     IdempotentRequest(
         "commitTransaction", "POST", "/v1/transactions/commit", _build_change("t"), 204,
@@ -108,8 +112,8 @@ CASES = (
     IdempotentRequest("replaceView", "POST", f"{V}/v", REPLACE_VIEW, 200, f"{V}/none", REPLACE_VIEW, 404, _create_view),
     IdempotentRequest("dropView", "DELETE", f"{V}/v", None, 204, f"{V}/none", None, 404, _create_view),
     IdempotentRequest(
-        "renameView", "POST", "/v1/views/rename", {**ENDS, "source": {"namespace": ["db"], "name": "v"}}, 204,
-        "/v1/views/rename", {**ENDS, "source": {"namespace": ["db"], "name": "none"}}, 404, _create_view,
+        "renameView", "POST", "/v1/views/rename", {**RENAME_BODY, "source": {"namespace": ["db"], "name": "v"}}, 204,
+        "/v1/views/rename", {**RENAME_BODY, "source": {"namespace": ["db"], "name": "none"}}, 404, _create_view,
     ),
     IdempotentRequest(
         "registerView", "POST", "/v1/namespaces/db/register-view",
@@ -124,8 +128,7 @@ CASES = (
 )  # fmt: skip
 
 
-def _fill_placeholders(api: Api, body: Any) -> Any:
-    location = getattr(api, "location", "")
+def _fill_placeholders(body: Any, location: str) -> Any:
     return None if body is None else json.loads(json.dumps(body).replace("{location}", location))
 
 
@@ -137,20 +140,20 @@ async def _read_state(api: Api) -> list[str]:
     return [str(instant.id) for instant in instants] + namespaces
 
 
-def _check_same(first: Answer, second: Answer) -> None:
-    assert (second.status, second.raw) == (first.status, first.raw)
-    assert second.headers.get("ETag") == first.headers.get("ETag")
+def _check_same(first_answer: Answer, second_answer: Answer) -> None:
+    assert (second_answer.status, second_answer.raw) == (first_answer.status, first_answer.raw)
+    assert second_answer.headers.get("ETag") == first_answer.headers.get("ETag")
 
 
 def test_every_changing_operation_with_a_key_has_a_case() -> None:
-    keyed = {operation.id for operation in read_operations() if operation.has_idempotency_key}
-    assert {case.operation for case in CASES} - {"createView"} == keyed - PLANNING_OPERATIONS
+    operations_with_key = {operation.id for operation in read_operations() if operation.has_idempotency_key}
+    assert {case.operation for case in CASES} - {"createView"} == operations_with_key - PLANNING_OPERATIONS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_success_is_replayed_without_a_second_execution(api: Api, case: IdempotentRequest) -> None:
-    await case.prepare(api)
-    body, key = _fill_placeholders(api, case.body), create_key()
+    location = await case.prepare(api)
+    body, key = _fill_placeholders(case.body, location), create_key()
     first_answer = await api(case.method, case.path, body, key=key)
     assert first_answer.status == case.status, first_answer.raw
     state = await _read_state(api)
@@ -162,8 +165,8 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Id
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_final_error_is_replayed_after_later_changes(api: Api, case: IdempotentRequest) -> None:
-    await case.prepare(api)
-    body, key = _fill_placeholders(api, case.refused_body), create_key()
+    location = await case.prepare(api)
+    body, key = _fill_placeholders(case.refused_body, location), create_key()
     first_answer = await api(case.method, case.refused_path, body, key=key)
     assert first_answer.status == case.refused_status, first_answer.raw
     record = await api.server.components.store.find_idempotency_record(key, api.server.components.clock.now_ms())
@@ -177,14 +180,14 @@ async def test_final_error_is_replayed_after_later_changes(api: Api, case: Idemp
 @pytest.mark.few_cases(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
 async def test_key_of_another_request_is_unprocessable(api: Api, case: IdempotentRequest) -> None:
-    await case.prepare(api)
+    location = await case.prepare(api)
     key = create_key()
-    assert (await api(case.method, case.path, _fill_placeholders(api, case.body), key=key)).status == case.status
+    assert (await api(case.method, case.path, _fill_placeholders(case.body, location), key=key)).status == case.status
     other_answer = await api("POST", "/v1/namespaces", {"namespace": ["another"]}, key=key)
     assert other_answer.error[:2] == (422, "UnprocessableEntityException")
     assert (await api("HEAD", "/v1/namespaces/another")).status == 404
     if case.body is not None:
-        answer = await api(case.method, case.path, {**_fill_placeholders(api, case.body), "more": 1}, key=key)
+        answer = await api(case.method, case.path, {**_fill_placeholders(case.body, location), "more": 1}, key=key)
         assert answer.error[:2] == (422, "UnprocessableEntityException")
 
 
@@ -193,8 +196,8 @@ async def test_key_of_another_request_is_unprocessable(api: Api, case: Idempoten
 async def test_one_of_concurrent_requests_with_a_key_runs_and_all_get_its_answer(
     api: Api, case: IdempotentRequest
 ) -> None:
-    await case.prepare(api)
-    body, key = _fill_placeholders(api, case.body), create_key()
+    location = await case.prepare(api)
+    body, key = _fill_placeholders(case.body, location), create_key()
     answers = await asyncio.gather(*(api(case.method, case.path, body, key=key) for _ in range(8)))
     for answer in answers:
         assert answer.status == case.status, answer.raw

@@ -18,7 +18,7 @@ from seamark.metaserver.api.lookups import metadata as routes
 from tests.api.client import Answer, Api
 from tests.api.plans.planned import append_files, build_data_file
 from tests.planner.lakes.history import write_random_lake
-from tests.planner.lakes.lake import ContentFile, DataFile, Lake, LakeSnapshot
+from tests.planner.lakes.lake import ContentFile, DataFile, Lake
 from tests.seeds import examples
 from tests.server.rig import run_server
 
@@ -45,16 +45,16 @@ async def list_all_items(
     api: Api, path: str, list_name: str, query: str = "", limit: int | None = None
 ) -> list[dict[str, Any]]:
     """Return the items of the list `list_name` of all pages."""
-    results: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     limit_query = f"&limit={limit}" if limit else ""
     token = ""
     while True:
         answer = await api("GET", f"{path}?{query}{limit_query}{token}")
         assert answer.status == 200, answer.raw
         assert limit is None or len(answer.json[list_name]) <= limit
-        results += answer.json[list_name]
+        items += answer.json[list_name]
         if answer.json["next-page-token"] is None:
-            return results
+            return items
         token = f"&page-token={answer.json['next-page-token']}"
 
 
@@ -64,7 +64,7 @@ def decode_table_answer(answer: Answer) -> pa.Table:
     return pa.ipc.open_stream(answer.raw).read_all()
 
 
-def build_expected_entry(lake: Lake, snapshot: LakeSnapshot, file: ContentFile) -> dict[str, Any]:
+def build_expected_entry(file: ContentFile) -> dict[str, Any]:
     """Return the expected listing entry of a file, without its partition."""
     return {
         "content": CONTENTS[file.content],
@@ -87,13 +87,15 @@ async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: 
         lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register_table(lake_api, lake, f"t{seed}")
         for snapshot in lake.snapshots.values():
-            actual = await list_all_items(lake_api, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
+            listed_files = await list_all_items(
+                lake_api, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3
+            )
             files = [*snapshot.data_files, *snapshot.delete_files]
             message = f"seed {seed}, snapshot {snapshot.id}"
-            assert [omit_keys(item, "partition", "delete-files") for item in actual] == [
-                build_expected_entry(lake, snapshot, file) for file in files
+            assert [omit_keys(item, "partition", "delete-files") for item in listed_files] == [
+                build_expected_entry(file) for file in files
             ], message
-            for item, file in zip(actual, files, strict=True):
+            for item, file in zip(listed_files, files, strict=True):
                 assert list(item["partition"]) == [part.name for part in lake.specs[file.spec_id]], message
                 if isinstance(file, DataFile):
                     # Statistics may show that an equality delete matches no row.
@@ -110,11 +112,13 @@ async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Ap
         path = await register_table(lake_api, lake, f"t{seed}")
         files = await list_all_items(lake_api, f"{path}/files", "files")
         for file in random.Random(seed).sample(files, min(len(files), 4)):
-            prefix = quote(json.dumps(file["partition"]))
-            actual = await list_all_items(lake_api, f"{path}/files", "files", f"partition={prefix}", limit=2)
-            expected = [item for item in files if file["partition"].items() <= item["partition"].items()]
-            assert actual == expected, f"seed {seed}: {file['partition']}"
-            narrowed_count += len(expected) < len(files)
+            quoted_partition = quote(json.dumps(file["partition"]))
+            listed_files = await list_all_items(
+                lake_api, f"{path}/files", "files", f"partition={quoted_partition}", limit=2
+            )
+            expected_files = [item for item in files if file["partition"].items() <= item["partition"].items()]
+            assert listed_files == expected_files, f"seed {seed}: {file['partition']}"
+            narrowed_count += len(expected_files) < len(files)
     assert narrowed_count > 5
 
 
@@ -122,21 +126,21 @@ async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) 
     for seed in range(60, 60 + examples(10, 3)):
         lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register_table(lake_api, lake, f"t{seed}")
-        paths = [("files", "files"), ("partitions", "partitions")]
-        paths += [(f"stats/{quote(column.name, safe='')}", "stats") for column in lake.schema.leaves().values()]
-        for route, items in paths:
-            actual = await list_all_items(lake_api, f"{path}/{route}", items)
+        lists = [("files", "files"), ("partitions", "partitions")]
+        lists += [(f"stats/{quote(column.name, safe='')}", "stats") for column in lake.schema.leaves().values()]
+        for route, list_name in lists:
+            items = await list_all_items(lake_api, f"{path}/{route}", list_name)
             table = decode_table_answer(await lake_api("GET", f"{path}/{route}", headers=ARROW))
             assert table.schema.metadata == {b"snapshot-id": str(lake.current_snapshot.id).encode()}
-            assert table.num_rows == len(actual)
-            for name in actual[0] if actual else ():
+            assert table.num_rows == len(items)
+            for name in items[0] if items else ():
                 if name in ("lower-bound", "upper-bound"):
                     # Bounds are typed in Arrow and texts in JSON. tests/planner/test_lookup.py tests them.
                     continue
                 values = table.column(name.replace("-", "_")).to_pylist()
                 if name == "partition":
                     values = [json.loads(value) for value in values]
-                assert values == [item[name] for item in actual], f"seed {seed}: {route} {name}"
+                assert values == [item[name] for item in items], f"seed {seed}: {route} {name}"
 
 
 async def test_partitions_equal_the_partitions_of_pyiceberg(lake_api: Api, tmp_path: Path) -> None:
@@ -148,15 +152,15 @@ async def test_partitions_equal_the_partitions_of_pyiceberg(lake_api: Api, tmp_p
         if any(file.record_count == 0 for file in lake.current_snapshot.data_files):
             continue  # PyIceberg does not count files without rows either.
         path = await register_table(lake_api, lake, f"t{seed}")
-        actual = await list_all_items(lake_api, f"{path}/partitions", "partitions", limit=2)
+        partitions = await list_all_items(lake_api, f"{path}/partitions", "partitions", limit=2)
         files = lake.current_snapshot.data_files + lake.current_snapshot.delete_files
-        assert sum(item["file-count"] for item in actual) == len(lake.current_snapshot.data_files)
-        assert len(actual) == len({file.partition_key for file in files}), f"seed {seed}"
+        assert sum(item["file-count"] for item in partitions) == len(lake.current_snapshot.data_files)
+        assert len(partitions) == len({file.partition_key for file in files}), f"seed {seed}"
         try:
             inspected_partitions = StaticTable.from_metadata(lake.metadata_location).inspect.partitions()
         except Exception:  # noqa: BLE001  PyIceberg does not read all types of partition values
             continue
-        names = {
+        inspected_names = {
             "record-count": "record_count",
             "file-count": "file_count",
             "file-size-in-bytes": "total_data_file_size_in_bytes",
@@ -166,9 +170,9 @@ async def test_partitions_equal_the_partitions_of_pyiceberg(lake_api: Api, tmp_p
             "equality-delete-files": "equality_delete_file_count",
             "last-updated-snapshot-id": "last_updated_snapshot_id",
         }
-        actual_rows = sorted([[item[name] for name in names] for item in actual], key=repr)
-        rows = inspected_partitions.select(list(names.values())).to_pylist()
-        assert actual_rows == sorted([list(row.values()) for row in rows], key=repr), f"seed {seed}"
+        partition_rows = sorted([[item[name] for name in inspected_names] for item in partitions], key=repr)
+        inspected_rows = inspected_partitions.select(list(inspected_names.values())).to_pylist()
+        assert partition_rows == sorted([list(row.values()) for row in inspected_rows], key=repr), f"seed {seed}"
         compared_lakes += 1
     assert compared_lakes > 5
 
@@ -220,10 +224,10 @@ async def test_invalid_parameters_are_rejected_with_the_reason(api_with_table: A
         ("partition=day", "name=value"),
         ("content=some", "content"),
     ]
-    for query, expected in cases:
+    for query, reason in cases:
         answer = await api_with_table("GET", f"{T}/files?{query}")
         assert answer.error[:2] == (400, "BadRequestException"), query
-        assert expected in answer.error[2], query
+        assert reason in answer.error[2], query
 
 
 async def test_commit_between_two_pages_shifts_no_file(api_with_table: Api) -> None:
@@ -260,16 +264,16 @@ async def test_arrow_pages_have_their_token(api_with_table: Api) -> None:
         await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound", headers=ARROW)
     )
     token = first_page.schema.metadata[b"next-page-token"].decode()
-    remaining_table = decode_table_answer(
+    second_page = decode_table_answer(
         await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound&page-token={token}", headers=ARROW)
     )
     assert first_page.column_names == ["file", "lower_bound"]
     all_stats = await list_all_items(api_with_table, f"{T}/stats/id", "stats")
-    assert pa.concat_tables([first_page, remaining_table]).column("lower_bound").to_pylist() == [
+    assert pa.concat_tables([first_page, second_page]).column("lower_bound").to_pylist() == [
         row["lower-bound"] for row in all_stats
     ]
-    assert (first_page.num_rows, remaining_table.num_rows) == (4, 3)
-    assert b"next-page-token" not in remaining_table.schema.metadata
+    assert (first_page.num_rows, second_page.num_rows) == (4, 3)
+    assert b"next-page-token" not in second_page.schema.metadata
 
 
 async def test_statistics_are_requested_by_column_name(api_with_table: Api) -> None:
@@ -284,18 +288,18 @@ async def test_statistics_are_requested_by_column_name(api_with_table: Api) -> N
             "nan-value-count": None,
         }
     ]
-    for column, expected in (("dat", "did you mean data"), ("data.x", "data.x"), ("%FF", "UTF-8")):
+    for column, reason in (("dat", "did you mean data"), ("data.x", "data.x"), ("%FF", "UTF-8")):
         answer = await api_with_table("GET", f"{T}/stats/{column}")
         assert answer.error[0] == 400
-        assert expected in answer.error[2]
+        assert reason in answer.error[2]
     answer = await api_with_table("GET", f"{T}/stats/id?fields=lower-bound,upper")
     assert "'upper'" in answer.error[2]
 
 
 async def test_listings_of_a_table_without_a_snapshot_are_empty(api: Api) -> None:
     await api.table()
-    for route, items in (("files", "files"), ("partitions", "partitions"), ("stats/id", "stats")):
-        assert (await api("GET", f"{T}/{route}")).json == {"snapshot-id": None, items: [], "next-page-token": None}
+    for route, list_name in (("files", "files"), ("partitions", "partitions"), ("stats/id", "stats")):
+        assert (await api("GET", f"{T}/{route}")).json == {"snapshot-id": None, list_name: [], "next-page-token": None}
         assert decode_table_answer(await api("GET", f"{T}/{route}", headers=ARROW)).num_rows == 0
 
 

@@ -94,19 +94,19 @@ async def test_namespace_with_a_table_cannot_be_dropped(api: Api) -> None:
 
 async def test_removal_of_many_properties_takes_no_quadratic_time(api: Api) -> None:
     """The client waits for 30 s. A quadratic removal blocked the event loop for minutes."""
-    update = await api("POST", "/v1/namespaces/db/properties", {"updates": {f"k{n}": "" for n in range(60_000)}})
-    assert update.status == 200, update.raw
+    addition = await api("POST", "/v1/namespaces/db/properties", {"updates": {f"k{n}": "" for n in range(60_000)}})
+    assert addition.status == 200, addition.raw
     removals = [f"k{n}" for n in range(90_000)]
     removal = await api("POST", "/v1/namespaces/db/properties", {"removals": removals})
     assert (len(removal.json["removed"]), len(removal.json["missing"])) == (60_000, 30_000)
 
 
 async def test_namespace_properties_are_limited_over_all_requests(api: Api) -> None:
-    path, half = "/v1/namespaces/db/properties", PROPERTIES_CHARACTERS_MAX // 2
-    assert (await api("POST", path, {"updates": {"a": "x" * half}})).status == 200
-    refusal = await api("POST", path, {"updates": {"b": "x" * half}})
+    path, half_of_limit = "/v1/namespaces/db/properties", PROPERTIES_CHARACTERS_MAX // 2
+    assert (await api("POST", path, {"updates": {"a": "x" * half_of_limit}})).status == 200
+    refusal = await api("POST", path, {"updates": {"b": "x" * half_of_limit}})
     assert refusal.error[:2] == (413, "PayloadTooLargeException")
-    assert (await api("POST", path, {"removals": ["a"], "updates": {"b": "x" * half}})).status == 200
+    assert (await api("POST", path, {"removals": ["a"], "updates": {"b": "x" * half_of_limit}})).status == 200
 
 
 async def test_levels_of_a_namespace_are_limited(api: Api) -> None:
@@ -118,8 +118,8 @@ async def test_levels_of_a_namespace_are_limited(api: Api) -> None:
 
 async def test_namespaces_too_long_for_a_url_are_rejected(api: Api) -> None:
     long_names = ["é" * 255] * 3
-    plans = [await api("POST", "/v1/namespaces", {"namespace": long_names[:count]}) for count in (1, 2, 3)]
-    assert [plan.status for plan in plans] == [200, 200, 200]
+    created_answers = [await api("POST", "/v1/namespaces", {"namespace": long_names[:count]}) for count in (1, 2, 3)]
+    assert [answer.status for answer in created_answers] == [200, 200, 200]
     assert (await api("GET", "/v1/namespaces/" + quote("\x1f".join(long_names)))).status == 200
     refusal = await api("POST", "/v1/namespaces", {"namespace": ["é" * 255] * 4})
     assert refusal.error[:2] == (400, "BadRequestException")
@@ -143,11 +143,11 @@ async def test_properties_of_deep_namespaces_and_policies_of_all_are_limited(api
 
 async def test_error_does_not_quote_megabytes_of_the_request(api: Api) -> None:
     await api.table()
-    term = "x" * 3_000_000
+    long_text = "x" * 3_000_000
     for path, body in (
-        ("/v1/namespaces/db/tables/t/plan", {"filter": {"type": "eq", "term": term, "value": 1}}),
-        ("/api/v1/tables/db/t/explain", {"filter": {"type": "eq", "term": term, "value": 1}}),
-        ("/v1/namespaces/db/properties", {"updates": {term[:400_000]: ""}, "removals": [term[:400_000]]}),
+        ("/v1/namespaces/db/tables/t/plan", {"filter": {"type": "eq", "term": long_text, "value": 1}}),
+        ("/api/v1/tables/db/t/explain", {"filter": {"type": "eq", "term": long_text, "value": 1}}),
+        ("/v1/namespaces/db/properties", {"updates": {long_text[:400_000]: ""}, "removals": [long_text[:400_000]]}),
     ):
         status, _, message = (await api("POST", path, body)).error
         assert status < 500, path

@@ -25,8 +25,8 @@ GRANTS = (
 )
 
 
-class House:
-    """A server with logins. `house("rita", "GET", …)` sends a request as rita."""
+class UsersApi:
+    """An API client for the users of a server with logins. `users_api("rita", "GET", …)` sends a request as rita."""
 
     def __init__(self, api: Api, secrets: dict[str, str]) -> None:
         self.api = api
@@ -41,29 +41,29 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def users_api(tmp_path: Path) -> AsyncIterator[UsersApi]:
     secrets, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name in ("root", "wendy", "rita", "deep", "nobody"):
             grants = [grant for grant in GRANTS if grant.principal == name]
             secrets[name] = await create_token(store, clock, name, None, grants)
     async with run_server(tmp_path, auth="token") as server:
-        house = House(Api(server), secrets)
+        users_api = UsersApi(Api(server), secrets)
         for path in (["other"], ["other", "inner"], ["db", "sub"]):
-            assert (await house("root", "POST", "/v1/namespaces", {"namespace": path})).status == 200
+            assert (await users_api("root", "POST", "/v1/namespaces", {"namespace": path})).status == 200
         for namespace in ("db", "other"):
             body = {"name": "t", "schema": SCHEMA}
-            assert (await house("root", "POST", f"/v1/namespaces/{namespace}/tables", body)).status == 200
-        yield house
+            assert (await users_api("root", "POST", f"/v1/namespaces/{namespace}/tables", body)).status == 200
+        yield users_api
 
 
-async def test_every_request_requires_a_login(house: House) -> None:
-    answer = await house.api("GET", "/v1/namespaces")
+async def test_every_request_requires_a_login(users_api: UsersApi) -> None:
+    answer = await users_api.api("GET", "/v1/namespaces")
     assert answer.error[:2] == (401, "NotAuthorizedException")
 
 
 @pytest.mark.parametrize(
-    ("principal", "visible_names", "visible_below"),
+    ("principal", "visible_namespaces", "namespaces_below_other"),
     [
         ("root", [["db"], ["other"]], [["other", "inner"]]),
         ("rita", [["db"]], None),
@@ -72,98 +72,100 @@ async def test_every_request_requires_a_login(house: House) -> None:
     ],
 )
 async def test_listing_omits_objects_that_the_caller_may_not_browse(
-    house: House, principal: str, visible_names: list[Any], visible_below: list[Any] | None
+    users_api: UsersApi, principal: str, visible_namespaces: list[Any], namespaces_below_other: list[Any] | None
 ) -> None:
-    assert (await house(principal, "GET", "/v1/namespaces")).json["namespaces"] == visible_names
-    answer = await house(principal, "GET", "/v1/namespaces?parent=other")
-    if visible_below is None:
+    assert (await users_api(principal, "GET", "/v1/namespaces")).json["namespaces"] == visible_namespaces
+    answer = await users_api(principal, "GET", "/v1/namespaces?parent=other")
+    if namespaces_below_other is None:
         assert answer.error[:2] == (403, "ForbiddenException")
     else:
-        assert answer.json["namespaces"] == visible_below
+        assert answer.json["namespaces"] == namespaces_below_other
 
 
 @pytest.mark.parametrize(
-    ("principal", "reads", "writes"),
+    ("principal", "read_status", "write_status"),
     [("root", 200, 200), ("wendy", 200, 200), ("rita", 200, 403), ("nobody", 403, 403)],
 )
-async def test_reading_and_writing_require_their_roles(house: House, principal: str, reads: int, writes: int) -> None:
+async def test_reading_and_writing_require_their_roles(
+    users_api: UsersApi, principal: str, read_status: int, write_status: int
+) -> None:
     table = "/v1/namespaces/db/tables/t"
     for path in (table, "/v1/namespaces/db/tables", "/v1/namespaces/db", f"{table}/credentials"):
-        assert (await house(principal, "GET", path)).status == reads
-    assert (await house(principal, "POST", f"{table}/plan", {})).status == reads
-    assert (await house(principal, "POST", f"{table}/tasks", {"plan-task": "x"})).status == (
-        404 if reads == 200 else reads
+        assert (await users_api(principal, "GET", path)).status == read_status
+    assert (await users_api(principal, "POST", f"{table}/plan", {})).status == read_status
+    assert (await users_api(principal, "POST", f"{table}/tasks", {"plan-task": "x"})).status == (
+        404 if read_status == 200 else read_status
     )
-    assert (await house(principal, "POST", table, build_property_commit(x="1"))).status == writes
-    answer = await house(principal, "POST", "/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA})
-    assert answer.status == writes
-    if writes == 403:
+    assert (await users_api(principal, "POST", table, build_property_commit(x="1"))).status == write_status
+    answer = await users_api(principal, "POST", "/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA})
+    assert answer.status == write_status
+    if write_status == 403:
         assert answer.error[1] == "ForbiddenException"
         assert "writer" in answer.error[2] or "reader" in answer.error[2]
 
 
-async def test_hidden_name_is_refused_whether_it_exists_or_not(house: House) -> None:
+async def test_hidden_name_is_refused_whether_it_exists_or_not(users_api: UsersApi) -> None:
     for name in ("t", "none"):
-        assert (await house("rita", "GET", f"/v1/namespaces/other/tables/{name}")).status == 403
+        assert (await users_api("rita", "GET", f"/v1/namespaces/other/tables/{name}")).status == 403
 
 
-async def test_rename_and_transaction_require_rights_on_every_namespace_they_touch(house: House) -> None:
+async def test_rename_and_transaction_require_rights_on_every_namespace_they_touch(users_api: UsersApi) -> None:
     identifier, other_identifier = {"namespace": ["db"], "name": "t"}, {"namespace": ["other"], "name": "t"}
     for source, destination in (
         (identifier, {**other_identifier, "name": "u"}),
         (other_identifier, {**identifier, "name": "u"}),
     ):
         body = {"source": source, "destination": destination}
-        assert (await house("wendy", "POST", "/v1/tables/rename", body)).status == 403
+        assert (await users_api("wendy", "POST", "/v1/tables/rename", body)).status == 403
     changes = [
-        {"identifier": each_identifier, **build_property_commit(x="1")}
-        for each_identifier in (identifier, other_identifier)
+        {"identifier": changed_identifier, **build_property_commit(x="1")}
+        for changed_identifier in (identifier, other_identifier)
     ]
-    assert (await house("wendy", "POST", "/v1/transactions/commit", {"table-changes": changes})).status == 403
-    answer = await house("root", "GET", "/v1/namespaces/db/tables/t")
+    assert (await users_api("wendy", "POST", "/v1/transactions/commit", {"table-changes": changes})).status == 403
+    answer = await users_api("root", "GET", "/v1/namespaces/db/tables/t")
     assert "x" not in answer.json["metadata"]["properties"]
 
 
-async def test_idempotency_key_belongs_to_one_principal(house: House) -> None:
+async def test_idempotency_key_belongs_to_one_principal(users_api: UsersApi) -> None:
     key, body = create_key(), {"namespace": ["db", "n"]}
-    assert (await house("wendy", "POST", "/v1/namespaces", body, key=key)).status == 200
-    assert (await house("root", "POST", "/v1/namespaces", body, key=key)).status == 422
+    assert (await users_api("wendy", "POST", "/v1/namespaces", body, key=key)).status == 200
+    assert (await users_api("root", "POST", "/v1/namespaces", body, key=key)).status == 422
 
 
-async def test_missing_role_is_not_recorded_under_the_idempotency_key(house: House) -> None:
+async def test_missing_role_is_not_recorded_under_the_idempotency_key(users_api: UsersApi) -> None:
     key, body = create_key(), {"namespace": ["db", "n"]}
-    assert (await house("rita", "POST", "/v1/namespaces", body, key=key)).status == 403
-    await house.api.server.components.store.transact([SaveGrant(grant=Grant("rita", "writer", ("db",)))])
-    assert await _await_status_after_grant(lambda: house("rita", "POST", "/v1/namespaces", body, key=key)) == 200
+    assert (await users_api("rita", "POST", "/v1/namespaces", body, key=key)).status == 403
+    await users_api.api.server.components.store.transact([SaveGrant(grant=Grant("rita", "writer", ("db",)))])
+    assert await _await_status_after_grant(lambda: users_api("rita", "POST", "/v1/namespaces", body, key=key)) == 200
 
 
-async def test_timeline_names_the_principal(house: House) -> None:
-    await house("wendy", "POST", "/v1/namespaces/db/tables/t", build_property_commit(x="1"))
-    newest_instant = (await house("root", "GET", "/api/v1/timeline?order=desc&limit=1")).json["instants"][0]
+async def test_timeline_names_the_principal(users_api: UsersApi) -> None:
+    await users_api("wendy", "POST", "/v1/namespaces/db/tables/t", build_property_commit(x="1"))
+    newest_instant = (await users_api("root", "GET", "/api/v1/timeline?order=desc&limit=1")).json["instants"][0]
     assert (newest_instant["who"], newest_instant["action"]) == ("wendy", "commit")
 
 
-@pytest.mark.parametrize("where", ["db/mine", "db/sub/t/deep"])
-async def test_writer_chooses_locations_below_its_own_namespace(house: House, where: str) -> None:
-    location = f"{house.api.server.components.settings.make_warehouse_uri()}/{where}"
+@pytest.mark.parametrize("folder", ["db/mine", "db/sub/t/deep"])
+async def test_writer_chooses_locations_below_its_own_namespace(users_api: UsersApi, folder: str) -> None:
+    location = f"{users_api.api.server.components.settings.make_warehouse_uri()}/{folder}"
     body = {"name": "n", "schema": SCHEMA, "location": location}
-    assert (await house("wendy", "POST", "/v1/namespaces/db/tables", body)).status == 200
-    inner = {"namespace": ["db", "n"], "properties": {"location": f"{location}-ns"}}
-    assert (await house("wendy", "POST", "/v1/namespaces", inner)).status == 200
+    assert (await users_api("wendy", "POST", "/v1/namespaces/db/tables", body)).status == 200
+    namespace_request = {"namespace": ["db", "n"], "properties": {"location": f"{location}-ns"}}
+    assert (await users_api("wendy", "POST", "/v1/namespaces", namespace_request)).status == 200
 
 
-async def test_no_location_may_overlap_files_of_other_tables(house: House) -> None:
-    other_location = (await house("root", "GET", "/v1/namespaces/other/tables/t")).json["metadata"]["location"]
-    move = {"requirements": [], "updates": [{"action": "set-location", "location": other_location}]}
+async def test_no_location_may_overlap_files_of_other_tables(users_api: UsersApi) -> None:
+    other_location = (await users_api("root", "GET", "/v1/namespaces/other/tables/t")).json["metadata"]["location"]
+    location_update = {"requirements": [], "updates": [{"action": "set-location", "location": other_location}]}
     view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": other_location}
-    change = {"identifier": {"namespace": ["db"], "name": "t"}, **move}
+    change = {"identifier": {"namespace": ["db"], "name": "t"}, **location_update}
     attempts: dict[str, tuple[str, Any]] = {
         "create": ("/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA, "location": other_location}),
         "stage": (
             "/v1/namespaces/db/tables",
             {"name": "n", "schema": SCHEMA, "location": other_location, "stage-create": True},
         ),
-        "commit": ("/v1/namespaces/db/tables/t", move),
+        "commit": ("/v1/namespaces/db/tables/t", location_update),
         "transaction": ("/v1/transactions/commit", {"table-changes": [change]}),
         "view": ("/v1/namespaces/db/views", view),
         "namespace": ("/v1/namespaces", {"namespace": ["db", "n"], "properties": {"location": other_location}}),
@@ -172,81 +174,84 @@ async def test_no_location_may_overlap_files_of_other_tables(house: House) -> No
         "register": ("/v1/namespaces/db/register", {"name": "n", "metadata-location": f"{other_location}/x"}),
     }
     for description, (path, body) in attempts.items():
-        answer = await house("wendy", "POST", path, body)
+        answer = await users_api("wendy", "POST", path, body)
         assert answer.error[:2] == (403, "ForbiddenException"), description
-    placed_answer = await house("root", "POST", *attempts["create"])
-    assert placed_answer.error[:2] == (400, "BadRequestException"), "an admin may not use the location either"
+    answer_to_admin = await users_api("root", "POST", *attempts["create"])
+    assert answer_to_admin.error[:2] == (400, "BadRequestException"), "an admin may not use the location either"
 
 
-async def test_dropped_table_hidden_from_the_caller_is_not_found(house: House) -> None:
-    assert (await house("root", "DELETE", "/v1/namespaces/other/tables/t")).status == 204
-    listing = (await house("root", "GET", "/api/v1/dropped?namespace=other")).json["dropped"]
+async def test_dropped_table_hidden_from_the_caller_is_not_found(users_api: UsersApi) -> None:
+    assert (await users_api("root", "DELETE", "/v1/namespaces/other/tables/t")).status == 204
+    dropped_entries = (await users_api("root", "GET", "/api/v1/dropped?namespace=other")).json["dropped"]
     for method, ending in (("POST", "/undrop"), ("DELETE", "")):
         for principal in ("wendy", "nobody"):
-            ids = (listing[0]["id"], create_key())
+            dropped_ids = (dropped_entries[0]["id"], create_key())
             answers = [
-                await house(principal, method, f"/api/v1/dropped/{dropped_name}{ending}") for dropped_name in ids
+                await users_api(principal, method, f"/api/v1/dropped/{dropped_id}{ending}")
+                for dropped_id in dropped_ids
             ]
             existing_error, invented_error = (answer.error[:2] for answer in answers)
             assert existing_error == invented_error
             assert principal == "nobody" or existing_error == (404, "NotFoundException")
             assert not any(b"other" in answer.raw for answer in answers)
-    assert (await house("root", "POST", f"/api/v1/dropped/{listing[0]['id']}/undrop")).status == 200
+    assert (await users_api("root", "POST", f"/api/v1/dropped/{dropped_entries[0]['id']}/undrop")).status == 200
 
 
-async def test_caller_who_may_list_dropped_tables_learns_which_role_is_missing(house: House) -> None:
-    assert (await house("root", "DELETE", "/v1/namespaces/db/tables/t")).status == 204
-    dropped_id = (await house("rita", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
-    assert (await house("rita", "POST", f"/api/v1/dropped/{dropped_id}/undrop")).error[0] == 403
-    assert (await house("wendy", "DELETE", f"/api/v1/dropped/{dropped_id}")).error[0] == 403
+async def test_caller_who_may_list_dropped_tables_learns_which_role_is_missing(users_api: UsersApi) -> None:
+    assert (await users_api("root", "DELETE", "/v1/namespaces/db/tables/t")).status == 204
+    dropped_id = (await users_api("rita", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
+    assert (await users_api("rita", "POST", f"/api/v1/dropped/{dropped_id}/undrop")).error[0] == 403
+    assert (await users_api("wendy", "DELETE", f"/api/v1/dropped/{dropped_id}")).error[0] == 403
 
 
-async def test_empty_transaction_is_rejected_and_not_recorded(house: House) -> None:
+async def test_empty_transaction_is_rejected_and_not_recorded(users_api: UsersApi) -> None:
     for principal in ("nobody", "rita"):
         key = create_key()
-        answer = await house(principal, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
+        answer = await users_api(principal, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
         assert answer.error[:2] == (403, "ForbiddenException"), "rights are checked before the body"
-        store = house.api.server.components.store
+        store = users_api.api.server.components.store
         assert await store.find_idempotency_record(key, 0) is None
 
 
-async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House) -> None:
+async def test_timeline_hides_locations_that_its_reader_may_not_see(users_api: UsersApi) -> None:
     identifiers = {
         "source": {"namespace": ["db"], "name": "t"},
         "destination": {"namespace": ["other"], "name": "hidden"},
     }
-    assert (await house("root", "POST", "/v1/tables/rename", identifiers)).status == 204
-    visible_names = {}
+    assert (await users_api("root", "POST", "/v1/tables/rename", identifiers)).status == 204
+    shown_destinations = {}
     for principal in ("rita", "root"):
         for ending in ("", "?order=desc", "?wait=0.1", "?action=rename"):
-            answer = await house(principal, "GET", f"/api/v1/tables/db/t/timeline{ending}")
+            answer = await users_api(principal, "GET", f"/api/v1/tables/db/t/timeline{ending}")
             renames = [instant for instant in answer.json["instants"] if instant["action"] == "rename"]
-            visible_names[principal, ending] = [rename["summary"].get("to") for rename in renames]
+            shown_destinations[principal, ending] = [rename["summary"].get("to") for rename in renames]
             assert principal == "root" or b"hidden" not in answer.raw
-    assert {tuple(expected) for (principal, _), expected in visible_names.items() if principal == "root"} == {
-        ("other.hidden",)
-    }
-    assert {tuple(expected) for (principal, _), expected in visible_names.items() if principal == "rita"} == {(None,)}
-    stream = await _read_event_stream(house, "rita", "/api/v1/tables/db/t/timeline")
+    assert {
+        tuple(destinations) for (principal, _), destinations in shown_destinations.items() if principal == "root"
+    } == {("other.hidden",)}
+    assert {
+        tuple(destinations) for (principal, _), destinations in shown_destinations.items() if principal == "rita"
+    } == {(None,)}
+    stream = await _read_event_stream(users_api, "rita", "/api/v1/tables/db/t/timeline")
     assert b"rename" in stream
     assert b"hidden" not in stream
 
 
-async def test_timeline_shows_a_new_name_only_if_its_reader_may_browse_it(house: House) -> None:
+async def test_timeline_shows_a_new_name_only_if_its_reader_may_browse_it(users_api: UsersApi) -> None:
     identifiers = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "new"}}
-    assert (await house("root", "POST", "/v1/tables/rename", identifiers)).status == 204
-    instants = (await house("rita", "GET", "/api/v1/tables/db/new/timeline?action=rename")).json["instants"]
+    assert (await users_api("root", "POST", "/v1/tables/rename", identifiers)).status == 204
+    instants = (await users_api("rita", "GET", "/api/v1/tables/db/new/timeline?action=rename")).json["instants"]
     assert [instant["summary"]["to"] for instant in instants] == ["db.new"]
     denial = {"principal": "rita", "privilege": "browse", "namespace": ["db"], "table": "new", "deny": True}
-    assert (await house("root", "PUT", "/api/v1/grants", denial)).status == 204
-    (instant,) = (await house("rita", "GET", "/api/v1/tables/db/t/timeline?action=rename")).json["instants"]
+    assert (await users_api("root", "PUT", "/api/v1/grants", denial)).status == 204
+    (instant,) = (await users_api("rita", "GET", "/api/v1/tables/db/t/timeline?action=rename")).json["instants"]
     assert {"to", "to-namespace"}.isdisjoint(instant["summary"])
 
 
-async def _read_event_stream(house: House, principal: str, path: str) -> bytes:
+async def _read_event_stream(users_api: UsersApi, principal: str, path: str) -> bytes:
     """Return the data of an event stream up to the event of the rename."""
-    headers = {"Authorization": f"Bearer {house.get_secret(principal)}", "Accept": "text/event-stream"}
-    server, body = house.api.server, b""
+    headers = {"Authorization": f"Bearer {users_api.get_secret(principal)}", "Accept": "text/event-stream"}
+    server, body = users_api.api.server, b""
     async with asyncio.timeout(60), server.http.get(server.url + path, headers=headers) as answer:
         while b"rename" not in body or not body.endswith(b"\n\n"):
             body += await answer.content.readany()
@@ -266,9 +271,9 @@ async def _await_status_after_grant(send_request: Callable[[], Any]) -> int:
     return 403
 
 
-async def test_confined_writer_cannot_make_a_view_run_with_the_rights_of_another_user(house: House) -> None:
+async def test_confined_writer_cannot_make_a_view_run_with_the_rights_of_another_user(users_api: UsersApi) -> None:
     body = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {"trino.run-as-owner": "root"}}
-    refusal = await house("wendy", "POST", "/v1/namespaces/db/views", body)
+    refusal = await users_api("wendy", "POST", "/v1/namespaces/db/views", body)
     assert refusal.error[:2] == (403, "ForbiddenException")
     assert "trino.run-as-owner" in refusal.error[2]
-    assert (await house("root", "POST", "/v1/namespaces/db/views", body)).status == 200
+    assert (await users_api("root", "POST", "/v1/namespaces/db/views", body)).status == 200

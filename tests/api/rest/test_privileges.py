@@ -14,7 +14,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import SaveGrant
 from tests.api.client import SCHEMA, VIEW_VERSION, Api, build_property_commit
-from tests.api.rest.test_permissions import House
+from tests.api.rest.test_permissions import UsersApi
 from tests.server.rig import run_server
 
 GRANTS = (
@@ -66,57 +66,57 @@ ALLOWED_OPERATIONS = {
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def users_api(tmp_path: Path) -> AsyncIterator[UsersApi]:
     secrets, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name in ("root", *ALLOWED_OPERATIONS):
             secrets[name] = await create_token(store, clock, name, None, None)
         await store.transact([SaveGrant(grant) for grant in GRANTS])
     async with run_server(tmp_path, auth="token") as server:
-        house = House(Api(server), secrets)
+        users_api = UsersApi(Api(server), secrets)
         view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}
-        assert (await house("root", "POST", "/v1/namespaces/db/views", view)).status == 200
+        assert (await users_api("root", "POST", "/v1/namespaces/db/views", view)).status == 200
         for name in ("t", "u"):
             body = {"name": name, "schema": SCHEMA}
-            assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
-        yield house
+            assert (await users_api("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+        yield users_api
 
 
-async def list_names(house: House, principal: str, kind: str = "tables") -> list[str]:
-    answer = await house(principal, "GET", f"/v1/namespaces/db/{kind}")
+async def list_names(users_api: UsersApi, principal: str, kind: str = "tables") -> list[str]:
+    answer = await users_api(principal, "GET", f"/v1/namespaces/db/{kind}")
     assert answer.status == 200, answer.raw
     return [identifier["name"] for identifier in answer.json["identifiers"]]
 
 
-async def test_each_operation_needs_its_privilege(house: House) -> None:
+async def test_each_operation_needs_its_privilege(users_api: UsersApi) -> None:
     for operation, (method, path, body) in OPERATIONS.items():
-        # Sorts principals that may use the operation last, because a drop succeeds only once.
+        # The principals that may use the operation are last, because a drop succeeds only once.
         principals = sorted(ALLOWED_OPERATIONS, key=lambda name: operation in ALLOWED_OPERATIONS[name])
         for principal in principals:
-            status = (await house(principal, method, path, body)).status
+            status = (await users_api(principal, method, path, body)).status
             is_hidden = principal == "barred" and operation not in ("create", "grant")
             refused_status = 404 if is_hidden else 403
-            cell = (principal, operation, status)
+            case = (principal, operation, status)
             if operation in ALLOWED_OPERATIONS[principal]:
-                assert status in (200, 204, 409), cell
+                assert status in (200, 204, 409), case
             else:
-                assert status == refused_status, cell
+                assert status == refused_status, case
 
 
-async def test_hidden_table_is_left_out_of_listings_and_is_not_found(house: House) -> None:
-    assert await list_names(house, "barred") == ["u"]
-    assert await list_names(house, "guest") == ["t"]
-    assert await list_names(house, "guest", "views") == []
-    assert await list_names(house, "lister") == ["t", "u"]
+async def test_hidden_table_is_left_out_of_listings_and_is_not_found(users_api: UsersApi) -> None:
+    assert await list_names(users_api, "barred") == ["u"]
+    assert await list_names(users_api, "guest") == ["t"]
+    assert await list_names(users_api, "guest", "views") == []
+    assert await list_names(users_api, "lister") == ["t", "u"]
     for name in ("u", "none"):
-        answer = await house("guest", "GET", f"/v1/namespaces/db/tables/{name}")
+        answer = await users_api("guest", "GET", f"/v1/namespaces/db/tables/{name}")
         assert answer.error == (404, "NoSuchTableException", f"Table does not exist: db.{name}")
-    assert (await house("guest", "GET", "/v1/namespaces/db/views/v")).error[:2] == (404, "NoSuchViewException")
-    assert (await house("guest", "GET", "/v1/namespaces")).json["namespaces"] == [["db"]]
+    assert (await users_api("guest", "GET", "/v1/namespaces/db/views/v")).error[:2] == (404, "NoSuchViewException")
+    assert (await users_api("guest", "GET", "/v1/namespaces")).json["namespaces"] == [["db"]]
     for path in ("/api/v1/timeline", "/api/v1/tables/db/t/timeline"):
-        assert (await house("barred", "GET", path)).status in (403, 404)
-    await house("root", "PUT", "/api/v1/grants", {"principal": "barred", "privilege": "browse"})
-    instants = (await house("barred", "GET", "/api/v1/timeline")).json["instants"]
+        assert (await users_api("barred", "GET", path)).status in (403, 404)
+    await users_api("root", "PUT", "/api/v1/grants", {"principal": "barred", "privilege": "browse"})
+    instants = (await users_api("barred", "GET", "/api/v1/timeline")).json["instants"]
     assert {instant["name"] for instant in instants} == {"u", "v"}
 
 
@@ -128,208 +128,211 @@ async def test_plan_without_the_privilege_to_read_has_neither_keys_nor_signature
             secrets[name] = await create_token(store, clock, name, None, grants)
     storage: dict[str, Any] = {"warehouse": "s3://lake/wh", "s3_folder": str(tmp_path / "objects")}
     async with run_server(tmp_path, auth="token", s3_client_access="gateway", gateway_port=1, **storage) as server:
-        house = House(Api(server), secrets)
+        users_api = UsersApi(Api(server), secrets)
         body = {"name": "t", "schema": SCHEMA}
-        assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
-        tags = {}
+        assert (await users_api("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+        etags = {}
         for principal, has_keys in (("reader", True), ("planner", False), ("lister", False)):
-            loaded_answer = await house(principal, "GET", TABLE)
+            loaded_answer = await users_api(principal, "GET", TABLE)
             assert ("s3.secret-access-key" in loaded_answer.json["config"]) is has_keys
             assert ("storage-credentials" in loaded_answer.json) is has_keys
-            tags[principal] = loaded_answer.headers["ETag"]
+            etags[principal] = loaded_answer.headers["ETag"]
             status = 200 if has_keys else 403
-            assert (await house(principal, "GET", f"{TABLE}/credentials")).status == status
-            uri = {"region": "r", "uri": "http://s3/lake/wh/db/t/x", "method": "GET", "headers": {}}
-            assert ((await house(principal, "POST", f"{TABLE}/sign", uri)).status == 403) is not has_keys
-        reused_answer = await house("planner", "GET", TABLE, headers={"If-None-Match": tags["reader"]})
+            assert (await users_api(principal, "GET", f"{TABLE}/credentials")).status == status
+            sign_request = {"region": "r", "uri": "http://s3/lake/wh/db/t/x", "method": "GET", "headers": {}}
+            assert ((await users_api(principal, "POST", f"{TABLE}/sign", sign_request)).status == 403) is not has_keys
+        reused_answer = await users_api("planner", "GET", TABLE, headers={"If-None-Match": etags["reader"]})
         assert reused_answer.status == 200
         # The answer of one principal is never the cached answer of the other.
         for principal in ("planner", "reader", "planner"):
-            plan = await house(principal, "POST", f"{TABLE}/plan", {})
+            plan = await users_api(principal, "POST", f"{TABLE}/plan", {})
             assert plan.json["status"] == "completed"
             assert "storage-credentials" not in plan.json
 
 
-async def test_creator_owns_its_table_until_it_is_dropped(house: House) -> None:
+async def test_creator_owns_its_table_until_it_is_dropped(users_api: UsersApi) -> None:
     body = {"name": "mine", "schema": SCHEMA}
-    assert (await house("maker", "POST", "/v1/namespaces/db/tables", body)).status == 200
+    assert (await users_api("maker", "POST", "/v1/namespaces/db/tables", body)).status == 200
     own_table = "/v1/namespaces/db/tables/mine"
-    assert (await house("maker", "POST", own_table, build_property_commit(x="1"))).status == 200
-    share = {"principal": "guest", "privilege": "read", "namespace": ["db"], "table": "mine"}
-    assert (await house("maker", "PUT", "/api/v1/grants", share)).status == 204
-    assert await list_names(house, "guest") == ["mine", "t"]
+    assert (await users_api("maker", "POST", own_table, build_property_commit(x="1"))).status == 200
+    grant_to_guest = {"principal": "guest", "privilege": "read", "namespace": ["db"], "table": "mine"}
+    assert (await users_api("maker", "PUT", "/api/v1/grants", grant_to_guest)).status == 204
+    assert await list_names(users_api, "guest") == ["mine", "t"]
     for other_name in ("t", "u"):
         assert (
-            await house("maker", "POST", f"/v1/namespaces/db/tables/{other_name}", build_property_commit(x="1"))
+            await users_api("maker", "POST", f"/v1/namespaces/db/tables/{other_name}", build_property_commit(x="1"))
         ).status == 403
-    assert (await house("maker", "DELETE", own_table)).status == 204
-    assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
-    assert (await house("maker", "POST", own_table, build_property_commit(x="2"))).status == 403
-    assert (await house("guest", "GET", own_table)).status == 404
+    assert (await users_api("maker", "DELETE", own_table)).status == 204
+    assert (await users_api("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+    assert (await users_api("maker", "POST", own_table, build_property_commit(x="2"))).status == 403
+    assert (await users_api("guest", "GET", own_table)).status == 404
 
 
-async def test_commit_that_creates_a_table_needs_the_privilege_to_create(house: House) -> None:
+async def test_commit_that_creates_a_table_needs_the_privilege_to_create(users_api: UsersApi) -> None:
     denial = {"principal": "barred", "privilege": "create", "namespace": ["db"], "deny": True}
-    assert (await house("root", "PUT", "/api/v1/grants", denial)).status == 204
+    assert (await users_api("root", "PUT", "/api/v1/grants", denial)).status == 204
     commit = {"requirements": [{"type": "assert-create"}], "updates": []}
     change = {"identifier": {"namespace": ["db"], "name": "new"}, **commit}
     routes = (("/v1/namespaces/db/tables/new", commit), ("/v1/transactions/commit", {"table-changes": [change]}))
     for path, body in routes:
         for principal in ("writer", "barred"):
-            answer = await house(principal, "POST", path, body)
+            answer = await users_api(principal, "POST", path, body)
             assert answer.status == 403, answer.raw
             assert "may not createTable" in answer.error[2]
-        assert (await house("root", "POST", path, body)).status != 403
+        assert (await users_api("root", "POST", path, body)).status != 403
 
 
-async def test_creator_without_the_right_to_read_cannot_take_over_the_files_of_a_dropped_table(house: House) -> None:
+async def test_creator_without_the_right_to_read_cannot_take_over_the_files_of_a_dropped_table(
+    users_api: UsersApi,
+) -> None:
     for privilege in ("create", "drop"):
         grant = {"principal": "nobody", "privilege": privilege, "namespace": ["db"]}
-        assert (await house("root", "PUT", "/api/v1/grants", grant)).status == 204
+        assert (await users_api("root", "PUT", "/api/v1/grants", grant)).status == 204
     for name, principal in (("t", "barred"), ("u", "nobody")):
         table = f"/v1/namespaces/db/tables/{name}"
-        location = (await house("root", "GET", table)).json["metadata"]["location"]
-        drop = ("POST", f"{table}/unregister") if name == "u" else ("DELETE", table)
-        assert (await house("root" if name == "t" else principal, *drop)).status in (200, 204)
+        location = (await users_api("root", "GET", table)).json["metadata"]["location"]
+        drop_request = ("POST", f"{table}/unregister") if name == "u" else ("DELETE", table)
+        assert (await users_api("root" if name == "t" else principal, *drop_request)).status in (200, 204)
         body = {"name": name, "schema": SCHEMA, "location": location}
         for is_staged in (False, True):
-            # A grant denies the name t to barred.
-            new_body = {
-                **body,
-                "name": f"new_{name}",
-                "stage-create": is_staged,
-            }
-            answer = await house(principal, "POST", "/v1/namespaces/db/tables", new_body)
+            # The table has another name, because a grant denies the name t to barred.
+            body_of_creator = {**body, "name": f"new_{name}", "stage-create": is_staged}
+            answer = await users_api(principal, "POST", "/v1/namespaces/db/tables", body_of_creator)
             assert answer.status == 400, answer.raw
             assert "overlaps" in answer.error[2]
-        assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+        assert (await users_api("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
 
 
-async def test_rights_follow_a_table_through_renames_and_undrops(house: House) -> None:
+async def test_rights_follow_a_table_through_renames_and_undrops(users_api: UsersApi) -> None:
     rename = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
     for principal in ("dropper", "maker", "guest"):
-        assert (await house(principal, "POST", "/v1/tables/rename", rename)).status == 403
-    assert (await house("root", "POST", "/v1/tables/rename", rename)).status == 204
-    assert (await house("guest", "GET", "/v1/namespaces/db/tables/moved")).status == 200
-    assert (await house("guest", "GET", TABLE)).status == 404
-    assert (await house("barred", "GET", "/v1/namespaces/db/tables/moved")).status == 404
-    assert (await house("root", "DELETE", "/v1/namespaces/db/tables/moved")).status == 204
-    stored_grants = await house.api.server.components.store.grants(None)
+        assert (await users_api(principal, "POST", "/v1/tables/rename", rename)).status == 403
+    assert (await users_api("root", "POST", "/v1/tables/rename", rename)).status == 204
+    assert (await users_api("guest", "GET", "/v1/namespaces/db/tables/moved")).status == 200
+    assert (await users_api("guest", "GET", TABLE)).status == 404
+    assert (await users_api("barred", "GET", "/v1/namespaces/db/tables/moved")).status == 404
+    assert (await users_api("root", "DELETE", "/v1/namespaces/db/tables/moved")).status == 204
+    stored_grants = await users_api.api.server.components.store.grants(None)
     assert {(grant.principal, grant.name) for grant in stored_grants if grant.name} == {
         ("barred", "t"),
         ("barred", "moved"),
     }
-    dropped_entry = (await house("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
-    assert (await house("root", "POST", f"/api/v1/dropped/{dropped_entry}/undrop", {"name": "back"})).status == 200
-    assert (await house("guest", "GET", "/v1/namespaces/db/tables/back")).status == 200
-    assert (await house("barred", "GET", "/v1/namespaces/db/tables/back")).status == 404
+    dropped_id = (await users_api("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
+    assert (await users_api("root", "POST", f"/api/v1/dropped/{dropped_id}/undrop", {"name": "back"})).status == 200
+    assert (await users_api("guest", "GET", "/v1/namespaces/db/tables/back")).status == 200
+    assert (await users_api("barred", "GET", "/v1/namespaces/db/tables/back")).status == 404
     for name in ("t", "moved"):  # A denial also applies to later tables with this name.
         body = {"name": name, "schema": SCHEMA}
-        assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
-        assert (await house("barred", "GET", f"/v1/namespaces/db/tables/{name}")).status == 404
-        assert (await house("guest", "GET", f"/v1/namespaces/db/tables/{name}")).status == 404
+        assert (await users_api("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
+        assert (await users_api("barred", "GET", f"/v1/namespaces/db/tables/{name}")).status == 404
+        assert (await users_api("guest", "GET", f"/v1/namespaces/db/tables/{name}")).status == 404
 
 
-async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(house: House) -> None:
-    member = {"principal": "guest", "role": "role:analysts"}
+async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(users_api: UsersApi) -> None:
+    membership = {"principal": "guest", "role": "role:analysts"}
     catalog_grant = {"principal": "steward", "privilege": "manage-grants"}
-    assert (await house("root", "PUT", "/api/v1/grants", catalog_grant)).status == 204
-    assert (await house("steward", "PUT", "/api/v1/grants", member)).status == 403
-    assert (await house("steward", "PUT", "/api/v1/grants", {**catalog_grant, "server": True})).status == 403
-    assert (await house("root", "PUT", "/api/v1/grants", member)).status == 204
-    assert (await house("root", "DELETE", "/api/v1/grants?principal=analyst&role=role:analysts")).status == 204
-    assert (await house("analyst", "GET", TABLE)).status == 403
-    nested_grant = {"principal": "role:analysts", "role": "role:everyone"}
-    assert (await house("root", "PUT", "/api/v1/grants", nested_grant)).status == 204
-    circle = {"principal": "role:everyone", "role": "role:analysts"}
-    assert (await house("root", "PUT", "/api/v1/grants", circle)).status == 204
+    assert (await users_api("root", "PUT", "/api/v1/grants", catalog_grant)).status == 204
+    assert (await users_api("steward", "PUT", "/api/v1/grants", membership)).status == 403
+    assert (await users_api("steward", "PUT", "/api/v1/grants", {**catalog_grant, "server": True})).status == 403
+    assert (await users_api("root", "PUT", "/api/v1/grants", membership)).status == 204
+    assert (await users_api("root", "DELETE", "/api/v1/grants?principal=analyst&role=role:analysts")).status == 204
+    assert (await users_api("analyst", "GET", TABLE)).status == 403
+    role_membership = {"principal": "role:analysts", "role": "role:everyone"}
+    assert (await users_api("root", "PUT", "/api/v1/grants", role_membership)).status == 204
+    reverse_membership = {"principal": "role:everyone", "role": "role:analysts"}
+    assert (await users_api("root", "PUT", "/api/v1/grants", reverse_membership)).status == 204
     grant_to_everyone = {"principal": "role:everyone", "privilege": "browse", "namespace": ["db"]}
-    assert (await house("root", "PUT", "/api/v1/grants", grant_to_everyone)).status == 204
-    assert await list_names(house, "guest") == ["t", "u"]
+    assert (await users_api("root", "PUT", "/api/v1/grants", grant_to_everyone)).status == 204
+    assert await list_names(users_api, "guest") == ["t", "u"]
 
 
-async def test_manager_of_the_grants_of_the_catalog_cannot_become_an_admin_of_the_server(house: House) -> None:
+async def test_manager_of_the_grants_of_the_catalog_cannot_become_an_admin_of_the_server(users_api: UsersApi) -> None:
     catalog_grant = {"principal": "steward", "privilege": "manage-grants"}
-    assert (await house("root", "PUT", "/api/v1/grants", catalog_grant)).status == 204
-    admin = {"principal": "steward", "role": "admin"}
-    assert (await house("steward", "PUT", "/api/v1/grants", admin)).status == 403
-    assert (await house("steward", "DELETE", "/api/v1/grants?principal=root&role=admin")).status == 403
-    assert (await house("steward", "PUT", "/api/v1/grants", {**admin, "namespace": ["db"]})).status == 204
-    assert (await house("steward", "PUT", "/api/v1/grants", {**admin, "role": "owner"})).status == 204
+    assert (await users_api("root", "PUT", "/api/v1/grants", catalog_grant)).status == 204
+    admin_grant = {"principal": "steward", "role": "admin"}
+    assert (await users_api("steward", "PUT", "/api/v1/grants", admin_grant)).status == 403
+    assert (await users_api("steward", "DELETE", "/api/v1/grants?principal=root&role=admin")).status == 403
+    assert (await users_api("steward", "PUT", "/api/v1/grants", {**admin_grant, "namespace": ["db"]})).status == 204
+    assert (await users_api("steward", "PUT", "/api/v1/grants", {**admin_grant, "role": "owner"})).status == 204
     token = {"name": "other", "grants": [{"role": "admin"}]}
-    assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
-    # A denial on the catalog also applies to its admin on the server.
-    for grant in (
-        admin,
-        {**catalog_grant, "deny": True},
-    ):
-        assert (await house("root", "PUT", "/api/v1/grants", grant)).status == 204
-    assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
+    assert (await users_api("steward", "POST", "/api/v1/tokens", token)).status == 403
+    # A denial on the catalog also applies to an admin of the server.
+    for grant in (admin_grant, {**catalog_grant, "deny": True}):
+        assert (await users_api("root", "PUT", "/api/v1/grants", grant)).status == 204
+    assert (await users_api("steward", "POST", "/api/v1/tokens", token)).status == 403
 
 
-async def test_manager_of_grants_on_one_object_cannot_remove_rights_of_admins_above_the_object(house: House) -> None:
-    assert (await house("maker", "POST", "/v1/namespaces/db/tables", {"name": "m", "schema": SCHEMA})).status == 200
-    location = (await house("root", "GET", TABLE)).json["metadata-location"]
-    assert (await house("root", "POST", f"{TABLE}/unregister", {})).status == 200
+async def test_manager_of_grants_on_one_object_cannot_remove_rights_of_admins_above_the_object(
+    users_api: UsersApi,
+) -> None:
+    assert (await users_api("maker", "POST", "/v1/namespaces/db/tables", {"name": "m", "schema": SCHEMA})).status == 200
+    location = (await users_api("root", "GET", TABLE)).json["metadata-location"]
+    assert (await users_api("root", "POST", f"{TABLE}/unregister", {})).status == 200
     denials: list[dict[str, Any]] = [
         {"principal": principal, "privilege": privilege, "namespace": ["db"], "table": "m", "deny": True}
         for principal in ("root", "role:admins", "writer")
         for privilege in ("write", "manage-grants")
     ]
     for denial in denials:
-        assert (await house("maker", "PUT", "/api/v1/grants", denial)).error[0] == 403, (
+        assert (await users_api("maker", "PUT", "/api/v1/grants", denial)).error[0] == 403, (
             "only the owner of the table may deny a privilege on it"
         )
-        assert (await house("steward", "PUT", "/api/v1/grants", denial)).status == 204
+        assert (await users_api("steward", "PUT", "/api/v1/grants", denial)).status == 204
     own_denial = {"principal": "maker", "privilege": "drop", "namespace": ["db"], "table": "m", "deny": True}
-    assert (await house("maker", "PUT", "/api/v1/grants", own_denial)).status == 204
+    assert (await users_api("maker", "PUT", "/api/v1/grants", own_denial)).status == 204
     table = "/v1/namespaces/db/tables/m"
-    assert (await house("root", "POST", table, build_property_commit(x="1"))).status == 403
-    assert (await house("root", "GET", "/api/v1/audit?pageSize=1")).status == 200
-    register = {"name": "t", "metadata-location": location}
-    assert (await house("root", "POST", "/v1/namespaces/db/register", register)).status == 200
-    listed_grants = (await house("root", "GET", "/api/v1/grants?principal=root")).json["grants"]
+    assert (await users_api("root", "POST", table, build_property_commit(x="1"))).status == 403
+    assert (await users_api("root", "GET", "/api/v1/audit?pageSize=1")).status == 200
+    register_request = {"name": "t", "metadata-location": location}
+    assert (await users_api("root", "POST", "/v1/namespaces/db/register", register_request)).status == 200
+    listed_grants = (await users_api("root", "GET", "/api/v1/grants?principal=root")).json["grants"]
     assert {grant["privilege"] for grant in listed_grants if grant.get("deny")} == {"write", "manage-grants"}
     for privilege in ("write", "manage-grants"):
         query = f"principal=root&privilege={privilege}&namespace=db&table=m&deny=true"
-        assert (await house("lister", "DELETE", f"/api/v1/grants?{query}")).status == 403
-        assert (await house("root", "DELETE", f"/api/v1/grants?{query}")).status == 204
-    assert (await house("root", "POST", table, build_property_commit(x="1"))).status == 200
+        assert (await users_api("lister", "DELETE", f"/api/v1/grants?{query}")).status == 403
+        assert (await users_api("root", "DELETE", f"/api/v1/grants?{query}")).status == 204
+    assert (await users_api("root", "POST", table, build_property_commit(x="1"))).status == 200
 
 
-async def test_rights_on_a_dropped_namespace_do_not_apply_to_a_new_namespace_with_its_name(house: House) -> None:
-    assert (await house("maker", "POST", "/v1/namespaces", {"namespace": ["db", "fin"]})).status == 200
+async def test_rights_on_a_dropped_namespace_do_not_apply_to_a_new_namespace_with_its_name(users_api: UsersApi) -> None:
+    assert (await users_api("maker", "POST", "/v1/namespaces", {"namespace": ["db", "fin"]})).status == 200
     admin = {"principal": "maker", "role": "admin", "namespace": ["db", "fin"]}
     for grant in (admin, {**admin, "principal": "guest"}):
-        assert (await house("maker", "PUT", "/api/v1/grants", grant)).status == 204
-    assert (await house("maker", "DELETE", "/v1/namespaces/db%1Ffin")).status == 204
-    assert (await house("root", "POST", "/v1/namespaces", {"namespace": ["db", "fin"]})).status == 200
-    pay = "/v1/namespaces/db%1Ffin/tables"
-    assert (await house("root", "POST", pay, {"name": "pay", "schema": SCHEMA})).status == 200
+        assert (await users_api("maker", "PUT", "/api/v1/grants", grant)).status == 204
+    assert (await users_api("maker", "DELETE", "/v1/namespaces/db%1Ffin")).status == 204
+    assert (await users_api("root", "POST", "/v1/namespaces", {"namespace": ["db", "fin"]})).status == 200
+    tables = "/v1/namespaces/db%1Ffin/tables"
+    assert (await users_api("root", "POST", tables, {"name": "pay", "schema": SCHEMA})).status == 200
     for principal in ("maker", "guest"):
-        assert (await house(principal, "GET", f"{pay}/pay/credentials")).status in (403, 404)
-        assert (await house(principal, "DELETE", f"{pay}/pay")).status in (403, 404)
+        assert (await users_api(principal, "GET", f"{tables}/pay/credentials")).status in (403, 404)
+        assert (await users_api(principal, "DELETE", f"{tables}/pay")).status in (403, 404)
 
 
-async def test_manager_of_one_namespace_adds_a_limited_number_of_grants_on_existing_objects(house: House) -> None:
+async def test_manager_of_one_namespace_adds_a_limited_number_of_grants_on_existing_objects(
+    users_api: UsersApi,
+) -> None:
     missing_grant = {"principal": "nobody", "privilege": "browse", "namespace": ["db"], "table": "none"}
-    assert (await house("steward", "PUT", "/api/v1/grants", missing_grant)).error[:2] == (404, "NoSuchTableException")
-    store = house.api.server.components.store
+    assert (await users_api("steward", "PUT", "/api/v1/grants", missing_grant)).error[:2] == (
+        404,
+        "NoSuchTableException",
+    )
+    store = users_api.api.server.components.store
+    # The limit is 500 grants of one principal in a namespace, and 1,000 grants on one table.
     await store.transact([SaveGrant(Grant("nobody", "read", ("db",), "table", f"x{n}", True)) for n in range(499)])
     await store.transact([SaveGrant(Grant(f"n{n}", "read", ("db",), "table", "t")) for n in range(980)])
     allowed_grant = {"principal": "nobody", "privilege": "read", "namespace": ["db"], "table": "u"}
     for _ in range(2):
-        assert (await house("steward", "PUT", "/api/v1/grants", allowed_grant)).status == 204
-    refusal = await house("steward", "PUT", "/api/v1/grants", {**allowed_grant, "privilege": "plan"})
+        assert (await users_api("steward", "PUT", "/api/v1/grants", allowed_grant)).status == 204
+    refusal = await users_api("steward", "PUT", "/api/v1/grants", {**allowed_grant, "privilege": "plan"})
     assert refusal.error[0] == 400
     assert "500 grants of nobody in namespace db" in refusal.error[2]
-    assert (await house("root", "PUT", "/api/v1/grants", {**allowed_grant, "privilege": "plan"})).status == 204
-    assert (await house("root", "PUT", "/api/v1/grants", missing_grant)).status == 204
+    assert (await users_api("root", "PUT", "/api/v1/grants", {**allowed_grant, "privilege": "plan"})).status == 204
+    assert (await users_api("root", "PUT", "/api/v1/grants", missing_grant)).status == 204
     listed_grants: list[Any] = []
     for principal in ("root", "nobody"):
         listed_grants, token = [], ""
         while token is not None:
-            page = (await house(principal, "GET", f"/api/v1/grants?pageSize=400&pageToken={token}")).json
+            page = (await users_api(principal, "GET", f"/api/v1/grants?pageSize=400&pageToken={token}")).json
             listed_grants += page["grants"]
             token = page["next-page-token"]
             assert len(page["grants"]) <= 400
@@ -340,12 +343,13 @@ async def test_manager_of_one_namespace_adds_a_limited_number_of_grants_on_exist
         }
 
 
-async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(house: House) -> None:
-    assert (await house("root", "DELETE", "/v1/namespaces/db/views/v")).status == 204
-    dropped_entry = (await house("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
-    location = (await house("root", "GET", "/v1/namespaces/db/tables/u")).json["metadata-location"]
-    store = house.api.server.components.store
-    denials = [Grant("barred", privilege, ("db",), "table", name, deny=True) for privilege, name in DENIED_NAMES]
+async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(users_api: UsersApi) -> None:
+    assert (await users_api("root", "DELETE", "/v1/namespaces/db/views/v")).status == 204
+    dropped_id = (await users_api("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
+    location = (await users_api("root", "GET", "/v1/namespaces/db/tables/u")).json["metadata-location"]
+    store = users_api.api.server.components.store
+    denied_names = (("browse", "none"), ("create", "later"))
+    denials = [Grant("barred", privilege, ("db",), "table", name, deny=True) for privilege, name in denied_names]
     await store.transact([SaveGrant(Grant("barred", "writer")), *map(SaveGrant, denials)])
     commit = {"requirements": [{"type": "assert-create"}], "updates": []}
     identifiers = {"source": {"namespace": ["db"], "name": "u"}}
@@ -360,61 +364,58 @@ async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(hous
             ("/v1/namespaces/db/register", {"name": name, "metadata-location": location}),
             ("/v1/namespaces/db/register", {"name": name, "metadata-location": location, "overwrite": True}),
             ("/v1/namespaces/db/register-view", {"name": name, "metadata-location": location}),
-            (f"/api/v1/dropped/{dropped_entry}/undrop", {"name": name}),
+            (f"/api/v1/dropped/{dropped_id}/undrop", {"name": name}),
             ("/v1/transactions/commit", {"table-changes": [change]}),
         ]
         for path, body in requests:
-            answer = await house("barred", "POST", path, body)
+            answer = await users_api("barred", "POST", path, body)
             if path.endswith("commit") and name != "later":
                 assert answer.error[0] == 404, (name, path)
             else:
                 assert answer.error[:2] == (403, "ForbiddenException"), (name, path, answer.raw)
                 assert "exist" not in answer.error[2], (name, path)
     body = {"name": "free", "schema": SCHEMA}
-    assert (await house("barred", "POST", "/v1/namespaces/db/tables", body)).status == 200
+    assert (await users_api("barred", "POST", "/v1/namespaces/db/tables", body)).status == 200
 
 
-DENIED_NAMES = (("browse", "none"), ("create", "later"))
-
-
-async def test_registration_over_a_table_needs_the_right_to_drop_it(house: House) -> None:
-    store = house.api.server.components.store
-    metadata = {}
+async def test_registration_over_a_table_needs_the_right_to_drop_it(users_api: UsersApi) -> None:
+    store = users_api.api.server.components.store
+    metadata_locations = {}
     for name in ("src", "old"):
-        created_answer = await house("root", "POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})
-        metadata[name] = created_answer.json["metadata-location"]
-    assert (await house("root", "POST", "/v1/namespaces/db/tables/src/unregister", {})).status == 200
+        created_answer = await users_api("root", "POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})
+        metadata_locations[name] = created_answer.json["metadata-location"]
+    assert (await users_api("root", "POST", "/v1/namespaces/db/tables/src/unregister", {})).status == 200
     grants = [Grant("nobody", privilege) for privilege in ("create", "write")]
     await store.transact([SaveGrant(grant) for grant in grants])
-    body = {"name": "old", "metadata-location": metadata["old"], "overwrite": True}
-    assert (await house("nobody", "POST", "/v1/namespaces/db/register", body)).status == 200
-    other_body = {**body, "metadata-location": metadata["src"]}
-    answer = await house("nobody", "POST", "/v1/namespaces/db/register", other_body)
+    body = {"name": "old", "metadata-location": metadata_locations["old"], "overwrite": True}
+    assert (await users_api("nobody", "POST", "/v1/namespaces/db/register", body)).status == 200
+    other_body = {**body, "metadata-location": metadata_locations["src"]}
+    answer = await users_api("nobody", "POST", "/v1/namespaces/db/register", other_body)
     assert answer.error[:2] == (403, "ForbiddenException")
     assert "may not dropTable" in answer.error[2]
     await store.transact([SaveGrant(Grant("nobody", "drop", ("db",), "table", "old"))])
-    assert (await house("nobody", "POST", "/v1/namespaces/db/register", other_body)).status == 200
+    assert (await users_api("nobody", "POST", "/v1/namespaces/db/register", other_body)).status == 200
 
 
-async def test_denial_in_one_namespace_confines_registrations_in_other_namespaces(house: House) -> None:
-    store = house.api.server.components.store
+async def test_denial_in_one_namespace_confines_registrations_in_other_namespaces(users_api: UsersApi) -> None:
+    store = users_api.api.server.components.store
     await store.transact([SaveGrant(Grant("writer", "writer"))])
-    metadata = {}
+    metadata_locations = {}
     for namespace in ("db", "other"):
-        await house("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
+        await users_api("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
         tables = f"/v1/namespaces/{namespace}/tables"
-        created_answer = await house("root", "POST", tables, {"name": "r", "schema": SCHEMA})
-        metadata[namespace] = created_answer.json["metadata-location"]
-        assert (await house("root", "POST", f"{tables}/r/unregister", {})).status == 200
+        created_answer = await users_api("root", "POST", tables, {"name": "r", "schema": SCHEMA})
+        metadata_locations[namespace] = created_answer.json["metadata-location"]
+        assert (await users_api("root", "POST", f"{tables}/r/unregister", {})).status == 200
     denial = {"principal": "writer", "privilege": "browse", "namespace": ["db"], "table": "u", "deny": True}
-    assert (await house("steward", "PUT", "/api/v1/grants", denial)).status == 204
-    for namespace, place, status in (("db", "db", 403), ("other", "db", 403), ("other", "other", 200)):
-        register = {"name": "r", "metadata-location": metadata[place]}
-        answer = await house("writer", "POST", f"/v1/namespaces/{namespace}/register", register)
-        assert answer.status == status, (namespace, place, answer.raw)
+    assert (await users_api("steward", "PUT", "/api/v1/grants", denial)).status == 204
+    for namespace, source_namespace, status in (("db", "db", 403), ("other", "db", 403), ("other", "other", 200)):
+        register_request = {"name": "r", "metadata-location": metadata_locations[source_namespace]}
+        answer = await users_api("writer", "POST", f"/v1/namespaces/{namespace}/register", register_request)
+        assert answer.status == status, (namespace, source_namespace, answer.raw)
 
 
-async def test_contradictory_grant_is_rejected(house: House) -> None:
+async def test_contradictory_grant_is_rejected(users_api: UsersApi) -> None:
     grants: list[dict[str, Any]] = [
         {"role": "reader", "privilege": "read"},
         {},
@@ -429,5 +430,5 @@ async def test_contradictory_grant_is_rejected(house: House) -> None:
         {"role": "role:analysts", "deny": True},
     ]
     for grant in grants:
-        answer = await house("root", "PUT", "/api/v1/grants", {"principal": "ann", **grant})
+        answer = await users_api("root", "PUT", "/api/v1/grants", {"principal": "ann", **grant})
         assert answer.error[0] == 400, grant

@@ -48,14 +48,14 @@ def test_every_name_can_be_created_listed_loaded_renamed_and_dropped(catalog: Re
         assert catalog.load_table((name, name)).name() == (name, name)
         assert catalog.table_exists((name, name))
     assert sorted(catalog.list_namespaces()) == sorted((name,) for name in NAMES)
-    first_name = NAMES[0]
+    namespace = NAMES[0]
     for name in NAMES[1:]:
-        catalog.rename_table((name, name), (first_name, name))
+        catalog.rename_table((name, name), (namespace, name))
         catalog.drop_namespace((name,))
-    assert sorted(catalog.list_tables((first_name,))) == sorted((first_name, name) for name in NAMES)
+    assert sorted(catalog.list_tables((namespace,))) == sorted((namespace, name) for name in NAMES)
     for name in NAMES:
-        catalog.drop_table((first_name, name))
-    catalog.drop_namespace((first_name,))
+        catalog.drop_table((namespace, name))
+    catalog.drop_namespace((namespace,))
     assert catalog.list_namespaces() == []
 
 
@@ -101,17 +101,17 @@ def test_stored_properties_do_not_change_where_a_client_opens_files(catalog: Res
     created_table = catalog.create_table(("stored", "t"), SCHEMA, properties={"team": "x"})
     path = rename_without_digest(created_table.metadata_location)
     document = json.loads(path.read_text())
-    evil = {
+    forbidden_properties = {
         "s3.signer.uri": "http://127.0.0.1:9",
         "py-io-impl": "nowhere.IO",
         "token": "t",
         "uri": "http://127.0.0.1:9",
     }
-    document["properties"].update(evil)
+    document["properties"].update(forbidden_properties)
     path.write_text(json.dumps(document))
     loaded_table = catalog.load_table(("stored", "t"))
     assert loaded_table.properties["team"] == "x"
-    assert not evil.keys() & loaded_table.properties.keys()
+    assert not forbidden_properties.keys() & loaded_table.properties.keys()
     assert loaded_table.io.properties["uri"] == catalog.properties["uri"]
     assert not {"s3.signer.uri", "py-io-impl", "token"} & loaded_table.io.properties.keys()
     with pytest.raises(BadRequestError, match=r"s3\.signer\.uri"):

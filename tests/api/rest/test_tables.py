@@ -123,11 +123,11 @@ async def test_append_sent_twice_gets_the_first_answer_twice(api: Api) -> None:
 async def test_repeated_commit_is_recognised_under_other_spellings_of_actions_and_types(api: Api) -> None:
     await api.table()
     append_request = build_append(7)
-    for kind, name in [
+    for item, key in [
         *((requirement, "type") for requirement in append_request["requirements"]),
         *((update, "action") for update in append_request["updates"]),
     ]:
-        kind[name] = kind[name].upper()
+        item[key] = item[key].upper()
     answers = [await api("POST", f"{TABLES}/t", body) for body in (append_request, append_request, build_append(7))]
     assert [answer.status for answer in answers] == [200] * 3
     assert answers[1].json == answers[2].json == answers[0].json
@@ -232,8 +232,8 @@ async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
     reports = await api.server.components.store.list_metrics_reports(uuid, None, 10)
     assert [metrics_report.report for metrics_report in reports] == [report]
     assert (await api("POST", f"{TABLES}/t/metrics", {"report-type": "gossip"})).error[0] == 400
-    huge = await api("POST", f"{TABLES}/t/metrics", {**report, "metadata": {"x": "y" * 150_000}})
-    assert huge.error[0] == 413
+    refusal = await api("POST", f"{TABLES}/t/metrics", {**report, "metadata": {"x": "y" * 150_000}})
+    assert refusal.error[0] == 413
     assert len(await api.server.components.store.list_metrics_reports(uuid, None, 10)) == 1
 
 
@@ -244,17 +244,17 @@ async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api)
     for number in range(40):
         report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": number, "filter": True, "metrics": {}}
         assert (await api("POST", f"{TABLES}/t/metrics", report)).status == 204
-    listing, token, sizes = [], "", []
+    snapshot_ids, token, page_lengths = [], "", []
     while token is not None:
         page = (await api("GET", f"/api/v1/tables/db/t/metrics?pageSize=1000{token and '&pageToken=' + token}")).json
-        listing += [item["report"]["snapshot-id"] for item in page["reports"]]
-        sizes.append(len(page["reports"]))
+        snapshot_ids += [item["report"]["snapshot-id"] for item in page["reports"]]
+        page_lengths.append(len(page["reports"]))
         token = page["next-page-token"]
-    assert listing == list(range(40))
-    assert max(sizes) <= 32
+    assert snapshot_ids == list(range(40))
+    assert max(page_lengths) <= 32
 
 
-class _PlansOfThread(MemoryCache[int, int | None]):
+class _PlansOfOneThread(MemoryCache[int, int | None]):
     """A cache of plans that only one thread may use.
 
     Another thread could find an entry that the cache removes before it records the use of the entry.
@@ -270,20 +270,20 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
 
     A long filter is read in a thread.
     """
-    threads: list[int] = []
-    kept_read_of_report = column_reads.read_scan_report
+    reader_threads: list[int] = []
+    read_scan_report = column_reads.read_scan_report
 
     def record_thread(*args: Any) -> Any:
-        threads.append(threading.get_ident())
-        return kept_read_of_report(*args)
+        reader_threads.append(threading.get_ident())
+        return read_scan_report(*args)
 
     monkeypatch.setattr(tables, "read_scan_report", record_thread)
     await api.table("other")
     await api.table()
     usage = api.server.components.catalog.column_usage
-    monkeypatch.setattr(usage, "plans", _PlansOfThread(10_000))
+    monkeypatch.setattr(usage, "plans", _PlansOfOneThread(10_000))
     report = {"report-type": "scan-report", "snapshot-id": -1, "filter": True, "projected-field-ids": [1]}
-    odd_reports: tuple[dict[str, Any], ...] = (
+    changed_fields: tuple[dict[str, Any], ...] = (
         {"projected-field-ids": [2, 2**63, 2**200, -3, 77, True, "1", None]},
         {"projected-field-ids": 5},
         {"projected-field-names": {"id": 1}},
@@ -292,10 +292,11 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
         {"filter": {"type": "in", "term": "id", "values": list(range(3000))}},
     )
     assert (await api("POST", f"{TABLES}/other/metrics", report)).status == 204
-    for fields in odd_reports:
+    for fields in changed_fields:
         answer = await api("POST", f"{TABLES}/t/metrics", {**report, **fields})
         assert answer.status == 204, answer.raw
-    assert [thread == threading.get_ident() for thread in threads] == [True] * 6 + [False]
+    # Only the last report is read in another thread, because it has a long filter.
+    assert [thread == threading.get_ident() for thread in reader_threads] == [True] * len(changed_fields) + [False]
     for name, columns in (("other", {1, NAMED_COLUMNS}), ("t", {1, 2, NAMED_COLUMNS, UNKNOWN_COLUMNS})):
         entry = (await api.server.components.catalog.tables.load(("db",), name)).entry
         assert entry is not None
@@ -319,8 +320,11 @@ async def test_report_for_a_table_that_does_not_exist_yet_is_accepted_and_droppe
     await api.table("later")
     uuid = (await api("GET", f"{TABLES}/later")).json["metadata"]["table-uuid"]
     assert await api.server.components.store.list_metrics_reports(uuid, None, 10) == []
-    elsewhere = TABLES.replace("/db/", "/none/")
-    assert (await api("POST", f"{elsewhere}/later/metrics", report)).error[:2] == (404, "NoSuchNamespaceException")
+    tables_of_missing_namespace = TABLES.replace("/db/", "/none/")
+    assert (await api("POST", f"{tables_of_missing_namespace}/later/metrics", report)).error[:2] == (
+        404,
+        "NoSuchNamespaceException",
+    )
     assert (await api("POST", f"{TABLES}/none/metrics", {"report-type": "gossip"})).error[0] == 400
 
 
@@ -331,18 +335,18 @@ async def test_signing_for_a_table_on_local_files_is_rejected(api: Api) -> None:
     assert (await api("POST", f"{TABLES}/none/sign", body)).error[:2] == (404, "NoSuchTableException")
 
 
-async def test_stored_keys_are_sent_only_on_request_and_change_the_etag(tmp_path: Path) -> None:
+async def test_stored_keys_are_sent_only_on_request(tmp_path: Path) -> None:
     async with run_server(tmp_path, **STATIC_S3) as server:
         api = Api(server)
         location = "s3://bucket/lake/db/t"
         staged_body = {"name": "t", "schema": SCHEMA, "location": location, "stage-create": True}
-        for request, is_vended in (("", False), ("vended-credentials", True), ("remote-signing", False)):
-            headers = {"X-Iceberg-Access-Delegation": request} if request else {}
+        for requested_access, is_vended in (("", False), ("vended-credentials", True), ("remote-signing", False)):
+            headers = {"X-Iceberg-Access-Delegation": requested_access} if requested_access else {}
             answer = (await api("POST", TABLES, staged_body, headers=headers)).json
             assert (answer["config"].get("s3.secret-access-key") == "a-secret") is is_vended
             assert bool(answer.get("storage-credentials")) is is_vended
             assert answer["config"].get("s3.remote-signing-enabled") == (
-                "true" if request == "remote-signing" else None
+                "true" if requested_access == "remote-signing" else None
             )
 
 

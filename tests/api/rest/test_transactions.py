@@ -23,7 +23,7 @@ async def test_transaction_changes_all_of_its_tables(api: Api) -> None:
     for name in ("a", "b"):
         await api.table(name)
     answer = await api(
-        "POST", COMMIT, {"table-changes": [_build_change(n, build_property_commit(x="1")) for n in ("b", "a")]}
+        "POST", COMMIT, {"table-changes": [_build_change(name, build_property_commit(x="1")) for name in ("b", "a")]}
     )
     assert (answer.status, answer.raw) == (204, b"")
     assert [await _read_property(api, name) for name in ("a", "b")] == ["1", "1"]
@@ -61,17 +61,17 @@ async def test_table_is_renamed_into_another_namespace(api: Api) -> None:
     answer = await api("POST", "/v1/tables/rename", {"source": source, "destination": target})
     assert (answer.status, answer.raw) == (204, b"")
     assert (await api("GET", "/v1/namespaces/other/tables/u")).json["metadata"] == created_table["metadata"]
-    removal = await api("POST", "/v1/tables/rename", {"source": source, "destination": target})
-    assert removal.error[:2] == (404, "NoSuchTableException")
+    repeated_answer = await api("POST", "/v1/tables/rename", {"source": source, "destination": target})
+    assert repeated_answer.error[:2] == (404, "NoSuchTableException")
 
 
 async def test_rename_to_a_taken_name_or_a_missing_namespace_is_rejected(api: Api) -> None:
     await api.table("a")
     await api.view("v")
     source = {"namespace": ["db"], "name": "a"}
-    for namespace, name, expected in (
+    for namespace, name, error in (
         ("db", "v", (409, "AlreadyExistsException")),
         ("none", "a", (404, "NoSuchNamespaceException")),
     ):
         body = {"source": source, "destination": {"namespace": [namespace], "name": name}}
-        assert (await api("POST", "/v1/tables/rename", body)).error[:2] == expected
+        assert (await api("POST", "/v1/tables/rename", body)).error[:2] == error

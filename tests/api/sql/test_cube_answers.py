@@ -88,20 +88,24 @@ class RandomRequests:
             measures.add(f"{function}({rng.choice(operands)})")
         return rng.sample(list(DIMENSIONS), rng.randint(1, 4)), sorted(measures)
 
-    def request(self, dimensions: list[str], measures: list[str]) -> dict[str, Any]:
-        """Draw a query whose order, if it has one, is total."""
+    def draw_request(self, dimensions: list[str], measures: list[str]) -> dict[str, Any]:
+        """Draw a request to a table with this cube. Its order, if it has one, is total."""
         rng = self._rng
         offered_columns = sorted({text for dimension in dimensions for text in DIMENSIONS[dimension]})
-        chosen_measures = rng.sample(offered_columns, rng.randint(0, min(3, len(offered_columns))))
-        values = rng.sample(measures, rng.randint(1, min(4, len(measures))))
-        body: dict[str, Any] = {"dimensions": chosen_measures, "measures": values, "cubes": rng.choice((ON, ON, EXACT))}
+        chosen_dimensions = rng.sample(offered_columns, rng.randint(0, min(3, len(offered_columns))))
+        chosen_measures = rng.sample(measures, rng.randint(1, min(4, len(measures))))
+        body: dict[str, Any] = {
+            "dimensions": chosen_dimensions,
+            "measures": chosen_measures,
+            "cubes": rng.choice((ON, ON, EXACT)),
+        }
         if rng.random() < 0.6:
             conditions = [rng.choice(CONDITIONS[rng.choice(dimensions)]) for _ in range(rng.randint(1, 2))]
             body["where"] = rng.choice((" AND ", " OR ")).join(conditions)
         if rng.random() < 0.5:
             # The order is total, so that both answers have the same order of rows.
-            keys = [*rng.sample(values, 1), *chosen_measures]
-            body["order"] = [{"by": key, "descending": rng.random() < 0.5} for key in keys]
+            order_keys = [*rng.sample(chosen_measures, 1), *chosen_dimensions]
+            body["order"] = [{"by": key, "descending": rng.random() < 0.5} for key in order_keys]
             if rng.random() < 0.5:
                 body["limit"] = rng.choice((0, 1, 5, 1000))
         return body
@@ -140,17 +144,17 @@ class CubeAggregates:
         if status != 200:
             assert RUNS_STATEMENT in raw.decode(), f"{context}: {raw!r}"
             return "statement"
-        expected = self._plain_session.sql(statement)
-        rows = expected.to_arrow()
+        expected_result = self._plain_session.sql(statement)
+        expected_table = expected_result.to_arrow()
         answer = json.loads(raw)
         assert answer["engine"] == ENGINE
-        assert [column["type"] for column in answer["columns"]] == list(expected.types), context
+        assert [column["type"] for column in answer["columns"]] == list(expected_result.types), context
         streamed_groups = pa.ipc.open_stream(self.ask(body, Accept=ARROW)[1]).read_all()
-        assert streamed_groups.schema == rows.schema, context
-        assert list_rows(streamed_groups, body) == list_rows(rows, body), context
-        expected_rows = [row for batch in rows.to_batches() for row in to_json_rows(batch)]
+        assert streamed_groups.schema == expected_table.schema, context
+        assert list_rows(streamed_groups, body) == list_rows(expected_table, body), context
+        expected_rows = [row for batch in expected_table.to_batches() for row in to_json_rows(batch)]
         assert sort_texts(answer["rows"]) == sort_texts(expected_rows), context
-        assert list_rows(self._session.sql(statement).to_arrow(), body) == list_rows(rows, body), context
+        assert list_rows(self._session.sql(statement).to_arrow(), body) == list_rows(expected_table, body), context
         return "cube"
 
     def write_statement(self, body: dict[str, Any]) -> str:
@@ -187,7 +191,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
         server.stop()
 
 
-def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
+def run_case(server: ServerThread, seed: int, request_count: int) -> Counter[str]:
     """Change a table at random, and compare answers from its cubes with the rows."""
     rng = random.Random(seed)
     random_requests = RandomRequests(rng)
@@ -219,8 +223,8 @@ def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
                         world.damage_index_file(loses=step == "lose")
             if rng.random() < 0.8:
                 world.build()
-            for _ in range(requests):
-                body = random_requests.request(*rng.choice(world.cubes))
+            for _ in range(request_count):
+                body = random_requests.draw_request(*rng.choice(world.cubes))
                 if world.tags and rng.random() < 0.2:
                     body["ref"] = rng.choice(world.tags)
                 counts[comparison.compare(body, f"seed {seed}: {body}")] += 1
@@ -249,10 +253,10 @@ def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(server: ServerTh
         world.build()
         comparison = CubeAggregates(server, session, plain_session, world.name)
         body: dict[str, Any] = {"dimensions": ["k"], "measures": ["sum(id)", "count(*)"]}
-        first = comparison.ask(body)[1]
+        first_answer = comparison.ask(body)[1]
         second_answer = comparison.ask(body)[1]
-        assert json.loads(first)["rows"] == json.loads(second_answer)["rows"]
-        assert json.loads(first)["statement-id"] != json.loads(second_answer)["statement-id"]
+        assert json.loads(first_answer)["rows"] == json.loads(second_answer)["rows"]
+        assert json.loads(first_answer)["statement-id"] != json.loads(second_answer)["statement-id"]
         use_counts = client.index(world.name, "cube0").json["used"]
         assert (use_counts["plans"], use_counts["files-in"], use_counts["files-removed"]) == (2, 2, 2)
         world.tag()
@@ -260,7 +264,7 @@ def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(server: ServerTh
         assert comparison.compare(body, "a file has no entry") == "statement"
         world.build()
         assert comparison.compare(body, "all files have entries") == "cube"
-        assert json.loads(comparison.ask({**body, "ref": "tag0"})[1])["rows"] == json.loads(first)["rows"]
+        assert json.loads(comparison.ask({**body, "ref": "tag0"})[1])["rows"] == json.loads(first_answer)["rows"]
         world.delete("id = 3")
         assert comparison.compare(body, "a file has deleted rows") == "statement"
 
@@ -293,15 +297,15 @@ def test_answer_from_a_cube_requires_that_its_plan_is_allowed(
 def test_many_values_are_aggregated_outside_of_the_event_loop(
     server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, measures = list[str](), list[str]()
+    thread_names, finished_measures = list[str](), list[str]()
     aggregate, finish = aggregation.aggregate_groups, aggregation._finish_measure
 
     def record_thread(*arguments: Any) -> pa.Table:
-        threads.append(threading.current_thread().name)
+        thread_names.append(threading.current_thread().name)
         return aggregate(*arguments)
 
     def record_measure(measure: Any, partials: Any) -> Any:
-        measures.append(measure.text)
+        finished_measures.append(measure.text)
         return finish(measure, partials)
 
     with closing(IndexClient(server.url)) as client, SqlSession(server.url) as session:
@@ -315,14 +319,15 @@ def test_many_values_are_aggregated_outside_of_the_event_loop(
         rows = json.loads(comparison.ask(body)[1])["rows"]
         monkeypatch.setattr(cube_answers, "aggregate_groups", record_thread)
         monkeypatch.setattr(aggregation, "_finish_measure", record_measure)
-        monkeypatch.setattr(cube_answers, "_IN_LOOP_VALUES", 2 * len(rows))
-        too_wide_body = {**body, "measures": ["avg(price)", "avg( price)"], "order": [{"by": "k"}, {"by": "k"}]}
-        raw = comparison.ask(too_wide_body)[1]
+        monkeypatch.setattr(cube_answers, "_IN_LOOP_VALUES", 2 * len(rows))  # The values of two columns
+        wide_body = {**body, "measures": ["avg(price)", "avg( price)"], "order": [{"by": "k"}, {"by": "k"}]}
+        raw = comparison.ask(wide_body)[1]
         assert sort_texts([row[:2] for row in json.loads(raw)["rows"]]) == sort_texts(rows)
-        assert all(first == second for _, first, second in json.loads(raw)["rows"])
-        assert measures == ["avg(price)"], "equal measures are computed once"
+        assert all(average == same_average for _, average, same_average in json.loads(raw)["rows"])
+        assert finished_measures == ["avg(price)"], "equal measures are computed once"
         assert comparison.ask({**body, "limit": 1000})[0] == 200
-    assert (threads[0] == threads[1], len(threads)) == (False, 2)
+    name_for_wide_answer, name_for_narrow_answer = thread_names
+    assert name_for_wide_answer != name_for_narrow_answer
 
 
 @pytest.mark.slow

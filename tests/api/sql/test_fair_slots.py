@@ -91,7 +91,7 @@ async def test_statement_that_times_out_or_is_cancelled_takes_no_slot() -> None:
 async def test_queue_length_is_limited() -> None:
     slots, end = FairSlots("statements", 1), asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        for number in range(9):
+        for number in range(9):  # One statement runs, and eight may wait for its slot.
             group.create_task(_hold_slot(slots, f"p{number}", end, []))
         await run_pending_tasks()
         with pytest.raises(RetryLater):

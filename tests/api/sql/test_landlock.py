@@ -25,16 +25,16 @@ def attempt(name, action):
     except OSError as error:
         restrictions[name] = type(error).__name__
 
-def attempts(where):
-    attempt(where + "read inside", lambda: open(inside + "/a").read())
-    attempt(where + "read outside", lambda: open(outside + "/a").read())
-    attempt(where + "read through a link", lambda: open(inside + "/link").read())
-    attempt(where + "write inside", lambda: open(inside + "/b", "w"))
-    attempt(where + "append inside", lambda: open(inside + "/a", "a"))
-    attempt(where + "start", lambda: subprocess.run(["/bin/true"]))
+def attempt_all(prefix):
+    attempt(prefix + "read inside", lambda: open(inside + "/a").read())
+    attempt(prefix + "read outside", lambda: open(outside + "/a").read())
+    attempt(prefix + "read through a link", lambda: open(inside + "/link").read())
+    attempt(prefix + "write inside", lambda: open(inside + "/b", "w"))
+    attempt(prefix + "append inside", lambda: open(inside + "/a", "a"))
+    attempt(prefix + "start", lambda: subprocess.run(["/bin/true"]))
 
-attempts("")
-thread = threading.Thread(target=attempts, args=("thread: ",))
+attempt_all("")
+thread = threading.Thread(target=attempt_all, args=("thread: ",))
 thread.start()
 thread.join()
 import sqlite3, csv  # Python still finds its modules

@@ -75,12 +75,12 @@ async def test_statements_are_sent_as_valid_runs_without_literals(tmp_path: Path
             validate_event(event)
             assert event["outputs"] == []
         assert b"hunter2" not in b"".join(receiver.bodies)
-        first, second, *_ = receiver.events[::2]
-        assert first["job"]["name"] == receiver.events[2]["job"]["name"] == second["job"]["name"]
+        first_start, second_start, *_ = receiver.events[::2]
+        assert first_start["job"]["name"] == receiver.events[2]["job"]["name"] == second_start["job"]["name"]
         outcomes = list_outcomes(receiver)
         assert [outcome[0] for outcome in outcomes] == ["COMPLETE", "COMPLETE", "FAIL", "FAIL", "ABORT"]
         assert [outcome[2] for outcome in outcomes[:3]] == [1, 1, 0]
-        (dataset,) = first["inputs"]
+        (dataset,) = first_start["inputs"]
         table = (await Api(server)("GET", "/v1/namespaces/db/tables/t")).json["metadata"]
         assert (dataset["namespace"], dataset["name"]) == ("file", table["location"].removeprefix("file://"))
         fields = [field["name"] for field in table["schemas"][-1]["fields"]]
@@ -112,7 +112,7 @@ async def test_statements_that_clients_run_are_sent_as_runs_of_their_tables(tmp_
         missing_run = {**run, "tables": [["db", "missing"], ["elsewhere", "t"], ["db", "t"]]}
         status = (await Api(server)("POST", "/api/v1/tables/db/t/history/times", body | {"run": missing_run})).status
         assert status == 204
-        for wrong in (
+        for invalid_fields in (
             {"tables": []},
             {"tables": [["t"]]},
             {"tables": [["db", "t" * 256]]},
@@ -120,19 +120,21 @@ async def test_statements_that_clients_run_are_sent_as_runs_of_their_tables(tmp_
             {"id": "x"},
             {"id": f"{run['id']}\n"},
         ):
-            answer = await Api(server)("POST", "/api/v1/tables/db/t/history/times", body | {"run": {**run, **wrong}})
+            answer = await Api(server)(
+                "POST", "/api/v1/tables/db/t/history/times", body | {"run": {**run, **invalid_fields}}
+            )
             assert answer.status == 400
         await receiver.wait_for_events_count(8)
         for event in receiver.events:
             validate_event(event)
         assert list_outcomes(receiver) == [("COMPLETE", "", 2)] * 2 + [("COMPLETE", "", 1)] * 2
-        first, second, third, _ = receiver.events[::2]
-        assert first["job"] == second["job"] != third["job"]
+        first_start, second_start, third_start, _ = receiver.events[::2]
+        assert first_start["job"] == second_start["job"] != third_start["job"]
         locations = {
             (await Api(server)("GET", f"/v1/namespaces/db/tables/{name}")).json["metadata"]["location"]
             for name in ("t", "u")
         }
-        assert {f"file://{dataset['name']}" for dataset in first["inputs"]} == locations
+        assert {f"file://{dataset['name']}" for dataset in first_start["inputs"]} == locations
 
 
 def test_statements_that_differ_in_literals_have_one_form() -> None:
@@ -161,6 +163,8 @@ def test_statements_that_differ_in_literals_have_one_form() -> None:
 
 
 class CountedFailures:
+    """The metrics of deliveries. It counts the runs that were dropped."""
+
     count = 0
 
     def count_failed_delivery(self, kind: str) -> None:
@@ -169,13 +173,13 @@ class CountedFailures:
     def set_delivery_lag(self, kind: str, name: str, seconds: float) -> None: ...
 
 
-@pytest.mark.parametrize("extra", [0, 5])
-async def test_runs_beyond_the_limit_are_dropped_and_counted(extra: int) -> None:
+@pytest.mark.parametrize("dropped_count", [0, 5])
+async def test_runs_beyond_the_limit_are_dropped_and_counted(dropped_count: int) -> None:
     failures = CountedFailures()
     runs = StatementRuns(failures)
-    for _ in range(RUNS_MAX + extra):
+    for _ in range(RUNS_MAX + dropped_count):
         runs.record(StatementRun("id", "select 1", 0, 1, "COMPLETE", "", ()))
-    assert failures.count == extra
+    assert failures.count == dropped_count
 
 
 async def test_names_of_tables_count_as_characters_of_a_run() -> None:
@@ -183,7 +187,7 @@ async def test_names_of_tables_count_as_characters_of_a_run() -> None:
     runs = StatementRuns(failures)
     for _ in range(9):
         runs.record(StatementRun("id", "", 0, 1, "COMPLETE", "", (("db", "t" * (1 << 20)),)))
-    assert failures.count == 2  # The runs count a little more than 1 MiB each.
+    assert failures.count == 2  # The limit is 8 Mi characters, and each run counts a little more than 1 Mi.
 
 
 async def test_principal_fills_only_its_share_of_the_queue() -> None:
@@ -191,11 +195,11 @@ async def test_principal_fills_only_its_share_of_the_queue() -> None:
     runs = StatementRuns(failures)
     for _ in range(RUNS_MAX):
         runs.record(StatementRun("id", "select 1", 0, 1, "COMPLETE", "", (), principal="tina"))
-    assert failures.count == RUNS_MAX * 3 // 4
+    assert failures.count == RUNS_MAX - RUNS_MAX // 4, "the share is a quarter of the runs"
     runs.record(StatementRun("id", "select 1", 0, 1, "COMPLETE", "", (), principal="otto"))
     for _ in range(3):
         runs.record(StatementRun("id", "+" * (1 << 20), 0, 1, "COMPLETE", "", (), principal="wendy"))
-    assert failures.count == RUNS_MAX * 3 // 4 + 1
+    assert failures.count == RUNS_MAX - RUNS_MAX // 4 + 1, "the share is also a quarter of 8 Mi characters"
 
 
 def test_schemas_beyond_the_limit_are_left_out_of_an_event() -> None:
@@ -205,7 +209,7 @@ def test_schemas_beyond_the_limit_are_left_out_of_an_event() -> None:
         *(Field(number, f"c{number}", False, type_) for number, type_ in enumerate((*nested_types, "long"), 6)),
     )
     size = measure_schema(fields, 1 << 20)
-    assert size > 7 * len("name, type")
+    assert size > 7 * len("name, type"), "the schema has seven fields, with those in the nested types"
     assert measure_schema(fields * 3, 1 << 20) == 3 * size
     metadata = build_table_metadata(
         uuid="0190b5a2-0000-7000-8000-000000000000",
@@ -226,11 +230,11 @@ def test_schemas_beyond_the_limit_are_left_out_of_an_event() -> None:
 async def test_long_statement_is_recorded_without_a_search_for_literals(monkeypatch: pytest.MonkeyPatch) -> None:
     searched_lengths: list[int] = []
 
-    def remove_and_note(statement: str) -> str:
+    def record_length(statement: str) -> str:
         searched_lengths.append(len(statement))
         return remove_literals(statement)
 
-    monkeypatch.setattr(statement_lineage, "remove_literals", remove_and_note)
+    monkeypatch.setattr(statement_lineage, "remove_literals", record_length)
     failures = CountedFailures()
     runs = StatementRuns(failures)
     for _ in range(9):

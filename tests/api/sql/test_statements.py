@@ -40,7 +40,7 @@ GRANTS = (
 
 
 @dataclass
-class Site:
+class ServerWithTokens:
     """A server and the tokens of its principals."""
 
     server: RunningServer
@@ -125,39 +125,41 @@ async def _commit_stated_totals(api: Api, total: str) -> None:
 
 
 @asynccontextmanager
-async def open_site(home: Path, **settings: Any) -> AsyncIterator[Site]:
+async def open_server_with_tokens(home: Path, **settings: Any) -> AsyncIterator[ServerWithTokens]:
     async with run_server(home, auth="token", **settings) as server:
-        yield Site(server, json.loads((home / "tokens.json").read_text()))
+        yield ServerWithTokens(server, json.loads((home / "tokens.json").read_text()))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(home: Path) -> AsyncIterator[Site]:
+async def server_with_tokens(home: Path) -> AsyncIterator[ServerWithTokens]:
     """Yield a server that the tests share, because each start of a server also starts a process with DuckDB."""
-    async with open_site(home, rights_recheck_s=0.1) as site:
-        yield site
+    async with open_server_with_tokens(home, rights_recheck_s=0.1) as server_with_tokens:
+        yield server_with_tokens
 
 
-async def test_reader_gets_the_rows_and_the_read_statistics(site: Site) -> None:
-    answer = await site.run_sql("rita", "SELECT id, country FROM db.t WHERE id < 3 ORDER BY id DESC", id="mine")
+async def test_reader_gets_the_rows_and_the_read_statistics(server_with_tokens: ServerWithTokens) -> None:
+    answer = await server_with_tokens.run_sql(
+        "rita", "SELECT id, country FROM db.t WHERE id < 3 ORDER BY id DESC", id="mine"
+    )
     assert answer.status == 200, answer.raw
     assert answer.json["rows"] == [[2, "c2"], [1, "c1"], [0, "c0"]]
     assert answer.json["columns"] == [{"name": "id", "type": "bigint"}, {"name": "country", "type": "varchar"}]
     assert answer.json["complete"] is True
     assert answer.json["statement-id"] == answer.headers["X-Seamark-Statement"] == "mine"
     assert answer.json["tables"][0]["table"] == "db.t"
-    streamed_answer = await site.run_sql("rita", "SELECT sum(id) AS s FROM t", headers=ARROW, schema="db")
-    actual = pa.ipc.open_stream(streamed_answer.raw).read_all()
-    assert actual.to_pylist() == [{"s": sum(range(60))}]
-    plan = (await site.run_sql("rita", "SELECT * FROM db.t WHERE id = 1", explain=True)).json
+    streamed_answer = await server_with_tokens.run_sql("rita", "SELECT sum(id) AS s FROM t", headers=ARROW, schema="db")
+    streamed_rows = pa.ipc.open_stream(streamed_answer.raw).read_all()
+    assert streamed_rows.to_pylist() == [{"s": sum(range(60))}]
+    plan = (await server_with_tokens.run_sql("rita", "SELECT * FROM db.t WHERE id = 1", explain=True)).json
     assert (plan["engine"], plan["tables"][0]["considered-files"]) == ("duckdb", 3)
     assert "rows" not in plan
 
 
-async def test_statement_runs_with_the_rights_of_the_caller(site: Site) -> None:
+async def test_statement_runs_with_the_rights_of_the_caller(server_with_tokens: ServerWithTokens) -> None:
     for principal, status in (("rita", 200), ("wendy", 200), ("root", 200), ("olga", 403), ("nobody", 403), ("", 401)):
-        assert (await site.run_sql(principal, "SELECT count(*) FROM db.t")).status == status, principal
+        assert (await server_with_tokens.run_sql(principal, "SELECT count(*) FROM db.t")).status == status, principal
     # The answer does not reveal whether a table exists that the caller may not read.
-    answers = [await site.run_sql("olga", f"SELECT 1 FROM db.{name}") for name in ("t", "nothing")]
+    answers = [await server_with_tokens.run_sql("olga", f"SELECT 1 FROM db.{name}") for name in ("t", "nothing")]
     assert answers[0].raw.replace(b"db.t", b"") == answers[1].raw.replace(b"db.nothing", b"")
 
 
@@ -181,7 +183,7 @@ REFUSED_STATEMENTS = (
     ("", 400, ""),
     ("SELECT " + "(" * 9000, 400, ""),
 )
-BODIES: tuple[dict[str, Any], ...] = (
+INVALID_BODIES: tuple[dict[str, Any], ...] = (
     {},
     {"statement": 1},
     {"statement": "SELECT 1", "id": "a b"},
@@ -190,14 +192,14 @@ BODIES: tuple[dict[str, Any], ...] = (
 )
 
 
-async def test_statement_that_may_not_run_gets_400_or_404(site: Site) -> None:
+async def test_statement_that_may_not_run_gets_400_or_404(server_with_tokens: ServerWithTokens) -> None:
     for statement, status, reason in REFUSED_STATEMENTS:
-        answer = await site.run_sql("root", statement)
+        answer = await server_with_tokens.run_sql("root", statement)
         assert answer.status == status, (statement, answer.raw)
         assert reason in answer.json["error"]["message"], statement
-    headers = {"Authorization": f"Bearer {site.tokens['rita']}"}
-    for body in BODIES:
-        assert (await site.api("POST", "/api/v1/sql", body, headers=headers)).status == 400, body
+    headers = {"Authorization": f"Bearer {server_with_tokens.tokens['rita']}"}
+    for body in INVALID_BODIES:
+        assert (await server_with_tokens.api("POST", "/api/v1/sql", body, headers=headers)).status == 400, body
 
 
 DATE_BEYOND_9999 = "DATE '9999-12-31' + INTERVAL '1' DAY"
@@ -225,37 +227,39 @@ OUT_OF_RANGE: list[tuple[str, object]] = [
 
 
 @pytest.mark.slow
-async def test_value_out_of_range_gets_an_answer_or_a_400(site: Site) -> None:
-    for statement, value in OUT_OF_RANGE:
-        answer = await site.run_sql("rita", statement)
-        if value is None:
+async def test_value_out_of_range_gets_an_answer_or_a_400(server_with_tokens: ServerWithTokens) -> None:
+    for statement, expected_value in OUT_OF_RANGE:
+        answer = await server_with_tokens.run_sql("rita", statement)
+        if expected_value is None:
             error = answer.status, answer.json["error"]["type"]
             assert error == (400, "BadRequestException"), (statement, answer.raw)
         else:
-            assert (answer.status, answer.json["rows"]) == (200, [[value]]), statement
+            assert (answer.status, answer.json["rows"]) == (200, [[expected_value]]), statement
 
 
-async def test_query_ignores_huge_totals_in_a_snapshot_summary(site: Site) -> None:
-    answer = await site.run_sql("rita", "SELECT count(*) FROM db.huge_totals JOIN db.t USING (id)")
+async def test_query_ignores_huge_totals_in_a_snapshot_summary(server_with_tokens: ServerWithTokens) -> None:
+    answer = await server_with_tokens.run_sql("rita", "SELECT count(*) FROM db.huge_totals JOIN db.t USING (id)")
     assert (answer.status, answer.json.get("rows")) == (200, [[20]]), answer.raw
 
 
 @pytest.mark.slow
 async def test_size_of_answers_is_limited(home: Path) -> None:
-    async with open_site(home, sql_rows_limit=10, sql_time_s=20, sql_bytes_limit=2000) as site:
-        assert (await site.run_sql("rita", "SELECT id FROM db.t LIMIT 10")).status == 200
-        many_rows = await site.run_sql("rita", "SELECT id FROM db.t")
-        assert many_rows.status == 400
-        assert "sql_rows_limit" in many_rows.json["error"]["message"]
-        partial_answer = await site.run_sql("rita", "SELECT id FROM db.t", **{"max-rows": 4})
+    async with open_server_with_tokens(
+        home, sql_rows_limit=10, sql_time_s=20, sql_bytes_limit=2000
+    ) as server_with_tokens:
+        assert (await server_with_tokens.run_sql("rita", "SELECT id FROM db.t LIMIT 10")).status == 200
+        refusal = await server_with_tokens.run_sql("rita", "SELECT id FROM db.t")
+        assert refusal.status == 400
+        assert "sql_rows_limit" in refusal.json["error"]["message"]
+        partial_answer = await server_with_tokens.run_sql("rita", "SELECT id FROM db.t", **{"max-rows": 4})
         assert (len(partial_answer.json["rows"]), partial_answer.json["complete"]) == (4, False)
         wide_statement = "SELECT " + ", ".join(f"'{'x' * 90}' AS c{n}" for n in range(40))
-        assert "sql_bytes_limit" in (await site.run_sql("rita", wide_statement)).json["error"]["message"]
+        assert "sql_bytes_limit" in (await server_with_tokens.run_sql("rita", wide_statement)).json["error"]["message"]
 
 
 async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path) -> None:
-    async with open_site(home, sql_time_s=1) as site:
-        answer = await site.run_sql("rita", LONG_STATEMENT)
+    async with open_server_with_tokens(home, sql_time_s=1) as server_with_tokens:
+        answer = await server_with_tokens.run_sql("rita", LONG_STATEMENT)
         assert answer.status == 400, answer.raw
         assert "sql_time_s" in answer.json["error"]["message"]
         await until(lambda: not list_workers())
@@ -263,7 +267,7 @@ async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path
 
 @pytest.mark.slow
 async def test_token_of_a_statement_is_issued_after_its_process_has_started(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    server_with_tokens: ServerWithTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a statement that waited for a slot or for a slow start still has its whole time."""
     steps: list[str] = []
@@ -280,25 +284,27 @@ async def test_token_of_a_statement_is_issued_after_its_process_has_started(
 
     monkeypatch.setattr(StatementWorkers, "start", record_start)
     monkeypatch.setattr(StatementTokens, "issue", record_issue)
-    assert (await site.run_sql("rita", "SELECT count(*) FROM db.t")).status == 200
+    assert (await server_with_tokens.run_sql("rita", "SELECT count(*) FROM db.t")).status == 200
     assert steps == ["start", "issue"]
 
 
 @pytest.mark.slow
 async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Path) -> None:
-    async with open_site(home, sql_statements_limit=2, sql_time_s=30, sql_queue_s=0.2) as site:
-        long_task = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT, id="long"))
+    async with open_server_with_tokens(
+        home, sql_statements_limit=2, sql_time_s=30, sql_queue_s=0.2
+    ) as server_with_tokens:
+        long_task = asyncio.create_task(server_with_tokens.run_sql("rita", LONG_STATEMENT, id="long"))
         await until(lambda: len(list_workers()) == 1)
-        assert (await site.run_sql("rita", "SELECT 1")).status == 429
-        assert (await site.run_sql("wendy", "SELECT 1")).status == 200
+        assert (await server_with_tokens.run_sql("rita", "SELECT 1")).status == 429
+        assert (await server_with_tokens.run_sql("wendy", "SELECT 1")).status == 200
         await until(lambda: len(list_workers()) == 1)
-        other_task = asyncio.create_task(site.run_sql("root", LONG_STATEMENT, id="long"))
+        other_task = asyncio.create_task(server_with_tokens.run_sql("root", LONG_STATEMENT, id="long"))
         await until(lambda: len(list_workers()) == 2)
-        assert (await site.run_sql("wendy", "SELECT 1")).status == 503
+        assert (await server_with_tokens.run_sql("wendy", "SELECT 1")).status == 503
         for principal in ("rita", "root"):  # Each caller has its own ids.
-            headers = {"Authorization": f"Bearer {site.tokens[principal]}"}
-            assert (await site.api("DELETE", "/api/v1/sql/other", headers=headers)).status == 404
-            assert (await site.api("DELETE", "/api/v1/sql/long", headers=headers)).status == 204
+            headers = {"Authorization": f"Bearer {server_with_tokens.tokens[principal]}"}
+            assert (await server_with_tokens.api("DELETE", "/api/v1/sql/other", headers=headers)).status == 404
+            assert (await server_with_tokens.api("DELETE", "/api/v1/sql/long", headers=headers)).status == 204
         for task in (long_task, other_task):
             assert "cancelled" in (await task).json["error"]["message"]
         await until(lambda: not list_workers())
@@ -306,13 +312,13 @@ async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Pat
 
 @pytest.mark.slow
 async def test_two_principals_cannot_use_all_statements(home: Path) -> None:
-    async with open_site(home, sql_statements_limit=4, sql_queue_s=0.2) as site:
+    async with open_server_with_tokens(home, sql_statements_limit=4, sql_queue_s=0.2) as server_with_tokens:
         long_tasks = [
-            asyncio.create_task(site.run_sql(principal, LONG_STATEMENT))
+            asyncio.create_task(server_with_tokens.run_sql(principal, LONG_STATEMENT))
             for principal in ("rita", "rita", "wendy", "wendy")
         ]
         await until(lambda: len(list_workers()) == 3)
-        assert (await site.run_sql("root", "SELECT 1")).status == 200
+        assert (await server_with_tokens.run_sql("root", "SELECT 1")).status == 200
         finished_tasks, _ = await asyncio.wait(long_tasks, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result().status for task in finished_tasks] == [503]
         for task in long_tasks:
@@ -322,22 +328,24 @@ async def test_two_principals_cannot_use_all_statements(home: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_statement_without_tables_ends_with_its_token(site: Site) -> None:
-    headers = {"Authorization": f"Bearer {site.tokens['root']}"}
+async def test_statement_without_tables_ends_with_its_token(server_with_tokens: ServerWithTokens) -> None:
+    headers = {"Authorization": f"Bearer {server_with_tokens.tokens['root']}"}
     grant = {"role": "reader", "namespace": ["db"]}
-    answer = await site.api("POST", "/api/v1/tokens", {"name": "vera", "grants": [grant]}, headers=headers)
-    site.tokens["vera"] = answer.json["token"]
+    answer = await server_with_tokens.api(
+        "POST", "/api/v1/tokens", {"name": "vera", "grants": [grant]}, headers=headers
+    )
+    server_with_tokens.tokens["vera"] = answer.json["token"]
     rows = ", ".join(f"({number})" for number in range(60))
     long_statement = "SELECT count(*) FROM " + ", ".join(f"(VALUES {rows}) t{number}" for number in range(12))
-    running_task = asyncio.create_task(site.run_sql("vera", long_statement))
+    running_task = asyncio.create_task(server_with_tokens.run_sql("vera", long_statement))
     await until(lambda: len(list_workers()) == 1)
-    assert (await site.api("DELETE", "/api/v1/tokens/vera", headers=headers)).status == 204
+    assert (await server_with_tokens.api("DELETE", "/api/v1/tokens/vera", headers=headers)).status == 204
     assert (await running_task).status == 401
     await until(lambda: not list_workers())
 
 
-async def test_disconnected_client_ends_its_statement(site: Site) -> None:
-    leaving_task = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT))
+async def test_disconnected_client_ends_its_statement(server_with_tokens: ServerWithTokens) -> None:
+    leaving_task = asyncio.create_task(server_with_tokens.run_sql("rita", LONG_STATEMENT))
     await until(lambda: len(list_workers()) == 1)
     leaving_task.cancel()
     await asyncio.gather(leaving_task, return_exceptions=True)
@@ -352,13 +360,13 @@ def _read_file_size_limits(worker: psutil.Process) -> list[list[str]]:
 async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEAMARK_S3_SECRET_ACCESS_KEY", "the-secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
-    async with open_site(home) as site:
-        running_statement = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT))
+    async with open_server_with_tokens(home) as server_with_tokens:
+        running_statement = asyncio.create_task(server_with_tokens.run_sql("rita", LONG_STATEMENT))
         await until(lambda: len(list_workers()) == 1)
         (worker,) = list_workers()
-        text = b"\0".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in (worker.pid, worker.ppid()))
-        assert b"the-secret" not in text
-        assert b"SEAMARK_S3" not in text
+        environments = b"\0".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in (worker.pid, worker.ppid()))
+        assert b"the-secret" not in environments
+        assert b"SEAMARK_S3" not in environments
         assert b"smq_" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes()
         # The limit is set before the worker reads the statement.
         await until(lambda: _read_file_size_limits(worker) == [["0", "0"]])
@@ -370,13 +378,13 @@ async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeyp
 
 
 async def test_statement_that_needs_too_much_memory_does_not_affect_other_statements(home: Path) -> None:
-    async with open_site(home, sql_memory_bytes=600 << 20) as site:
+    async with open_server_with_tokens(home, sql_memory_bytes=600 << 20) as server_with_tokens:
         text = f"'{'x' * 4000}' || CAST(a.id * 3600 + b.id * 60 + c.id AS varchar)"
         query = f"SELECT count(DISTINCT v) FROM (SELECT {text} AS v FROM db.t a, db.t b, db.t c) q"
-        answer = await site.run_sql("rita", query)
+        answer = await server_with_tokens.run_sql("rita", query)
         assert answer.status == 400, answer.raw
-        assert "emory" in answer.json["error"]["message"]
-        assert (await site.run_sql("rita", "SELECT 1")).json["rows"] == [[1]]
+        assert "memory" in answer.json["error"]["message"].lower()
+        assert (await server_with_tokens.run_sql("rita", "SELECT 1")).json["rows"] == [[1]]
 
 
 @pytest.mark.parametrize(
@@ -390,20 +398,24 @@ async def test_statement_that_needs_too_much_memory_does_not_affect_other_statem
 async def test_sql_is_disabled_beyond_loopback_unless_a_setting_enables_it(
     home: Path, value: str, host: str, status: int
 ) -> None:
-    async with open_site(home, sql=value, host=host) as site:
-        assert (await site.run_sql("root", "SELECT 1")).status == status
-        state = await site.api("GET", "/api/v1/sql", headers={"Authorization": f"Bearer {site.tokens['olga']}"})
-        assert state.json["is-on"] == (status == 200)
-        assert "sql = on" in (state.json["reason"] or "sql = on")
+    async with open_server_with_tokens(home, sql=value, host=host) as server_with_tokens:
+        assert (await server_with_tokens.run_sql("root", "SELECT 1")).status == status
+        answer = await server_with_tokens.api(
+            "GET", "/api/v1/sql", headers={"Authorization": f"Bearer {server_with_tokens.tokens['olga']}"}
+        )
+        assert answer.json["is-on"] == (status == 200)
+        assert "sql = on" in (answer.json["reason"] or "sql = on")
 
 
-async def test_audit_log_has_each_statement_without_its_text(site: Site) -> None:
+async def test_audit_log_has_each_statement_without_its_text(server_with_tokens: ServerWithTokens) -> None:
     for principal in ("rita", "olga"):
-        await site.run_sql(principal, "SELECT count(*) FROM db.t", headers={"X-Request-Id": f"audited-{principal}"})
-    headers = {"Authorization": f"Bearer {site.tokens['root']}"}
+        await server_with_tokens.run_sql(
+            principal, "SELECT count(*) FROM db.t", headers={"X-Request-Id": f"audited-{principal}"}
+        )
+    headers = {"Authorization": f"Bearer {server_with_tokens.tokens['root']}"}
 
-    async def audit_records() -> list[Any]:
-        answer = await site.api("GET", "/api/v1/audit?limit=100", headers=headers)
+    async def list_statement_records() -> list[Any]:
+        answer = await server_with_tokens.api("GET", "/api/v1/audit?limit=100", headers=headers)
         return [
             record
             for record in answer.json["records"]
@@ -411,47 +423,53 @@ async def test_audit_log_has_each_statement_without_its_text(site: Site) -> None
         ]
 
     async with asyncio.timeout(60):
-        while len(actual_audit_records := await audit_records()) < 2:
+        while len(audit_records := await list_statement_records()) < 2:
             await asyncio.sleep(0.05)
-    assert {(audit_record["who"], audit_record["status"]) for audit_record in actual_audit_records} == {
+    assert {(audit_record["who"], audit_record["status"]) for audit_record in audit_records} == {
         ("rita", 200),
         ("olga", 403),
     }
-    assert "count" not in json.dumps(actual_audit_records)
+    assert "count" not in json.dumps(audit_records)
 
 
-async def test_statement_token_allows_only_reading(site: Site) -> None:
-    parts = site.server.components
-    rita = await parts.authenticator.find_login(site.tokens["wendy"])
-    token = parts.authenticator.statement_tokens.issue(rita.principal, 60)
+async def test_statement_token_allows_only_reading(server_with_tokens: ServerWithTokens) -> None:
+    components = server_with_tokens.server.components
+    login = await components.authenticator.find_login(server_with_tokens.tokens["wendy"])
+    token = components.authenticator.statement_tokens.issue(login.principal, 60)
     headers = {"Authorization": f"Bearer {token}"}
-    assert (await site.api("GET", "/v1/namespaces/db/tables/t", headers=headers)).status == 200
-    assert (await site.api("DELETE", "/v1/namespaces/db/tables/t", headers=headers)).status == 403
-    assert (await site.api("GET", "/v1/namespaces/other", headers=headers)).status in (403, 404)
-    second_answer = await site.api("POST", "/api/v1/sql", {"statement": "SELECT 1"}, headers=headers)
+    assert (await server_with_tokens.api("GET", "/v1/namespaces/db/tables/t", headers=headers)).status == 200
+    assert (await server_with_tokens.api("DELETE", "/v1/namespaces/db/tables/t", headers=headers)).status == 403
+    assert (await server_with_tokens.api("GET", "/v1/namespaces/other", headers=headers)).status in (403, 404)
+    second_answer = await server_with_tokens.api("POST", "/api/v1/sql", {"statement": "SELECT 1"}, headers=headers)
     assert second_answer.status == 403
     for forged_token in (token[:-2] + "AA", "smq_", "smq_AAAA", "sms_" + token[4:]):
-        answer = await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {forged_token}"})
+        answer = await server_with_tokens.api(
+            "GET", "/v1/namespaces", headers={"Authorization": f"Bearer {forged_token}"}
+        )
         assert answer.status == 401
-    old_token = parts.authenticator.statement_tokens.issue(rita.principal, -1)
-    assert (await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {old_token}"})).status == 401
+    expired_token = components.authenticator.statement_tokens.issue(login.principal, -1)
+    assert (
+        await server_with_tokens.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {expired_token}"})
+    ).status == 401
 
 
-async def test_worker_reads_no_file_outside_its_tables(site: Site, home: Path, tmp_path: Path) -> None:
+async def test_worker_reads_no_file_outside_its_tables(
+    server_with_tokens: ServerWithTokens, home: Path, tmp_path: Path
+) -> None:
     """A data file behind a symbolic link is not read, although the server may read it."""
-    data = next((home / "warehouse").rglob("t-*/**/*.parquet"))
-    elsewhere = tmp_path / "elsewhere.parquet"
-    data.rename(elsewhere)
-    data.symlink_to(elsewhere)
-    answer = await site.run_sql("rita", "SELECT * FROM db.t")
+    data_path = next((home / "warehouse").rglob("t-*/**/*.parquet"))
+    moved_path = tmp_path / "elsewhere.parquet"
+    data_path.rename(moved_path)
+    data_path.symlink_to(moved_path)
+    answer = await server_with_tokens.run_sql("rita", "SELECT * FROM db.t")
     assert answer.status == 500
     assert "is outside the warehouse" in answer.json["error"]["message"]
-    data.unlink()
-    elsewhere.rename(data)
-    assert (await site.run_sql("rita", "SELECT * FROM db.t")).status == 200
+    data_path.unlink()
+    moved_path.rename(data_path)
+    assert (await server_with_tokens.run_sql("rita", "SELECT * FROM db.t")).status == 200
 
 
-HOSTILE = (
+EXPENSIVE_STATEMENTS = (
     "SELECT * FROM range(1000000000000)",
     "SELECT * FROM UNNEST(sequence(1, 1000000000)) AS u (x)",
     "SELECT repeat('x', 2000000000)",
@@ -482,29 +500,31 @@ HOSTILE = (
 """Statements that need much time, memory or depth, or that are incomplete."""
 
 
-@pytest.mark.parametrize("row_interval", [5, pytest.param(1, marks=pytest.mark.slow)])
-async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process(home: Path, row_interval: int) -> None:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process(home: Path, step: int) -> None:
     async with run_server(home, sql_time_s=1.0, sql_memory_bytes=256 << 20) as server:
-        site = Site(server, {})
-        for statement in HOSTILE[::row_interval]:
-            answer = await site.run_sql("", statement, **{"max-rows": 10})
+        server_with_tokens = ServerWithTokens(server, {})
+        for statement in EXPENSIVE_STATEMENTS[::step]:
+            answer = await server_with_tokens.run_sql("", statement, **{"max-rows": 10})
             assert answer.status in (200, 400), (statement[:100], answer.status, answer.raw[:500])
             assert len(answer.raw) < 1 << 20, statement[:100]
         async with asyncio.timeout(120):  # A busy machine sometimes needs more than a second.
-            while (answer := await site.run_sql("", "SELECT count(*) AS n FROM db.t")).status != 200:
+            while (answer := await server_with_tokens.run_sql("", "SELECT count(*) AS n FROM db.t")).status != 200:
                 assert "sql_time_s" in answer.json["error"]["message"]
         assert answer.json["rows"] == [[60]]
         await until(lambda: not list_workers())
 
 
-async def test_statement_is_cancelled_only_by_its_owner(site: Site) -> None:
-    running_task = asyncio.create_task(site.run_sql("rita", LONG_STATEMENT, id="long"))
+async def test_statement_is_cancelled_only_by_its_owner(server_with_tokens: ServerWithTokens) -> None:
+    running_task = asyncio.create_task(server_with_tokens.run_sql("rita", LONG_STATEMENT, id="long"))
     await until(list_workers)
     for principal in ("olga", "wendy", "root"):
-        answer = await site.api(
-            "DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens[principal]}"}
+        answer = await server_with_tokens.api(
+            "DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {server_with_tokens.tokens[principal]}"}
         )
         assert answer.status == 404, principal
     assert not running_task.done()
-    answer = await site.api("DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens['rita']}"})
+    answer = await server_with_tokens.api(
+        "DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {server_with_tokens.tokens['rita']}"}
+    )
     assert (answer.status, (await running_task).status) == (204, 400)

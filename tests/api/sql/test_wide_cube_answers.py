@@ -30,14 +30,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 def draw_request(
     rng: random.Random, wide_queries: WideQueries, dimensions: list[str], measures: list[str]
 ) -> dict[str, Any]:
-    """Return a request of a table with this cube. Its order, if it has one, is total."""
-    keys = quote_terms(rng.sample(dimensions, rng.randint(0, min(3, len(dimensions)))))
-    values = quote_terms(rng.sample(measures, rng.randint(1, min(4, len(measures)))))
-    body: dict[str, Any] = {"dimensions": keys, "measures": values, "cubes": rng.choice((ON, ON, EXACT))}
+    """Return a request to a table with this cube. Its order, if it has one, is total."""
+    chosen_dimensions = quote_terms(rng.sample(dimensions, rng.randint(0, min(3, len(dimensions)))))
+    chosen_measures = quote_terms(rng.sample(measures, rng.randint(1, min(4, len(measures)))))
+    body: dict[str, Any] = {
+        "dimensions": chosen_dimensions,
+        "measures": chosen_measures,
+        "cubes": rng.choice((ON, ON, EXACT)),
+    }
     if rng.random() < 0.7:
         body["where"] = wide_queries.draw_condition(dimensions)
     if rng.random() < 0.5:
-        body["order"] = [{"by": key, "descending": rng.random() < 0.5} for key in (*values, *keys)]
+        body["order"] = [
+            {"by": key, "descending": rng.random() < 0.5} for key in (*chosen_measures, *chosen_dimensions)
+        ]
         if rng.random() < 0.5:
             body["limit"] = rng.choice((0, 1, 3, 1000))
     return body
@@ -49,19 +55,19 @@ def compare(aggregates: CubeAggregates, plain_session: SqlSession, body: dict[st
     if status != 200:
         return "statement" if RUNS_STATEMENT in raw.decode() else f"refused: {raw.decode()}"[:60]
     try:
-        expected = plain_session.sql(aggregates.write_statement(body))
-        rows = expected.to_arrow()
+        expected_result = plain_session.sql(aggregates.write_statement(body))
+        expected_rows = expected_result.to_arrow()
     except ClientError as error:
         raise AssertionError(f"the statement fails: {error}\n{context}\n{raw!r}") from error
     answer = json.loads(raw)
-    assert [column["type"] for column in answer["columns"]] == list(expected.types), context
+    assert [column["type"] for column in answer["columns"]] == list(expected_result.types), context
     groups = pa.ipc.open_stream(aggregates.ask(body, Accept=ARROW)[1]).read_all()
-    assert groups.schema == rows.schema, context
-    assert list_rows(groups, body) == list_rows(rows, body), context
+    assert groups.schema == expected_rows.schema, context
+    assert list_rows(groups, body) == list_rows(expected_rows, body), context
     return "cube"
 
 
-def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
+def run_case(server: ServerThread, seed: int, request_count: int) -> Counter[str]:
     """Change a table at random, and compare answers from its cubes with the rows."""
     rng = random.Random(seed)
     wide_queries, counts = WideQueries(rng, SEAMARK), Counter[str]()
@@ -82,7 +88,7 @@ def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
         aggregates = CubeAggregates(server, session, plain_session, world.name)
         for _ in range(3):
             world.build()
-            for _ in range(requests):
+            for _ in range(request_count):
                 body = draw_request(rng, wide_queries, *rng.choice(cubes))
                 counts[compare(aggregates, plain_session, body, f"seed {seed}: {body}")] += 1
             world.append(rng.choice((1, 30)))

@@ -43,9 +43,9 @@ from tests.api.indexes.test_bitmaps import (
     build_filter_json,
     build_random_tree,
     compare_values,
+    draw_row_with_negative_zero,
     evaluate_as_sql,
     format_as_sql,
-    replace_with_negative_zero,
 )
 from tests.api.rest.stored import LiveSnapshot, StoredTable, draw_row
 from tests.connector import lake
@@ -132,7 +132,7 @@ async def commit_random_files(stored_table: StoredTable, rng: random.Random, com
         data = [
             stored_table.write_data_file(
                 [
-                    draw_row(rng, part) if stored_table.partitioned else replace_with_negative_zero(rng)
+                    draw_row(rng, part) if stored_table.partitioned else draw_row_with_negative_zero(rng)
                     for _ in range(rng.choice([1, 40, 150]))
                 ],
                 group_rows=rng.choice([16, 1000]),

@@ -73,37 +73,39 @@ class TestHdfsContract(ObjectStoreContract):
 
 @pytest.mark.slow
 async def test_random_operations_agree_with_a_dictionary(hdfs: HdfsCluster) -> None:
-    warehouse, generator = f"{hdfs.create_folder_name()}/wh", random.Random(first_seed())
-    expected: dict[str, bytes] = {}
+    warehouse, rng = f"{hdfs.create_folder_name()}/wh", random.Random(first_seed())
+    contents: dict[str, bytes] = {}
     locations = [f"{warehouse}/{folder}/{name}" for folder in ("t", "t/data", "t1") for name in ("a", "b ü%41", "c")]
     async with open_objects(build_settings(warehouse), SystemClock()) as objects:
         for _ in range(200):
-            location = generator.choice(locations)
-            match generator.choice(("create", "create", "read", "range", "delete", "list")):
+            location = rng.choice(locations)
+            match rng.choice(("create", "create", "read", "range", "delete", "list")):
                 case "create":
-                    data = generator.randbytes(generator.choice((0, 1, 100, 70_000)))
-                    if location in expected:
+                    data = rng.randbytes(rng.choice((0, 1, 100, 70_000)))
+                    if location in contents:
                         with pytest.raises(ObjectExists):
                             await objects.create(location, data)
                     else:
-                        await objects.create(location, data, durable=generator.random() < 0.5)
-                        expected[location] = data
-                case "read" if location in expected:
-                    assert await objects.read(location) == expected[location]
-                case "range" if location in expected:
-                    start, length = generator.randrange(80_000), generator.randrange(80_000)
+                        await objects.create(location, data, durable=rng.random() < 0.5)
+                        contents[location] = data
+                case "read" if location in contents:
+                    assert await objects.read(location) == contents[location]
+                case "range" if location in contents:
+                    start, length = rng.randrange(80_000), rng.randrange(80_000)
                     part = await objects.read_range(location, start, length)
-                    assert part == expected[location][start : start + length]
+                    assert part == contents[location][start : start + length]
                 case "delete":
                     await objects.delete(location)
-                    expected.pop(location, None)
+                    contents.pop(location, None)
                 case "list":
-                    folder = generator.choice((warehouse, f"{warehouse}/t", f"{warehouse}/t/data"))
-                    listed = {info.location: info.size_bytes async for info in objects.list(folder)}
-                    below = {path: data for path, data in expected.items() if path.startswith(f"{folder}/")}
-                    assert listed == {path: len(data) for path, data in below.items()}
+                    folder = rng.choice((warehouse, f"{warehouse}/t", f"{warehouse}/t/data"))
+                    listed_sizes = {info.location: info.size_bytes async for info in objects.list(folder)}
+                    expected_sizes = {
+                        location: len(data) for location, data in contents.items() if location.startswith(f"{folder}/")
+                    }
+                    assert listed_sizes == expected_sizes
                 case _:
-                    assert await objects.exists(location) == (location in expected)
+                    assert await objects.exists(location) == (location in contents)
 
 
 @pytest.mark.slow
@@ -178,13 +180,13 @@ async def test_write_that_hdfs_refuses_is_not_a_lost_reply(
 
 
 class EventClient:
-    """A client whose calls return when the NameNode answers."""
+    """A client whose calls wait until `may_answer` is set."""
 
     def __init__(self) -> None:
-        self.answers = threading.Event()
+        self.may_answer = threading.Event()
 
     def get_file_info(self, path: str) -> SimpleNamespace:
-        self.answers.wait()
+        self.may_answer.wait()
         return SimpleNamespace(isdir=False)
 
 
@@ -196,13 +198,13 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EventClient]]:
     def open_event_client(authority: str, settings: Settings) -> EventClient:
         clients.append(EventClient())
         if len(clients) > 1:
-            clients[-1].answers.set()
+            clients[-1].may_answer.set()
         return clients[-1]
 
     monkeypatch.setattr(hdfs_objects, "open_client", open_event_client)
     yield clients
     for client in clients:
-        client.answers.set()
+        client.may_answer.set()
 
 
 async def test_silent_name_node_delays_neither_other_calls_nor_the_exit(clients: list[EventClient]) -> None:
@@ -228,12 +230,12 @@ async def test_client_that_does_not_answer_is_replaced(clients: list[EventClient
 
 async def test_number_of_hung_threads_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_threads, "HUNG_THREADS_MAX", 2)
-    clock, answers, calls = SimulatedClock(1), threading.Event(), 0
+    clock, may_answer, calls = SimulatedClock(1), threading.Event(), 0
 
     def call(get_client: Callable[[], str]) -> str:
         nonlocal calls
         calls += 1
-        answers.wait()
+        may_answer.wait()
         return get_client()
 
     threads = client_threads.ClientThreads("lake", lambda: "client", clock)
@@ -242,11 +244,11 @@ async def test_number_of_hung_threads_is_limited(monkeypatch: pytest.MonkeyPatch
             with pytest.raises(TimeoutError):
                 await threads.run(call, 0.05)
         assert calls == 3, "two calls, and one trial"
-        clock.advance(60_001)
+        clock.advance(60_001)  # The next trial is possible a minute after the last trial.
         trial = asyncio.create_task(threads.run(call, 60.0))
         await until(lambda: calls == 4)
     finally:
-        answers.set()
+        may_answer.set()
     assert await trial == "client"
     assert await threads.run(call, 60.0) == "client"
 
@@ -309,15 +311,15 @@ def test_table_in_hdfs_is_written_planned_and_purged(hdfs: HdfsCluster, tmp_path
     try:
         with closing(IndexClient(server.url)) as client:
             create_table(client, "db.t", SCHEMA, properties={})
-            for first in (0, 1000):
-                ids = range(first, first + 1000)
+            for start in (0, 1000):
+                ids = range(start, start + 1000)
                 data = pa.table({"id": ids, "part": [f"p {number % 3}/ü" for number in ids]})
                 seamark.append(client, "db.t", data)
             assert client.load_table("db.t").location.startswith(f"{warehouse}/db/t")
             assert sorted(seamark.scan(client, "db.t").to_arrow()["id"].to_pylist()) == list(range(2000))
             assert client.explain("db.t", "id > 1990").files == 1
-            planned = seamark.scan(client, "db.t", where="id > 1990").to_arrow()
-            assert sorted(planned["id"].to_pylist()) == list(range(1991, 2000))
+            planned_rows = seamark.scan(client, "db.t", where="id > 1990").to_arrow()
+            assert sorted(planned_rows["id"].to_pylist()) == list(range(1991, 2000))
             assert server.run(_list_objects(server.components.objects, warehouse))
             drop_table(client, "db.t", purge=True)
         block_until(lambda: not server.run(_list_objects(server.components.objects, warehouse)))

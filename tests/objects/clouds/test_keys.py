@@ -71,8 +71,8 @@ def test_user_delegation_sas_of_azure_is_signed_with_the_key_that_azure_issued(
     authority = Authority(tmp_path)
     authority.issue("azurite")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.file))
-    tls = "--cert", str(authority.certificate), "--key", str(authority.key), "--oauth", "basic"
-    with run_azurite(tmp_path, *tls, scheme="https") as azurite:
+    azurite_options = "--cert", str(authority.certificate), "--key", str(authority.key), "--oauth", "basic"
+    with run_azurite(tmp_path, *azurite_options, scheme="https") as azurite:
         monkeypatch.setattr(azure_sas, "open_credential", lambda settings: _Login())
         issuer = SasIssuer(SystemClock())
         settings = Settings(azure_endpoint=azurite.endpoint, azure_client_id="application", storage_retries=0)
@@ -106,10 +106,10 @@ async def test_clients_get_a_sas_unless_they_request_another_kind_of_access() ->
     assert config["adls.refresh-credentials-endpoint"] == "v1/credentials"
     assert parse_sas(config["adls.sas-token"])["sp"] == "rl"
     assert ACCOUNT_KEY not in json.dumps(config)
-    second_access, _ = await storage.grant_client_access(
+    writer_config, _ = await storage.grant_client_access(
         settings, TABLE, delegation=None, sign_path="s", may_write=lambda: True
     )
-    assert parse_sas(second_access["adls.sas-token"])["sp"] == "racwdl"
+    assert parse_sas(writer_config["adls.sas-token"])["sp"] == "racwdl"
 
 
 def test_thread_waits_for_the_delegation_key_of_another_thread_for_a_limited_time() -> None:
@@ -153,10 +153,18 @@ def test_sas_issued_within_half_of_a_lifetime_expire_at_the_same_time() -> None:
 
 def test_client_loads_a_table_again_before_its_keys_end() -> None:
     assert compute_keys_stamp(Settings(), 0) == ""
-    sas = Settings(azure_client_access="sas", cloud_keys_s=3600)
-    assert compute_keys_stamp(sas, 0) == compute_keys_stamp(sas, 1_799_999) != compute_keys_stamp(sas, 1_800_000)
-    token = Settings(gcs_client_access="token")
-    assert compute_keys_stamp(token, 0) == compute_keys_stamp(token, 59_999) != compute_keys_stamp(token, 60_000)
+    sas_settings = Settings(azure_client_access="sas", cloud_keys_s=3600)
+    assert (
+        compute_keys_stamp(sas_settings, 0)
+        == compute_keys_stamp(sas_settings, 1_799_999)
+        != compute_keys_stamp(sas_settings, 1_800_000)
+    )
+    token_settings = Settings(gcs_client_access="token")
+    assert (
+        compute_keys_stamp(token_settings, 0)
+        == compute_keys_stamp(token_settings, 59_999)
+        != compute_keys_stamp(token_settings, 60_000)
+    )
 
 
 @pytest.mark.parametrize("settings", [Settings(azure_client_access="sas"), Settings(gcs_client_access="token")])
@@ -218,13 +226,13 @@ async def test_tokens_of_google_are_reused_for_a_table_and_a_right(monkeypatch: 
         )
         assert credentials == [{"prefix": f"{GOOGLE_TABLE}/", "config": config}]
         assert config["gcs.oauth2.refresh-credentials-endpoint"] == "v1/credentials"
-        count = len(google.requests)
+        request_count = len(google.requests)
         await storage.grant_client_access(settings, GOOGLE_TABLE, delegation=None, sign_path="s")
-        assert len(google.requests) == count
+        assert len(google.requests) == request_count
         await storage.grant_client_access(
             settings, GOOGLE_TABLE, delegation=None, sign_path="s", may_write=lambda: True
         )
-        assert len(google.requests) > count
+        assert len(google.requests) > request_count
 
 
 def test_refusals_of_google_do_not_show_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,8 @@ def run_sas_server(azurite: Azurite, home: Path, warehouse: str) -> Iterator[str
         server.stop()
 
 
-def create_table(tables: str, name: str, **options: Any) -> dict[str, Any]:
-    answer = requests.post(tables, json={"name": name, "schema": SCHEMA, **options}, timeout=30)
+def create_table(tables_url: str, name: str, **options: Any) -> dict[str, Any]:
+    answer = requests.post(tables_url, json={"name": name, "schema": SCHEMA, **options}, timeout=30)
     answer.raise_for_status()
     assert ACCOUNT_KEY not in answer.text
     loaded_table: dict[str, Any] = answer.json()
@@ -45,44 +45,44 @@ def write_file(azurite: Azurite, location: str, document: dict[str, Any]) -> Non
 
 def test_answers_have_a_sas_only_for_their_own_table(azurite: Azurite, tmp_path: Path) -> None:
     warehouse = f"{azurite.create_container()}/lake"
-    with run_sas_server(azurite, tmp_path, warehouse) as tables:
-        first_table, second_table = create_table(tables, "first"), create_table(tables, "second")
+    with run_sas_server(azurite, tmp_path, warehouse) as tables_url:
+        first_table, second_table = create_table(tables_url, "first"), create_table(tables_url, "second")
         location = first_table["metadata"]["location"]
         [credential] = first_table["storage-credentials"]
         assert credential["prefix"] == f"{location}/"
         sas = parse_qs(credential["config"][f"adls.sas-token.{HOST}"])
         assert (sas["sr"], sas["sdd"]) == (["d"], ["3"])
         assert sas["sig"] != parse_qs(second_table["config"]["adls.sas-token"])["sig"]
-        loaded_answer = requests.get(f"{tables}/first", timeout=30)
+        loaded_answer = requests.get(f"{tables_url}/first", timeout=30)
         headers_without_keys = {
             "X-Iceberg-Access-Delegation": "remote-signing",
             "If-None-Match": loaded_answer.headers["ETag"],
         }
-        answer = requests.get(f"{tables}/first", headers=headers_without_keys, timeout=30)
+        answer = requests.get(f"{tables_url}/first", headers=headers_without_keys, timeout=30)
         assert (answer.status_code, "storage-credentials" in answer.json()) == (200, False)
-        refreshed_keys = requests.get(f"{tables}/first/credentials", timeout=30).json()
+        refreshed_keys = requests.get(f"{tables_url}/first/credentials", timeout=30).json()
         assert refreshed_keys["storage-credentials"][0]["prefix"] == f"{location}/"
         assert f"adls.sas-token.{HOST}" in refreshed_keys["storage-credentials"][0]["config"]
 
-        staged_table = create_table(tables, "staged", **{"stage-create": True})
+        staged_table = create_table(tables_url, "staged", **{"stage-create": True})
         assert "adls.sas-token" in staged_table["config"]
         # Until the staged table is created, another table could be created below this location.
-        placed_table = create_table(tables, "chosen", location=f"{warehouse}/later", **{"stage-create": True})
+        placed_table = create_table(tables_url, "chosen", location=f"{warehouse}/later", **{"stage-create": True})
         assert "sas" not in json.dumps(placed_table)
 
         folder = f"{warehouse}/ns/registered"
         metadata = {**first_table["metadata"], "location": folder, "table-uuid": str(uuid.uuid4())}
         write_file(azurite, f"{folder}/metadata/own.metadata.json", metadata)
         body = {"name": "registered", "metadata-location": f"{folder}/metadata/own.metadata.json"}
-        registered_answer = requests.post(tables.replace("/tables", "/register"), json=body, timeout=30)
+        registered_answer = requests.post(tables_url.replace("/tables", "/register"), json=body, timeout=30)
         assert registered_answer.status_code == 200, registered_answer.text
 
     # If the server has not written the metadata file, a writer of the table can replace it and name a foreign folder.
     forged_metadata = {**metadata, "location": second_table["metadata"]["location"]}
     write_file(azurite, f"{folder}/metadata/own.metadata.json", forged_metadata)
-    with run_sas_server(azurite, tmp_path, warehouse) as tables:
+    with run_sas_server(azurite, tmp_path, warehouse) as tables_url:
         for path in ("registered", "registered/credentials"):
-            refusal = requests.get(f"{tables}/{path}", timeout=30)
+            refusal = requests.get(f"{tables_url}/{path}", timeout=30)
             assert refusal.status_code == 403
             assert "which the table has not claimed" in refusal.text
-        assert requests.get(f"{tables}/second", timeout=30).status_code == 200
+        assert requests.get(f"{tables_url}/second", timeout=30).status_code == 200
