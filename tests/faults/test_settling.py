@@ -58,7 +58,7 @@ async def test_failed_check_of_a_lost_commit_keeps_its_file(
         return losing_stores[0]
 
     async with open_rig(tmp_path, wrap_store=wrap_store) as rig:
-        await rig.table()
+        await rig.create_table()
         losing_stores[0].error, losing_stores[0].in_tombstone = error, in_tombstone
         with pytest.raises(CommitUnknown):
             await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
@@ -75,7 +75,7 @@ _KEEP_LITTLE = {"write.metadata.previous-versions-max": "1", "write.metadata.del
 
 async def test_commit_deletes_no_metadata_file_that_another_name_points_to(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table(properties=_KEEP_LITTLE)
+        await rig.create_table(properties=_KEEP_LITTLE)
         await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
         entry = await rig.catalog.tables.load_entry(DB, "t")
         await rig.catalog.tables.register(CALLER, DB, "twin", entry.metadata_location, overwrite=False)
@@ -87,7 +87,7 @@ async def test_commit_deletes_no_metadata_file_that_another_name_points_to(tmp_p
 
 async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table(properties=_KEEP_LITTLE)
+        await rig.create_table(properties=_KEEP_LITTLE)
         await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
         entry = await rig.catalog.tables.load_entry(DB, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
@@ -102,7 +102,7 @@ async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_pat
 
 async def test_files_removed_from_the_log_are_deleted_once_no_other_name_shares_them(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table(properties=_KEEP_LITTLE)
+        await rig.create_table(properties=_KEEP_LITTLE)
         first_location = (await rig.catalog.tables.load_entry(DB, "t")).metadata_location
         for sequence in range(1, 5):
             await rig.commits.commit_table(CALLER, DB, "t", *build_append(sequence, sequence - 1 or None, sequence))

@@ -39,7 +39,7 @@ class ExecutorFaults:
         self._source = source
         self.befell: list[str] = []
 
-    def strike(self) -> None:
+    def cause_random_fault(self) -> None:
         """Kill or delay a worker, and sometimes kill a whole executor."""
         choice = self._source.choices(("worker", "straggler", "executor"), (4, 3, 1))[0]
         processes = self._list_executors() if choice == "executor" else self._list_workers()
@@ -109,7 +109,7 @@ def run_campaign(home: Path, *, failures: int, seed: int, version: int, is_index
                 while job.poll() is None and time.monotonic() < deadline_s:
                     time.sleep(source.uniform(0.05, 0.5))
                     if int(notes.read_text()):  # The job has committed a batch.
-                        faults.strike()
+                        faults.cause_random_fault()
                     if len(count_failed_tasks(scratch / "events")) >= failures:
                         break
                 notes.with_suffix(".last").touch()

@@ -50,8 +50,9 @@ class ServerFaults:
         self._network = network
         self.counts: Counter[str] = Counter()
 
-    def strike(self) -> None:
+    def cause_random_fault(self) -> None:
         """Cause a random fault, and end it."""
+        # A fault that is listed twice is twice as likely.
         kinds: list[Callable[[], None]] = [self.kill_server, self.kill_server, self.pause, self.kill_child]
         kinds += [self.kill_reader]
         kinds += [self.fill_disk, self.fill_disk] if self._disk is not None else []

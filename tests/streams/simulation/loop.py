@@ -133,7 +133,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 
 def run_simulated(clock: SimulatedClock, main_coroutine: Coroutine[Any, Any, None]) -> int:
-    """Run `main_coroutine` in a simulated loop. Return the number of steps of the time."""
+    """Run `main_coroutine` in a simulated loop. Return the number of iterations of the loop."""
     loop = SimulatedLoop(clock)
     asyncio.set_event_loop(None)
     try:
