@@ -77,7 +77,7 @@ def test_footer_is_read_from_the_end_of_a_file_alone() -> None:
     footer_bytes = read_footer_size(raw[-TAIL_BYTES:], "a.puffin")
     assert read_footer(raw[-footer_bytes:], len(raw), "a.puffin") == read_footer(raw, len(raw), "a.puffin")
     with pytest.raises(Corrupt, match=r"a\.puffin: a footer of"):
-        read_footer(raw[1 - footer_bytes :], len(raw), "a.puffin")
+        read_footer(raw[1 - footer_bytes :], len(raw), "a.puffin")  # The first byte of the footer is missing.
 
 
 def test_uncompressed_blob_is_not_copied() -> None:
@@ -130,9 +130,9 @@ def test_deletion_vector_of_iceberg_java_is_read(tmp_path: Path) -> None:
 def test_compressed_footer_and_positions_of_compressed_blobs_are_read() -> None:
     lz4_frame, zstd_frame = lz4.frame.compress(TEXT.encode()), zstandard.compress(TEXT.encode())
     blobs = [
-        {"type": "a", "fields": [1], "snapshot-id": 1, "sequence-number": 1, "offset": index, "length": size}
+        {"type": "a", "fields": [1], "snapshot-id": 1, "sequence-number": 1, "offset": offset, "length": size}
         | {"compression-codec": codec}
-        for index, size, codec in ((4, len(lz4_frame), "lz4"), (4 + len(lz4_frame), len(zstd_frame), "zstd"))
+        for offset, size, codec in ((4, len(lz4_frame), "lz4"), (4 + len(lz4_frame), len(zstd_frame), "zstd"))
     ]
     payload = lz4.frame.compress(json.dumps({"blobs": blobs, "later": {"than": "us"}}).encode())
     _, contents = read_puffin(build_puffin(lz4_frame + zstd_frame, payload, flags=1))
@@ -177,12 +177,12 @@ def test_blob_outside_the_blob_section_is_rejected(offset: int, length: int) -> 
 
 def test_flipped_and_truncated_files_are_read_or_rejected() -> None:
     """Corrupt is the only error."""
-    raw, draw = write_sample(), random.Random(5)
+    raw, rng = write_sample(), random.Random(5)
     for _ in range(3_000):
-        damaged_bytes = bytearray(raw[: draw.choice((len(raw), draw.randrange(len(raw))))])
-        for _ in range(draw.randrange(1, 4)):
+        damaged_bytes = bytearray(raw[: rng.choice((len(raw), rng.randrange(len(raw))))])
+        for _ in range(rng.randrange(1, 4)):
             if damaged_bytes:
-                damaged_bytes[draw.randrange(len(damaged_bytes))] ^= 1 << draw.randrange(8)
+                damaged_bytes[rng.randrange(len(damaged_bytes))] ^= 1 << rng.randrange(8)
         try:
             read_footer(bytes(damaged_bytes), len(damaged_bytes), "a")
         except Corrupt:

@@ -12,9 +12,9 @@ from tests.iceberg.samples import (
     add_snapshot,
     add_snapshots,
     apply_json_updates,
+    build_partition_statistics,
     build_statistics,
     build_table,
-    partition_statistics,
     set_ref,
 )
 
@@ -143,8 +143,8 @@ def test_snapshot_long_before_the_current_one_is_rejected() -> None:
 
 @pytest.mark.parametrize("ahead_ms", [70_000, 10**9])
 def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordered(ahead_ms: int) -> None:
-    first = add_snapshot(1, 1, **{"timestamp-ms": NOW_MS + ahead_ms})
-    metadata = apply_json_updates(build_table(), first, set_ref(1), now_ms=NOW_MS + ahead_ms)
+    first_update = add_snapshot(1, 1, **{"timestamp-ms": NOW_MS + ahead_ms})
+    metadata = apply_json_updates(build_table(), first_update, set_ref(1), now_ms=NOW_MS + ahead_ms)
     for number in (2, 3):
         update = add_snapshot(number, number, number - 1, **{"timestamp-ms": NOW_MS + number})
         metadata = apply_json_updates(metadata, update, set_ref(number), now_ms=NOW_MS + number)
@@ -181,7 +181,7 @@ def test_impossible_reference_is_rejected(update: Json, message: str) -> None:
 def test_removed_snapshots_lose_their_refs_statistics_and_older_history() -> None:
     metadata = add_snapshots(build_table(), 1, 2, 3)
     metadata = apply_json_updates(
-        metadata, set_ref(2, "v1", "tag"), build_statistics(2), build_statistics(3), partition_statistics(2)
+        metadata, set_ref(2, "v1", "tag"), build_statistics(2), build_statistics(3), build_partition_statistics(2)
     )
     metadata_after_removal = apply_json_updates(metadata, {"action": "remove-snapshots", "snapshot-ids": [2]})
     assert [s.snapshot_id for s in metadata_after_removal.snapshots] == [1, 3]
@@ -218,8 +218,8 @@ def test_snapshot_has_one_statistics_file_of_each_kind() -> None:
         add_snapshots(build_table(), 1),
         build_statistics(1),
         build_statistics(1, "b"),
-        partition_statistics(1),
-        partition_statistics(1, "c"),
+        build_partition_statistics(1),
+        build_partition_statistics(1, "c"),
     )
     assert [f.statistics_path for f in metadata.statistics] == ["b"]
     assert [f.statistics_path for f in metadata.partition_statistics] == ["c"]

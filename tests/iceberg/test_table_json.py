@@ -164,6 +164,7 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 def make_broken(**changes: Any) -> dict[str, Any]:
+    """Return metadata with changed fields. A field is missing if its value is DROP."""
     document = json.loads(encode_table(build_rich_table(2)))
     document.update(changes)
     return {key: value for key, value in document.items() if value != "DROP"}
@@ -242,8 +243,10 @@ def test_metadata_log_keeps_the_newest_files_and_returns_the_removed_files() -> 
         ("f4", 4),
     ]
     assert removed_names == ["f0", "f1"]
-    assert add_previous_file(metadata, "f5", NOW_MS, max_entries=0)[1] == ["f2", "f3", "f4"]
-    assert len(add_previous_file(build_table(), "f", NOW_MS)[0].metadata_log) == 1
+    _, removed_files = add_previous_file(metadata, "f5", NOW_MS, max_entries=0)
+    assert removed_files == ["f2", "f3", "f4"]
+    metadata, _ = add_previous_file(build_table(), "f", NOW_MS)
+    assert len(metadata.metadata_log) == 1
     with pytest.raises(BadRequest, match="previous-versions-max"):
         add_previous_file(build_table(properties={"write.metadata.previous-versions-max": "x"}), "f", NOW_MS)
 

@@ -62,14 +62,16 @@ def test_hundred_schemas_can_be_added_to_a_table_with_a_thousand() -> None:
         metadata = apply_json_updates(
             metadata, *(item for n in range(start, start + 250) for item in GROWING_UPDATES["schemas"](n))
         )
-    second_result = apply_json_updates(
+    extended_metadata = apply_json_updates(
         metadata, *(item for n in range(1_000, 1_100) for item in GROWING_UPDATES["schemas"](n))
     )
-    assert len(second_result.schemas) == len(metadata.schemas) + 100
-    second_commit = apply_json_updates(
-        second_result, *GROWING_UPDATES["schemas"](500), {"action": "set-current-schema", "schema-id": -1}
+    assert len(extended_metadata.schemas) == len(metadata.schemas) + 100
+    reverted_metadata = apply_json_updates(
+        extended_metadata, *GROWING_UPDATES["schemas"](500), {"action": "set-current-schema", "schema-id": -1}
     )
-    assert second_commit.current_schema == metadata.schemas[metadata.schemas.index(second_commit.current_schema)]
+    assert (
+        reverted_metadata.current_schema == metadata.schemas[metadata.schemas.index(reverted_metadata.current_schema)]
+    )
 
 
 def test_each_snapshot_is_removed_by_its_own_update_with_its_references() -> None:
@@ -102,12 +104,12 @@ def test_number_of_view_versions_is_limited(monkeypatch: pytest.MonkeyPatch) -> 
 def test_wide_spec_with_known_fields_is_numbered_like_a_small_one() -> None:
     fields = [(1, f"bucket[{n + 2}]", f"b{n}") for n in range(50)]
     metadata = apply_json_updates(build_table(), {"action": "add-spec", "spec": build_spec(*fields)})
-    second_result = apply_json_updates(
+    extended_metadata = apply_json_updates(
         metadata, {"action": "add-spec", "spec": build_spec((1, "bucket[2]", "again"), (1, "bucket[2]", "twice"))}
     )
-    first, second = second_result.partition_specs[-1].fields
-    assert first.field_id == metadata.partition_specs[-1].fields[0].field_id
-    assert second.field_id == metadata.last_partition_id + 1
+    reused_field, new_field = extended_metadata.partition_specs[-1].fields
+    assert reused_field.field_id == metadata.partition_specs[-1].fields[0].field_id
+    assert new_field.field_id == metadata.last_partition_id + 1
 
 
 def test_long_name_is_not_repeated_for_each_nested_field(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,7 @@ LIMITS = {
     "decimal(5, 2)": (2, -99_999, 99_999),
     "decimal(38, 38)": (38, -(10**38) + 1, 10**38 - 1),
 }
+"""The scale, the minimum and the maximum of each type."""
 
 texts = st.builds(
     lambda digits, point, sign: f"{sign}{digits[:point] or '0'}.{digits[point:] or '0'}",
