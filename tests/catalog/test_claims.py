@@ -36,10 +36,12 @@ async def move_table(rig: CatalogRig) -> str:
     return moved_table.metadata.location
 
 
-def _list_spellings(location: str) -> list[str]:
+def _list_equivalent_locations(location: str) -> list[str]:
+    """Return the location, a folder in it, and two texts that some storage or client takes for the location."""
     path = parse_location(location).file_path
     folder, _, name = path.rpartition("/")
-    return [location, f"file:{path}/data/", f"FILE://{folder}/%2574{name[1:]}", f"file://{folder}/{name.upper()}"]
+    encoded_name = f"%2574{name[1:]}"  # The first letter is percent-encoded twice.
+    return [location, f"file:{path}/data/", f"FILE://{folder}/{encoded_name}", f"file://{folder}/{name.upper()}"]
 
 
 def _build_creation_updates(uuid: str, location: str) -> list[dict[str, Any]]:
@@ -60,7 +62,7 @@ async def check_rejected(rig: CatalogRig, caller: Caller, location: str) -> None
         requirements=[{"type": "assert-create"}],
         updates=_build_creation_updates(uuid, location),
     )
-    doors: dict[str, Any] = {
+    operations: dict[str, Any] = {
         "create": lambda: catalog.tables.create(caller, ("a",), create),
         "stage": lambda: catalog.tables.stage(caller, ("a",), create),
         "commit of a staged table": lambda: rig.commits.commit_transaction(caller, [creation]),
@@ -77,15 +79,15 @@ async def check_rejected(rig: CatalogRig, caller: Caller, location: str) -> None
         "namespace property": lambda: catalog.namespaces.update_properties(caller, ("a",), [], {"location": location}),
     }
     for name in ("write.data.path", "write.metadata.path", "write.object-storage.path"):
-        doors[f"create with {name}"] = lambda name=name: catalog.tables.create(
+        operations[f"create with {name}"] = lambda name=name: catalog.tables.create(
             caller, ("a",), CreateTable(name="x", schema=SCHEMA, properties={name: location})
         )
-        doors[f"set {name}"] = lambda name=name: rig.commits.commit_table(
+        operations[f"set {name}"] = lambda name=name: rig.commits.commit_table(
             caller, ("a",), "mine", [], [{"action": "set-properties", "updates": {name: location}}]
         )
-    for description, door in doors.items():
+    for description, run_operation in operations.items():
         with pytest.raises(SeamarkError) as error:
-            await door()
+            await run_operation()
         assert isinstance(error.value, (BadRequest, Forbidden)), (description, error.value)
         assert not await catalog.tables.exists(("a",), "x"), description
 
@@ -94,8 +96,8 @@ async def check_rejected(rig: CatalogRig, caller: Caller, location: str) -> None
 async def test_location_inside_a_moved_table_is_rejected(tmp_path: Path, caller: Caller) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
-        for spelling in _list_spellings(location):
-            await check_rejected(rig, caller, spelling)
+        for equivalent_location in _list_equivalent_locations(location):
+            await check_rejected(rig, caller, equivalent_location)
 
 
 async def test_location_that_contains_a_table_is_rejected(tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
         assert [type(outcome) for outcome in outcomes].count(BadRequest) == 3, outcomes
 
 
-async def test_staging_pass_does_not_open_a_location_that_another_table_has_claimed(tmp_path: Path) -> None:
+async def test_staging_token_does_not_open_a_location_that_another_table_has_claimed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/staged"
@@ -371,11 +373,11 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
         tables, name = rig.catalog.tables, (("b",), "moved")
         first_entry = (await tables.load(*name)).entry
         assert first_entry is not None
-        elsewhere, allowed_location = (
+        later_location, allowed_location = (
             f"{rig.settings.make_warehouse_uri()}/later",
             f"{rig.settings.make_warehouse_uri()}/lent",
         )
-        updates = {"seamark.allowed-locations": allowed_location, "write.data.path": elsewhere}
+        updates = {"seamark.allowed-locations": allowed_location, "write.data.path": later_location}
         await rig.commits.commit_table(CALLER, *name, [], [{"action": "set-properties", "updates": updates}])
         second_entry = (await tables.load(*name)).entry
         assert second_entry is not None
@@ -386,14 +388,12 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
                 claim.location for claim in claims if claim.allowed
             }
 
-        claimed_locations_before = await list_claimed_locations()
-        assert claimed_locations_before[1] == {make_location_key(parse_location(allowed_location))}
+        own_locations, allowed_locations = await list_claimed_locations()
+        assert allowed_locations == {make_location_key(parse_location(allowed_location))}
         await tables.register(CALLER, *name, first_entry.metadata_location, overwrite=True)
-        assert await list_claimed_locations() == (claimed_locations_before[0], set()), (
-            "the table keeps the locations of its files"
-        )
+        assert await list_claimed_locations() == (own_locations, set()), "the table keeps the locations of its files"
         await tables.register(CALLER, *name, second_entry.metadata_location, overwrite=True)
-        assert await list_claimed_locations() == claimed_locations_before
+        assert await list_claimed_locations() == (own_locations, allowed_locations)
         await check_rejected(rig, CALLER, location)
 
 

@@ -57,15 +57,15 @@ async def _prepare_old_server(home: Path) -> dict[str, str]:
     One table is in `b`, and the other has files in another location.
     """
     async with open_rig(home) as rig:
-        results = {"moved": await move_table(rig)}
+        locations = {"moved": await move_table(rig)}
         other_location = {"write.metadata.path": f"{rig.settings.make_warehouse_uri()}/apart/meta"}
-        plans = await rig.catalog.tables.create(
+        apart_table = await rig.catalog.tables.create(
             CALLER, ("b",), CreateTable(name="apart", schema=SCHEMA, properties=other_location)
         )
-        results["apart"] = plans.metadata.location
+        locations["apart"] = apart_table.metadata.location
     with sqlite3.connect(home / "seamark.db") as connection:
         connection.execute("DELETE FROM claims")
-    return results
+    return locations
 
 
 async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
@@ -89,8 +89,8 @@ async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
         for request in requests:
             with pytest.raises(RetryLater, match="cannot be checked"):
                 await request()
-        row = (await catalog.dropped.list(("b",), None, None)).items
-        assert not row
+        dropped_rows = (await catalog.dropped.list(("b",), None, None)).items
+        assert not dropped_rows
         capture.wrapper.is_unavailable = False
         clock.advance(6000)
         await requests[0]()
