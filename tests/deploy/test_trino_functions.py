@@ -146,9 +146,9 @@ def open_session(lake: TrinoLake, engine: str, port: int | None = None) -> SqlSe
 
 def to_comparable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: to_comparable(each) for name, each in value.items()}
+        return {name: to_comparable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_comparable(each) for each in value]
+        return [to_comparable(item) for item in value]
     return str(value) if isinstance(value, Decimal | UUID) else to_comparable_value(value)
 
 
@@ -182,6 +182,6 @@ def test_functions_give_the_same_rows_on_duckdb_and_trino(lake: TrinoLake, proxy
                 continue
             translated_count += 1
             if actual != expected:
-                differences.append(f"{text}\n  besides {actual - expected}\n  without {expected - actual}")
+                differences.append(f"{text}\n  additional {actual - expected}\n  missing {expected - actual}")
     assert not differences, "\n".join(differences)
     assert translated_count > 0.6 * len(statements)
