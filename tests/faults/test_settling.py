@@ -16,9 +16,9 @@ DB = ("db",)
 
 
 class LosingStore:
-    """A store that commits the swap and loses its reply.
+    """A store that, if `error` is set, commits the swap and loses its reply.
 
-    Afterwards it fails to record the rollback if `in_tombstone` is set, and it always fails to load the instant.
+    Afterwards `error` occurs when the instant is loaded and, if `fails_rollback` is set, when the rollback is recorded.
     """
 
     def __init__(self, store: Any) -> None:
@@ -45,11 +45,11 @@ class LosingStore:
 
 
 @pytest.mark.parametrize(
-    "in_tombstone", [True, False], ids=["recording the rollback fails", "loading the instant fails"]
+    "fails_rollback", [True, False], ids=["recording the rollback fails", "loading the instant fails"]
 )
 @pytest.mark.parametrize("error", [RetryLater("injected: away"), StorageError("injected: broken")], ids=["away", "bad"])
 async def test_failed_check_of_a_lost_commit_keeps_its_file(
-    tmp_path: Path, error: SeamarkError, in_tombstone: bool
+    tmp_path: Path, error: SeamarkError, fails_rollback: bool
 ) -> None:
     losing_stores: list[LosingStore] = []
 
@@ -59,7 +59,7 @@ async def test_failed_check_of_a_lost_commit_keeps_its_file(
 
     async with open_rig(tmp_path, wrap_store=wrap_store) as rig:
         await rig.create_table()
-        losing_stores[0].error, losing_stores[0].in_tombstone = error, in_tombstone
+        losing_stores[0].error, losing_stores[0].in_tombstone = error, fails_rollback
         with pytest.raises(CommitUnknown):
             await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
         losing_stores[0].error = None
