@@ -197,7 +197,7 @@ def test_distinct_values_are_estimated_from_sketches(rig: CubeRig) -> None:
     with closing(load_catalog("seamark", type="rest", uri=rig.seamark.base_url)) as catalog:
         catalog.load_table("cubed.visitors").append(parts[0].slice(0, 5))
     rig.compare(text)
-    assert "; cube=" not in rig.read_outcome(text), "estimated_rows cannot be added to sketches in Trino"
+    assert "; cube=" not in rig.read_outcome(text), "rows cannot be added to sketches in Trino"
 
 
 def test_row_filters_and_masks_of_a_table_with_a_cube_stay_in_force(rig: CubeRig) -> None:
