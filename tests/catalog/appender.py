@@ -158,7 +158,9 @@ class EngineAppender:
         ref = self.metadata.get("refs", {}).get(self.branch)
         self.expected_snapshot_id = None if ref is None else ref["snapshot-id"]
         parent = self.expected_snapshot_id if ref is not None else self.metadata.get("current-snapshot-id")
-        self.parent = next((s for s in self.metadata.get("snapshots", []) if s["snapshot-id"] == parent), None)
+        self.parent = next(
+            (snapshot for snapshot in self.metadata.get("snapshots", []) if snapshot["snapshot-id"] == parent), None
+        )
         self.folder = f"{self.metadata['location']}/metadata"
 
     def commit(
@@ -199,7 +201,7 @@ class EngineAppender:
         if self.writes_merged_entries_apart:
             is_new_choices = (True, False)
             groups = [
-                [item for item in group if (item["status"] == ADDED) is is_new]
+                [listed for listed in group if (listed["status"] == ADDED) is is_new]
                 for group in groups
                 for is_new in is_new_choices
             ]

@@ -63,8 +63,8 @@ def delete_files(location: str) -> None:
 
 async def check_location_is_refused(rig: CatalogRig, caller: Caller, namespace: str, location: str) -> None:
     """Check that no entry of the namespace gets the location, or a folder in it."""
-    for place in (location, f"{location}/data", f"{location}/x/y"):
-        request = CreateTable(name="x", schema=SCHEMA, location=place)
+    for new_location in (location, f"{location}/data", f"{location}/x/y"):
+        request = CreateTable(name="x", schema=SCHEMA, location=new_location)
         with pytest.raises(BadRequest, match="overlaps"):
             await rig.catalog.tables.create(caller, (namespace,), request)
     request = CreateTable(name="x", schema=SCHEMA, properties={"write.data.path": f"{location}/data"})

@@ -284,8 +284,8 @@ async def test_missing_objects_are_named_in_the_error(tmp_path: Path) -> None:
 
 async def test_old_metadata_files_are_deleted_according_to_the_properties(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        keep = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
-        await rig.create_table(properties=keep)
+        properties = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
+        await rig.create_table(properties=properties)
         for value in range(6):
             table = await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x=str(value)))
         await rig.publisher.close()
@@ -297,8 +297,8 @@ async def test_old_metadata_files_are_deleted_according_to_the_properties(tmp_pa
 
 async def test_copied_table_never_deletes_the_metadata_files_of_its_source(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
-        await rig.create_table(properties=keep)
+        properties = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
+        await rig.create_table(properties=properties)
         await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
         await rig.publisher.close()
         entry, files = await rig.catalog.tables.load_entry(DB, "t"), await rig.list_files()
@@ -306,14 +306,14 @@ async def test_copied_table_never_deletes_the_metadata_files_of_its_source(tmp_p
         old_location = copied_metadata["location"]
         copied_metadata |= {"location": f"{old_location}-copy", "table-uuid": "7b1a4f4e-0c4b-4cf0-9b1c-6f1d4f4f6a11"}
         copied_metadata["metadata-log"].append({"timestamp-ms": 1, "metadata-file": entry.metadata_location})
-        place = f"{old_location}-copy/metadata/00000-copy.metadata.json"
-        await rig.objects.create(place, json.dumps(copied_metadata).encode())
-        await rig.catalog.tables.register(CALLER, DB, "copy", place, overwrite=False)
+        copied_location = f"{old_location}-copy/metadata/00000-copy.metadata.json"
+        await rig.objects.create(copied_location, json.dumps(copied_metadata).encode())
+        await rig.catalog.tables.register(CALLER, DB, "copy", copied_location, overwrite=False)
         for value in range(3):
             await rig.commits.commit_table(CALLER, DB, "copy", [], build_property_update(y=str(value)))
         await rig.publisher.close()
         assert files <= await rig.list_files()
-        assert place not in await rig.list_files()
+        assert copied_location not in await rig.list_files()
 
 
 async def test_compressed_metadata_is_written_and_read(tmp_path: Path) -> None:
@@ -357,14 +357,14 @@ async def publish_appends(
         updates += append_updates
         events.append(CommitEvent(WRITERS[number % 2], 5, snapshot_id, append_updates[0]["snapshot"]["summary"]))
         parent = snapshot_id
-    now = SystemClock().now_ms()
+    now_ms = SystemClock().now_ms()
     return await rig.publisher.publish(
         CALLER,
         loaded_table.entry,
         loaded_table.metadata,
-        apply_updates(loaded_table.metadata, read_updates(updates), now_ms=now),
+        apply_updates(loaded_table.metadata, read_updates(updates), now_ms=now_ms),
         events=events,
-        operations=[AdvanceProducer(loaded_table.entry.uuid, "ann", sequence, snapshots[0], now)],
+        operations=[AdvanceProducer(loaded_table.entry.uuid, "ann", sequence, snapshots[0], now_ms)],
     )
 
 

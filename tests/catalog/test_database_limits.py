@@ -67,9 +67,9 @@ async def test_entries_are_limited_for_each_namespace_separately(
             ("/v1/namespaces", {"namespace": ["a", "y"]}),
             ("/v1/namespaces", {"namespace": ["a", "x", "y"]}),
         ):
-            refusal = await send("ann", "POST", path, body)
-            assert refusal.status == 403, path
-            assert "namespace_entries_limit" in refusal.json["error"]["message"]
+            response = await send("ann", "POST", path, body)
+            assert response.status == 403, path
+            assert "namespace_entries_limit" in response.json["error"]["message"]
         assert (await send("bob", "POST", "/v1/namespaces/b/tables", {"name": "t", "schema": SCHEMA})).status == 200
         # Existing entries can be changed, moved within the namespace, and dropped.
         rename_body = {
@@ -95,11 +95,11 @@ async def test_properties_of_a_namespace_and_its_descendants_are_limited_togethe
         for name in ("x", "y"):
             document = {"namespace": ["a", name], "properties": {"note": "n" * 2_000}}
             assert (await send("ann", "POST", "/v1/namespaces", document)).status == 200
-        refusal = await send(
+        response = await send(
             "ann", "POST", "/v1/namespaces", {"namespace": ["a", "z"], "properties": {"n": "n" * 2_000}}
         )
-        assert refusal.status == 403
-        assert "namespace_properties_limit" in refusal.json["error"]["message"]
+        assert response.status == 403
+        assert "namespace_properties_limit" in response.json["error"]["message"]
         answer = await send("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})
         assert answer.status == 403
         # A change that needs no more space is always allowed.
@@ -119,9 +119,9 @@ async def test_writes_of_a_principal_are_limited_each_hour_without_affecting_oth
             statuses.append((await send("ann", "POST", "/v1/namespaces/a/properties", body, **key)).status)
         assert statuses[0] == 200
         assert statuses[-1] == 429
-        refusal = await send("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})
-        assert "database_rows_limit" in refusal.json["error"]["message"]
-        assert refusal.headers["Retry-After"]
+        response = await send("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})
+        assert "database_rows_limit" in response.json["error"]["message"]
+        assert response.headers["Retry-After"]
         assert (await send("ann", "GET", "/v1/namespaces/a")).status == 200
         assert (await send("bob", "POST", "/v1/namespaces/b/properties", {"updates": {"n": "x"}})).status == 200
         # Rejected requests write nothing, so they are not recorded one by one.

@@ -33,9 +33,9 @@ _LIST = {"type": "record", "name": "manifest_file", "fields": [{"name": "manifes
 
 
 def _encode_avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
-    out = io.BytesIO()
-    fastavro.writer(out, fastavro.parse_schema(schema), rows)
-    return out.getvalue()
+    buffer = io.BytesIO()
+    fastavro.writer(buffer, fastavro.parse_schema(schema), rows)
+    return buffer.getvalue()
 
 
 async def _create_filled_table(rig: CatalogRig, name: str, foreign_file: str | None = None) -> set[str]:

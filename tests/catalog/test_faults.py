@@ -166,11 +166,12 @@ async def test_concurrent_drops_and_commits_leave_no_table_behind(tmp_path: Path
             await asyncio.sleep(0.02)
             await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
 
-        results = await asyncio.gather(
+        answers = await asyncio.gather(
             drop(), *(_append_rounds(rig, number, 30, outcomes) for number in range(1, 4)), return_exceptions=True
         )
-        assert results[0] is None
-        assert any(isinstance(result, NoSuchTable) for result in results[1:])
+        drop_answer, *commit_answers = answers
+        assert drop_answer is None
+        assert any(isinstance(answer, NoSuchTable) for answer in commit_answers)
         dropped_entries = (await rig.catalog.dropped.list(DB, None, None)).items
         metadata = await rig.catalog.documents.table(dropped_entries[0].entry.metadata_location)
         _check_history(metadata, outcomes)

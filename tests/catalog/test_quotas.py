@@ -24,22 +24,22 @@ def test_holders_without_later_requests_are_forgotten() -> None:
 
 @pytest.mark.parametrize("seed", mark_fast(range(20), 3))
 def test_quota_counts_amounts_that_are_neither_expired_nor_released(seed: int) -> None:
-    rng, quota, now, charges = random.Random(seed), Quota(10**6), 0.0, list[tuple[float, int]]()
+    rng, quota, now_s, charges = random.Random(seed), Quota(10**6), 0.0, list[tuple[float, int]]()
     for _ in range(300):
-        now += rng.choice((0.0, 1.0, 30.0))
+        now_s += rng.choice((0.0, 1.0, 30.0))
         if charges and rng.random() < 0.4:
             until, amount = charges.pop(rng.randrange(len(charges)))
             quota.take_back("a", until, amount)
         else:
-            until, amount = now + rng.choice((1.0, 60.0, 3600.0)), rng.randrange(1, 9)
-            quota.add("a", now, until, amount)
+            until, amount = now_s + rng.choice((1.0, 60.0, 3600.0)), rng.randrange(1, 9)
+            quota.add("a", now_s, until, amount)
             charges.append((until, amount))
-        charges = [(until, amount) for until, amount in charges if until > now - 5]
+        charges = [(until, amount) for until, amount in charges if until > now_s - 5]
         quota.check_invariants()
         # The quota may count an amount for up to five seconds after its end.
-        minimum, maximum = (sum(amount for until, amount in charges if until > now - delay_s) for delay_s in (0, 5))
-        assert not quota.has_room("a", now, 10**6 - minimum + 1)
-        assert quota.has_room("a", now, 10**6 - maximum)
+        minimum, maximum = (sum(amount for until, amount in charges if until > now_s - delay_s) for delay_s in (0, 5))
+        assert not quota.has_room("a", now_s, 10**6 - minimum + 1)
+        assert quota.has_room("a", now_s, 10**6 - maximum)
 
 
 def build_shares(**options: int) -> PlanShares:

@@ -112,8 +112,8 @@ class ConcurrentChanges:
     version: int
     base: dict[str, StoredFile]
     snapshot_id: int
-    first: Change
-    second: Change
+    first_change: Change
+    second_change: Change
 
     @staticmethod
     async def make(api: Any, seed: int, name: str) -> ConcurrentChanges:
@@ -156,15 +156,15 @@ class ConcurrentChanges:
         """Return the rows that a reader may see when both changes are committed, or an empty list if both must
         not be.
         """
-        base, first, second = self.list_rows(), self.first, self.second
+        base, first, second = self.list_rows(), self.first_change, self.second_change
         if second.isolation == "snapshot" and not second.is_blind:
             return self._list_snapshot_isolation_results()
         return [Counter(second.apply(first.apply(base))), Counter(first.apply(second.apply(base)))]
 
     def _list_snapshot_isolation_results(self) -> list[Counter[Row]]:
         base = Counter(self.list_rows())
-        after_first = Counter(self.first.apply(self.list_rows()))
-        after_second = Counter(self.second.apply(self.list_rows()))
+        after_first = Counter(self.first_change.apply(self.list_rows()))
+        after_second = Counter(self.second_change.apply(self.list_rows()))
         first_removals, second_removals = base - after_first, base - after_second
         removed_by_both = first_removals & second_removals
         if removed_by_both and (after_first - base or after_second - base):
@@ -173,7 +173,7 @@ class ConcurrentChanges:
 
     def must_commit(self) -> bool:
         """Return True if the server must accept the second change."""
-        first, second = self.first, self.second
+        first, second = self.first_change, self.second_change
         if second.is_blind:
             return True
         is_disjoint = first.part != second.part

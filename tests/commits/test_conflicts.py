@@ -20,8 +20,8 @@ SEED = first_seed("COMMIT_SEED")
 async def _commit_pair(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
     """Commit two changes of one snapshot, and check the rows or the rejection against the model."""
     case = await ConcurrentChanges.make(api, seed, name)
-    label = f"COMMIT_SEED={seed} {case.first} {case.second}"
-    first_body, second_body = case.build_body(case.first), case.build_body(case.second)
+    label = f"COMMIT_SEED={seed} {case.first_change} {case.second_change}"
+    first_body, second_body = case.build_body(case.first_change), case.build_body(case.second_change)
     first_answer = await case.lake.send(first_body)
     assert first_answer.status == 200, (label, first_answer.raw)
     second_answer = await case.lake.send(second_body)
@@ -33,8 +33,8 @@ async def _commit_pair(api: Api, seed: int, name: str, outcomes: Counter[str]) -
     else:
         assert second_answer.error[:2] == (409, "CommitFailedException"), (label, second_answer.raw)
         assert not case.must_commit(), (label, second_answer.error)
-        assert actual_rows == Counter(case.first.apply(case.list_rows())), label
-    outcomes[f"{case.second.kind} {'committed' if second_answer.status == 200 else 'refused'}"] += 1
+        assert actual_rows == Counter(case.first_change.apply(case.list_rows())), label
+    outcomes[f"{case.second_change.kind} {'committed' if second_answer.status == 200 else 'refused'}"] += 1
 
 
 async def _run_campaign(api: Api, count: int) -> Counter[str]:

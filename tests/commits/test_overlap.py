@@ -218,15 +218,15 @@ def test_zeros_are_distinct_and_nan_equals_nan(zeros: tuple[float, float]) -> No
 
 
 def _build_two_partitions(
-    first: tuple[str, Any], second: tuple[str, Any], source: int = 1
+    first_partition: tuple[str, Any], second_partition: tuple[str, Any], source_id: int = 1
 ) -> tuple[PartitionOverlap, Any, Any]:
     """Return (their table's partitions, first partition, second partition).
 
-    `first` and `second` are (transform, value). Each partition has its own spec of one field.
+    `first_partition` and `second_partition` are (transform, value). Each partition has its own spec of one field.
     """
-    (first_transform, first_value), (second_transform, second_value) = first, second
+    (first_transform, first_value), (second_transform, second_value) = first_partition, second_partition
     specs = [
-        PartitionSpec(number, (PartitionField("f", transform, source, (), 1000 + number),))
+        PartitionSpec(number, (PartitionField("f", transform, source_id, (), 1000 + number),))
         for number, transform in enumerate((first_transform, second_transform))
     ]
     partitions = PartitionOverlap(_build_table(specs))
@@ -234,7 +234,7 @@ def _build_two_partitions(
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "are_disjoint"),
+    ("first_partition", "second_partition", "are_disjoint"),
     [
         (("bucket[8]", 3), ("bucket[16]", 11), False),
         (("bucket[8]", 3), ("bucket[16]", 4), True),
@@ -250,9 +250,9 @@ def _build_two_partitions(
     ],
 )
 def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(
-    first: Any, second: Any, are_disjoint: bool
+    first_partition: Any, second_partition: Any, are_disjoint: bool
 ) -> None:
-    partitions, partition, other_partition = _build_two_partitions(first, second)
+    partitions, partition, other_partition = _build_two_partitions(first_partition, second_partition)
     assert Targets(partitions, [other_partition]).overlap(partitions.partition(*partition)) is not are_disjoint
 
 
@@ -279,7 +279,7 @@ def test_partition_dates_before_1970_may_be_one_day_too_high_as_in_old_java_vers
     transform: str, stored_value: int, value: int, are_disjoint: bool
 ) -> None:
     partitions, stored_partition, partition = _build_two_partitions(
-        (transform, stored_value), ("identity", value), source=3
+        (transform, stored_value), ("identity", value), source_id=3
     )
     assert Targets(partitions, [partition]).overlap(partitions.partition(*stored_partition)) is not are_disjoint
     assert Targets(partitions, [stored_partition]).overlap(partitions.partition(*partition)) is not are_disjoint
@@ -288,11 +288,11 @@ def test_partition_dates_before_1970_may_be_one_day_too_high_as_in_old_java_vers
 @pytest.mark.parametrize(("width", "are_disjoint"), [(1 << 30, True), ((1 << 30) + 1, False)])
 def test_int_truncations_that_writers_compute_differently_prove_nothing(width: int, are_disjoint: bool) -> None:
     partitions, truncated_partition, partition = _build_two_partitions(
-        (f"truncate[{width}]", 0), ("identity", -5), source=5
+        (f"truncate[{width}]", 0), ("identity", -5), source_id=5
     )
     assert Targets(partitions, [partition]).overlap(partitions.partition(*truncated_partition)) is not are_disjoint
     partitions, truncated_partition, partition = _build_two_partitions(
-        (f"truncate[{width}]", 0), ("identity", 5), source=5
+        (f"truncate[{width}]", 0), ("identity", 5), source_id=5
     )
     assert Targets(partitions, [truncated_partition]).contain(partitions.partition(*partition)) is are_disjoint
 

@@ -67,8 +67,8 @@ def create_orders(seamark: Seamark) -> None:
     catalog.create_namespace("shop")
     schema = pa.schema([("id", pa.int64()), ("country", pa.string()), ("note", pa.string())])
     orders = catalog.create_table("shop.orders", schema=schema)
-    for part in range(FILES):
-        ids = [part + FILES * number for number in range(ROWS)]
+    for file_number in range(FILES):
+        ids = [file_number + FILES * number for number in range(ROWS)]
         rows = {
             "id": ids,
             "country": [("FR", "DE", "IT")[order_id % 3] for order_id in ids],

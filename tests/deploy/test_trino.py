@@ -166,7 +166,10 @@ def test_trino_reads_a_plan_table_like_the_table(lake: TrinoCatalog, version: in
         f"WITH (partitioning = ARRAY['land'], format_version = {version})"
     )
     for first_id in range(0, 60, 10):
-        values = ", ".join(f"({n}, 'l{n % 2}', DATE '2026-01-{n % 28 + 1:02}')" for n in range(first_id, first_id + 10))
+        values = ", ".join(
+            f"({row_id}, 'l{row_id % 2}', DATE '2026-01-{row_id % 28 + 1:02}')"
+            for row_id in range(first_id, first_id + 10)
+        )
         run(f"INSERT INTO {schema}.t VALUES {values}")
     run(f"DELETE FROM {schema}.t WHERE id IN (25, 26, 57)")
     run(f"UPDATE {schema}.t SET day = DATE '2027-01-01' WHERE id IN (21, 51)")

@@ -98,17 +98,17 @@ def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: s
     )
     assert proxied_answer == direct_answer
     assert shop.proxy.count_statements("rewritten") == count_before + 5
-    results = direct_answer.split("\n\n")
-    assert results[0] == "id bigint\tnote varchar\t\n4711\tn4711\t"
-    assert results[1].splitlines()[1:] == ["4712\tn4712\t"]
-    assert len(results[2].splitlines()) == 8001
-    assert results[3].splitlines()[1:] == ["2\tn8\t"]
-    assert results[4].splitlines()[1:] == []
+    answers = direct_answer.split("\n\n")
+    assert answers[0] == "id bigint\tnote varchar\t\n4711\tn4711\t"
+    assert answers[1].splitlines()[1:] == ["4712\tn4712\t"]
+    assert len(answers[2].splitlines()) == 8001
+    assert answers[3].splitlines()[1:] == ["2\tn8\t"]
+    assert answers[4].splitlines()[1:] == []
 
 
 @pytest.mark.slow
 def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
-    count_before, results = shop.proxy.count_statements("rewritten"), []
+    count_before, answers = shop.proxy.count_statements("rewritten"), []
     for port in (shop.trino.port, shop.proxy.port):
         engine = sqlalchemy.create_engine(f"trino://tests@127.0.0.1:{port}/{CATALOG}/shop")
         try:
@@ -125,12 +125,12 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
             )
             with engine.connect() as connection:
                 rows = connection.execute(query.where(orders.c.id.in_([12, 4711])).order_by(orders.c.id)).all()
-            results.append(
+            answers.append(
                 (rows, {name: [(column["name"], str(column["type"])) for column in columns[name]] for name in columns})
             )
         finally:
             engine.dispose()
-    direct_result, proxied_result = results
+    direct_result, proxied_result = answers
     assert proxied_result == direct_result
     joined_rows, _ = direct_result
     assert joined_rows == [(12, "n12", "France"), (4711, "n4711", "Germany")]

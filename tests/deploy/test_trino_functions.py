@@ -101,10 +101,25 @@ def draw_row(rng: random.Random, number: int) -> str:
         rng.choice(_BYTES),
         quote(rng.choice(_UUIDS), "UUID "),
     )
-    kinds = ("bigint", "integer", "varchar", "date", "timestamp(6)", "timestamp(6) with time zone", "decimal(12, 2)")
-    kinds += ("double", "real", "boolean", "array(varchar)", "map(varchar, integer)", "row(a integer, c varchar)")
-    kinds += ("varbinary", "uuid")
-    return f"({', '.join(f'CAST({value} AS {kind})' for value, kind in zip(values, kinds, strict=True))})"
+    column_types = (
+        "bigint",
+        "integer",
+        "varchar",
+        "date",
+        "timestamp(6)",
+        "timestamp(6) with time zone",
+        "decimal(12, 2)",
+    )
+    column_types += (
+        "double",
+        "real",
+        "boolean",
+        "array(varchar)",
+        "map(varchar, integer)",
+        "row(a integer, c varchar)",
+    )
+    column_types += ("varbinary", "uuid")
+    return f"({', '.join(f'CAST({value} AS {kind})' for value, kind in zip(values, column_types, strict=True))})"
 
 
 @pytest.fixture(scope="module")

@@ -176,8 +176,8 @@ WRITE_STATEMENTS = [
     "WITH (partitioning = ARRAY['land'], sorted_by = ARRAY['id'], format_version = 2)",
     *[
         f"INSERT INTO t SELECT n, 'l' || cast(n % 2 AS varchar), DATE '2026-01-01' + n * INTERVAL '1' DAY, n / 4.0 "
-        f"FROM UNNEST(sequence({first}, {first + 4})) s (n)"
-        for first in range(0, 40, 5)
+        f"FROM UNNEST(sequence({first_id}, {first_id + 4})) s (n)"
+        for first_id in range(0, 40, 5)
     ],
     "CREATE TABLE u AS SELECT * FROM t WHERE id BETWEEN 12 AND 30",
     "CREATE TABLE u AS SELECT 1 AS id",

@@ -40,15 +40,15 @@ def star(shop: Shop) -> Iterator[Shop]:
         catalog, "days", {"d_day": days, "month": [day.month for day in days], "year": [day.year for day in days]}
     )
     create_table(catalog, "nations", {"code": ["FR", "DE", "IT"], "name": ["France", "Germany", "Italy"]})
-    for part in range(FILES):
+    for file_number in range(FILES):
         numbers = range(100)
         rows = {
-            "s_item": [part * ITEMS_PER_FILE + number % ITEMS_PER_FILE for number in numbers],
-            "s_day": [DAY + datetime.timedelta(days=40 * part + number % 40) for number in numbers],
+            "s_item": [file_number * ITEMS_PER_FILE + number % ITEMS_PER_FILE for number in numbers],
+            "s_day": [DAY + datetime.timedelta(days=40 * file_number + number % 40) for number in numbers],
             "s_code": [("FR", "DE", "IT", None)[number % 4] for number in numbers],
-            "price": [1000 * part + number for number in numbers],
+            "price": [1000 * file_number + number for number in numbers],
         }
-        if part == 0:
+        if file_number == 0:
             create_table(catalog, "sales", rows)
         else:
             catalog.load_table("star.sales").append(pa.table(rows))

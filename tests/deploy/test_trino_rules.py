@@ -53,10 +53,14 @@ def create_orders(seamark: Seamark) -> None:
     text, number = pa.string(), pa.int64()
     schema = pa.schema([("id", number), ("customer", number), ("country", text), ("card", text)])
     orders = catalog.create_table("ruled.orders", schema=schema)
-    for part in range(FILES):
-        ids = range(part * ROWS, (part + 1) * ROWS)
-        rows = {"id": list(ids), "customer": [part] * ROWS, "country": [COUNTRIES[order_id % 3] for order_id in ids]}
-        orders.append(pa.table({**rows, "card": [f"c{part}-{order_id % 4}" for order_id in ids]}, schema=schema))
+    for file_number in range(FILES):
+        ids = range(file_number * ROWS, (file_number + 1) * ROWS)
+        rows = {
+            "id": list(ids),
+            "customer": [file_number] * ROWS,
+            "country": [COUNTRIES[order_id % 3] for order_id in ids],
+        }
+        orders.append(pa.table({**rows, "card": [f"c{file_number}-{order_id % 4}" for order_id in ids]}, schema=schema))
     people = {
         "number": list(range(10)),
         "name": [f"name{number}" for number in range(10)],
@@ -192,9 +196,9 @@ def test_denied_tables_and_columns_are_refused_with_the_original_message(rig: Ru
         ("sue", "SELECT id FROM rich WHERE id = 5"),
         ("dan", "SELECT n FROM grouped WHERE customer = 5"),
     ):
-        refusal = run_both(rig, sql, user)
-        assert "Access Denied" in refusal
-        assert not any(str(snapshot_id) in refusal for snapshot_id in list_snapshot_ids(rig))
+        error = run_both(rig, sql, user)
+        assert "Access Denied" in error
+        assert not any(str(snapshot_id) in error for snapshot_id in list_snapshot_ids(rig))
 
 
 def test_header_shows_no_counts_to_users_with_row_filters_or_masks(rig: RulesRig) -> None:
@@ -245,8 +249,8 @@ def test_plan_view_of_one_user_returns_no_rows_to_another_user(rig: RulesRig) ->
     sql = f'SELECT id FROM "{name}"'
     assert len(answer_query(rig.trino.port, sql, "anna")) == 6
     for user in ("rita", "dan", "sue"):
-        refusal = answer_query(rig.trino.port, sql, user)
-        assert "another user" in refusal
+        error = answer_query(rig.trino.port, sql, user)
+        assert "another user" in error
     post_json(rig, "tables/ruled/orders/plan-snapshots", {"snapshot-ids": [plan], "lease-s": 0})
 
 
@@ -429,15 +433,17 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: Rules
 def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(rig: RulesRig) -> None:
     for user in ("rita", "dan", "sue"):
         for sql in ("ALTER TABLE customers MERGE FILES", "ALTER TABLE customers PARTITION (TRUE) DROP COLUMNS (tier)"):
-            refusal = str(answer_query(rig.proxy.port, sql, user))
-            assert "PERMISSION_DENIED" in refusal or "row filter" in refusal, (user, sql, refusal)
+            error = str(answer_query(rig.proxy.port, sql, user))
+            assert "PERMISSION_DENIED" in error or "row filter" in error, (user, sql, error)
     catalog = load_catalog("seamark", type="rest", uri=rig.seamark.base_url)
     schema = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("payload", pa.string())])
     target_table = catalog.create_table("ruled.kept", schema=schema)
     with target_table.update_spec() as spec:
         spec.add_identity("part")
-    for part in range(4):
-        target_table.append(pa.table({"id": [part], "part": [part % 2], "payload": [f"p{part}"]}, schema=schema))
+    for file_number in range(4):
+        target_table.append(
+            pa.table({"id": [file_number], "part": [file_number % 2], "payload": [f"p{file_number}"]}, schema=schema)
+        )
     catalog.close()
     for sql, file_counts in (  # The files before and after the statement
         ("ALTER TABLE kept PARTITION (part = 0) DROP COLUMNS (Payload)", [2, 1]),
@@ -448,8 +454,8 @@ def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(rig: Rul
     expected = [[0, 0, None], [1, 1, "p1"], [2, 0, None], [3, 1, "p3"]]
     assert run_both(rig, "SELECT id, part, payload FROM kept", "anna") == expected
     assert run_both(rig, 'SELECT count(*) FROM "kept$files"', "anna") == [[2]]
-    refusal = answer_query(rig.proxy.port, "ALTER TABLE kept PARTITION (id = 0) DROP COLUMNS (payload)", "anna")
-    assert "part of the partition" in refusal
+    error = answer_query(rig.proxy.port, "ALTER TABLE kept PARTITION (id = 0) DROP COLUMNS (payload)", "anna")
+    assert "part of the partition" in error
 
 
 def list_reported_columns(rig: RulesRig) -> list[list[str]]:

@@ -55,7 +55,7 @@ def test_random_texts_are_found_in_any_case_through_the_proxy(trino_lake: TrinoL
         catalog.create_namespace("text_functions")
         table = catalog.create_table("text_functions.people", schema=SCHEMA)
         for number in range(FILES):
-            ids = [100 * number + n for n in range(len(texts[number]))]
+            ids = [100 * number + offset for offset in range(len(texts[number]))]
             table.append(pa.table({"id": ids, "email": texts[number]}, SCHEMA))
     run_seamark(url, "index", "create", "text_functions.people", "--kind", "bloom", "--columns", "upper(email)")
     run_seamark(url, "index", "build", "text_functions.people")

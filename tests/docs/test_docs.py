@@ -159,7 +159,7 @@ def test_environment_variables_of_the_pages_are_settings() -> None:
 def test_names_in_the_documentation_with_the_form_of_settings_are_settings() -> None:
     kinds = {kind.kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "kind")}
     known_names = FIELDS.keys() | kinds | NOT_SETTINGS
-    words = {
+    names_with_pages = {
         (str(page), match[1])
         for page in PAGES
         for code in page.inline_code
@@ -167,7 +167,7 @@ def test_names_in_the_documentation_with_the_form_of_settings_are_settings() -> 
         if page.path.name not in PAGES_OF_FIELDS
     }
     assert {
-        (page, word) for page, word in words if word not in known_names and not word.startswith("seamark_")
+        (page, name) for page, name in names_with_pages if name not in known_names and not name.startswith("seamark_")
     } == set()
 
 

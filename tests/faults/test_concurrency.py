@@ -56,9 +56,9 @@ def _run_race(base_urls: list[str], processes: int, commits: int) -> None:
             pool.submit(_run_client, base_urls[number % len(base_urls)], number + 1, commits)
             for number in range(processes)
         ]
-        results = [future.result(timeout=1200) for future in futures]
-    events = [event for client_events, _ in results for event in client_events]
-    statuses: Counter[int] = sum((client_statuses for _, client_statuses in results), Counter())
+        histories = [future.result(timeout=1200) for future in futures]
+    events = [event for client_events, _ in histories for event in client_events]
+    statuses: Counter[int] = sum((client_statuses for _, client_statuses in histories), Counter())
     assert set(statuses) <= {200, 409}, f"unexplained answers: {statuses}"
     assert statuses[200] == processes * commits
     chains = [HttpClient(url).read_chain() for url in base_urls]

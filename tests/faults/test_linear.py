@@ -48,7 +48,9 @@ def test_histories_of_a_real_register_are_accepted(seed: int) -> None:
 def test_lost_update_is_reported(seed: int) -> None:
     chain, events = _simulate_history(seed)
     lost_value = next(event.value for event in events if event.kind == "append" and event.outcome == "ok")
-    assert any("lost update" in text for text in find_violations([v for v in chain if v != lost_value], events))
+    assert any(
+        "lost update" in text for text in find_violations([value for value in chain if value != lost_value], events)
+    )
 
 
 def test_phantom_stale_read_and_wrong_order_are_reported() -> None:

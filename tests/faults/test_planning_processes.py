@@ -240,7 +240,8 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
     assert head[0] > 30
     for oldest, newest, low, high, planned_numbers in plans:
         possible_numbers = [
-            [n for n in numbers_by_snapshot.get(number, []) if low <= n <= high] for number in range(oldest, newest + 1)
+            [file_number for file_number in numbers_by_snapshot.get(number, []) if low <= file_number <= high]
+            for number in range(oldest, newest + 1)
         ]
         assert planned_numbers in possible_numbers, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
     _, loaded_table = HttpClient(server.base_url).call("GET", TABLE_PATH)

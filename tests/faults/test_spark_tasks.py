@@ -35,18 +35,18 @@ BUSY_S = 0.03
 class ExecutorFaults:
     """Faults for the executors of one job."""
 
-    def __init__(self, job: subprocess.Popen[bytes], source: random.Random) -> None:
+    def __init__(self, job: subprocess.Popen[bytes], rng: random.Random) -> None:
         self._job = psutil.Process(job.pid)
-        self._source = source
+        self._rng = rng
         self.caused_faults: list[str] = []
 
     def cause_random_fault(self) -> None:
         """Kill or delay a worker, and sometimes kill a whole executor."""
-        fault = self._source.choices(("worker", "straggler", "executor"), (4, 3, 1))[0]
+        fault = self._rng.choices(("worker", "straggler", "executor"), (4, 3, 1))[0]
         processes = self._list_executors() if fault == "executor" else self._list_workers()
         if not processes:
             return
-        process = self._source.choice(processes)
+        process = self._rng.choice(processes)
         with suppress(psutil.Error):
             if fault == "straggler":
                 process.send_signal(signal.SIGSTOP)
@@ -86,9 +86,9 @@ def _read_cpu_s(process: psutil.Process) -> float:
     return 0.0
 
 
-def _has_argument(process: psutil.Process | None, word: str) -> bool:
+def _has_argument(process: psutil.Process | None, text: str) -> bool:
     with suppress(psutil.Error):
-        return process is not None and any(word in argument for argument in process.cmdline())
+        return process is not None and any(text in argument for argument in process.cmdline())
     return False
 
 

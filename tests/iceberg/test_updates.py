@@ -132,7 +132,7 @@ def test_new_schema_gets_the_next_id_and_becomes_current() -> None:
         {"action": "add-schema", "schema": {**WIDER, "schema-id": 77}, "last-column-id": 4},
         {"action": "set-current-schema", "schema-id": -1},
     )
-    assert [s.id for s in metadata.schemas] == [0, 1]
+    assert [schema.id for schema in metadata.schemas] == [0, 1]
     assert (metadata.current_schema_id, metadata.last_column_id) == (1, 4)
 
 
@@ -179,7 +179,7 @@ def test_impossible_schema_update_is_rejected(update: Json, message: str) -> Non
 def test_date_partitioned_by_bucket_cannot_be_promoted(kind: str) -> None:
     """A timestamp's hash differs from its date's hash, so readers would look for its rows in other partitions."""
     date_schema, timestamp_schema = (
-        build_schema(build_field(1, "at", item), build_field(2, "n")) for item in ("date", kind)
+        build_schema(build_field(1, "at", column_type), build_field(2, "n")) for column_type in ("date", kind)
     )
     promotion_updates = (
         {"action": "add-schema", "schema": timestamp_schema},
@@ -202,9 +202,9 @@ def test_unused_schemas_are_removed() -> None:
     metadata = apply_json_updates(
         build_table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": 1}
     )
-    assert [s.id for s in apply_json_updates(metadata, {"action": "remove-schemas", "schema-ids": [0, 5]}).schemas] == [
-        1
-    ]
+    assert [
+        schema.id for schema in apply_json_updates(metadata, {"action": "remove-schemas", "schema-ids": [0, 5]}).schemas
+    ] == [1]
 
 
 def test_column_needed_by_a_partition_or_sort_field_cannot_be_dropped() -> None:
@@ -311,8 +311,8 @@ def test_impossible_spec_update_is_rejected(update: Json, message: str) -> None:
 def test_unused_specs_are_removed() -> None:
     metadata = apply_json_updates(build_table(), {"action": "add-spec", "spec": build_spec((2, "day", "d"))})
     assert [
-        s.spec_id
-        for s in apply_json_updates(metadata, {"action": "remove-partition-specs", "spec-ids": [1]}).partition_specs
+        spec.spec_id
+        for spec in apply_json_updates(metadata, {"action": "remove-partition-specs", "spec-ids": [1]}).partition_specs
     ] == [0]
 
 

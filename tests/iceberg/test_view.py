@@ -129,7 +129,7 @@ def test_versions_beyond_the_history_size_are_dropped_with_their_log() -> None:
     view = build_view(properties={"version.history.num-entries": "2"})
     for number in range(2, 6):
         view = apply_updates(view, *build_replacement(f"SELECT {number}"))
-    assert [x.version_id for x in view.versions] == [5, 4]
+    assert [version.version_id for version in view.versions] == [5, 4]
     assert [e.version_id for e in view.version_log] == [4, 5]
 
 
@@ -145,7 +145,7 @@ def test_log_entries_before_a_dropped_version_are_dropped() -> None:
 def test_current_version_and_versions_of_the_commit_are_always_kept() -> None:
     view = build_view(properties={"version.history.num-entries": "1"})
     view = apply_updates(view, {"action": "add-view-version", "view-version": build_version("SELECT 2")})
-    assert {x.version_id for x in view.versions} == {1, 2}
+    assert {version.version_id for version in view.versions} == {1, 2}
     default_view = build_view()
     for number in range(2, 14):
         default_view = apply_updates(default_view, *build_replacement(f"SELECT {number}"))
@@ -220,7 +220,9 @@ def test_view_can_be_built_from_updates_alone() -> None:
         (4, "no versions"),
     ):
         with pytest.raises(BadRequest, match=message):
-            apply_view_updates(None, [u for n, u in enumerate(updates) if n != removed_index], now_ms=NOW_MS)
+            apply_view_updates(
+                None, [update for index, update in enumerate(updates) if index != removed_index], now_ms=NOW_MS
+            )
 
 
 def test_view_actions_equal_the_actions_of_the_specification() -> None:

@@ -51,8 +51,8 @@ class Trino:
 
     def start(self) -> None:
         """Start Trino, or restart it after its process has ended. The ports stay the same."""
-        info = f"{self.base_url}/v1/info"
-        self.process.start(lambda: is_http_ok(info, contains='"starting":false'), timeout_s=180)
+        info_url = f"{self.base_url}/v1/info"
+        self.process.start(lambda: is_http_ok(info_url, contains='"starting":false'), timeout_s=180)
 
     def rows(self, sql: str, session: dict[str, str] | None = None, *, catalog: str = CATALOG) -> list[list[Any]]:
         """Run `sql`, and return all rows. `session` has session properties.

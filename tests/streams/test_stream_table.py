@@ -95,8 +95,8 @@ async def test_the_flush_of_a_second_owner_adds_no_row_twice() -> None:
         first_table, second_table = world.open(), world.open()
         await first_table.append({0: build_batch(1, 2)})
         await second_table.append({0: build_batch(3)})
-        results = await asyncio.gather(first_table.flush(), second_table.flush(), return_exceptions=True)
-        assert sum(result for result in results if isinstance(result, int)) == 3
+        outcomes = await asyncio.gather(first_table.flush(), second_table.flush(), return_exceptions=True)
+        assert sum(result for result in outcomes if isinstance(result, int)) == 3
         assert world.read_files(world.files) == [1, 2, 3]
         for owner in (first_table, second_table):
             assert await world.read(owner) == [1, 2, 3]

@@ -135,7 +135,7 @@ async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> N
             assert (file.snapshot_id, file.sequence_number) == (client.snapshot_id, client.sequence)
             if version > 2:
                 # Each file has three rows.
-                assert sorted(item.first_row_id for item in snapshot.values()) == [3 * n for n in range(number + 1)]
+                assert sorted(added.first_row_id for added in snapshot.values()) == [3 * n for n in range(number + 1)]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -61,16 +61,18 @@ async def commit_delete_files(
     (listed_row,) = (row for row in read_list(find_head_snapshot(await load_metadata(rig))) if row["content"] == 1)
     assert listed_row["sequence_number"] == client.sequence
     listed_rows = _read_rows(listed_row["manifest_path"])
-    numbers = [client.sequence if item["sequence_number"] is None else item["sequence_number"] for item in listed_rows]
+    numbers = [
+        client.sequence if listed["sequence_number"] is None else listed["sequence_number"] for listed in listed_rows
+    ]
     assert listed_row["min_sequence_number"] == min(numbers)
     return {
-        f"{item['data_file']['file_path']} {item['data_file']['content_offset']}": (
-            item["status"],
-            item["snapshot_id"],
-            item["sequence_number"],
-            item["file_sequence_number"],
+        f"{listed['data_file']['file_path']} {listed['data_file']['content_offset']}": (
+            listed["status"],
+            listed["snapshot_id"],
+            listed["sequence_number"],
+            listed["file_sequence_number"],
         )
-        for item in listed_rows
+        for listed in listed_rows
     }
 
 
@@ -85,7 +87,7 @@ async def test_sequence_numbers_chosen_by_the_engine_are_kept(tmp_path: Path) ->
         await commit_delete_files(
             rig,
             first_appender,
-            [build_entry(first_appender.snapshot_id, ADDED, None, item) for item in (vector_a, vector_b)],
+            [build_entry(first_appender.snapshot_id, ADDED, None, vector) for vector in (vector_a, vector_b)],
         )
         second_appender = EngineAppender(await load_metadata(rig))
         rewritten_file = {"content": 2, "file_path": equality, "file_format": "PARQUET", "equality_ids": [1]}

@@ -407,10 +407,10 @@ class ForgetfulStore:
         return getattr(self._store, name)
 
     async def transact(self, operations: Any) -> list[Any]:
-        results: list[Any] = [] if self.forgets and len(operations) == 1 else await self._store.transact(operations)
+        answers: list[Any] = [] if self.forgets and len(operations) == 1 else await self._store.transact(operations)
         if self.forgets:
             raise CommitUnknown("injected: the reply was lost")
-        return results
+        return answers
 
 
 async def test_rebase_with_an_unknown_outcome_keeps_its_files(tmp_path: Path) -> None:

@@ -151,19 +151,19 @@ class ServiceHistory:
         removed_files = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 4)))
         self.count += 1
         path = f"{metadata['location']}/data/merged-{self.count}.parquet"
-        records = sum(self.files[item] for item in removed_files)
+        records = sum(self.files[removed] for removed in removed_files)
         file = {"content": "data", "file-path": path, "file-format": "parquet", "spec-id": 0, "partition": []}
         body = {
             "operation": "replace",
             "read-snapshot-id": metadata["current-snapshot-id"],
             "add": [{**file, "file-size-in-bytes": 100, "record-count": records}],
-            "remove": [{"file-path": item} for item in removed_files],
+            "remove": [{"file-path": removed} for removed in removed_files],
         }
         url = f"{self.table.server.url}/api/v1/tables/db/t/commit"
         async with self.table.server.http.post(url, json=body) as answer:
             assert answer.status == 200, await answer.text()
-        for item in removed_files:
-            del self.files[item]
+        for removed in removed_files:
+            del self.files[removed]
         self.files[path] = records
         self.check(await self.table.load(), "replaced")
 
@@ -178,8 +178,8 @@ class ServiceHistory:
                 elif await self.table.rewrite():
                     self.check(await self.table.load(), "rewritten")
             self.rng.shuffle(pending_commits)
-            for item in pending_commits:
-                await self.finish(item)
+            for commit in pending_commits:
+                await self.finish(commit)
 
     def check(self, metadata: Row, label: str) -> None:
         """Check that the live files are those of the engines, with their original sequence numbers and row ids."""

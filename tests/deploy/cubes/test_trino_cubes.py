@@ -228,9 +228,9 @@ def test_row_filters_and_masks_of_a_table_with_a_cube_stay_in_force(rig: CubeRig
 
 def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
     """A row filter, a mask or a missing privilege on a dimension table has the same effect as without the cube."""
-    kinds = pa.schema([("area_id", pa.int32()), ("kind_id", pa.int64()), ("amount", pa.int64())])
+    schema = pa.schema([("area_id", pa.int32()), ("kind_id", pa.int64()), ("amount", pa.int64())])
     keys = {"area_id": [1, 2, 3, 9, None] * 4, "kind_id": [1, 2] * 10}
-    parts = [pa.table({**keys, "amount": range(part, part + 20)}, schema=kinds) for part in range(3)]
+    parts = [pa.table({**keys, "amount": range(part, part + 20)}, schema=schema) for part in range(3)]
     dimensions = {
         "areas": pa.table({"id": pa.array([1, 2, 3], pa.int32()), "country": ["FR", "DE", None], "card": ["c"] * 3}),
         "kinds": pa.table({"kind_id": pa.array([1, 2], pa.int64()), "label": ["a", "b"]}),
@@ -241,7 +241,7 @@ def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
     attributes = ["areas.country via area_id = id", "areas.card via area_id = id", "kinds.label via kind_id = kind_id"]
     with closing(IndexClient(rig.seamark.base_url)) as client:
         columns = pin_attributes(client, [f"cubed.{attribute}" for attribute in attributes])
-    create_table_with_cube(rig, "sales", kinds, parts, (columns, ["sum(amount)", "count(*)"]))
+    create_table_with_cube(rig, "sales", schema, parts, (columns, ["sum(amount)", "count(*)"]))
     join = "FROM sales s, areas a, kinds k WHERE s.area_id = a.id AND k.kind_id = s.kind_id"
     query_by_country = f"SELECT country, k.label, sum(s.amount) AS total, count(*) {join} GROUP BY country, k.label"
     query_by_label = f"SELECT label, sum(s.amount) {join} AND country = 'FR' GROUP BY ROLLUP (label) ORDER BY label"

@@ -128,9 +128,9 @@ def nest_expression(levels: int) -> Any:
 def build_chain(links: int, side: str) -> Any:
     """Return nested ORs. The left or the right side of each is the next OR."""
     nested_json: Any = A_JSON
-    other = "left" if side == "right" else "right"
+    other_side = "left" if side == "right" else "right"
     for _ in range(links):
-        nested_json = {"type": "or", side: nested_json, other: B_JSON}
+        nested_json = {"type": "or", side: nested_json, other_side: B_JSON}
     return nested_json
 
 

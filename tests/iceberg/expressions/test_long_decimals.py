@@ -50,8 +50,8 @@ def test_long_decimal_matches_the_double_of_each_engine(
         ">": column_value.__gt__,
         ">=": column_value.__ge__,
         "<>": column_value.__ne__,
-        "NOT IN": lambda other: column_value not in (other, 7.0) if has_second_value else column_value != other,
-        "IN": lambda other: column_value in (other, 7.0) if has_second_value else column_value == other,
+        "NOT IN": lambda literal: column_value not in (literal, 7.0) if has_second_value else column_value != literal,
+        "IN": lambda literal: column_value in (literal, 7.0) if has_second_value else column_value == literal,
         "IS DISTINCT FROM": column_value.__ne__,
     }.get(op, column_value.__eq__)
     assert may_match(parsed_predicate, {1: column_value}) or not any(

@@ -45,7 +45,11 @@ def build_predicate(op: Op, kind: str, *values: Value, transform: str = "identit
 
 def build_spec(*transforms: str) -> PartitionSpec:
     return PartitionSpec(
-        0, tuple(PartitionField(f"p{n}", name, source_id=1, field_id=1000 + n) for n, name in enumerate(transforms))
+        0,
+        tuple(
+            PartitionField(f"p{index}", name, source_id=1, field_id=1000 + index)
+            for index, name in enumerate(transforms)
+        ),
     )
 
 

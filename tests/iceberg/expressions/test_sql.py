@@ -546,7 +546,8 @@ def test_numbers_compared_with_doubles_are_compared_as_doubles(text: str, equal_
         return
     assert sql.unused == ()
     bound = [
-        bind(parse_sql(item, BOUND_TO).expression, BOUND_TO, (), case_sensitive=False) for item in (text, equal_text)
+        bind(parse_sql(predicate, BOUND_TO).expression, BOUND_TO, (), case_sensitive=False)
+        for predicate in (text, equal_text)
     ]
     assert bound[0] == bound[1]
 

@@ -41,16 +41,16 @@ class ManifestTable:
         """
         self.seed, self.version = seed, version
         self.rng = rng = random.Random(seed)
-        self.kinds = {i: draw_kind(rng, version) for i in range(1, rng.randint(2, 9))}
+        self.kinds = {column_id: draw_kind(rng, version) for column_id in range(1, rng.randint(2, 9))}
         self.values = {column: draw_pool(rng, kind, 6) for column, kind in self.kinds.items()}
         # The id, the source column, the transform and the name of each partition field.
         self.fields: list[tuple[int, int, str, str]] = []
         names = rng.sample([name for name in NAMES if name not in avoided_names], 4)
-        for i in range(rng.choice([0, 1, 1, 2, 3, 4])):
+        for index in range(rng.choice([0, 1, 1, 2, 3, 4])):
             source = rng.choice(list(self.kinds))
             transform = draw_transform(rng, self.kinds[source], self.values[source], void=True)
             if strip_parameters(infer_result_kind(transform, self.kinds[source])) not in avoided_names:
-                self.fields.append((1000 + i, source, transform, names[i]))
+                self.fields.append((1000 + index, source, transform, names[index]))
         # No field has the name of a column, because only fields with identity transforms may have it.
         self.properties = {"write.avro.compression-codec": rng.choice(CODECS)} if rng.random() < 0.7 else {}
         self.metadata = self.read()
@@ -60,7 +60,10 @@ class ManifestTable:
 
     def build_json(self, **extra_fields: Any) -> dict[str, Any]:
         """Return the table's metadata."""
-        columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in self.kinds.items()]
+        columns = [
+            {"id": column_id, "name": f"c{column_id}", "required": False, "type": kind}
+            for column_id, kind in self.kinds.items()
+        ]
         schema = {"type": "struct", "schema-id": 0, "fields": columns}
         fields = [
             {"source-id": source, "field-id": field_id, "name": name, "transform": transform}
@@ -180,7 +183,10 @@ class ManifestTable:
         widened_kinds = {column: widen_kind(self.rng, kind) or kind for column, kind in self.kinds.items()}
         if self.version > 2:
             widened_kinds |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
-        columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in widened_kinds.items()]
+        columns = [
+            {"id": column_id, "name": f"c{column_id}", "required": False, "type": kind}
+            for column_id, kind in widened_kinds.items()
+        ]
         schema = {"type": "struct", "schema-id": 1, "fields": columns}
         old_schema = self.build_json()["schema"]
         return self.read(**{"schemas": [old_schema, schema], "schema": schema, "current-schema-id": 1})

@@ -89,7 +89,7 @@ def encode(schema: Any, value: Any, split: Split = put_in_one_block) -> bytes:
 
 
 def _choose_branch(schema: list[Any], value: Any) -> int:
-    return next(i for i, branch in enumerate(schema) if (branch == "null") == (value is None))
+    return next(index for index, branch in enumerate(schema) if (branch == "null") == (value is None))
 
 
 def _encode_blocks(items: list[bytes], split: Split) -> bytes:
@@ -203,7 +203,7 @@ def build_manifest_schema(
     def make_optional_here(schema: Any) -> list[Any]:
         return make_optional(schema, null_last=null_last)
 
-    struct_fields = [build_field(name, 1000 + i, schema) for i, (name, schema) in enumerate(partition)]
+    struct_fields = [build_field(name, 1000 + index, schema) for index, (name, schema) in enumerate(partition)]
     file = [] if version == 1 else [build_field("content", 134, "int")]
     file += [
         build_field("file_path", 100, "string"),
@@ -263,8 +263,8 @@ def _flatten_row(row: Any, prefix: str, partition: dict[str, Any]) -> dict[str, 
         items = file.get(prefix + name) or []
         values[name] = {item["key"]: item["value"] for item in items if item["value"] is not None}
     values["partition"] = [
-        (1000 + i, to_raw_value(file[f"{prefix}partition"][field["name"]]))
-        for i, field in enumerate(partition["fields"])
+        (1000 + index, to_raw_value(file[f"{prefix}partition"][field["name"]]))
+        for index, field in enumerate(partition["fields"])
     ]
     return values
 

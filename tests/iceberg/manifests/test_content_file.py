@@ -76,7 +76,8 @@ FIELDS |= {10: [(8, "identity")]}
 
 def decode_table_of_version(version: int = 2) -> TableMetadata:
     columns: list[dict[str, Any]] = [
-        {"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in COLUMNS.items()
+        {"id": column_id, "name": f"c{column_id}", "required": False, "type": kind}
+        for column_id, kind in COLUMNS.items()
     ]
     nested_type = {"type": "list", "element-id": 13, "element": "int", "element-required": False}
     columns.append({"id": 12, "name": "list", "required": False, "type": nested_type})
@@ -109,9 +110,9 @@ def decode_table_of_version(version: int = 2) -> TableMetadata:
                         "source-id": source,
                         "transform": transform,
                         "name": f"p{source}",
-                        "field-id": 1000 + 10 * spec_id + i,
+                        "field-id": 1000 + 10 * spec_id + index,
                     }
-                    for i, (source, transform) in enumerate(fields)
+                    for index, (source, transform) in enumerate(fields)
                 ],
             }
             for spec_id, fields in FIELDS.items()

@@ -55,7 +55,7 @@ def draw_value(rng: random.Random, schema: Any, name: str = "") -> Any:
         case "array":
             return [draw_value(rng, schema["items"], name) for _ in range(count)]
         case "map":
-            return {f"k{i}": draw_value(rng, schema["values"], name) for i in range(count)}
+            return {f"k{index}": draw_value(rng, schema["values"], name) for index in range(count)}
         case "enum":
             return rng.choice(schema["symbols"])
         case "boolean":
@@ -88,7 +88,7 @@ def draw_type(rng: random.Random, numbers: itertools.count[int], depth: int = 0)
     if depth == 3 or kind == "primitive":
         return rng.choice(["null", "boolean", "int", "long", "float", "double", "bytes", "string"])
     child_types = [draw_type(rng, numbers, depth + 1) for _ in range(3)]
-    fields = [{"name": f"x{i}", "type": inner} for i, inner in enumerate(child_types[: rng.randint(0, 3)])]
+    fields = [{"name": f"x{index}", "type": inner} for index, inner in enumerate(child_types[: rng.randint(0, 3)])]
     union: list[Any] = ["null", "long", "string", {"type": "array", "items": child_types[0]}]
     document: dict[str, Any] = {
         "fixed": {"type": "fixed", "name": name, "size": 3},
@@ -104,10 +104,12 @@ def draw_type(rng: random.Random, numbers: itertools.count[int], depth: int = 0)
 def draw_schema(rng: random.Random, version: int, prefix: str) -> dict[str, Any]:
     null_last = rng.random() < 0.5
     partition = []
-    for i, kind in enumerate(rng.choices(PARTITION_TYPES, k=rng.choice([0, 1, 2, 6]))):
-        named_kind = kind | {"name": f"{kind['name']}_{i}"} if isinstance(kind, dict) and "name" in kind else kind
+    for index, kind in enumerate(rng.choices(PARTITION_TYPES, k=rng.choice([0, 1, 2, 6]))):
+        named_kind = kind | {"name": f"{kind['name']}_{index}"} if isinstance(kind, dict) and "name" in kind else kind
         is_plain = kind == "null" or rng.random() < 0.3
-        partition.append((f"p{i}", named_kind if is_plain else files.make_optional(named_kind, null_last=null_last)))
+        partition.append(
+            (f"p{index}", named_kind if is_plain else files.make_optional(named_kind, null_last=null_last))
+        )
     form = rng.choice(["plain", "plain", "reversed", "nullable", "wider", "long keys"])
     schema = files.build_manifest_schema(version, partition, null_last=null_last, prefix=prefix, map_form=form)
     numbers = itertools.count()
@@ -174,7 +176,7 @@ def build_entry(schema: dict[str, Any], **changes: Any) -> dict[str, Any]:
         name, kind = field["name"], field["type"]
         if name in changes:
             row[name] = changes[name]
-        elif records := [item for item in (kind if isinstance(kind, list) else [kind]) if is_record(item)]:
+        elif records := [branch for branch in (kind if isinstance(kind, list) else [kind]) if is_record(branch)]:
             row[name] = build_entry(records[0], **changes)
         elif isinstance(kind, list) and "null" in kind:
             row[name] = None
@@ -192,7 +194,10 @@ SCHEMA = files.build_manifest_schema(3, [("day", ["null", "int"])])
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_each_codec_decodes_to_the_same_rows(codec: str) -> None:
-    rows = [build_entry(SCHEMA, day=i, file_path=f"s3://b/t/ü-{i}.parquet", split_offsets=[4, i]) for i in range(500)]
+    rows = [
+        build_entry(SCHEMA, day=number, file_path=f"s3://b/t/ü-{number}.parquet", split_offsets=[4, number])
+        for number in range(500)
+    ]
     plain_entries = files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows), "m.avro"))
     assert len(plain_entries) == 500
     assert (
@@ -203,15 +208,15 @@ def test_each_codec_decodes_to_the_same_rows(codec: str) -> None:
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 def test_manifests_of_fastavro_are_read(codec: str) -> None:
     rows = [
-        build_entry(SCHEMA, day=i, status=i % 3, value_counts=[{"key": 1, "value": i}], lower_bounds=[])
-        for i in range(400)
+        build_entry(SCHEMA, day=number, status=number % 3, value_counts=[{"key": 1, "value": number}], lower_bounds=[])
+        for number in range(400)
     ]
-    out = io.BytesIO()
-    fastavro.writer(out, fastavro.parse_schema(SCHEMA), rows, codec=codec, sync_interval=1000)
-    decoded_manifest = decode_manifest(out.getvalue(), "m.avro")
-    assert decoded_manifest.rows == sum(i % 3 != 2 for i in range(400))
+    buffer = io.BytesIO()
+    fastavro.writer(buffer, fastavro.parse_schema(SCHEMA), rows, codec=codec, sync_interval=1000)
+    decoded_manifest = decode_manifest(buffer.getvalue(), "m.avro")
+    assert decoded_manifest.rows == sum(number % 3 != 2 for number in range(400))
     assert drop_later_fields(files.to_plain_entries(decoded_manifest)) == drop_later_fields(
-        files.read_by_fastavro(out.getvalue())
+        files.read_by_fastavro(buffer.getvalue())
     )
 
 
@@ -247,12 +252,12 @@ def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
 ) -> None:
     """Rows that all name the same columns in the same order are decoded on a faster path."""
     usual_ids, rows = [4, 1, 7], []
-    for i in range(150):
-        ids = change_ids(usual_ids) if i == odd_row else usual_ids
-        counts = [{"key": id_, "value": 10 * i + index} for index, id_ in enumerate(ids)]
-        bounds = [{"key": id_, "value": b"%d" % (i + index)} for index, id_ in enumerate(ids)]
-        status = files.DELETED if i % 7 == 5 else 0
-        rows.append(build_entry(SCHEMA, day=i, status=status, value_counts=counts, upper_bounds=bounds))
+    for number in range(150):
+        ids = change_ids(usual_ids) if number == odd_row else usual_ids
+        counts = [{"key": id_, "value": 10 * number + index} for index, id_ in enumerate(ids)]
+        bounds = [{"key": id_, "value": b"%d" % (number + index)} for index, id_ in enumerate(ids)]
+        status = files.DELETED if number % 7 == 5 else 0
+        rows.append(build_entry(SCHEMA, day=number, status=status, value_counts=counts, upper_bounds=bounds))
     data = build_manifest(SCHEMA, *rows, codec="deflate")
     assert drop_later_fields(files.to_plain_entries(decode_manifest(data, "m.avro"))) == drop_later_fields(
         files.read_by_fastavro(data)
@@ -264,7 +269,7 @@ def test_last_value_is_used_when_all_rows_name_a_column_twice() -> None:
     decoded_manifest = decode_manifest(
         build_manifest(SCHEMA, *[build_entry(SCHEMA, value_counts=counts)] * 5), "m.avro"
     )
-    assert [item["value_counts"] for item in files.to_plain_entries(decoded_manifest)] == [{3: 2}] * 5
+    assert [entry["value_counts"] for entry in files.to_plain_entries(decoded_manifest)] == [{3: 2}] * 5
 
 
 @pytest.mark.parametrize("blocks", [[], [[]], [[], []]])
@@ -354,15 +359,18 @@ def test_named_type_may_be_reused() -> None:
 def test_decoder_keeps_only_the_stored_bounds_of_a_thousand_columns() -> None:
     """Each entry has statistics of four of a thousand columns; no memory of size rows × columns is allocated."""
     rows = [
-        build_entry(SCHEMA, lower_bounds=[{"key": (i * 7 + k) % 1000, "value": b"v%d" % i} for k in range(4)])
-        for i in range(1000)
+        build_entry(
+            SCHEMA,
+            lower_bounds=[{"key": (number * 7 + position) % 1000, "value": b"v%d" % number} for position in range(4)],
+        )
+        for number in range(1000)
     ]
     decoded_manifest = decode_manifest(build_manifest(SCHEMA, *rows), "m.avro")
     lower = decoded_manifest.bounds["lower_bounds"]
     assert set(lower) == set(range(1000))
     assert sum(len(index) for index, _, _ in lower.values()) == 4000
     assert files.to_plain_entries(decoded_manifest)[999]["lower_bounds"] == {
-        (999 * 7 + k) % 1000: b"v999" for k in range(4)
+        (999 * 7 + position) % 1000: b"v999" for position in range(4)
     }
 
 

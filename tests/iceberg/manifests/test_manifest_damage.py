@@ -42,13 +42,13 @@ def make_manifest(codec: str = "null") -> bytes:
 
 def is_decoded(data: bytes, decode: Any = decode_manifest) -> bool:
     """Return whether the data can be decoded. Any error except Corrupt with the file's name fails the test."""
-    refusal = None
+    error_message = None
     try:
         decoded_rows = decode(data, "the-file")
     except Corrupt as error:
-        refusal = error.message
-    if refusal is not None:
-        assert refusal.startswith("the-file: ")
+        error_message = error.message
+    if error_message is not None:
+        assert error_message.startswith("the-file: ")
         return False
     if decode is decode_manifest:
         # Every span must be in the heap, and the lengths of every list must add up.
@@ -105,8 +105,12 @@ def check_flipped_bytes(data: bytes, *, rounds: int, seed: int) -> None:
 def test_damaged_manifest_list_is_corrupt_or_decodes() -> None:
     list_schema = {"type": "record", "name": "manifest_file", "fields": []}
     fields: list[dict[str, Any]] = list_schema["fields"]  # type: ignore[assignment]
-    for name, i, kind in [("manifest_path", 500, "string"), ("manifest_length", 501, "long"), ("spec", 502, "int")]:
-        fields.append({"name": name, "field-id": i, "type": kind})
+    for name, field_id, kind in [
+        ("manifest_path", 500, "string"),
+        ("manifest_length", 501, "long"),
+        ("spec", 502, "int"),
+    ]:
+        fields.append({"name": name, "field-id": field_id, "type": kind})
     summary = {"type": "record", "name": "r508", "fields": []}
     summary["fields"] = [{"name": "lower", "field-id": 510, "type": ["null", "bytes"]}]
     fields.append({"name": "partitions", "field-id": 507, "type": {"type": "array", "items": summary}})
@@ -196,10 +200,10 @@ def test_counts_of_lists_and_maps_are_checked_against_the_available_bytes() -> N
             decode_manifest(build_block_file(schema=schema, data=row.replace(filled_list, replacement)), "m")
 
 
-def add_unknown_fields(*kinds: Any) -> dict[str, Any]:
+def add_unknown_fields(*field_types: Any) -> dict[str, Any]:
     """Return the schema of a plain manifest, with fields of these types before all others."""
     schema = files.build_manifest_schema(2, [])
-    schema["fields"][:0] = [{"name": f"unknown{i}", "type": kind} for i, kind in enumerate(kinds)]
+    schema["fields"][:0] = [{"name": f"unknown{index}", "type": kind} for index, kind in enumerate(field_types)]
     return schema
 
 
@@ -268,9 +272,9 @@ def test_schema_nested_too_deeply_is_rejected() -> None:
 
 def test_named_types_that_double_at_every_level_are_rejected_quickly() -> None:
     doubling_types: list[Any] = [{"type": "record", "name": "r0", "fields": [{"name": "a", "type": "int"}]}]
-    for i in range(1, 40):
-        fields = [{"name": name, "type": f"r{i - 1}"} for name in "ab"]
-        doubling_types.append({"type": "record", "name": f"r{i}", "fields": fields})
+    for number in range(1, 40):
+        fields = [{"name": name, "type": f"r{number - 1}"} for name in "ab"]
+        doubling_types.append({"type": "record", "name": f"r{number}", "fields": fields})
     with pytest.raises(Corrupt, match="more than 20000 types"):
         decode_manifest(files.build_container(add_unknown_fields(*doubling_types), []), "the-file")
 
@@ -299,7 +303,7 @@ def test_entry_without_a_required_field_is_corrupt(field: str) -> None:
 
 def test_rows_of_null_records_do_not_multiply_memory() -> None:
     """Each row has two bytes and a hundred columns, and is rejected before the columns are allocated."""
-    schema = files.build_manifest_schema(2, [(f"p{i}", "long") for i in range(100)])
+    schema = files.build_manifest_schema(2, [(f"p{index}", "long") for index in range(100)])
     schema["fields"] = [schema["fields"][0], schema["fields"][-1]]  # Only the status and the data file remain.
     schema["fields"][1]["type"] = ["null", schema["fields"][1]["type"]]
     with pytest.raises(Corrupt, match="claims more rows than its bytes can hold"):
@@ -370,7 +374,9 @@ def test_decoding_leaks_no_memory() -> None:
 def test_manifests_decoded_by_concurrent_threads_are_equal() -> None:
     """Several threads run the same program at the same time, and their columns must not mix."""
     manifests = [
-        build_manifest(SCHEMA, *(build_entry(SCHEMA, day=day, record_count=i) for i in range(300)), codec="deflate")
+        build_manifest(
+            SCHEMA, *(build_entry(SCHEMA, day=day, record_count=number) for number in range(300)), codec="deflate"
+        )
         for day in range(8)
     ]
     with ThreadPoolExecutor(4) as pool:

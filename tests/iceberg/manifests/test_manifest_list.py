@@ -64,24 +64,24 @@ VALUES: list[tuple[PrimitiveType, Any, Any]] = [
 """The type, the value in PyIceberg's form, and the stored value."""
 
 
-def build_data_file(i: int, partition: Record) -> pyiceberg_manifest.DataFile:
+def build_data_file(number: int, partition: Record) -> pyiceberg_manifest.DataFile:
     return pyiceberg_manifest.DataFile.from_args(
         content=pyiceberg_manifest.DataFileContent.DATA,
-        file_path=f"s3://b/t/{i}.parquet",
+        file_path=f"s3://b/t/{number}.parquet",
         file_format=pyiceberg_manifest.FileFormat.PARQUET,
         partition=partition,
-        record_count=10 * i,
-        file_size_in_bytes=1000 + i,
-        column_sizes={1: i, 2: 7},
-        value_counts={1: 10 * i},
+        record_count=10 * number,
+        file_size_in_bytes=1000 + number,
+        column_sizes={1: number, 2: 7},
+        value_counts={1: 10 * number},
         null_value_counts={1: 0},
         nan_value_counts={},
-        lower_bounds={1: bytes([i])},
+        lower_bounds={1: bytes([number])},
         upper_bounds={1: b"", 2: b"zz"},
         key_metadata=None,
-        split_offsets=[4, 128] if i % 2 else None,
+        split_offsets=[4, 128] if number % 2 else None,
         equality_ids=None,
-        sort_order_id=None if i % 2 else 3,
+        sort_order_id=None if number % 2 else 3,
     )
 
 
@@ -135,23 +135,23 @@ def test_manifest_lists_of_pyiceberg_are_read(version: Any, tmp_path: Path) -> N
     ]
     written_manifests = [
         pyiceberg_manifest.ManifestFile.from_args(
-            manifest_path=f"s3://b/t/{i}-m0.avro",
-            manifest_length=1000 + i,
-            partition_spec_id=i,
+            manifest_path=f"s3://b/t/{number}-m0.avro",
+            manifest_length=1000 + number,
+            partition_spec_id=number,
             content=pyiceberg_manifest.ManifestContent.DATA,
             sequence_number=9,
             min_sequence_number=3,
             added_snapshot_id=77,
-            added_files_count=i,
+            added_files_count=number,
             existing_files_count=0,
             deleted_files_count=2,
-            added_rows_count=10 * i,
+            added_rows_count=10 * number,
             existing_rows_count=0,
             deleted_rows_count=20,
-            partitions=[summaries, [], None][i % 3],
-            key_metadata=b"key" if i == 1 else None,
+            partitions=[summaries, [], None][number % 3],
+            key_metadata=b"key" if number == 1 else None,
         )
-        for i in range(7)
+        for number in range(7)
     ]
     with pyiceberg_manifest.write_manifest_list(version, output, 77, 76, 9, "deflate") as writer:
         writer.add_manifests(written_manifests)
@@ -165,8 +165,10 @@ def test_manifest_lists_of_pyiceberg_are_read(version: Any, tmp_path: Path) -> N
                     None
                     if expected_manifest.partitions is None
                     else tuple(
-                        FieldSummary(s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound)
-                        for s in expected_manifest.partitions
+                        FieldSummary(
+                            summary.contains_null, summary.contains_nan, summary.lower_bound, summary.upper_bound
+                        )
+                        for summary in expected_manifest.partitions
                     )
                 )
             elif name != "first_row_id":  # PyIceberg does not support row lineage.
@@ -251,7 +253,7 @@ def test_every_manifest_list_decodes_to_what_fastavro_reads(version: int, null_l
             if name == "partitions":
                 partitions = expected_manifest["partitions"]
                 expected_partitions = (
-                    None if partitions is None else tuple(FieldSummary(*s.values()) for s in partitions)
+                    None if partitions is None else tuple(FieldSummary(*summary.values()) for summary in partitions)
                 )
                 assert decoded_manifest.partitions == expected_partitions
             else:

@@ -74,8 +74,12 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
         assert manifest.min_sequence_number == expected_manifest.min_sequence_number
         for name in ("added_rows_count", "existing_rows_count", "deleted_files_count", "added_snapshot_id"):
             assert getattr(manifest, name) == getattr(expected_manifest, name), name
-        assert [(s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound) for s in manifest.partitions or ()] == [
-            (s.contains_null, s.contains_nan, s.lower, s.upper) for s in expected_manifest.partitions or ()
+        assert [
+            (summary.contains_null, summary.contains_nan, summary.lower_bound, summary.upper_bound)
+            for summary in manifest.partitions or ()
+        ] == [
+            (summary.contains_null, summary.contains_nan, summary.lower, summary.upper)
+            for summary in expected_manifest.partitions or ()
         ]
         expected = inherit_values(written_entries, version, expected_manifest.content, SNAPSHOT, SEQUENCE, None)
         read_entries = manifest.fetch_manifest_entry(io)

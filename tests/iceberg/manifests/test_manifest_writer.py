@@ -127,8 +127,8 @@ def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
         assert manifest_file.min_sequence_number == min(numbers, default=SEQUENCE)
     assert (manifest_file.manifest_length, manifest_file.added_snapshot_id) == (len(written_manifest.data), SNAPSHOT)
     expected = [
-        compute_summary(kind, [entry.file.partition[i] for entry in entries])
-        for i, kind in enumerate(case.partition_kinds)
+        compute_summary(kind, [entry.file.partition[index] for entry in entries])
+        for index, kind in enumerate(case.partition_kinds)
     ]
     if None in expected:
         assert manifest_file.partitions is None
@@ -281,7 +281,7 @@ def build_case(version: int = 2, fields: list[dict[str, Any]] | None = None, **e
     """Return a table with one column of type long and one of type uuid, which is unpartitioned by default."""
     case = ManifestTable(0, version)
     case.kinds, case.fields, case.properties = {1: "long", 2: "uuid"}, [], {}
-    case.fields = [(1000 + i, *field) for i, field in enumerate(fields or [])]  # type: ignore[misc]
+    case.fields = [(1000 + index, *field) for index, field in enumerate(fields or [])]  # type: ignore[misc]
     case.metadata = case.read(**extra_fields)
     return case
 
@@ -308,7 +308,7 @@ def test_equal_entries_produce_equal_bytes() -> None:
 @pytest.mark.parametrize("codec", ["gzip", "deflate", "zstd", "snappy", "uncompressed"])
 def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
     case = build_case(properties={"write.avro.compression-codec": codec})
-    entries = [build_added_entry(build_data_file(file_path=f"{i}.parquet")) for i in range(450)]
+    entries = [build_added_entry(build_data_file(file_path=f"{number}.parquet")) for number in range(450)]
     data = encode_entries(case, entries).data
     names = {"gzip": "deflate", "zstd": "zstandard", "uncompressed": "null"}
     # For other codecs, fastavro would need additional packages; Java reads our files in another test.
@@ -318,7 +318,7 @@ def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
         "uncompressed",
     ):
         reader = fastavro.reader(io.BytesIO(data))
-        assert [row["data_file"]["file_path"] for row in reader] == [f"{i}.parquet" for i in range(450)]  # type: ignore[index, call-overload]
+        assert [row["data_file"]["file_path"] for row in reader] == [f"{number}.parquet" for number in range(450)]  # type: ignore[index, call-overload]
     assert decode_manifest(data, "m").metadata["avro.codec"] == names.get(codec, codec)
 
 
@@ -420,7 +420,7 @@ def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
         build_manifest_file("e", 0, None, (1, 0)),
     ]
     numbered_manifests, next_row_id = assign_first_row_ids(manifests, 1_000)
-    assert [item.first_row_id for item in numbered_manifests] == [7, 1_000, None, 1_125, 1_128]
+    assert [manifest.first_row_id for manifest in numbered_manifests] == [7, 1_000, None, 1_125, 1_128]
     assert next_row_id == 1_129
     with pytest.raises(Corrupt, match=r"^m: .* has no row counts"):
         assign_first_row_ids([make_manifest_file("m")], 0)

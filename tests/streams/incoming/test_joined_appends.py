@@ -86,7 +86,7 @@ async def read_log(stream: StreamServer) -> list[list[int]]:
 async def test_each_of_the_joined_requests_gets_the_offsets_of_its_rows(
     stream: StreamServer, held_appends: asyncio.Event
 ) -> None:
-    rows_of_requests = [[{"id": 100 * number + place} for place in range(number % 5 + 1)] for number in range(REQUESTS)]
+    rows_of_requests = [[{"id": 100 * number + index} for index in range(number % 5 + 1)] for number in range(REQUESTS)]
     answers = await send_together(
         stream,
         held_appends,

@@ -59,8 +59,8 @@ async def test_request_for_several_tables_is_refused_as_a_whole_if_one_row_is_in
     status, answer = await send_rows(stream)
     assert (status, "name 1 to 100" in answer["error"]["message"]) == (400, True)
     tables = [{"namespace": ["db"], "name": "t", "rows": []}] * 2
-    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as refusal:
-        assert (refusal.status, "twice" in (await refusal.json())["error"]["message"]) == (400, True)
+    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as response:
+        assert (response.status, "twice" in (await response.json())["error"]["message"]) == (400, True)
     assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([], [])
 
 
@@ -143,8 +143,8 @@ async def test_large_request_waits_until_all_tables_have_memory(
     requests += [asyncio.create_task(send_rows(stream, u=large_rows, t=large_rows)) for _ in range(2)]
     await until(lambda: room.waiter_count == 4)
     tables = [{"namespace": ["db"], "name": name, "rows": [{"id": 2}]} for name in ("t", "u")]
-    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as refusal:
-        assert (refusal.status, refusal.headers["Retry-After"]) == (429, "1")
+    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as response:
+        assert (response.status, response.headers["Retry-After"]) == (429, "1")
     t.appending_bytes = 0
     u.appending_bytes *= 2
     async with asyncio.timeout(PATIENCE_S / 2):  # A large body for the table t does not wait for the table u.

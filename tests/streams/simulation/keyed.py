@@ -217,8 +217,8 @@ class KeyedWorld(SimulationWorld):
         return append
 
     def _to_batch(self, rows: list[bytes]) -> Batch:
-        kinds = bytes(RowKind.DELETE if line.startswith(b"-") else RowKind.UPDATE for line in rows)
-        return Batch(len(rows), b"\n".join(rows), kinds)
+        row_kinds = bytes(RowKind.DELETE if line.startswith(b"-") else RowKind.UPDATE for line in rows)
+        return Batch(len(rows), b"\n".join(rows), row_kinds)
 
     def commit_other_change(self) -> None:
         """Rewrite the remaining rows to another file, as a compaction does."""

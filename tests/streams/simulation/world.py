@@ -185,7 +185,7 @@ class SimulationWorld:
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
-    def _crash_sometimes(self, work: str) -> None:
+    def _crash_sometimes(self, operation: str) -> None:
         if not self.is_ending and self.rng.random() < self.faults.crash:
             raise Crash
 
