@@ -145,7 +145,8 @@ def _list_foreign_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 def _read_umask() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
+    _, umask = next(line for line in lines if line.startswith("Umask:")).split()
+    return int(umask, 8)
 
 
 def _serve(control: socket.socket) -> dict[str, object] | None:

@@ -77,7 +77,7 @@ class Postgres:
 
         This takes a tenth of the time of creating another database.
         """
-        database_name = url.rsplit("/", 1)[1]
+        database_name = _get_database_name(url)
         other_sessions = f"FROM pg_stat_activity WHERE datname = '{database_name}' AND pid <> pg_backend_pid()"
         end_sessions = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
         create_schema = "CREATE SCHEMA public AUTHORIZATION pg_database_owner; GRANT USAGE ON SCHEMA public TO PUBLIC"
@@ -96,11 +96,16 @@ class Postgres:
         tables = f"SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ({kept_tables})"
         delete_all = f"DO $$ DECLARE t text; BEGIN FOR t IN {tables} LOOP EXECUTE 'DELETE FROM ' || t; END LOOP; END $$"
         end_sessions = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
-        self.run_sql(f"{end_sessions}; {delete_all}; {replacement_sql}", url.rsplit("/", 1)[1])
+        self.run_sql(f"{end_sessions}; {delete_all}; {replacement_sql}", _get_database_name(url))
 
     def drop_database(self, url: str) -> None:
         """Drop the database of `url`, and end all its connections."""
-        self.run_sql(f'DROP DATABASE IF EXISTS "{url.rsplit("/", 1)[1]}" WITH (FORCE)')
+        self.run_sql(f'DROP DATABASE IF EXISTS "{_get_database_name(url)}" WITH (FORCE)')
+
+
+def _get_database_name(url: str) -> str:
+    _, name = url.rsplit("/", 1)
+    return name
 
 
 def _create_cluster(data: Path, password: Path) -> None:
