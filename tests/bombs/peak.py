@@ -17,18 +17,18 @@ from pathlib import Path
 _SCRIPT = """
 import importlib, json, os, sys
 module = importlib.import_module(sys.argv[1])
-names = [open(f"/proc/self/task/{one}/comm").read() for one in os.listdir("/proc/self/task")]
+names = [open(f"/proc/self/task/{thread}/comm").read() for thread in os.listdir("/proc/self/task")]
 # jemalloc goes on without its own thread after a fork.
 assert len(names) - names.count("jemalloc_bg_thd\\n") == 1, f"a fork would lack threads: {names}"
-def peak():
+def read_peak_bytes():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 for line in sys.stdin:
     function, *arguments = json.loads(line)
     if not (child := os.fork()):
-        before = peak()
+        bytes_before = read_peak_bytes()
         outcome = getattr(module, function)(*arguments)
-        print(json.dumps([peak() - before, str(outcome)]), flush=True)
+        print(json.dumps([read_peak_bytes() - bytes_before, str(outcome)]), flush=True)
         os._exit(0)
     if os.waitpid(child, 0)[1]:
         print("null", flush=True)
@@ -62,7 +62,7 @@ def measure_peak(function: Callable[..., object], *arguments: str | Path) -> tup
     parent.stdin.flush()
     line = parent.stdout.readline()
     assert line, "the process ended without a result"
-    actual = json.loads(line)
-    assert actual is not None, f"{function.__name__} failed; see standard error"
-    size, report = actual
-    return int(size), str(report)
+    answer = json.loads(line)
+    assert answer is not None, f"{function.__name__} failed; see standard error"
+    size_bytes, report = answer
+    return int(size_bytes), str(report)

@@ -24,10 +24,13 @@ from seamark.formats.iceberg.files.thrift import BINARY, I32, I64, LIST, STRUCT,
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from tests.bombs.peak import measure_peak
 
+# Numbers of fields in the Thrift structures of Parquet: the row groups of the footer, and the chunks of a row group.
+_ROW_GROUPS, _CHUNKS = 4, 1
+
 ROWS = 300
 KINDS = {"n": "long", "s": "string", "d": "int", "x": "fixed[8]"}
 PATHS = {number: (name,) for number, name in enumerate(KINDS)}
-FORMS: tuple[dict[str, Any], ...] = (
+WRITE_OPTIONS: tuple[dict[str, Any], ...] = (
     {"compression": "none"},
     {"compression": "snappy", "row_group_size": 100, "data_page_size": 200},
     {"compression": "none", "use_dictionary": False, "data_page_version": "2.0"},
@@ -47,10 +50,10 @@ def build_random_rows() -> pa.Table:
     )
 
 
-def encode_rows(**form: Any) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(build_random_rows(), out, **form)
-    return out.getvalue()
+def encode_rows(**options: Any) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(build_random_rows(), buffer, **options)
+    return buffer.getvalue()
 
 
 def read_all_ways(data: bytes) -> list[pa.ChunkedArray]:
@@ -79,12 +82,33 @@ def describe_outcome(path: str) -> str:
     )
 
 
+def find_footer(data: bytes) -> int:
+    """Return the position of the footer. The last 8 bytes of the file are its length and the magic number."""
+    return len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+
+
+def list_items(fields: Fields, number: int) -> list[Fields]:
+    """Return the structures in the list that is the field `number`. The value of a field is (Thrift type, content)."""
+    _, (_, items) = fields[number]
+    return items
+
+
+def get_structure(fields: Fields, number: int) -> Fields:
+    _, structure = fields[number]
+    return structure
+
+
+def get_metadata(chunk: Fields) -> Fields:
+    """Return the ColumnMetaData of a chunk."""
+    return get_structure(chunk, 3)
+
+
 def change_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
     """Return the file with changed column chunks in its footer."""
-    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    begin = find_footer(data)
     footer, _ = thrift.read_structure(data, begin)
-    for group in footer[4][1][1]:
-        for chunk in group[1][1][1]:
+    for group in list_items(footer, _ROW_GROUPS):
+        for chunk in list_items(group, _CHUNKS):
             change(chunk)
     encoded_footer = thrift.write_structure(footer)
     return data[:begin] + encoded_footer + len(encoded_footer).to_bytes(4, "little") + MAGIC
@@ -98,14 +122,14 @@ def repeat_field(encoded_field: bytes, number: int, kind: int, value: object) ->
 
 def add_dictionary_of_another_type(chunk: Fields) -> None:
     """Add a dictionary offset with another Thrift type. pyarrow skips it, and so begins with the data page."""
-    metadata = chunk[3][1]
+    metadata = get_metadata(chunk)
     metadata[11] = I32, 4
     chunk[3] = STRUCT, dict(sorted(metadata.items()))
 
 
 def add_wrong_sizes(chunk: Fields) -> None:
     """Add SizeStatistics with levels that no column of the table has, which pyarrow rejects when it reads rows."""
-    chunk[3][1][16] = STRUCT, {1: (I64, 5), 3: (LIST, (I64, [1, 2, 3, 4]))}
+    get_metadata(chunk)[16] = STRUCT, {1: (I64, 5), 3: (LIST, (I64, [1, 2, 3, 4]))}
 
 
 def add_key_name(chunk: Fields) -> None:
@@ -122,7 +146,8 @@ def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
 ) -> None:
     path = tmp_path / "f.parquet"
     path.write_bytes(change_chunks(encode_rows(), change))
-    assert message in measure_peak(describe_outcome, path)[1]
+    _, outcome = measure_peak(describe_outcome, path)
+    assert message in outcome
 
 
 def test_chunk_whose_dictionary_page_pyarrow_skips_is_rejected() -> None:
@@ -134,8 +159,9 @@ def test_chunk_whose_dictionary_page_pyarrow_skips_is_rejected() -> None:
 def test_footer_with_two_lists_of_row_groups_is_rejected() -> None:
     """pyarrow reads the last list, whose memory would not be limited if we checked the first."""
     data = encode_rows(compression="none")
-    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    footer = repeat_field(data[begin:-8], 4, *thrift.read_structure(data, begin)[0][4])
+    begin = find_footer(data)
+    fields, _ = thrift.read_structure(data, begin)
+    footer = repeat_field(data[begin:-8], _ROW_GROUPS, *fields[_ROW_GROUPS])
     with pytest.raises(Unreadable, match="a field of the footer is repeated"):
         read_all_ways(data[:begin] + footer + len(footer).to_bytes(4, "little") + MAGIC)
 
@@ -152,8 +178,9 @@ def test_page_whose_number_of_values_exceeds_32_bits_is_rejected() -> None:
     """pyarrow uses only the low 32 bits and reads the following pages, whose memory would not be limited."""
     data = encode_rows(compression="none", use_dictionary=False)
     page, end = thrift.read_structure(data, 4)
-    fields = page[5][1]
-    fields[1] = I32, fields[1][1] + (1 << 32)
+    data_page_header = get_structure(page, 5)
+    _, value_count = data_page_header[1]
+    data_page_header[1] = I32, value_count + (1 << 32)
     with pytest.raises(ValueError, match="states 4294967596 values"):
         read_page_sizes(thrift.write_structure(page) + data[end:], ROWS)
 
@@ -165,28 +192,34 @@ def test_field_whose_id_exceeds_16_bits_is_rejected() -> None:
 
 
 def change_item_type(fields: Fields, number: int, kind: int) -> None:
-    """Change the item type in the header of a list. The items remain single bytes or empty structures."""
+    """Set the field `number` to a list with one item, which is 0, and with this item type in its header."""
     fields[number] = LIST, (kind, [0])
 
 
+# The numbers are those of the fields in parquet.thrift.
 FOOTER_CHANGES: dict[str, Callable[[Fields], None]] = {
     "schema": lambda footer: change_item_type(footer, 2, I64),
     "key-value pairs": lambda footer: change_item_type(footer, 5, I64),
     "column orders": lambda footer: change_item_type(footer, 7, I64),
-    "sorting": lambda footer: change_item_type(footer[4][1][1][0], 4, I64),
-    "encodings": lambda footer: change_item_type(get_chunk(footer)[3][1], 2, I64),
-    "path": lambda footer: change_item_type(get_chunk(footer)[3][1], 3, I32),
-    "pairs of a chunk": lambda footer: change_item_type(get_chunk(footer)[3][1], 8, I32),
-    "encoding statistics": lambda footer: change_item_type(get_chunk(footer)[3][1], 13, I32),
-    "size statistics": lambda footer: change_item_type(add_field(get_chunk(footer)[3][1], 16), 2, I32),
-    "geospatial statistics": lambda footer: change_item_type(add_field(get_chunk(footer)[3][1], 17), 2, I64),
+    "sorting": lambda footer: change_item_type(get_group(footer), 4, I64),
+    "encodings": lambda footer: change_item_type(get_metadata(get_chunk(footer)), 2, I64),
+    "path": lambda footer: change_item_type(get_metadata(get_chunk(footer)), 3, I32),
+    "pairs of a chunk": lambda footer: change_item_type(get_metadata(get_chunk(footer)), 8, I32),
+    "encoding statistics": lambda footer: change_item_type(get_metadata(get_chunk(footer)), 13, I32),
+    "size statistics": lambda footer: change_item_type(add_field(get_metadata(get_chunk(footer)), 16), 2, I32),
+    "geospatial statistics": lambda footer: change_item_type(add_field(get_metadata(get_chunk(footer)), 17), 2, I64),
     "path for a key": lambda footer: change_item_type(add_field(add_field(get_chunk(footer), 8), 2), 1, I32),
 }
 
 
+def get_group(footer: Fields) -> Fields:
+    """Return the first row group."""
+    return list_items(footer, _ROW_GROUPS)[0]
+
+
 def get_chunk(footer: Fields) -> Fields:
-    chunk: Fields = footer[4][1][1][0][1][1][1][0]
-    return chunk
+    """Return the first column chunk."""
+    return list_items(get_group(footer), _CHUNKS)[0]
 
 
 def add_field(fields: Fields, number: int) -> Fields:
@@ -199,8 +232,7 @@ def add_field(fields: Fields, number: int) -> Fields:
 def test_list_with_a_wrong_item_type_is_rejected(name: str) -> None:
     """pyarrow ignores the stated item type, and would read the following fields as items."""
     data = encode_rows()
-    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    footer, _ = thrift.read_structure(data, begin)
+    footer, _ = thrift.read_structure(data, find_footer(data))
     FOOTER_CHANGES[name](footer)
     with pytest.raises(ValueError, match=r"items of another type|does not contain structures"):
         read_footer(thrift.write_structure(sort_fields(footer)))
@@ -215,8 +247,8 @@ def sort_fields(value: Any) -> Any:
 
 def list_unexpected_outcomes(seed: str) -> str:
     """Return the outcomes of damaged files that are neither an expected error nor rows."""
-    rng, results = random.Random(seed), []
-    files = [encode_rows(**form) for form in FORMS]
+    rng, unexpected_errors = random.Random(seed), []
+    files = [encode_rows(**options) for options in WRITE_OPTIONS]
     for _ in range(250):
         data = bytearray(rng.choice(files))
         for _ in range(rng.choice((1, 1, 2, 3))):
@@ -227,11 +259,12 @@ def list_unexpected_outcomes(seed: str) -> str:
         except (Unreadable, pa.ArrowException, OSError, ValueError):
             pass
         except Exception as error:  # noqa: BLE001  an error that the server does not expect
-            results.append(repr(error))
-    return str(results)
+            unexpected_errors.append(repr(error))
+    return str(unexpected_errors)
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_damaged_files_are_read_or_rejected_with_expected_errors(seed: str) -> None:
-    assert measure_peak(list_unexpected_outcomes, seed)[1] == "[]"
+    _, unexpected_outcomes = measure_peak(list_unexpected_outcomes, seed)
+    assert unexpected_outcomes == "[]"

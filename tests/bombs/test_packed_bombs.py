@@ -52,19 +52,21 @@ def decode_as_manifest(path: str) -> str:
 @pytest.mark.parametrize("codec", ["deflate", "zstandard"])
 def test_manifest_that_inflates_beyond_the_limit_is_corrupt(tmp_path: Path, codec: str) -> None:
     path = tmp_path / "m.avro"
-    out = io.BytesIO()
+    buffer = io.BytesIO()
     schema = {"type": "record", "name": "manifest_entry", "fields": [{"name": "status", "type": "int"}]}
-    fastavro.writer(out, schema, [{"status": 1}], codec="null")
-    head, sync = out.getvalue(), out.getvalue()[-16:]
-    begin = head.index(sync)
+    fastavro.writer(buffer, schema, [{"status": 1}], codec="null")
+    # The header of an Avro file ends with the marker of 16 random bytes that also ends each block.
+    file = buffer.getvalue()
+    sync_marker = file[-16:]
+    header = file[: file.index(sync_marker) + 16]
     rows = bytes(300 * MIB)
     if codec == "deflate":
         packer = zlib.compressobj(9, wbits=-15)
         block = packer.compress(rows) + packer.flush()
     else:
         block = pa.Codec("zstd", 3).compress(rows, asbytes=True)
-    bomb = head[: begin + 16].replace(b"avro.codec\x08null", b"avro.codec" + bytes([2 * len(codec)]) + codec.encode())
-    path.write_bytes(bomb + _encode_long(1) + _encode_long(len(block)) + block + sync)
+    header = header.replace(b"avro.codec\x08null", b"avro.codec" + _encode_long(len(codec)) + codec.encode())
+    path.write_bytes(header + _encode_long(1) + _encode_long(len(block)) + block + sync_marker)
     assert path.stat().st_size < MIB
     size, report = measure_peak(decode_as_manifest, path)
     assert "inflates to more than" in report
@@ -72,12 +74,13 @@ def test_manifest_that_inflates_beyond_the_limit_is_corrupt(tmp_path: Path, code
 
 
 def _encode_long(value: int) -> bytes:
-    value <<= 1
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
+    """Encode a number of at least 0 as Avro does: zigzag, and 7 bits in each byte."""
+    zigzag = value << 1
+    encoded = bytearray()
+    while zigzag >= 0x80:
+        encoded.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    return bytes([*encoded, zigzag])
 
 
 def make_shared_values(form: str) -> pa.Array:
@@ -88,11 +91,11 @@ def make_shared_values(form: str) -> pa.Array:
     if form == "runs":
         return pa.RunEndEncodedArray.from_arrays(pa.array([ROWS], pa.int32()), value)
     view = pa.array(["x" * 100_000], pa.string_view())
-    views = np.tile(np.frombuffer(view.buffers()[1], np.uint8)[:16], ROWS)
+    views = np.tile(np.frombuffer(view.buffers()[1], np.uint8)[:16], ROWS)  # A view has 16 bytes.
     return pa.Array.from_buffers(pa.string_view(), ROWS, [None, pa.py_buffer(views.tobytes()), *view.buffers()[2:]])
 
 
-def expand_as_keys(form: str) -> str:
+def expand_to_keys(form: str) -> str:
     try:
         convert_to_keys(make_shared_values(form), "string")
     except ValueError as error:
@@ -103,7 +106,7 @@ def expand_as_keys(form: str) -> str:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("form", ["dictionary", "runs", "views"])
 def test_keys_whose_rows_share_one_long_value_are_not_expanded(form: str) -> None:
-    size, report = measure_peak(expand_as_keys, form)
+    size, report = measure_peak(expand_to_keys, form)
     assert report == f"the values would take more than {arrow_keys.EXPANDED_MAX:,} bytes if each row had its own copy"
     assert size < 64 * MIB
 

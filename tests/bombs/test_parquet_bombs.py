@@ -45,6 +45,7 @@ KEY_COLUMN_ID = 1
 
 
 def write_column(path: Path, column: pa.Array, **options: object) -> Path:
+    """Write a file of less than a mebibyte with one column, and return its path."""
     field = pa.field("c", column.type, metadata={"PARQUET:field_id": str(KEY_COLUMN_ID)})
     pq.write_table(pa.table([column], schema=pa.schema([field])), path, compression="zstd", **options)
     assert path.stat().st_size < MIB
@@ -93,7 +94,7 @@ Bomb = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def bomb(tmp_path_factory: pytest.TempPathFactory) -> Bomb:
-    """Return a function that returns the path of the file with a name.
+    """Return a function that writes the file with a name in BOMBS, and returns its path.
 
     A file is written only once, because writing takes longer than rejecting it.
     """
@@ -149,6 +150,7 @@ def read_as_rows(path: str) -> str:
 
 
 def read_as_equality_delete(path: str, kind: str) -> str:
+    """Decode the file as an equality delete file. Return the deletes as text, or the reason of the refusal."""
     size = Path(path).stat().st_size
     file = DeleteFile(path, "parquet", 2, size, count_rows(path), None, -1, -1, (KEY_COLUMN_ID,))
     try:
@@ -191,10 +193,11 @@ def test_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(bo
 
 def write_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
     """Write a file with one column and one row, and with a footer that `change` has modified. Return its path."""
-    out = io.BytesIO()
+    buffer = io.BytesIO()
     field = pa.field("c", pa.int64(), metadata={"PARQUET:field_id": str(KEY_COLUMN_ID)})
-    pq.write_table(pa.table([pa.array([1])], schema=pa.schema([field])), out)
-    data = out.getvalue()
+    pq.write_table(pa.table([pa.array([1])], schema=pa.schema([field])), buffer)
+    data = buffer.getvalue()
+    # The last 8 bytes are the length of the footer and the magic number.
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer, _ = thrift.read_structure(data, begin)
     change(footer)
@@ -204,41 +207,58 @@ def write_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
     return path
 
 
-def _make_list(count: int, metadata: object, kind: int = thrift.STRUCT) -> tuple[int, tuple[int, list[object]]]:
-    return thrift.LIST, (kind, [metadata] * count)
+def _make_list(count: int, item: object, kind: int = thrift.STRUCT) -> tuple[int, tuple[int, list[object]]]:
+    """Return a list field with the same item `count` times."""
+    return thrift.LIST, (kind, [item] * count)
+
+
+def _get_items(fields: thrift.Fields, number: int) -> list[thrift.Fields]:
+    """Return the structures in the list that is the field `number`. The value of a field is (Thrift type, content)."""
+    _, (_, items) = fields[number]
+    return items
+
+
+# Numbers of fields in the Thrift structures of Parquet.
+_SCHEMA, _ROW_GROUPS, _PAIRS = 2, 4, 5  # FileMetaData
+_CHUNKS = 1  # RowGroup
+_CHUNK_METADATA = 3  # ColumnChunk
+_PATH = 3  # ColumnMetaData
 
 
 def _get_group(footer: thrift.Fields) -> thrift.Fields:
-    group: thrift.Fields = footer[4][1][1][0]
-    return group
+    """Return the first row group."""
+    return _get_items(footer, _ROW_GROUPS)[0]
 
 
 def add_chunks(footer: thrift.Fields) -> None:
-    _get_group(footer)[1] = _make_list(400_000, {2: (thrift.I64, 0)})
+    _get_group(footer)[_CHUNKS] = _make_list(400_000, {2: (thrift.I64, 0)})
 
 
 def add_empty_chunks(footer: thrift.Fields) -> None:
     """Add column chunks without fields. pyarrow rejects the file, but only after it has allocated memory for them."""
-    _get_group(footer)[1] = _make_list(400_000, {})
+    _get_group(footer)[_CHUNKS] = _make_list(400_000, {})
 
 
 def add_groups(footer: thrift.Fields) -> None:
-    metadata = {1: _make_list(0, None), 2: (thrift.I64, 0), 3: (thrift.I64, 0)}
-    footer[4] = _make_list(700_000, metadata)
+    empty_group = {_CHUNKS: _make_list(0, None), 2: (thrift.I64, 0), 3: (thrift.I64, 0)}
+    footer[_ROW_GROUPS] = _make_list(700_000, empty_group)
 
 
 def add_pairs(footer: thrift.Fields) -> None:
-    footer[5] = _make_list(500_000, {1: (thrift.BINARY, b"")})
+    footer[_PAIRS] = _make_list(500_000, {1: (thrift.BINARY, b"")})
 
 
 def add_elements(footer: thrift.Fields) -> None:
-    root, *_ = footer[2][1][1]
+    root, *_ = _get_items(footer, _SCHEMA)
     children = [{1: (thrift.I32, 1), 3: (thrift.I32, 1), 4: (thrift.BINARY, b"")}] * 120_000
-    footer[2] = (thrift.LIST, (thrift.STRUCT, [{**root, 5: (thrift.I32, len(children))}, *children]))
+    root_of_children = {**root, 5: (thrift.I32, len(children))}
+    footer[_SCHEMA] = (thrift.LIST, (thrift.STRUCT, [root_of_children, *children]))
 
 
 def add_paths(footer: thrift.Fields) -> None:
-    _get_group(footer)[1][1][1][0][3][1][3] = _make_list(1_200_000, b"", thrift.BINARY)
+    chunk, *_ = _get_items(_get_group(footer), _CHUNKS)
+    _, chunk_metadata = chunk[_CHUNK_METADATA]
+    chunk_metadata[_PATH] = _make_list(1_200_000, b"", thrift.BINARY)
 
 
 FOOTERS = {
@@ -277,21 +297,24 @@ def test_memory_of_a_long_footer_is_within_its_estimate(tmp_path: Path, count: i
     table = pa.table({name: pa.array(range(8)) for name in names})
     path = tmp_path / "wide.parquet"
     pq.write_table(table, path, row_group_size=1)
-    footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
-    size, report = measure_peak(describe_open_file, path)
+    footer_bytes = int.from_bytes(path.read_bytes()[-8:-4], "little")
+    measured_bytes, report = measure_peak(describe_open_file, path)
     assert report.startswith("8 rows, ")
-    remaining_bytes = LIMIT - int(report.split()[2])
-    if footer <= FOOTER_FREE_BYTES:
-        assert remaining_bytes == 0
+    _, _, left_bytes, _ = report.split()
+    estimated_bytes = LIMIT - int(left_bytes)
+    if footer_bytes <= FOOTER_FREE_BYTES:
+        assert estimated_bytes == 0
     else:
-        assert size / 3 - 4 * MIB < remaining_bytes < 4 * size + 4 * MIB
+        # Apart from 4 MiB, the estimate is between a third of the memory and four times the memory.
+        assert measured_bytes / 3 - 4 * MIB < estimated_bytes < 4 * measured_bytes + 4 * MIB
 
 
 def test_page_header_that_expands_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
     """The header of a data page has a list of ten million structures of one byte each."""
-    many_columns = b"\x15\x00\x15\x00\x15\x00\x29\xfc" + encode_varint(10_000_000) + bytes(10_000_000) + b"\x00"
+    # Three integers (\x15) that are 0, and a list (\x29) of structures (\xfc) whose length follows.
+    header = b"\x15\x00\x15\x00\x15\x00\x29\xfc" + encode_varint(10_000_000) + bytes(10_000_000) + b"\x00"
     path = tmp_path / "pages"
-    path.write_bytes(many_columns)
+    path.write_bytes(header)
     size, report = measure_peak(count_pages, path)
     assert "exceeds the data" in report or "not a Thrift structure" in report
     assert size < LIMIT
@@ -305,11 +328,12 @@ def count_pages(path: str) -> str:
 
 
 def encode_varint(number: int) -> bytes:
-    out = bytearray()
+    """Encode a number of at least 0 with 7 bits in each byte, as Thrift does."""
+    encoded = bytearray()
     while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes((*out, number))
+    return bytes((*encoded, number))
 
 
 def read_as_position_delete(path: str) -> str:
@@ -344,19 +368,20 @@ def test_position_deletes_of_too_many_rows_are_not_read(tmp_path: Path) -> None:
     assert size < LIMIT
 
 
-def read_as_vector(path: str, records: str) -> str:
+def read_as_vector(path: str, record_count: str) -> str:
     data = Path(path).read_bytes()
-    file = DeleteFile(path, "puffin", 1, len(data), int(records), "data.parquet", 0, len(data), ())
+    file = DeleteFile(path, "puffin", 1, len(data), int(record_count), "data.parquet", 0, len(data), ())
     try:
         return str(decode_delete_content(data, file, (), limit_bytes=LIMIT))
     except Unreadable as error:
         return error.reason
 
 
-def write_vector(path: Path, bitmap: pyroaring.BitMap64) -> Path:
-    vector_body = b"\xd1\xd3\x39\x64" + bitmap.serialize()
-    check = isal_zlib.crc32(vector_body).to_bytes(4, "big")
-    path.write_bytes(len(vector_body).to_bytes(4, "big") + vector_body + check)
+def write_vector(path: Path, bitmap: bytes) -> Path:
+    """Write a deletion vector with this bitmap: its length, the magic number, the bitmap and the checksum."""
+    vector_body = b"\xd1\xd3\x39\x64" + bitmap
+    checksum = isal_zlib.crc32(vector_body).to_bytes(4, "big")
+    path.write_bytes(len(vector_body).to_bytes(4, "big") + vector_body + checksum)
     return path
 
 
@@ -364,7 +389,7 @@ def test_deletion_vector_with_runs_of_billions_of_rows_is_not_expanded(tmp_path:
     bitmap = pyroaring.BitMap64()
     bitmap.add_range(0, 1 << 34)
     bitmap.run_optimize()
-    path = write_vector(tmp_path / "v", bitmap)
+    path = write_vector(tmp_path / "v", bitmap.serialize())
     assert path.stat().st_size < 4 * MIB
     size, report = measure_peak(read_as_vector, path, str(1 << 34))
     assert "exceed the memory limit" in report
@@ -372,10 +397,7 @@ def test_deletion_vector_with_runs_of_billions_of_rows_is_not_expanded(tmp_path:
 
 
 def test_deletion_vector_that_is_too_long_is_not_opened(tmp_path: Path) -> None:
-    path = tmp_path / "v"
-    vector_body = b"\xd1\xd3\x39\x64" + bytes(5 * MIB)
-    check = isal_zlib.crc32(vector_body).to_bytes(4, "big")
-    path.write_bytes(len(vector_body).to_bytes(4, "big") + vector_body + check)
+    path = write_vector(tmp_path / "v", bytes(5 * MIB))
     size, report = measure_peak(read_as_vector, path, "1")
     assert "is too long" in report
     assert size < LIMIT

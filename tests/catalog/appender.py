@@ -30,7 +30,7 @@ _CONTENTS = ("data", "deletes")
 _NUMBERS = itertools.count(1)
 
 
-def _list_schema(version: int) -> Row:
+def build_list_schema(version: int) -> Row:
     """Return the Avro schema of a manifest list of this format version."""
     fields: list[tuple[str, int, Any]] = [
         ("manifest_path", 500, "string"),
@@ -52,22 +52,22 @@ def _list_schema(version: int) -> Row:
     }
 
 
-def to_local_path(place: str) -> Path:
+def to_local_path(location: str) -> Path:
     """Return the local path of a location in an engine's form: file:///a or file:/a."""
-    return Path("/" + place.removeprefix("file:").lstrip("/"))
+    return Path("/" + location.removeprefix("file:").lstrip("/"))
 
 
-def _write(place: str, schema: Row, rows: Iterable[Row], header: dict[str, str]) -> int:
+def _write(location: str, schema: Row, rows: Iterable[Row], header: dict[str, str]) -> int:
     sink = io.BytesIO()
     fastavro.writer(sink, schema, rows, codec="deflate", metadata=header)
-    path = to_local_path(place)
+    path = to_local_path(location)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(sink.getvalue())
     return len(sink.getvalue())
 
 
-def _read_rows(place: str) -> list[Row]:
-    with to_local_path(place).open("rb") as file:
+def _read_rows(location: str) -> list[Row]:
+    with to_local_path(location).open("rb") as file:
         return list(fastavro.reader(file))  # type: ignore[arg-type]
 
 
@@ -86,29 +86,29 @@ class LiveFile:
 
 def read_manifest(listed_row: Row) -> list[LiveFile]:
     """Return the data files of a manifest, with the values that they inherit by the specification."""
-    expected_rows, next_row = [], listed_row.get("first_row_id")
+    live_files, next_row_id = [], listed_row.get("first_row_id")
     rows = _read_rows(listed_row["manifest_path"])
-    actual = [listed_row[name] for name in _COUNTS]
-    assert actual == [sum(row["status"] == status for row in rows) for status in (ADDED, EXISTING, DELETED)]
+    listed_counts = [listed_row[name] for name in _COUNTS]
+    assert listed_counts == [sum(row["status"] == status for row in rows) for status in (ADDED, EXISTING, DELETED)]
     for row in rows:
         file, status = row["data_file"], row["status"]
         if status == DELETED:
             continue
         first_row_id = file.get("first_row_id")
-        if first_row_id is None and next_row is not None:
-            first_row_id, next_row = next_row, next_row + file["record_count"]
+        if first_row_id is None and next_row_id is not None:
+            first_row_id, next_row_id = next_row_id, next_row_id + file["record_count"]
         inherited_sequence = listed_row["sequence_number"] if status == ADDED else None
         sequence_numbers = [row[name] for name in ("sequence_number", "file_sequence_number")]
         numbers = [inherited_sequence if number is None else number for number in sequence_numbers]
         snapshot_id = listed_row["added_snapshot_id"] if row["snapshot_id"] is None else row["snapshot_id"]
-        expected_rows.append(
+        live_files.append(
             LiveFile(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first_row_id)  # type: ignore[call-arg]
         )
     assert (
-        listed_row["min_sequence_number"] == min((file.sequence_number for file in expected_rows), default=0)
-        or not expected_rows
+        listed_row["min_sequence_number"] == min((file.sequence_number for file in live_files), default=0)
+        or not live_files
     )
-    return expected_rows
+    return live_files
 
 
 def read_list(snapshot: Row) -> list[Row]:
@@ -118,9 +118,9 @@ def read_list(snapshot: Row) -> list[Row]:
 def read_snapshot(snapshot: Row) -> dict[str, LiveFile]:
     """Return the live data files by path, and check that each path occurs once."""
     files = [file for listing in read_list(snapshot) for file in read_manifest(listing)]
-    results = {file.path: file for file in files}
-    assert len(results) == len(files), "a data file occurs twice"
-    return results
+    files_by_path = {file.path: file for file in files}
+    assert len(files_by_path) == len(files), "a data file occurs twice"
+    return files_by_path
 
 
 @dataclass
@@ -134,12 +134,15 @@ class EngineAppender:
     writes_merged_entries_apart: bool = False
     """If True, merged entries are in a separate manifest."""
     retention: Row = field(default_factory=dict)
+    """Fields with the retention of the branch."""
     entry: Row = field(default_factory=dict)
     """Fields that replace those of the new manifest entries."""
     file: Row = field(default_factory=dict)
+    """Fields of the new data files."""
     manifest_row: Row = field(default_factory=dict)
     """Fields that replace those of the new manifest in the manifest list."""
     snapshot: Row = field(default_factory=dict)
+    """Fields that replace those of the snapshot."""
     omitted_path: str = ""
     """The path of a file that the appender omits in a merge, as a faulty engine would."""
     more_entries: Sequence[Row] = ()
@@ -155,7 +158,9 @@ class EngineAppender:
         ref = self.metadata.get("refs", {}).get(self.branch)
         self.expected_snapshot_id = None if ref is None else ref["snapshot-id"]
         parent = self.expected_snapshot_id if ref is not None else self.metadata.get("current-snapshot-id")
-        self.parent = next((s for s in self.metadata.get("snapshots", []) if s["snapshot-id"] == parent), None)
+        self.parent = next(
+            (snapshot for snapshot in self.metadata.get("snapshots", []) if snapshot["snapshot-id"] == parent), None
+        )
         self.folder = f"{self.metadata['location']}/metadata"
 
     def commit(
@@ -165,6 +170,7 @@ class EngineAppender:
 
         Args:
             files: Record counts by path.
+            removed_files: The paths of the files to delete.
             deletes: Position delete files to add.
         """
         parent_manifests = [] if self.parent is None else read_list(self.parent)
@@ -193,49 +199,53 @@ class EngineAppender:
         entries += [self._build_entry(ADDED, self._make_file_row(path, 1) | {"content": 1}, None) for path in deletes]
         groups = [[entry for entry in entries if entry["data_file"]["content"] == content] for content in (0, 1)]
         if self.writes_merged_entries_apart:
-            apart = (True, False)
+            is_new_choices = (True, False)
             groups = [
-                [item for item in group if (item["status"] == ADDED) is is_new] for group in groups for is_new in apart
+                [listed for listed in group if (listed["status"] == ADDED) is is_new]
+                for group in groups
+                for is_new in is_new_choices
             ]
-        manifests = [self._build_manifest_row(group) for group in groups if group]
-        next_row = self.metadata.get("next-row-id", 0)
+        manifests = [self.build_manifest_row(group) for group in groups if group]
+        next_row_id = self.metadata.get("next-row-id", 0)
         rows = [dict(row) for row in [*manifests, *kept_rows]]
         if self.version > 2:
             for row in rows:
                 if row.get("first_row_id") is None and row["content"] == 0:
-                    row["first_row_id"] = next_row
-                    next_row += row["added_rows_count"] + row["existing_rows_count"]
+                    row["first_row_id"] = next_row_id
+                    next_row_id += row["added_rows_count"] + row["existing_rows_count"]
         self.manifest_list = f"{self.folder}/snap-{self.snapshot_id}-client.avro"
-        _write(self.manifest_list, _list_schema(self.version), rows, {"snapshot-id": str(self.snapshot_id)})
-        removed_entries = [
+        _write(self.manifest_list, build_list_schema(self.version), rows, {"snapshot-id": str(self.snapshot_id)})
+        removed_record_counts = [
             file.records
             for row in merged_entries
             if not row["content"]
             for file in read_manifest(row)
             if file.path in removed_files
         ]
-        added_rows = next_row - self.metadata.get("next-row-id", 0)
-        return self._request(files, removed_entries, added_rows, is_append=not removed_entries and not deletes)
+        added_rows = next_row_id - self.metadata.get("next-row-id", 0)
+        return self.build_commit(
+            files, removed_record_counts, added_rows, is_append=not removed_record_counts and not deletes
+        )
 
     def _make_file_row(self, path: str, records: int) -> Row:
         return {"file_path": path, "record_count": records, **self.file}
 
     def _build_entry(self, status: int, data: Row, old_entry: LiveFile | None) -> Row:
         plain_fields = {"content": 0, "file_format": "PARQUET", "partition": {}, "file_size_in_bytes": 100}
-        own_entries = {
+        entry = {
             "status": status,
             "snapshot_id": old_entry.snapshot_id if old_entry is not None and status == EXISTING else self.snapshot_id,
             "sequence_number": None if old_entry is None else old_entry.sequence_number,
             "file_sequence_number": None if old_entry is None else old_entry.file_sequence_number,
             "data_file": plain_fields | data,
         }
-        return own_entries | (self.entry if old_entry is None else {})
+        return entry | (self.entry if old_entry is None else {})
 
-    def _build_manifest_row(self, entries: list[Row]) -> Row:
+    def build_manifest_row(self, entries: list[Row]) -> Row:
         """Write a manifest, and return its row of the manifest list."""
-        place = f"{self.folder}/{self.snapshot_id}-m{len(self.manifests)}.avro"
+        location = f"{self.folder}/{self.snapshot_id}-m{len(self.manifests)}.avro"
         entries = [*entries, *self.more_entries]
-        self.manifests.append(place)
+        self.manifests.append(location)
         schema = json.dumps(self.metadata["schemas"][-1])
         header = {
             "schema": schema,
@@ -244,16 +254,18 @@ class EngineAppender:
             "format-version": str(self.version),
         }
         content = entries[0]["data_file"]["content"]
-        size = _write(place, build_manifest_schema(self.version, []), entries, header | {"content": _CONTENTS[content]})
+        size = _write(
+            location, build_manifest_schema(self.version, []), entries, header | {"content": _CONTENTS[content]}
+        )
         live_sequences = [entry["sequence_number"] for entry in entries if entry["status"] != DELETED]
-        minimum = [number for number in live_sequences if number is not None]
+        written_sequences = [number for number in live_sequences if number is not None]
         row = {
-            "manifest_path": place,
+            "manifest_path": location,
             "manifest_length": size,
             "partition_spec_id": 0,
             "content": content,
             "sequence_number": self.sequence,
-            "min_sequence_number": min([self.sequence, *minimum]),
+            "min_sequence_number": min([self.sequence, *written_sequences]),
             "added_snapshot_id": self.snapshot_id,
         }
         for status, files, rows in zip((ADDED, EXISTING, DELETED), _COUNTS, _ROW_COUNTS, strict=True):
@@ -261,7 +273,9 @@ class EngineAppender:
             row[files], row[rows] = len(record_counts), sum(record_counts)
         return row | self.manifest_row
 
-    def _request(self, files: dict[str, int], removed_counts: list[int], added_rows: int, *, is_append: bool) -> Commit:
+    def build_commit(
+        self, files: dict[str, int], removed_counts: list[int], added_rows: int, *, is_append: bool
+    ) -> Commit:
         """Return the commit of the manifest list, with the summary and requirements of an engine."""
         parent_summary = {} if self.parent is None else self.parent["summary"]
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
@@ -302,6 +316,6 @@ class EngineAppender:
                 **self.retention,
             },
         ]
-        # A copy, as if it were sent over the network, so that the commit shares no objects with the appender.
+        # The copy shares no objects with the appender, as if the commit was sent over the network.
         commit: Commit = json.loads(json.dumps((requirements, updates)))
         return commit[0], commit[1]

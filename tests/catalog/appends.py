@@ -14,7 +14,7 @@ REBASE = {"seamark.commit.rebase": "append"}
 
 
 async def create_rebasing_table(rig: CatalogRig, version: int = 2, **properties: str) -> None:
-    await rig.table(properties={"format-version": str(version), **REBASE, **properties})
+    await rig.create_table(properties={"format-version": str(version), **REBASE, **properties})
 
 
 async def load_metadata(rig: CatalogRig) -> Row:
@@ -27,11 +27,18 @@ async def commit_table(rig: CatalogRig, commit: Commit) -> LoadedTable:
     return await rig.commits.commit_table(CALLER, DB, "t", *commit)
 
 
-async def append_files(rig: CatalogRig, files: dict[str, int], **knobs: Any) -> EngineAppender:
-    """Commit an append of these files to the current table, and return the appender. `knobs` are its options."""
-    client = EngineAppender(await load_metadata(rig), **knobs)
+async def append_files(rig: CatalogRig, files: dict[str, int], **options: Any) -> EngineAppender:
+    """Commit an append of these files to the current table, and return the appender. It has these options."""
+    client = EngineAppender(await load_metadata(rig), **options)
     await commit_table(rig, client.commit(files))
     return client
+
+
+def get_added_snapshot(commit: Commit) -> Row:
+    """Return the snapshot that a commit adds with its first update."""
+    _, updates = commit
+    snapshot: Row = updates[0]["snapshot"]
+    return snapshot
 
 
 def find_head_snapshot(metadata: Row, branch: str = "main") -> Row:

@@ -47,8 +47,11 @@ def rename_without_digest(location: str) -> Path:
         )
         if "view-uuid" in json.loads(path.read_bytes()):
             metadata = decode_view(path.read_bytes(), new_location)
-            prints = compute_view_fingerprint(metadata, new_location), compute_view_fingerprint(metadata, location)
-            database.execute("UPDATE instants SET fingerprint = ? WHERE fingerprint = ?", prints)
+            fingerprints = (
+                compute_view_fingerprint(metadata, new_location),
+                compute_view_fingerprint(metadata, location),
+            )
+            database.execute("UPDATE instants SET fingerprint = ? WHERE fingerprint = ?", fingerprints)
     database.close()
     return path
 
@@ -135,25 +138,25 @@ class BusyObjects:
 
 
 class RacingStore:
-    """A store that runs `intruder` once, just before the first pointer swap, like a faster second server."""
+    """A store that calls `run_before_swap` once, just before the first pointer swap, like a faster server."""
 
     def __init__(self, store: PointerStore) -> None:
         self._store = store
-        self.intruder: Any = None
+        self.run_before_swap: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
-        if self.intruder is not None and any(isinstance(operation, SwapPointer) for operation in operations):
-            intruder, self.intruder = self.intruder, None
-            await intruder()
+        if self.run_before_swap is not None and any(isinstance(operation, SwapPointer) for operation in operations):
+            run_before_swap, self.run_before_swap = self.run_before_swap, None
+            await run_before_swap()
         return await self._store.transact(operations)
 
 
 @asynccontextmanager
 async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[CatalogRig, CatalogRig, RacingStore]]:
-    """Yield a rig, a second rig over the same database, and the store of the first rig, which can run an intruder."""
+    """Yield a rig, a second rig over the same database, and the store of the first rig."""
     capture = WrapperCapture(RacingStore)
     async with open_rig(home, wrap_store=capture) as rig, open_rig(home) as other_rig:
         yield rig, other_rig, capture.wrapper
@@ -170,7 +173,7 @@ class CatalogRig:
     objects: ObjectStore
     settings: Settings
 
-    async def table(self, name: str = "t", **options: Any) -> None:
+    async def create_table(self, name: str = "t", **options: Any) -> None:
         if not await self.catalog.namespaces.exists(("db",)):
             await self.catalog.namespaces.create(CALLER, ("db",), {})
         await self.catalog.tables.create(CALLER, ("db",), CreateTable(name=name, schema=SCHEMA, **options))

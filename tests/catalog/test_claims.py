@@ -36,10 +36,12 @@ async def move_table(rig: CatalogRig) -> str:
     return moved_table.metadata.location
 
 
-def _list_spellings(location: str) -> list[str]:
+def _list_equivalent_locations(location: str) -> list[str]:
+    """Return the location, a folder in it, and two texts that some storage or client takes for the location."""
     path = parse_location(location).file_path
     folder, _, name = path.rpartition("/")
-    return [location, f"file:{path}/data/", f"FILE://{folder}/%2574{name[1:]}", f"file://{folder}/{name.upper()}"]
+    encoded_name = f"%2574{name[1:]}"  # The first letter is percent-encoded twice.
+    return [location, f"file:{path}/data/", f"FILE://{folder}/{encoded_name}", f"file://{folder}/{name.upper()}"]
 
 
 def _build_creation_updates(uuid: str, location: str) -> list[dict[str, Any]]:
@@ -60,7 +62,7 @@ async def check_rejected(rig: CatalogRig, caller: Caller, location: str) -> None
         requirements=[{"type": "assert-create"}],
         updates=_build_creation_updates(uuid, location),
     )
-    doors: dict[str, Any] = {
+    operations: dict[str, Any] = {
         "create": lambda: catalog.tables.create(caller, ("a",), create),
         "stage": lambda: catalog.tables.stage(caller, ("a",), create),
         "commit of a staged table": lambda: rig.commits.commit_transaction(caller, [creation]),
@@ -77,15 +79,15 @@ async def check_rejected(rig: CatalogRig, caller: Caller, location: str) -> None
         "namespace property": lambda: catalog.namespaces.update_properties(caller, ("a",), [], {"location": location}),
     }
     for name in ("write.data.path", "write.metadata.path", "write.object-storage.path"):
-        doors[f"create with {name}"] = lambda name=name: catalog.tables.create(
+        operations[f"create with {name}"] = lambda name=name: catalog.tables.create(
             caller, ("a",), CreateTable(name="x", schema=SCHEMA, properties={name: location})
         )
-        doors[f"set {name}"] = lambda name=name: rig.commits.commit_table(
+        operations[f"set {name}"] = lambda name=name: rig.commits.commit_table(
             caller, ("a",), "mine", [], [{"action": "set-properties", "updates": {name: location}}]
         )
-    for description, door in doors.items():
+    for description, run_operation in operations.items():
         with pytest.raises(SeamarkError) as error:
-            await door()
+            await run_operation()
         assert isinstance(error.value, (BadRequest, Forbidden)), (description, error.value)
         assert not await catalog.tables.exists(("a",), "x"), description
 
@@ -94,20 +96,22 @@ async def check_rejected(rig: CatalogRig, caller: Caller, location: str) -> None
 async def test_location_inside_a_moved_table_is_rejected(tmp_path: Path, caller: Caller) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
-        for spelling in _list_spellings(location):
-            await check_rejected(rig, caller, spelling)
+        for equivalent_location in _list_equivalent_locations(location):
+            await check_rejected(rig, caller, equivalent_location)
 
 
 async def test_location_that_contains_a_table_is_rejected(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
-        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/deep"
+        new_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/deep"
         await rig.catalog.tables.create(
-            CONFINED_CALLER, ("a",), CreateTable(name="d", schema=SCHEMA, location=f"{place}/in/er")
+            CONFINED_CALLER, ("a",), CreateTable(name="d", schema=SCHEMA, location=f"{new_location}/in/er")
         )
         with pytest.raises(BadRequest, match="overlaps"):
-            await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=place))
-        await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{place}/in/e"))
+            await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=new_location))
+        await rig.catalog.tables.create(
+            CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{new_location}/in/e")
+        )
 
 
 async def test_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: Path) -> None:
@@ -134,8 +138,8 @@ async def test_moved_table_keeps_the_locations_of_its_older_files(tmp_path: Path
         await rig.commits.commit_table(
             CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new_location}]
         )
-        for place in (location, new_location):
-            await check_rejected(rig, CALLER, place)
+        for claimed_location in (location, new_location):
+            await check_rejected(rig, CALLER, claimed_location)
         await rig.commits.commit_table(
             CALLER, ("b",), "moved", [], [{"action": "set-location", "location": f"{location}/back"}]
         )
@@ -144,25 +148,27 @@ async def test_moved_table_keeps_the_locations_of_its_older_files(tmp_path: Path
 async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
-        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/race"
+        new_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/race"
         staged_tables = [
             (
                 await rig.catalog.tables.stage(
-                    CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=location)
+                    CALLER, ("a",), CreateTable(name=f"r{number}", schema=SCHEMA, location=location)
                 )
             )
-            for n, location in enumerate((place, f"{place}/in", place, f"{place}/in/ner"))
+            for number, location in enumerate(
+                (new_location, f"{new_location}/in", new_location, f"{new_location}/in/ner")
+            )
         ]
         changes = [
             TableChange(
                 namespace=("a",),
-                name=f"r{n}",
+                name=f"r{number}",
                 requirements=[{"type": "assert-create"}],
                 updates=_build_creation_updates(
                     str(staged_change.metadata.table_uuid), staged_change.metadata.location
                 ),
             )
-            for n, staged_change in enumerate(staged_tables)
+            for number, staged_change in enumerate(staged_tables)
         ]
         outcomes = await asyncio.gather(
             *(rig.commits.commit_transaction(CALLER, [change]) for change in changes), return_exceptions=True
@@ -170,15 +176,19 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
         assert [type(outcome) for outcome in outcomes].count(BadRequest) == 3, outcomes
 
 
-async def test_staging_pass_does_not_open_a_location_that_another_table_has_claimed(tmp_path: Path) -> None:
+async def test_staging_token_does_not_open_a_location_that_another_table_has_claimed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
-        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/staged"
-        await rig.catalog.tables.stage(CONFINED_CALLER, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
-        token = rig.catalog.staging.issue(("a",), "s", place)
-        assert await rig.catalog.find_staged_location(CONFINED_CALLER, token, ("a",), "s") == place
-        await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
-        assert await rig.catalog.find_staged_location(CONFINED_CALLER, token, ("a",), "s") == place
+        new_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/staged"
+        await rig.catalog.tables.stage(
+            CONFINED_CALLER, ("a",), CreateTable(name="s", schema=SCHEMA, location=new_location)
+        )
+        token = rig.catalog.staging.issue(("a",), "s", new_location)
+        assert await rig.catalog.find_staged_location(CONFINED_CALLER, token, ("a",), "s") == new_location
+        await rig.catalog.tables.create(
+            CONFINED_CALLER, ("a",), CreateTable(name="s", schema=SCHEMA, location=new_location)
+        )
+        assert await rig.catalog.find_staged_location(CONFINED_CALLER, token, ("a",), "s") == new_location
         await rig.catalog.tables.rename(CALLER, TableIdentifier(("a",), "s"), TableIdentifier(("b",), "s"))
         with pytest.raises(Forbidden, match="Another table has claimed"):
             await rig.catalog.find_staged_location(CONFINED_CALLER, token, ("a",), "s")
@@ -191,8 +201,8 @@ async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
         (folder / "link").symlink_to(parse_location(location).file_path)
         (folder / "other").symlink_to(folder.parent / "b")
         for caller in (CALLER, CONFINED_CALLER):
-            for place in ("link", "link/x", "other", "other/x/y"):
-                request = CreateTable(name="x", schema=SCHEMA, location=f"file://{folder}/{place}")
+            for path in ("link", "link/x", "other", "other/x/y"):
+                request = CreateTable(name="x", schema=SCHEMA, location=f"file://{folder}/{path}")
                 with pytest.raises(BadRequest, match="symbolic link"):
                     await rig.catalog.tables.create(caller, ("a",), request)
             request = CreateTable(name="x", schema=SCHEMA, properties={"write.data.path": f"file://{folder}/other/x"})
@@ -236,16 +246,16 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
     """The tables overlapped before overlaps were rejected."""
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
-        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/over"
-        await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="outer", schema=SCHEMA, location=place))
+        new_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/over"
+        await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="outer", schema=SCHEMA, location=new_location))
         outer = (await rig.catalog.tables.load(("a",), "outer")).entry
         inner = (await rig.catalog.tables.load(("a",), "mine")).entry
         assert outer is not None
         assert inner is not None
     with sqlite3.connect(tmp_path / "seamark.db") as connection:
-        key = make_location_key(parse_location(f"{place}/inner"))
+        key = make_location_key(parse_location(f"{new_location}/inner"))
         connection.execute("INSERT INTO claims (location, uuid, shared) VALUES (?, ?, 0)", (key, inner.uuid))
-    live_path, own_location = f"{place}/inner/metadata/live.puffin", f"{place}/metadata/own.puffin"
+    live_path, own_location = f"{new_location}/inner/metadata/live.puffin", f"{new_location}/metadata/own.puffin"
     path = rename_without_digest(outer.metadata_location)
     document = json.loads(path.read_text())
     document["statistics"] = [
@@ -288,11 +298,11 @@ async def test_location_from_an_overwritten_metadata_file_is_not_signed(tmp_path
 async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_path: Path, moved: bool) -> None:
     async with open_rig(tmp_path) as rig:
         moved_table = await move_table(rig)
-        victim = (await rig.catalog.tables.load(("b",), "moved")).entry
+        moved_entry = (await rig.catalog.tables.load(("b",), "moved")).entry
         forged_table = await rig.catalog.tables.create(
             CONFINED_CALLER, ("a",), CreateTable(name="forged", schema=SCHEMA)
         )
-        assert victim is not None
+        assert moved_entry is not None
         assert forged_table.entry is not None
         path = rename_without_digest(forged_table.entry.metadata_location)
         document = json.loads(path.read_text())
@@ -301,28 +311,28 @@ async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_pat
             "write.metadata.delete-after-commit.enabled": "true",
             "write.metadata.previous-versions-max": "1",
         }
-        log = [{"timestamp-ms": document["last-updated-ms"], "metadata-file": victim.metadata_location}]
+        log = [{"timestamp-ms": document["last-updated-ms"], "metadata-file": moved_entry.metadata_location}]
         location = moved_table if moved else document["location"]
         path.write_text(json.dumps({**document, "location": location, "metadata-log": log}))
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
         with pytest.raises(Forbidden) if moved else contextlib.nullcontext():
             await rig.commits.commit_table(CONFINED_CALLER, ("a",), "forged", [], [set_property])
         await asyncio.sleep(0.5)
-        assert await rig.objects.exists(victim.metadata_location)
+        assert await rig.objects.exists(moved_entry.metadata_location)
 
 
 async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         tables, dropped_tables = rig.catalog.tables, rig.catalog.dropped
-        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/again"
+        new_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/again"
 
-        def create_table(name: str, location: str = place, caller: Caller = CONFINED_CALLER) -> Any:
+        def create_table(name: str, location: str = new_location, caller: Caller = CONFINED_CALLER) -> Any:
             return tables.create(caller, ("a",), CreateTable(name=name, schema=SCHEMA, location=location))
 
         first_entry = (await create_table("again")).entry
         await tables.drop(CONFINED_CALLER, ("a",), "again", purge=True)
-        for name, location in (("other", place), ("again", f"{place}/in")):
+        for name, location in (("other", new_location), ("again", f"{new_location}/in")):
             with pytest.raises(BadRequest, match="overlaps"):
                 await create_table(name, location)
         second_entry = (await create_table("again")).entry
@@ -341,8 +351,8 @@ async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         tables, views = rig.catalog.tables, rig.catalog.views
-        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/again"
-        table = CreateTable(name="again", schema=SCHEMA, location=place)
+        new_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/again"
+        table = CreateTable(name="again", schema=SCHEMA, location=new_location)
         first_entry = (await tables.create(CALLER, ("a",), table)).entry
         await tables.drop(CALLER, ("a",), "again", purge=False)
         second_entry = (await tables.create(CALLER, ("a",), table)).entry
@@ -357,7 +367,7 @@ async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_
             name = "again"
             await tables.register(CALLER, ("a",), name, entry.metadata_location, overwrite=True)
             assert (await tables.load(("a",), name)).metadata.table_uuid == entry.uuid
-        view = CreateView(name="seen", schema=SCHEMA, view_version=VERSION, location=f"{place}-view")
+        view = CreateView(name="seen", schema=SCHEMA, view_version=VERSION, location=f"{new_location}-view")
         seen_entry = (await views.create(CALLER, ("a",), view)).entry
         await views.drop(CALLER, ("a",), "seen")
         await views.create(CALLER, ("a",), view)
@@ -371,11 +381,11 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
         tables, name = rig.catalog.tables, (("b",), "moved")
         first_entry = (await tables.load(*name)).entry
         assert first_entry is not None
-        elsewhere, allowed_location = (
+        later_location, allowed_location = (
             f"{rig.settings.make_warehouse_uri()}/later",
             f"{rig.settings.make_warehouse_uri()}/lent",
         )
-        updates = {"seamark.allowed-locations": allowed_location, "write.data.path": elsewhere}
+        updates = {"seamark.allowed-locations": allowed_location, "write.data.path": later_location}
         await rig.commits.commit_table(CALLER, *name, [], [{"action": "set-properties", "updates": updates}])
         second_entry = (await tables.load(*name)).entry
         assert second_entry is not None
@@ -386,14 +396,12 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
                 claim.location for claim in claims if claim.allowed
             }
 
-        claimed_locations_before = await list_claimed_locations()
-        assert claimed_locations_before[1] == {make_location_key(parse_location(allowed_location))}
+        own_locations, allowed_locations = await list_claimed_locations()
+        assert allowed_locations == {make_location_key(parse_location(allowed_location))}
         await tables.register(CALLER, *name, first_entry.metadata_location, overwrite=True)
-        assert await list_claimed_locations() == (claimed_locations_before[0], set()), (
-            "the table keeps the locations of its files"
-        )
+        assert await list_claimed_locations() == (own_locations, set()), "the table keeps the locations of its files"
         await tables.register(CALLER, *name, second_entry.metadata_location, overwrite=True)
-        assert await list_claimed_locations() == claimed_locations_before
+        assert await list_claimed_locations() == (own_locations, allowed_locations)
         await check_rejected(rig, CALLER, location)
 
 
@@ -402,10 +410,10 @@ async def test_table_without_a_uuid_cannot_be_registered_in_another_namespace(tm
         await move_table(rig)
         tables = rig.catalog.tables
         metadata = (await tables.load(("a",), "mine")).metadata
-        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/old"
-        document = {**json.loads(encode_table(metadata)), "location": place, "format-version": 1}
+        old_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/old"
+        document = {**json.loads(encode_table(metadata)), "location": old_location, "format-version": 1}
         del document["table-uuid"]
-        location = f"{place}/v1.metadata.json"
+        location = f"{old_location}/v1.metadata.json"
         await rig.objects.create(location, json.dumps(document).encode())
         await tables.register(CALLER, ("b",), "old", location, overwrite=False)
         with pytest.raises(Forbidden, match="of an entry of another namespace"):
@@ -417,36 +425,36 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         tables, name = rig.catalog.tables, (("a",), "old")
-        victim = (await tables.load(("b",), "moved")).entry
+        moved_entry = (await tables.load(("b",), "moved")).entry
         metadata = (await tables.load(("a",), "mine")).metadata
-        assert victim is not None
+        assert moved_entry is not None
         claims, instants = (
-            await rig.store.claims(victim.uuid),
-            await rig.store.list_instants(_filter_by_uuid(victim.uuid), 100),
+            await rig.store.claims(moved_entry.uuid),
+            await rig.store.list_instants(_filter_by_uuid(moved_entry.uuid), 100),
         )
-        place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/old"
-        old_metadata = {**json.loads(encode_table(metadata)), "location": place, "format-version": 1}
+        old_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/old"
+        old_metadata = {**json.loads(encode_table(metadata)), "location": old_location, "format-version": 1}
         del old_metadata["table-uuid"]
-        await rig.objects.create(f"{place}/v1.metadata.json", json.dumps(old_metadata).encode())
-        entry = (await tables.register(CALLER, *name, f"{place}/v1.metadata.json", overwrite=False)).entry
+        await rig.objects.create(f"{old_location}/v1.metadata.json", json.dumps(old_metadata).encode())
+        entry = (await tables.register(CALLER, *name, f"{old_location}/v1.metadata.json", overwrite=False)).entry
         assert entry is not None
         await rig.commits.commit_table(
             CONFINED_CALLER,
             *name,
             [],
             [
-                {"action": "assign-uuid", "uuid": victim.uuid},
-                {"action": "set-properties", "updates": {"write.data.path": f"{place}-data"}},
+                {"action": "assign-uuid", "uuid": moved_entry.uuid},
+                {"action": "set-properties", "updates": {"write.data.path": f"{old_location}-data"}},
             ],
         )
         snapshot = {"snapshot-id": 5, "timestamp-ms": metadata.last_updated_ms + 1, "summary": {"operation": "append"}}
-        snapshot |= {"manifest-list": f"{_get_folder(victim.metadata_location)}/snap.avro", "schema-id": 0}
+        snapshot |= {"manifest-list": f"{_get_folder(moved_entry.metadata_location)}/snap.avro", "schema-id": 0}
         with pytest.raises(BadRequest, match="outside the table's folders"):
             await rig.commits.commit_table(
                 CONFINED_CALLER, *name, [], [{"action": "add-snapshot", "snapshot": snapshot}]
             )
-        assert await rig.store.claims(victim.uuid) == claims
-        assert await rig.store.list_instants(_filter_by_uuid(victim.uuid), 100) == instants
+        assert await rig.store.claims(moved_entry.uuid) == claims
+        assert await rig.store.list_instants(_filter_by_uuid(moved_entry.uuid), 100) == instants
         assert {instant.action for instant in await rig.store.list_instants(_filter_by_uuid(entry.uuid), 100)} == {
             "register",
             "commit",
@@ -460,12 +468,12 @@ async def test_view_with_the_metadata_file_of_another_view_is_neither_served_nor
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         views = rig.catalog.views
-        victim = (await rig.catalog.tables.load(("b",), "moved")).entry
+        moved_entry = (await rig.catalog.tables.load(("b",), "moved")).entry
         entry = (await views.load(("a",), "view")).entry
-        assert victim is not None
-        claims = await rig.store.claims(victim.uuid)
+        assert moved_entry is not None
+        claims = await rig.store.claims(moved_entry.uuid)
         path = rename_without_digest(entry.metadata_location)
-        forged_view = {**json.loads(path.read_bytes()), "view-uuid": victim.uuid}
+        forged_view = {**json.loads(path.read_bytes()), "view-uuid": moved_entry.uuid}
         path.write_text(json.dumps(forged_view))
         rig.catalog.documents.cache.clear()
         with pytest.raises(Forbidden, match="overwritten"):
@@ -476,7 +484,7 @@ async def test_view_with_the_metadata_file_of_another_view_is_neither_served_nor
         ):
             with pytest.raises(Forbidden, match="overwritten"):
                 await views.replace(CONFINED_CALLER, ("a",), "view", [], [update])
-        assert await rig.store.claims(victim.uuid) == claims
+        assert await rig.store.claims(moved_entry.uuid) == claims
 
 
 def _filter_by_uuid(uuid: str) -> InstantFilter:

@@ -20,8 +20,8 @@ from seamark.metaserver.store.sql import names
 from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, open_rig
 from tests.catalog.test_confinement import VERSION
 
-A = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
-B = Caller(principal_name="wb", request_id="r", confined_to=(("b",),), names_owners=False)
+CALLER_OF_A = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
+
 _DAY_MS = 86_400_000
 _WEEK_MS = 7 * _DAY_MS
 
@@ -63,8 +63,8 @@ def delete_files(location: str) -> None:
 
 async def check_location_is_refused(rig: CatalogRig, caller: Caller, namespace: str, location: str) -> None:
     """Check that no entry of the namespace gets the location, or a folder in it."""
-    for place in (location, f"{location}/data", f"{location}/x/y"):
-        request = CreateTable(name="x", schema=SCHEMA, location=place)
+    for new_location in (location, f"{location}/data", f"{location}/x/y"):
+        request = CreateTable(name="x", schema=SCHEMA, location=new_location)
         with pytest.raises(BadRequest, match="overlaps"):
             await rig.catalog.tables.create(caller, (namespace,), request)
     request = CreateTable(name="x", schema=SCHEMA, properties={"write.data.path": f"{location}/data"})
@@ -96,7 +96,7 @@ async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
         await ending(rig)
         for _ in range(3):
             await run_housekeeping(rig, clock)
-            await check_location_is_refused(rig, A, "a", location)
+            await check_location_is_refused(rig, CALLER_OF_A, "a", location)
         await check_invariants(rig)
         (row,) = (await rig.catalog.dropped.list_retained(None, None, None)).items
         assert (row.entry.namespace, row.entry.name) == (("b",), "t")
@@ -106,7 +106,7 @@ async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
         delete_files(location)
         await run_housekeeping(rig, clock, _DAY_MS)
         assert (await rig.catalog.dropped.list_retained(None, None, None)).items == []
-        await rig.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
+        await rig.catalog.tables.create(CALLER_OF_A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
         await check_invariants(rig)
 
 
@@ -124,7 +124,7 @@ async def test_last_namespace_may_use_the_location_again(tmp_path: Path, databas
         await run_housekeeping(rig, clock)
         request = CreateTable(name="other", schema=SCHEMA, location=location)
         await rig.catalog.tables.create(CALLER, ("b",), request)
-        await check_location_is_refused(rig, A, "a", location)
+        await check_location_is_refused(rig, CALLER_OF_A, "a", location)
         await check_invariants(rig)
 
 
@@ -139,12 +139,12 @@ async def test_admin_can_purge_or_release_a_retained_location(tmp_path: Path, da
         await run_housekeeping(rig, clock)
         await rig.catalog.dropped.purge(CALLER, row.id)
         assert await rig.list_files() == {f"{location}/data/secret.parquet"}
-        await check_location_is_refused(rig, A, "a", location)
+        await check_location_is_refused(rig, CALLER_OF_A, "a", location)
         (row,) = (await rig.catalog.dropped.list_retained(("b",), None, None)).items
         assert (await rig.catalog.dropped.list_retained(("a",), None, None)).items == []
         await rig.catalog.dropped.release(row.id)
         assert await rig.list_files() == {f"{location}/data/secret.parquet"}
-        await rig.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
+        await rig.catalog.tables.create(CALLER_OF_A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
         with pytest.raises(NotFound):
             await rig.catalog.dropped.release(row.id)
 
@@ -159,7 +159,7 @@ async def test_release_works_before_housekeeping_has_processed_the_end_of_the_re
         (row,) = (await rig.catalog.dropped.list(None, None, None)).items
         clock.advance(_WEEK_MS + 1)
         await rig.catalog.dropped.release(row.id)
-        await rig.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
+        await rig.catalog.tables.create(CALLER_OF_A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
         await check_invariants(rig)
 
 
@@ -171,27 +171,27 @@ async def test_views_keep_their_locations(tmp_path: Path, database: dict[str, An
         await rig.catalog.views.rename(CALLER, TableIdentifier(("a",), "v"), TableIdentifier(("b",), "v"))
         await rig.catalog.views.drop(CALLER, ("b",), "v")
         await run_housekeeping(rig, clock)
-        await check_location_is_refused(rig, A, "a", view.metadata.location)
+        await check_location_is_refused(rig, CALLER_OF_A, "a", view.metadata.location)
         (row,) = (await rig.catalog.dropped.list_retained(None, None, None)).items
         assert row.entry.kind is EntryKind.VIEW
         await rig.catalog.dropped.purge(CALLER, row.id)
         request = CreateTable(name="x", schema=SCHEMA, location=view.metadata.location)
-        await rig.catalog.tables.create(A, ("a",), request)
+        await rig.catalog.tables.create(CALLER_OF_A, ("a",), request)
 
 
 async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) -> None:
-    """A writer of the former namespace can overwrite the file with a spelling of the location that has no files."""
+    """A writer of the former namespace can overwrite the file. The location in it may then have no files."""
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock) as rig:
         location = await create_moved_table(rig)
         entry = await rig.catalog.tables.load_entry(("b",), "t")
         file = Path(parse_location(entry.metadata_location).file_path)
-        for spelling in (location.upper().replace("FILE:", "file:"), f"{location}-away", ""):
-            file.write_text(file.read_text().replace(location, spelling) if spelling else "{}")
+        for changed_location in (location.upper().replace("FILE:", "file:"), f"{location}-away", ""):
+            file.write_text(file.read_text().replace(location, changed_location) if changed_location else "{}")
         await _drop_table(rig)
         for _ in range(2):
             await run_housekeeping(rig, clock)
-        await check_location_is_refused(rig, A, "a", location)
+        await check_location_is_refused(rig, CALLER_OF_A, "a", location)
 
 
 async def test_link_in_place_of_the_files_does_not_end_a_claim(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ async def test_link_in_place_of_the_files_does_not_end_a_claim(tmp_path: Path) -
         await run_housekeeping(rig, clock)
         folder.unlink()
         Path(f"{folder}-away").rename(folder)
-        await check_location_is_refused(rig, A, "a", location)
+        await check_location_is_refused(rig, CALLER_OF_A, "a", location)
 
 
 async def test_number_of_dropped_entries_that_keep_their_locations_is_limited_per_namespace(

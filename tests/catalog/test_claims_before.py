@@ -31,8 +31,8 @@ async def test_claims_of_older_entries_are_created_at_the_start(tmp_path: Path) 
     with sqlite3.connect(tmp_path / "seamark.db") as connection:
         connection.execute("DELETE FROM claims")
     async with open_rig(tmp_path) as rig:
-        for place in (location, removed_location):
-            await check_rejected(rig, CONFINED_CALLER, place)
+        for claimed_location in (location, removed_location):
+            await check_rejected(rig, CONFINED_CALLER, claimed_location)
 
 
 class _UnavailableStorage:
@@ -57,21 +57,21 @@ async def _prepare_old_server(home: Path) -> dict[str, str]:
     One table is in `b`, and the other has files in another location.
     """
     async with open_rig(home) as rig:
-        results = {"moved": await move_table(rig)}
+        locations = {"moved": await move_table(rig)}
         other_location = {"write.metadata.path": f"{rig.settings.make_warehouse_uri()}/apart/meta"}
-        plans = await rig.catalog.tables.create(
+        apart_table = await rig.catalog.tables.create(
             CALLER, ("b",), CreateTable(name="apart", schema=SCHEMA, properties=other_location)
         )
-        results["apart"] = plans.metadata.location
+        locations["apart"] = apart_table.metadata.location
     with sqlite3.connect(home / "seamark.db") as connection:
         connection.execute("DELETE FROM claims")
-    return results
+    return locations
 
 
 async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
     tmp_path: Path,
 ) -> None:
-    places, clock = await _prepare_old_server(tmp_path), SimulatedClock(1)
+    claimed_locations, clock = await _prepare_old_server(tmp_path), SimulatedClock(1)
     capture = WrapperCapture(_UnavailableStorage)
     async with open_rig(tmp_path, clock=clock, wrap_objects=capture) as rig:
         catalog = rig.catalog
@@ -89,14 +89,14 @@ async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
         for request in requests:
             with pytest.raises(RetryLater, match="cannot be checked"):
                 await request()
-        row = (await catalog.dropped.list(("b",), None, None)).items
-        assert not row
+        dropped_rows = (await catalog.dropped.list(("b",), None, None)).items
+        assert not dropped_rows
         capture.wrapper.is_unavailable = False
         clock.advance(6000)
         await requests[0]()
         assert await rig.store.list_unclaimed("", 9) == []
-        for place in places.values():
-            await _check_refused(rig, place)
+        for claimed_location in claimed_locations.values():
+            await _check_refused(rig, claimed_location)
         await catalog.tables.create(CALLER, ("a",), CreateTable(name="y", schema=SCHEMA))
 
 
@@ -123,7 +123,7 @@ async def test_purge_waits_until_all_locations_are_known(tmp_path: Path) -> None
 
 
 async def test_possible_locations_of_a_table_with_lost_metadata_are_reserved(tmp_path: Path) -> None:
-    places = await _prepare_old_server(tmp_path)
+    locations = await _prepare_old_server(tmp_path)
     async with open_rig(tmp_path) as rig:
         entry = (await rig.catalog.tables.load(("b",), "moved")).entry
         assert entry is not None
@@ -134,8 +134,8 @@ async def test_possible_locations_of_a_table_with_lost_metadata_are_reserved(tmp
         connection.execute("DELETE FROM claims")
     clock = SimulatedClock(2)
     async with open_rig(tmp_path, clock=clock) as rig:
-        assert [item.uuid for item in await rig.store.list_unclaimed("", 9)] == [entry.uuid]
-        create = CreateTable(name="x", schema=SCHEMA, location=f"{places['moved']}/data")
+        assert [unclaimed.uuid for unclaimed in await rig.store.list_unclaimed("", 9)] == [entry.uuid]
+        create = CreateTable(name="x", schema=SCHEMA, location=f"{locations['moved']}/data")
         for caller in (CALLER, CONFINED_CALLER):
             with pytest.raises(RetryLater, match="missing or broken"):
                 await rig.catalog.tables.create(caller, ("a",), create)
@@ -144,7 +144,7 @@ async def test_possible_locations_of_a_table_with_lost_metadata_are_reserved(tmp
         path.write_bytes(content)
         assert await create_remaining_claims(rig.catalog.context) == 1
         assert await create_remaining_claims(rig.catalog.context) == 0
-        await _check_refused(rig, places["moved"])
+        await _check_refused(rig, locations["moved"])
 
 
 async def _check_refused(rig: CatalogRig, location: str) -> None:

@@ -66,7 +66,7 @@ def test_ordinary_properties_of_engines_and_users_are_allowed(name: str) -> None
 
 
 async def _create_objects(rig: CatalogRig) -> None:
-    await rig.table()
+    await rig.create_table()
     await rig.catalog.views.create(CALLER, ("db",), CreateView(name="v", schema=SCHEMA, view_version=VERSION))
 
 

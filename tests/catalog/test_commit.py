@@ -45,7 +45,7 @@ def build_property_update(**values: str) -> list[dict[str, Any]]:
 
 async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table()
+        await rig.create_table()
         requirements, updates = build_append(7, None, 1)
         table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         entry = await rig.store.load_entry(EntryKind.TABLE, DB, "t")
@@ -64,7 +64,7 @@ async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> N
 
 async def test_repeated_commit_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table()
+        await rig.create_table()
         first_answer = await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, None, 1))
         await rig.commits.commit_table(CALLER, DB, "t", *build_append(8, 7, 2))
         table = await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, None, 1))
@@ -79,25 +79,25 @@ def _require_uuid(uuid: str, snapshot_id: int) -> tuple[list[dict[str, Any]], li
     return [*requirements, {"type": "assert-table-uuid", "uuid": uuid}], updates
 
 
-@pytest.mark.parametrize("spell", [str.lower, str.upper])
-@pytest.mark.parametrize("fate", ["renamed", "dropped", "replaced"])
+@pytest.mark.parametrize("change_case", [str.lower, str.upper])
+@pytest.mark.parametrize("change", ["renamed", "dropped", "replaced"])
 async def test_repeat_never_reports_failure_after_its_table_has_lost_the_name(
-    tmp_path: Path, fate: str, spell: Callable[[str], str]
+    tmp_path: Path, change: str, change_case: Callable[[str], str]
 ) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table()
+        await rig.create_table()
         loaded_table = await rig.catalog.tables.load(DB, "t")
-        commit = _require_uuid(spell(str(loaded_table.metadata.table_uuid)), 7)
-        commit[0][-1]["type"] = spell(commit[0][-1]["type"])
-        await rig.commits.commit_table(CALLER, DB, "t", *commit)
-        if fate == "renamed":
+        requirements, updates = _require_uuid(change_case(str(loaded_table.metadata.table_uuid)), 7)
+        requirements[-1]["type"] = change_case(requirements[-1]["type"])
+        await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
+        if change == "renamed":
             await rig.catalog.tables.rename(CALLER, TableIdentifier(DB, "t"), TableIdentifier(DB, "other"))
         else:
             await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
-            if fate == "replaced":
-                await rig.table()
+            if change == "replaced":
+                await rig.create_table()
         with pytest.raises(CommitUnknown, match="succeeded"):
-            await rig.commits.commit_table(CALLER, DB, "t", *commit)
+            await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         with pytest.raises((CommitConflict, NoSuchTable)):
             await rig.commits.commit_table(CALLER, DB, "t", *_require_uuid(str(loaded_table.metadata.table_uuid), 8))
 
@@ -106,7 +106,7 @@ async def test_repeated_transaction_gets_the_first_answer_but_a_changed_transact
     async with open_rig(tmp_path) as rig:
         changes = []
         for number, name in enumerate(("a", "b"), 1):
-            await rig.table(name)
+            await rig.create_table(name)
             requirements, updates = build_append(number, None, 1)
             changes.append(TableChange(namespace=DB, name=name, requirements=requirements, updates=updates))
         await rig.commits.commit_transaction(CALLER, changes)
@@ -121,7 +121,7 @@ async def test_repeated_transaction_gets_the_first_answer_but_a_changed_transact
 
 async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table()
+        await rig.create_table()
         await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, None, 1))
         files_before = await rig.list_files()
         with pytest.raises(CommitConflict, match="branch main"):
@@ -131,12 +131,12 @@ async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: 
 
 async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path) -> None:
     async with open_racing_rigs(tmp_path / "a") as (rig, other_rig, racing_store):
-        await rig.table()
+        await rig.create_table()
 
-        async def intrude() -> None:
+        async def commit_first() -> None:
             await other_rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(theirs="1"))
 
-        racing_store.intruder = intrude
+        racing_store.run_before_swap = commit_first
         table = await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(ours="1"))
         assert {"ours", "theirs"} <= set(table.metadata.properties)
         await rig.publisher.close()
@@ -149,12 +149,12 @@ async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path)
 
 async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_path: Path) -> None:
     async with open_racing_rigs(tmp_path / "a") as (rig, other_rig, racing_store):
-        await rig.table()
+        await rig.create_table()
 
-        async def intrude() -> None:
+        async def commit_first() -> None:
             await other_rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
 
-        racing_store.intruder = intrude
+        racing_store.run_before_swap = commit_first
         with pytest.raises(CommitConflict):
             await rig.commits.commit_table(CALLER, DB, "t", *build_append(2, None, 1))
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
@@ -162,8 +162,8 @@ async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_pat
 
 async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table("a")
-        await rig.table("b")
+        await rig.create_table("a")
+        await rig.create_table("b")
         good_change = TableChange(namespace=DB, name="a", requirements=[], updates=build_property_update(x="1"))
         bad_change = TableChange(
             namespace=DB,
@@ -185,7 +185,7 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
 
 async def test_transaction_that_names_a_table_twice_is_rejected(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table()
+        await rig.create_table()
         change = TableChange(namespace=DB, name="t", requirements=[], updates=build_property_update(x="1"))
         with pytest.raises(BadRequest, match="two changes"):
             await rig.commits.commit_transaction(CALLER, [change, change])
@@ -193,7 +193,7 @@ async def test_transaction_that_names_a_table_twice_is_rejected(tmp_path: Path) 
 
 async def test_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table()
+        await rig.create_table()
         files_before = await rig.list_files()
         loaded_table = await rig.catalog.tables.load(DB, "t")
         unchanged_location = [{"action": "set-location", "location": loaded_table.metadata.location}]
@@ -204,7 +204,7 @@ async def test_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
 
 async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table()
+        await rig.create_table()
         caller_with_key = Caller(
             principal_name="w", request_id="r", idempotency=IdempotencyKey(key="k", scope="s", request_hash="h")
         )
@@ -240,7 +240,8 @@ async def test_staged_table_is_created_by_its_first_commit(tmp_path: Path) -> No
             {"action": "set-location", "location": staged_table.metadata.location},
         ]
         requirements = [{"type": "assert-create"}]
-        updates = [*create, *build_append(5, None, 1)[1]]
+        _, append_updates = build_append(5, None, 1)
+        updates = [*create, *append_updates]
         table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         assert table.metadata.table_uuid == staged_table.metadata.table_uuid
         assert table.metadata.metadata_log == ()
@@ -283,8 +284,8 @@ async def test_missing_objects_are_named_in_the_error(tmp_path: Path) -> None:
 
 async def test_old_metadata_files_are_deleted_according_to_the_properties(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        keep = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
-        await rig.table(properties=keep)
+        properties = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
+        await rig.create_table(properties=properties)
         for value in range(6):
             table = await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x=str(value)))
         await rig.publisher.close()
@@ -296,8 +297,8 @@ async def test_old_metadata_files_are_deleted_according_to_the_properties(tmp_pa
 
 async def test_copied_table_never_deletes_the_metadata_files_of_its_source(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
-        await rig.table(properties=keep)
+        properties = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
+        await rig.create_table(properties=properties)
         await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
         await rig.publisher.close()
         entry, files = await rig.catalog.tables.load_entry(DB, "t"), await rig.list_files()
@@ -305,19 +306,19 @@ async def test_copied_table_never_deletes_the_metadata_files_of_its_source(tmp_p
         old_location = copied_metadata["location"]
         copied_metadata |= {"location": f"{old_location}-copy", "table-uuid": "7b1a4f4e-0c4b-4cf0-9b1c-6f1d4f4f6a11"}
         copied_metadata["metadata-log"].append({"timestamp-ms": 1, "metadata-file": entry.metadata_location})
-        place = f"{old_location}-copy/metadata/00000-copy.metadata.json"
-        await rig.objects.create(place, json.dumps(copied_metadata).encode())
-        await rig.catalog.tables.register(CALLER, DB, "copy", place, overwrite=False)
+        copied_location = f"{old_location}-copy/metadata/00000-copy.metadata.json"
+        await rig.objects.create(copied_location, json.dumps(copied_metadata).encode())
+        await rig.catalog.tables.register(CALLER, DB, "copy", copied_location, overwrite=False)
         for value in range(3):
             await rig.commits.commit_table(CALLER, DB, "copy", [], build_property_update(y=str(value)))
         await rig.publisher.close()
         assert files <= await rig.list_files()
-        assert place not in await rig.list_files()
+        assert copied_location not in await rig.list_files()
 
 
 async def test_compressed_metadata_is_written_and_read(tmp_path: Path) -> None:
     async with open_rig(tmp_path / "a") as rig:
-        await rig.table(properties={"write.metadata.compression-codec": "gzip"})
+        await rig.create_table(properties={"write.metadata.compression-codec": "gzip"})
         table = await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, None, 1))
         assert table.entry is not None
         assert table.entry.metadata_location.endswith(".gz.metadata.json")
@@ -329,7 +330,7 @@ async def test_compressed_metadata_is_written_and_read(tmp_path: Path) -> None:
 
 async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table()
+        await rig.create_table()
         for value in range(3):
             table = await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x=str(value)))
         assert table.entry is not None
@@ -337,8 +338,8 @@ async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> 
         await rig.catalog.tables.register(CALLER, DB, "u", table.entry.metadata_location, overwrite=False)
         second_table = await rig.commits.commit_table(CALLER, DB, "u", [], build_property_update(x="again"))
         assert second_table.entry is not None
-        names = [entry.metadata_location.rpartition("/")[2][:6] for entry in (table.entry, second_table.entry)]
-        assert names == ["00003-", "00004-"]
+        name_prefixes = [entry.metadata_location.rpartition("/")[2][:6] for entry in (table.entry, second_table.entry)]
+        assert name_prefixes == ["00003-", "00004-"]
 
 
 WRITERS = [Caller(principal_name=name, request_id=f"request-of-{name}") for name in ("ann", "bob")]
@@ -347,29 +348,29 @@ WRITERS = [Caller(principal_name=name, request_id=f"request-of-{name}") for name
 async def publish_appends(
     rig: CatalogRig, loaded_table: LoadedTable, *snapshots: int, sequence: int = 1
 ) -> LoadedTable:
-    """Publish consecutive appends, by ann and bob in turn. The producer of ann advances to `sequence`."""
+    """Publish consecutive appends, alternately by ann and by bob. The producer of ann advances to `sequence`."""
     assert loaded_table.entry is not None
-    updates, happenings = [], []
-    parent, last = loaded_table.metadata.current_snapshot_id, loaded_table.metadata.last_sequence_number
+    updates, events = [], []
+    parent, last_sequence = loaded_table.metadata.current_snapshot_id, loaded_table.metadata.last_sequence_number
     for number, snapshot_id in enumerate(snapshots):
-        added_change = build_append(snapshot_id, parent, last + 1 + number)[1]
-        updates += added_change
-        happenings.append(CommitEvent(WRITERS[number % 2], 5, snapshot_id, added_change[0]["snapshot"]["summary"]))
+        _, append_updates = build_append(snapshot_id, parent, last_sequence + 1 + number)
+        updates += append_updates
+        events.append(CommitEvent(WRITERS[number % 2], 5, snapshot_id, append_updates[0]["snapshot"]["summary"]))
         parent = snapshot_id
-    now = SystemClock().now_ms()
+    now_ms = SystemClock().now_ms()
     return await rig.publisher.publish(
         CALLER,
         loaded_table.entry,
         loaded_table.metadata,
-        apply_updates(loaded_table.metadata, read_updates(updates), now_ms=now),
-        events=happenings,
-        operations=[AdvanceProducer(loaded_table.entry.uuid, "ann", sequence, snapshots[0], now)],
+        apply_updates(loaded_table.metadata, read_updates(updates), now_ms=now_ms),
+        events=events,
+        operations=[AdvanceProducer(loaded_table.entry.uuid, "ann", sequence, snapshots[0], now_ms)],
     )
 
 
 async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table()
+        await rig.create_table()
         loaded_table = await rig.catalog.tables.load(DB, "t")
         assert loaded_table.entry is not None
         publication = await publish_appends(rig, loaded_table, 7, 8, 9)
@@ -405,7 +406,7 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
 
 async def test_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table()
+        await rig.create_table()
         loaded_table = await rig.catalog.tables.load(DB, "t")
         await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
         current_table, files_before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
@@ -448,33 +449,33 @@ class LostReplyStore:
         raise CommitUnknown(f"injected: the {lost_message} was lost")
 
 
-@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("is_silent", [False, True])
 @pytest.mark.parametrize("lost_message", ["request", "reply"])
 async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknown(
-    tmp_path: Path, lost_message: str, silent: bool
+    tmp_path: Path, lost_message: str, is_silent: bool
 ) -> None:
     capture = WrapperCapture(LostReplyStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
-        await rig.table()
+        await rig.create_table()
         loaded_table, files_before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
         assert loaded_table.entry is not None
-        capture.wrapper.loses, capture.wrapper.falls_silent = lost_message, silent
+        capture.wrapper.loses, capture.wrapper.falls_silent = lost_message, is_silent
         try:
             await publish_appends(rig, loaded_table, 7, 8)
             outcome = "published"
         except (CommitConflict, CommitUnknown) as error:
             outcome = error.kind
         await rig.publisher.close()
-        outcome_event = {"request": "commit_conflict", "reply": "published"}[lost_message]
-        assert outcome == ("commit_unknown" if silent else outcome_event)
+        expected_outcome = {"request": "commit_conflict", "reply": "published"}[lost_message]
+        assert outcome == ("commit_unknown" if is_silent else expected_outcome)
         assert len(await rig.list_files() - files_before) == (0 if outcome == "commit_conflict" else 1)
         state = await rig.store.load_producer(loaded_table.entry.uuid, "ann")
         assert (state is not None) == (lost_message == "reply")
 
 
-async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path) -> None:
+async def test_publications_and_commits_of_one_process_run_one_after_another(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table()
+        await rig.create_table()
         async with rig.publisher.lock(DB, "t"):
             loaded_table = await rig.catalog.tables.load(DB, "t")
             waiting_task = asyncio.create_task(

@@ -38,27 +38,33 @@ async def _create_tenants(rig: CatalogRig) -> str:
 
 async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        tenants = await _create_tenants(rig)
+        forbidden_location = await _create_tenants(rig)
         tables, namespaces = rig.catalog.tables, rig.catalog.namespaces
 
         def commit_update(**update: Any) -> Any:
             return rig.commits.commit_table(CONFINED_CALLER, ("a",), "mine", [], [update])
 
-        data_path = {"write.data.path": f"{tenants}/data"}
+        data_path = {"write.data.path": f"{forbidden_location}/data"}
         attempts = {
-            "create": tables.create(CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=tenants)),
+            "create": tables.create(
+                CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=forbidden_location)
+            ),
             "stage": tables.stage(
-                CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{tenants}/x")
+                CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{forbidden_location}/x")
             ),
             "create with a path": tables.create(
                 CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, properties=data_path)
             ),
-            "move": commit_update(action="set-location", location=tenants),
+            "move": commit_update(action="set-location", location=forbidden_location),
             "set a path": commit_update(action="set-properties", updates=data_path),
-            "namespace": namespaces.create(CONFINED_CALLER, ("a", "x"), {"location": tenants}),
-            "namespace property": namespaces.update_properties(CONFINED_CALLER, ("a",), [], {"location": tenants}),
+            "namespace": namespaces.create(CONFINED_CALLER, ("a", "x"), {"location": forbidden_location}),
+            "namespace property": namespaces.update_properties(
+                CONFINED_CALLER, ("a",), [], {"location": forbidden_location}
+            ),
             "view": rig.catalog.views.create(
-                CONFINED_CALLER, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION, location=tenants)
+                CONFINED_CALLER,
+                ("a",),
+                CreateView(name="v", schema=SCHEMA, view_version=VERSION, location=forbidden_location),
             ),
             "the namespace's own folder": commit_update(
                 action="set-location", location=rig.catalog.warehouse.make_namespace_location(("a",))
@@ -112,18 +118,18 @@ def _make_staged_creation(metadata: TableMetadata, **changes: str) -> TableChang
 
 async def test_staged_tables_use_the_location_that_an_admin_gave_the_namespace(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        tenants = await _create_tenants(rig)
-        far_location = f"{rig.catalog.warehouse.uri}/far"
-        await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {"location": far_location})
+        forbidden_location = await _create_tenants(rig)
+        outside_location = f"{rig.catalog.warehouse.uri}/far"
+        await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {"location": outside_location})
         staged_table = (
             await rig.catalog.tables.stage(CONFINED_CALLER, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))
         ).metadata
         with pytest.raises(Forbidden, match="wa"):
             await rig.commits.commit_transaction(
-                CONFINED_CALLER, [_make_staged_creation(staged_table, location=tenants)]
+                CONFINED_CALLER, [_make_staged_creation(staged_table, location=forbidden_location)]
             )
         await rig.commits.commit_transaction(CONFINED_CALLER, [_make_staged_creation(staged_table)])
-        assert (await rig.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{far_location}/t-")
+        assert (await rig.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{outside_location}/t-")
 
 
 async def test_table_cannot_take_the_uuid_and_history_of_another_table(tmp_path: Path) -> None:
@@ -133,11 +139,11 @@ async def test_table_cannot_take_the_uuid_and_history_of_another_table(tmp_path:
         staged_table = (
             await rig.catalog.tables.stage(CONFINED_CALLER, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))
         ).metadata
-        victim = (await rig.catalog.tables.load_entry(("b",), "t")).uuid
-        for _ in ("live", "dropped"):
-            with pytest.raises(BadRequest, match=victim):
+        victim_uuid = (await rig.catalog.tables.load_entry(("b",), "t")).uuid
+        for _ in range(2):  # The other table is live first, and dropped afterwards.
+            with pytest.raises(BadRequest, match=victim_uuid):
                 await rig.commits.commit_transaction(
-                    CONFINED_CALLER, [_make_staged_creation(staged_table, uuid=victim)]
+                    CONFINED_CALLER, [_make_staged_creation(staged_table, uuid=victim_uuid)]
                 )
             if await rig.catalog.tables.exists(("b",), "t"):
                 await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
@@ -146,17 +152,21 @@ async def test_table_cannot_take_the_uuid_and_history_of_another_table(tmp_path:
 async def test_table_that_an_admin_placed_elsewhere_can_still_be_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await _create_tenants(rig)
-        far_location = f"{rig.catalog.warehouse.uri}/far"
-        placed_table = CreateTable(
-            name="far", schema=SCHEMA, location=far_location, properties={"write.data.path": f"{far_location}-data"}
+        outside_location = f"{rig.catalog.warehouse.uri}/far"
+        request = CreateTable(
+            name="far",
+            schema=SCHEMA,
+            location=outside_location,
+            properties={"write.data.path": f"{outside_location}-data"},
         )
-        await rig.catalog.tables.create(CALLER, ("a",), placed_table)
+        await rig.catalog.tables.create(CALLER, ("a",), request)
         update = [{"action": "set-properties", "updates": {"x": "1"}}]
         table = await rig.commits.commit_table(CONFINED_CALLER, ("a",), "far", [], update)
         assert table.metadata.properties["x"] == "1"
 
 
 def test_staging_pass_is_valid_for_one_table_and_a_limited_time() -> None:
+    """A staging pass allows a client to use the location of its staged table until it commits the table."""
     clock = SimulatedClock(1)
     passes = StagingPasses(clock, make_fixed_keyring())
     token = passes.issue(("a", "b"), "t", "s3://lake/a/b/t-1")

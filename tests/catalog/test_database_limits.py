@@ -40,7 +40,7 @@ async def _serve_two_tenants(home: Path, **settings: Any) -> AsyncIterator[tuple
     async with run_server(home) as admin:
         store, clock = admin.components.store, admin.components.clock
         await store.transact([CreateNamespace(path=(name,), properties={}) for name in ("a", "b")])
-        tokens = {item.principal: await create_token(store, clock, item.principal, None, [item]) for item in GRANTS}
+        tokens = {grant.principal: await create_token(store, clock, grant.principal, None, [grant]) for grant in GRANTS}
     async with run_server(home, auth="token", **settings) as server:
         api = Api(server)
 
@@ -54,81 +54,83 @@ async def test_entries_are_limited_for_each_namespace_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)
-    async with _serve_two_tenants(tmp_path, namespace_entries_limit=4) as (_, ask):
+    async with _serve_two_tenants(tmp_path, namespace_entries_limit=4) as (_, send):
         view = {"name": "t2", "schema": SCHEMA}
         for name in ("t0", "t1"):
-            assert (await ask("ann", "POST", "/v1/namespaces/a/tables", {"name": name, "schema": SCHEMA})).status == 200
-        assert (await ask("ann", "POST", "/v1/namespaces", {"namespace": ["a", "x"]})).status == 200
+            assert (
+                await send("ann", "POST", "/v1/namespaces/a/tables", {"name": name, "schema": SCHEMA})
+            ).status == 200
+        assert (await send("ann", "POST", "/v1/namespaces", {"namespace": ["a", "x"]})).status == 200
         for path, body in (
             ("/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA}),
             ("/v1/namespaces/a%1Fx/tables", view),
             ("/v1/namespaces", {"namespace": ["a", "y"]}),
             ("/v1/namespaces", {"namespace": ["a", "x", "y"]}),
         ):
-            refusal = await ask("ann", "POST", path, body)
-            assert refusal.status == 403, path
-            assert "namespace_entries_limit" in refusal.json["error"]["message"]
-        assert (await ask("bob", "POST", "/v1/namespaces/b/tables", {"name": "t", "schema": SCHEMA})).status == 200
+            response = await send("ann", "POST", path, body)
+            assert response.status == 403, path
+            assert "namespace_entries_limit" in response.json["error"]["message"]
+        assert (await send("bob", "POST", "/v1/namespaces/b/tables", {"name": "t", "schema": SCHEMA})).status == 200
         # Existing entries can be changed, moved within the namespace, and dropped.
         rename_body = {
             "source": {"namespace": ["a"], "name": "t0"},
             "destination": {"namespace": ["a", "x"], "name": "t"},
         }
-        assert (await ask("ann", "POST", "/v1/tables/rename", rename_body)).status == 204
-        assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
-        second_answer = await ask("ann", "POST", "/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA})
+        assert (await send("ann", "POST", "/v1/tables/rename", rename_body)).status == 204
+        assert (await send("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
+        second_answer = await send("ann", "POST", "/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA})
         assert second_answer.status == 403  # A dropped table is retained, so it still counts.
-        (dropped_entry,) = (await ask("ann", "GET", "/api/v1/dropped?namespace=a%1Fx")).json["dropped"]
-        assert (await ask("ann", "POST", f"/api/v1/dropped/{dropped_entry['id']}/undrop", {})).status == 200
-        assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
-        assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx")).status == 204
-        assert (await ask("ann", "POST", "/v1/namespaces", {"namespace": ["a", "y"]})).status == 200
+        (dropped_entry,) = (await send("ann", "GET", "/api/v1/dropped?namespace=a%1Fx")).json["dropped"]
+        assert (await send("ann", "POST", f"/api/v1/dropped/{dropped_entry['id']}/undrop", {})).status == 200
+        assert (await send("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
+        assert (await send("ann", "DELETE", "/v1/namespaces/a%1Fx")).status == 204
+        assert (await send("ann", "POST", "/v1/namespaces", {"namespace": ["a", "y"]})).status == 200
 
 
 async def test_properties_of_a_namespace_and_its_descendants_are_limited_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)
-    async with _serve_two_tenants(tmp_path, namespace_properties_limit=5_000) as (_, ask):
+    async with _serve_two_tenants(tmp_path, namespace_properties_limit=5_000) as (_, send):
         for name in ("x", "y"):
             document = {"namespace": ["a", name], "properties": {"note": "n" * 2_000}}
-            assert (await ask("ann", "POST", "/v1/namespaces", document)).status == 200
-        refusal = await ask(
+            assert (await send("ann", "POST", "/v1/namespaces", document)).status == 200
+        response = await send(
             "ann", "POST", "/v1/namespaces", {"namespace": ["a", "z"], "properties": {"n": "n" * 2_000}}
         )
-        assert refusal.status == 403
-        assert "namespace_properties_limit" in refusal.json["error"]["message"]
-        answer = await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})
+        assert response.status == 403
+        assert "namespace_properties_limit" in response.json["error"]["message"]
+        answer = await send("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})
         assert answer.status == 403
         # A change that needs no more space is always allowed.
         for note in ("m" * 2_000, "m" * 1_900, "m" * 2_000):
-            updated_answer = await ask("ann", "POST", "/v1/namespaces/a%1Fx/properties", {"updates": {"note": note}})
+            updated_answer = await send("ann", "POST", "/v1/namespaces/a%1Fx/properties", {"updates": {"note": note}})
             assert updated_answer.status == 200
-        assert (await ask("ann", "POST", "/v1/namespaces/a%1Fx/properties", {"removals": ["note"]})).status == 200
-        assert (await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})).status == 200
+        assert (await send("ann", "POST", "/v1/namespaces/a%1Fx/properties", {"removals": ["note"]})).status == 200
+        assert (await send("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})).status == 200
 
 
 async def test_writes_of_a_principal_are_limited_each_hour_without_affecting_other_principals(tmp_path: Path) -> None:
-    async with _serve_two_tenants(tmp_path, database_rows_limit=40) as (server, ask):
+    async with _serve_two_tenants(tmp_path, database_rows_limit=40) as (server, send):
         statuses = []
         for number in range(40):
             body = {"updates": {"n": str(number)}}
             key = {"Idempotency-Key": create_key()}
-            statuses.append((await ask("ann", "POST", "/v1/namespaces/a/properties", body, **key)).status)
+            statuses.append((await send("ann", "POST", "/v1/namespaces/a/properties", body, **key)).status)
         assert statuses[0] == 200
         assert statuses[-1] == 429
-        refusal = await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})
-        assert "database_rows_limit" in refusal.json["error"]["message"]
-        assert refusal.headers["Retry-After"]
-        assert (await ask("ann", "GET", "/v1/namespaces/a")).status == 200
-        assert (await ask("bob", "POST", "/v1/namespaces/b/properties", {"updates": {"n": "x"}})).status == 200
+        response = await send("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})
+        assert "database_rows_limit" in response.json["error"]["message"]
+        assert response.headers["Retry-After"]
+        assert (await send("ann", "GET", "/v1/namespaces/a")).status == 200
+        assert (await send("bob", "POST", "/v1/namespaces/b/properties", {"updates": {"n": "x"}})).status == 200
         # Rejected requests write nothing, so they are not recorded one by one.
         await asyncio.sleep(0)
         audit_record_count_before = len(await server.components.store.read_audit_records(None, 10_000))
         for _ in range(20):
-            assert (await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})).status == 429
+            assert (await send("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})).status == 429
         assert len(await server.components.store.read_audit_records(None, 10_000)) <= audit_record_count_before + 1
-        assert (await ask("ann", "DELETE", "/v1/namespaces/a")).status == 204
+        assert (await send("ann", "DELETE", "/v1/namespaces/a")).status == 204
 
 
 def test_written_bytes_count_for_their_principal_for_one_hour() -> None:
@@ -190,20 +192,20 @@ def test_size_of_any_operation_can_be_computed() -> None:
         shares.require_room("ann")
 
 
-class _Store:
+class _CountingStore:
     """A store that counts how often the namespace is measured."""
 
     def __init__(self, rows: int) -> None:
-        self.rows, self.counts = rows, 0
+        self.rows, self.measurement_count = rows, 0
 
     async def measure_namespace(self, top: str) -> tuple[int, int]:
-        self.counts += 1
+        self.measurement_count += 1
         await asyncio.sleep(0)
         return self.rows, 0
 
 
 async def test_namespace_is_measured_rarely_and_never_exceeds_its_limit() -> None:
-    store, clock, sizes = _Store(0), SimulatedClock(0), NamespaceSizes()
+    store, clock, sizes = _CountingStore(0), SimulatedClock(0), NamespaceSizes()
     settings = Settings(namespace_entries_limit=10_000)
 
     async def require_room(count: int = 1) -> None:
@@ -212,15 +214,15 @@ async def test_namespace_is_measured_rarely_and_never_exceeds_its_limit() -> Non
         store.rows += count
 
     await asyncio.gather(*(require_room() for _ in range(500)))
-    assert store.counts == 1
+    assert store.measurement_count == 1
     for _ in range(9_500):
         await require_room()
-    assert store.counts < 30
-    store.counts = 0
+    assert store.measurement_count < 30
+    store.measurement_count = 0
     for _ in range(50):
         with pytest.raises(Forbidden, match="10,000"):
             await require_room()
-    assert store.counts <= 1
+    assert store.measurement_count <= 1
     store.rows -= 5
     clock.advance(1000 * int(module.COUNTED_AGAIN_S))
     await require_room(5)

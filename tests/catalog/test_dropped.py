@@ -33,28 +33,28 @@ _LIST = {"type": "record", "name": "manifest_file", "fields": [{"name": "manifes
 
 
 def _encode_avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
-    out = io.BytesIO()
-    fastavro.writer(out, fastavro.parse_schema(schema), rows)
-    return out.getvalue()
+    buffer = io.BytesIO()
+    fastavro.writer(buffer, fastavro.parse_schema(schema), rows)
+    return buffer.getvalue()
 
 
-async def _create_filled_table(rig: CatalogRig, name: str, foreign: str | None = None) -> set[str]:
+async def _create_filled_table(rig: CatalogRig, name: str, foreign_file: str | None = None) -> set[str]:
     """Create a table with one snapshot of two data files and a foreign file. Return the table's files."""
-    await rig.table(name)
-    base = (await rig.catalog.tables.load(DB, name)).metadata.location
-    data = [f"{base}/data/a.parquet", f"{base}/data/b.parquet"]
+    await rig.create_table(name)
+    table_location = (await rig.catalog.tables.load(DB, name)).metadata.location
+    data = [f"{table_location}/data/a.parquet", f"{table_location}/data/b.parquet"]
     for location in data:
         await rig.objects.create(location, b"rows")
-    named_data = [*data, foreign] if foreign else data
-    manifest, text = f"{base}/metadata/m.avro", f"{base}/metadata/snap-1.avro"
+    listed_files = [*data, foreign_file] if foreign_file else data
+    manifest, manifest_list = f"{table_location}/metadata/m.avro", f"{table_location}/metadata/snap-1.avro"
     await rig.objects.create(
-        manifest, _encode_avro(_MANIFEST, [{"data_file": {"file_path": path}} for path in named_data])
+        manifest, _encode_avro(_MANIFEST, [{"data_file": {"file_path": path}} for path in listed_files])
     )
-    await rig.objects.create(text, _encode_avro(_LIST, [{"manifest_path": manifest}]))
+    await rig.objects.create(manifest_list, _encode_avro(_LIST, [{"manifest_path": manifest}]))
     requirements, updates = build_append(1, None, 1)
-    updates[0]["snapshot"]["manifest-list"] = text
+    updates[0]["snapshot"]["manifest-list"] = manifest_list
     await rig.commits.commit_table(CALLER, DB, name, requirements, updates)
-    return {location for location in await rig.list_files() if location.startswith(base)}
+    return {location for location in await rig.list_files() if location.startswith(table_location)}
 
 
 async def test_undrop_restores_the_table_with_its_history(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ async def test_undrop_is_rejected_under_a_used_name_and_succeeds_under_a_free_na
     async with open_rig(tmp_path) as rig:
         await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
-        await rig.table("t")
+        await rig.create_table("t")
         row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
         with pytest.raises(AlreadyExists):
             await rig.catalog.dropped.restore(CALLER, row.id, None, None)
@@ -191,7 +191,7 @@ async def test_file_that_cannot_be_deleted_is_counted_and_the_rest_is_deleted(tm
 
 async def test_table_that_shares_its_files_cannot_be_purged(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table(properties={"gc.enabled": "false"})
+        await rig.create_table(properties={"gc.enabled": "false"})
         with pytest.raises(BadRequest, match=r"gc\.enabled"):
             await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
@@ -224,11 +224,11 @@ async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind:
         "broken block": good_list.replace(b"null", b"snap")[:-20],
     }[kind]
     async with open_rig(tmp_path, drop_retention_s=0) as rig:
-        await rig.table("t")
-        text = f"{(await rig.catalog.tables.load(DB, 't')).metadata.location}/metadata/snap-1.avro"
-        await rig.objects.create(text, broken)
+        await rig.create_table("t")
+        manifest_list = f"{(await rig.catalog.tables.load(DB, 't')).metadata.location}/metadata/snap-1.avro"
+        await rig.objects.create(manifest_list, broken)
         requirements, updates = build_append(1, None, 1)
-        updates[0]["snapshot"]["manifest-list"] = text
+        updates[0]["snapshot"]["manifest-list"] = manifest_list
         await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         await _create_filled_table(rig, "u")
         for name in ("t", "u"):
@@ -277,36 +277,36 @@ async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
 async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Path) -> None:
     """After a request has looked up the name, and before its transaction, another request replaces the table."""
 
-    class StoreWithIntruder:
-        """A store that calls the intruder once, directly before the next transaction."""
+    class OvertakenStore:
+        """A store that calls `run_before_swap` once, directly before the next transaction."""
 
         def __init__(self, store: Any) -> None:
             self._store = store
-            self.intruder: Any = None
+            self.run_before_swap: Any = None
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._store, name)
 
         async def transact(self, operations: Any) -> Any:
-            if self.intruder is not None:
-                intruder, self.intruder = self.intruder, None
-                await intruder()
+            if self.run_before_swap is not None:
+                run_before_swap, self.run_before_swap = self.run_before_swap, None
+                await run_before_swap()
             return await self._store.transact(operations)
 
-    capture = WrapperCapture(StoreWithIntruder)
+    capture = WrapperCapture(OvertakenStore)
     async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other_rig:
-        await rig.table()
+        await rig.create_table()
 
-        async def intrude() -> None:
+        async def commit_first() -> None:
             await other_rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
-            await other_rig.table()
+            await other_rig.create_table()
 
         tables = rig.catalog.tables
         for attempt in (
             lambda: tables.drop(CALLER, DB, "t", purge=True),
             lambda: tables.rename(CALLER, TableIdentifier(DB, "t"), TableIdentifier(DB, "u")),
         ):
-            capture.wrapper.intruder = intrude
+            capture.wrapper.run_before_swap = commit_first
             with pytest.raises(CommitConflict):
                 await attempt()
             assert await other_rig.catalog.tables.exists(DB, "t")

@@ -73,15 +73,16 @@ def test_files_of_one_folder_are_checked_like_each_file_alone() -> None:
     seed = first_seed()
     accepted_count = 0
     for number in range(seed, seed + examples(20_000, 2000)):
-        choose = random.Random(number)
-        root = choose.choice(ROOTS)
+        rng = random.Random(number)
+        root = rng.choice(ROOTS)
         bucket = root.partition("://")[2]
         warehouse = Warehouse(root.removesuffix("/t"))
         files = []
-        for _ in range(choose.randint(1, 4)):
-            folder = choose.choice((*[root] * 12, root.upper().replace(bucket.upper(), bucket), "s3://lake/u"))
-            name = choose.choice((*NAMES, *["a.avro"] * 20, *["x" * 4090] * 2))
-            files.append(f"{folder}{choose.choice((*FOLDERS, *['/m'] * 20))}/{name}")
+        for _ in range(rng.randint(1, 4)):
+            # Most folders and names are valid, so that some lists have only valid files.
+            folder = rng.choice((*[root] * 12, root.upper().replace(bucket.upper(), bucket), "s3://lake/u"))
+            name = rng.choice((*NAMES, *["a.avro"] * 20, *["x" * 4090] * 2))
+            files.append(f"{folder}{rng.choice((*FOLDERS, *['/m'] * 20))}/{name}")
         expected = all(is_own_file(root, file) for file in files)
         accepted_count += expected
         try:
@@ -102,15 +103,17 @@ def test_metadata_with_too_many_files_are_refused(monkeypatch: pytest.MonkeyPatc
         imports.check_table_locations(Warehouse("s3://lake"), build_metadata("s3://lake/t", files), location)
 
 
-async def write_table(rig: CatalogRig, name: str, files: int) -> str:
-    """Write a metadata file that names `files` earlier files, and return its location."""
-    await rig.table(name)
+async def write_table(rig: CatalogRig, name: str, file_count: int) -> str:
+    """Write a metadata file that names `file_count` earlier files, and return its location."""
+    await rig.create_table(name)
     loaded_table = await rig.catalog.tables.load(("db",), name)
     assert loaded_table.entry is not None
     location = loaded_table.entry.metadata_location
     document: dict[str, Any] = json.loads(await rig.objects.read(location))
-    table_location = f"{document['location']}-{files}"
-    log = [{"metadata-file": f"{table_location}/metadata/{number}.json", "timestamp-ms": 1} for number in range(files)]
+    table_location = f"{document['location']}-{file_count}"
+    log = [
+        {"metadata-file": f"{table_location}/metadata/{number}.json", "timestamp-ms": 1} for number in range(file_count)
+    ]
     document |= {"location": table_location, "table-uuid": str(rig.catalog.context.clock.uuid4()), "metadata-log": log}
     new_location = f"{table_location}/metadata/v1.metadata.json"
     await rig.objects.create(new_location, json.dumps(document).encode())
@@ -118,19 +121,19 @@ async def write_table(rig: CatalogRig, name: str, files: int) -> str:
 
 
 async def test_many_files_are_checked_outside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[bool] = []
+    are_in_main_thread: list[bool] = []
     check = imports.check_table_locations
 
-    def record(warehouse: Warehouse, metadata: TableMetadata, location: str) -> None:
-        threads.append(threading.current_thread() is threading.main_thread())
+    def record_thread(warehouse: Warehouse, metadata: TableMetadata, location: str) -> None:
+        are_in_main_thread.append(threading.current_thread() is threading.main_thread())
         check(warehouse, metadata, location)
 
-    monkeypatch.setattr(imports, "check_table_locations", record)
+    monkeypatch.setattr(imports, "check_table_locations", record_thread)
     async with open_rig(tmp_path) as rig:
         for files in (10, 1000):
             location = await write_table(rig, f"t{files}", files)
             await rig.catalog.imports.import_table(CALLER, ("db",), f"i{files}", location, dry_run=False)
-    assert threads == [True, False]
+    assert are_in_main_thread == [True, False]
 
 
 async def test_all_warehouses_together_read_one_large_file_at_a_time(

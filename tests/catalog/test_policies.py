@@ -33,14 +33,14 @@ async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) 
         request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", "comment": "c", **FORGED_SETTERS})
         created_table = await rig.catalog.tables.create(WENDY, ("db",), request)
         assert parse_setters(created_table.metadata.properties) == {COLUMNS: "wendy"}
-        change = await commit_updates(
+        properties = await commit_updates(
             rig, OTTO, {"action": "set-properties", "updates": {SWITCH: "true", **FORGED_SETTERS}}
         )
-        assert parse_setters(change) == {COLUMNS: "wendy", SWITCH: "otto"}
-        change = await commit_updates(
+        assert parse_setters(properties) == {COLUMNS: "wendy", SWITCH: "otto"}
+        properties = await commit_updates(
             rig, OTTO, {"action": "set-properties", "updates": {"comment": "d", **FORGED_SETTERS}}
         )
-        assert parse_setters(change) == {COLUMNS: "wendy", SWITCH: "otto"}
+        assert parse_setters(properties) == {COLUMNS: "wendy", SWITCH: "otto"}
         removal = {"action": "remove-properties", "removals": [SETTERS, COLUMNS]}
         assert parse_setters(await commit_updates(rig, OTTO, removal)) == {SWITCH: "otto"}
         loaded_table = await rig.catalog.tables.load(("db",), "t")
@@ -66,7 +66,7 @@ async def test_no_names_are_recorded_without_logins(tmp_path: Path) -> None:
 
 FIELD = {"source-id": 2, "field-id": 1000, "name": "leak", "transform": "bucket[4]"}
 ORDER = {"source-id": 2, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
-USES: list[list[dict[str, Any]]] = [
+PUBLISHING_UPDATES: list[list[dict[str, Any]]] = [
     [
         {"action": "add-spec", "spec": {"spec-id": 1, "fields": [FIELD]}},
         {"action": "set-default-spec", "spec-id": -1},
@@ -88,6 +88,7 @@ USES: list[list[dict[str, Any]]] = [
     [{"action": "set-properties", "updates": {"seamark.statistics.columns": "data"}}],
     [{"action": "set-properties", "updates": {"seamark.index.i": "bloom(lower(data))"}}],
 ]
+"""Updates after which the table would publish values of the column `data`."""
 
 
 @pytest.mark.parametrize("declaration", [{ENCRYPTED_COLUMNS: "data"}, {"parquet.encryption.column.keys": "k1: data"}])
@@ -97,7 +98,7 @@ async def test_commit_cannot_publish_values_of_a_declared_encrypted_column(
     async with open_rig(tmp_path) as rig:
         await rig.catalog.namespaces.create(CALLER, ("db",), {})
         await rig.catalog.tables.create(CALLER, ("db",), CreateTable(name="t", schema=SCHEMA, properties=declaration))
-        for updates in USES:
+        for updates in PUBLISHING_UPDATES:
             with pytest.raises(BadRequest, match=r"The column data is encrypted, and .* would publish its values"):
                 await commit_updates(rig, CALLER, *updates)
         await commit_updates(rig, CALLER, {"action": "set-properties", "updates": {COLUMNS: "id"}})
@@ -117,5 +118,7 @@ async def test_published_column_cannot_be_declared_as_encrypted(tmp_path: Path) 
             await commit_updates(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "data"}})
         with pytest.raises(BadRequest, match="'dat', but the table has no such column"):
             await commit_updates(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "id, dat"}})
-        change = await commit_updates(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "id"}})
-        assert change[COLUMNS] == "data"
+        properties = await commit_updates(
+            rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "id"}}
+        )
+        assert properties[COLUMNS] == "data"

@@ -24,21 +24,22 @@ def test_holders_without_later_requests_are_forgotten() -> None:
 
 @pytest.mark.parametrize("seed", mark_fast(range(20), 3))
 def test_quota_counts_amounts_that_are_neither_expired_nor_released(seed: int) -> None:
-    rng, quota, now, charges = random.Random(seed), Quota(10**6), 0.0, list[tuple[float, int]]()
+    rng, quota, now_s, charges = random.Random(seed), Quota(10**6), 0.0, list[tuple[float, int]]()
     for _ in range(300):
-        now += rng.choice((0.0, 1.0, 30.0))
+        now_s += rng.choice((0.0, 1.0, 30.0))
         if charges and rng.random() < 0.4:
             until, amount = charges.pop(rng.randrange(len(charges)))
             quota.take_back("a", until, amount)
         else:
-            until, amount = now + rng.choice((1.0, 60.0, 3600.0)), rng.randrange(1, 9)
-            quota.add("a", now, until, amount)
+            until, amount = now_s + rng.choice((1.0, 60.0, 3600.0)), rng.randrange(1, 9)
+            quota.add("a", now_s, until, amount)
             charges.append((until, amount))
-        charges = [item for item in charges if item[0] > now - 5]
+        charges = [(until, amount) for until, amount in charges if until > now_s - 5]
         quota.check_invariants()
-        minimum, maximum = (sum(amount for until, amount in charges if until > now - grain) for grain in (0, 5))
-        assert not quota.has_room("a", now, 10**6 - minimum + 1)
-        assert quota.has_room("a", now, 10**6 - maximum)
+        # The quota may count an amount for up to five seconds after its end.
+        minimum, maximum = (sum(amount for until, amount in charges if until > now_s - delay_s) for delay_s in (0, 5))
+        assert not quota.has_room("a", now_s, 10**6 - minimum + 1)
+        assert quota.has_room("a", now_s, 10**6 - maximum)
 
 
 def build_shares(**options: int) -> PlanShares:
@@ -47,13 +48,9 @@ def build_shares(**options: int) -> PlanShares:
 
 def test_short_lease_counts_exactly_for_its_granted_time() -> None:
     quota = build_shares()
-    for second in range(
-        0,
-        7200,
-        6,
-        # There are ten leases at a time, for hours. With leases of an hour and a grace period, only a few would be
-        # possible.
-    ):
+    # Ten leases are possible at a time, for hours. If each of them counted for an hour or longer, only the first ten
+    # would ever be granted.
+    for second in range(0, 7200, 6):
         assert quota.find_exhausted_limit("trino", second) is None, second
         quota.grant("trino", second, second, second + 45, 20_000)
     for number in range(10):
@@ -114,8 +111,8 @@ def test_default_quota_allows_300_one_minute_plans_and_a_40_kb_plan_each_three_s
     plan_shares = PlanShares(leases=100_000, size_bytes=32 << 30, grace_s=3600)
     for number, second in enumerate(range(0, 4 * 3660, 3)):
         assert plan_shares.find_exhausted_limit("trino", second, 300) is None, second
-        for item in range(3):
-            plan_shares.grant("trino", 3 * number + item, second, second + 60, 100 * 40_000)
+        for lease in range(3):  # Each lease is for the 100 plans of a second, with 40 kB each.
+            plan_shares.grant("trino", 3 * number + lease, second, second + 60, 100 * 40_000)
 
 
 def test_expired_leases_are_forgotten() -> None:

@@ -42,7 +42,7 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
         for path in (("a",), ("b",)):
             await rig.catalog.namespaces.create(CALLER, path, {})
         other_table = await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="t", schema=SCHEMA))
-        victim = other_table.metadata.table_uuid
+        victim_uuid = other_table.metadata.table_uuid
         if ending == "purged":
             await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
             dropped_entry = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
@@ -50,19 +50,19 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
         else:
             await rig.catalog.tables.unregister(CALLER, ("b",), "t")
         with pytest.raises(BadRequest, match="UUID"):
-            await rig.commits.commit_transaction(CONFINED_CALLER, [await _stage_with_uuid(rig, victim)])
+            await rig.commits.commit_transaction(CONFINED_CALLER, [await _stage_with_uuid(rig, victim_uuid)])
         assert not await rig.catalog.tables.exists(("a",), "t")
-        assert {instant.namespace for instant in await rig.store.list_instants(InstantFilter(uuid=victim), 100)} == {
-            ("b",)
-        }
+        assert {
+            instant.namespace for instant in await rig.store.list_instants(InstantFilter(uuid=victim_uuid), 100)
+        } == {("b",)}
         await rig.commits.commit_transaction(CONFINED_CALLER, [await _stage_with_uuid(rig)])
         if ending == "unregistered":  # A caller who may register restores the table with its own UUID.
             location = other_table.entry.metadata_location if other_table.entry else ""
             registered_entry = await rig.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
-            assert registered_entry.metadata.table_uuid == victim
+            assert registered_entry.metadata.table_uuid == victim_uuid
 
 
-class _LosesFirst:
+class _CreateLosingStore:
     """A database that loses the first transaction with a create, before it executes it."""
 
     def __init__(self, store: PointerStore) -> None:
@@ -81,7 +81,7 @@ class _LosesFirst:
 
 async def test_create_that_the_database_lost_can_be_repeated_with_its_uuid(tmp_path: Path) -> None:
     """The timeline of the first attempt is rolled back, and has the same UUID."""
-    async with open_rig(tmp_path, wrap_store=_LosesFirst) as rig:
+    async with open_rig(tmp_path, wrap_store=_CreateLosingStore) as rig:
         await rig.catalog.namespaces.create(CALLER, ("a",), {})
         change = await _stage_with_uuid(rig)
         with pytest.raises(RetryLater):

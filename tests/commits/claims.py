@@ -30,8 +30,12 @@ class ClaimedTable:
         """Create a table.
 
         Args:
-            columns: Types by name. Their ids count from 1.
+            api: The server.
+            columns: The types of the columns by name. The ids of the columns count from 1.
             spec: (column, transform) of each partition field.
+            name: The name of the table.
+            version: The format version.
+            properties: The properties of the table.
         """
         ids = {column: number for number, column in enumerate(columns, 1)}
         body = {
@@ -40,8 +44,8 @@ class ClaimedTable:
             "partition-spec": {
                 "spec-id": 0,
                 "fields": [
-                    {"name": f"p{n}", "transform": transform, "source-id": ids[column], "field-id": 1000 + n}
-                    for n, (column, transform) in enumerate(spec)
+                    {"name": f"p{index}", "transform": transform, "source-id": ids[column], "field-id": 1000 + index}
+                    for index, (column, transform) in enumerate(spec)
                 ],
             },
             "properties": {"format-version": str(version), **properties},
@@ -88,6 +92,8 @@ class ClaimedTable:
 
 
 def build_struct(columns: Mapping[int, tuple[str, str]], schema_id: int = 0) -> dict[str, Any]:
-    """Return a schema of (name, type) by id."""
-    fields = [{"id": i, "name": name, "required": False, "type": kind} for i, (name, kind) in columns.items()]
+    """Return a schema. `columns` has (name, type) by id."""
+    fields = [
+        {"id": field_id, "name": name, "required": False, "type": kind} for field_id, (name, kind) in columns.items()
+    ]
     return {"type": "struct", "schema-id": schema_id, "fields": fields}

@@ -92,8 +92,9 @@ class CommitTable:
     async def send(self, body: Mapping[str, Any], **options: Any) -> Answer:
         return await self.api("POST", self.path, dict(body), **options)
 
-    async def append(self, *parts: Sequence[Row], **options: Any) -> Any:
-        return await self.commit({"add": [self.write_data_file(rows) for rows in parts], **options})
+    async def append(self, *row_groups: Sequence[Row], **options: Any) -> Any:
+        """Commit a data file for each group of rows. `options` are other keys of the request."""
+        return await self.commit({"add": [self.write_data_file(rows) for rows in row_groups], **options})
 
     async def wait_for_changes(self, count: int) -> None:
         """Wait until `count` changes are in the table's queue, or in the group that is being committed."""
@@ -121,7 +122,7 @@ class CommitTable:
             path,
             {number: (name, pa.array(columns[index], kind)) for index, (number, name, kind, _) in enumerate(FIELDS)},
         )
-        parts = {row[1] for row in rows}
+        parts = {part for _, part, _ in rows}
         assert not self.spec or len(parts) == 1
         location = f"file://{path}"
         self.rows[location] = list(rows)
@@ -130,7 +131,7 @@ class CommitTable:
             "file-path": location,
             "file-format": "parquet",
             "spec-id": 0,
-            "partition": self._build_partition(rows[0][1] if rows else None),
+            "partition": self._build_partition(parts.pop() if parts else None),
             "record-count": len(rows),
             "file-size-in-bytes": path.stat().st_size,
         }
@@ -139,33 +140,37 @@ class CommitTable:
     def write_position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, has_path_bounds: bool = False
     ) -> dict[str, Any]:
-        """Write a file that deletes rows at (path, position), and return its entry of a commit request."""
-        listed_positions = sorted(positions)
+        """Write a file that deletes rows at (path, position), and return its entry of a commit request.
+
+        With `has_path_bounds`, the entry names the data file. Then all positions must be of this file.
+        """
+        sorted_positions = sorted(positions)
         path = self._create_path("-deletes.parquet")
-        spots = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}
-        spots |= {POSITION_ID: ("pos", pa.array([index for _, index in listed_positions], pa.int64()))}
-        write_parquet(path, spots)
-        low, high = listed_positions[0][0].encode().hex(), listed_positions[-1][0].encode().hex()
+        data_paths = pa.array([data_path for data_path, _ in sorted_positions], pa.string())
+        row_positions = pa.array([position for _, position in sorted_positions], pa.int64())
+        delete_columns = {PATH_ID: ("file_path", data_paths), POSITION_ID: ("pos", row_positions)}
+        write_parquet(path, delete_columns)
+        (first_path, _), (last_path, _) = sorted_positions[0], sorted_positions[-1]
         return {
             "content": "position-deletes",
             "file-path": f"file://{path}",
             "file-format": "parquet",
             "spec-id": 0,
             "partition": self._build_partition(part),
-            "record-count": len(listed_positions),
+            "record-count": len(sorted_positions),
             "file-size-in-bytes": path.stat().st_size,
-            "lower-bounds": {"keys": [PATH_ID], "values": [low]},
-            "upper-bounds": {"keys": [PATH_ID], "values": [high]},
-            **({"referenced-data-file": listed_positions[0][0]} if has_path_bounds else {}),
+            "lower-bounds": {"keys": [PATH_ID], "values": [first_path.encode().hex()]},
+            "upper-bounds": {"keys": [PATH_ID], "values": [last_path.encode().hex()]},
+            **({"referenced-data-file": first_path} if has_path_bounds else {}),
         }
 
     def write_vectors(self, positions: Mapping[str, Iterable[int]], part: int | None = None) -> list[dict[str, Any]]:
-        """Return a Puffin file with a deletion vector for each data file."""
+        """Write a Puffin file with a deletion vector for each data file, and return the entries of a commit request."""
         path = self._create_path("-dv.puffin")
-        data, results = b"PFA1", []
-        for name, rows in positions.items():
-            blob = encode_vector(rows)
-            results.append((name, len(set(rows)), len(data), len(blob)))
+        data, vectors = b"PFA1", []
+        for data_path, deleted_positions in positions.items():
+            blob = encode_vector(deleted_positions)
+            vectors.append((data_path, len(set(deleted_positions)), len(data), len(blob)))
             data += blob
         data += b"{}"
         path.write_bytes(data)
@@ -178,15 +183,15 @@ class CommitTable:
                 "partition": self._build_partition(part),
                 "record-count": count,
                 "file-size-in-bytes": len(data),
-                "referenced-data-file": name,
+                "referenced-data-file": data_path,
                 "content-offset": offset,
                 "content-size-in-bytes": length,
             }
-            for name, count, offset, length in results
+            for data_path, count, offset, length in vectors
         ]
 
     def write_equality_deletes(self, ids: Sequence[int], part: int | None = None) -> dict[str, Any]:
-        """Return an equality delete file for the rows with these ids."""
+        """Write a file that deletes the rows with these ids, and return its entry of a commit request."""
         path = self._create_path("-equality.parquet")
         write_parquet(path, {1: ("id", pa.array(list(ids), pa.int64()))})
         return {
@@ -202,22 +207,26 @@ class CommitTable:
 
 
 def _build_metrics(columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return count and exact bounds of each column."""
-    counts: dict[int, int] = {}
-    nulls: dict[int, int] = {}
-    lower: dict[int, str] = {}
-    upper: dict[int, str] = {}
-    for (number, _, _, kind), column in zip(FIELDS, columns, strict=True):
-        counts[number], nulls[number] = len(column), sum(value is None for value in column)
+    """Return the counts of values and of nulls, and the exact bounds, of each column."""
+    value_counts: dict[int, int] = {}
+    null_counts: dict[int, int] = {}
+    lower_bounds: dict[int, str] = {}
+    upper_bounds: dict[int, str] = {}
+    for (field_id, _, _, kind), column in zip(FIELDS, columns, strict=True):
+        value_counts[field_id], null_counts[field_id] = len(column), sum(value is None for value in column)
         present_values = [value for value in column if value is not None]
         if present_values:
-            lower[number], upper[number] = (
+            lower_bounds[field_id], upper_bounds[field_id] = (
                 _encode_hex(kind, min(present_values)),
                 _encode_hex(kind, max(present_values)),
             )
-    return {name: {"keys": list(values), "values": list(values.values())} for name, values in (
-        ("value-counts", counts), ("null-value-counts", nulls), ("lower-bounds", lower), ("upper-bounds", upper),
-    )}  # fmt: skip
+    metrics: dict[str, dict[int, Any]] = {
+        "value-counts": value_counts,
+        "null-value-counts": null_counts,
+        "lower-bounds": lower_bounds,
+        "upper-bounds": upper_bounds,
+    }
+    return {name: {"keys": list(values), "values": list(values.values())} for name, values in metrics.items()}
 
 
 def _encode_hex(kind: str, value: Any) -> str:

@@ -16,8 +16,11 @@ from typing import Any
 from tests.commits.lake import BY_PART, CommitTable, Row
 
 PARTS = (0, 1, 2)
-BLIND = ("append", "equality", "overwrite")
+BLIND_KINDS = ("append", "equality", "overwrite")
+"""Kinds of changes that do not depend on rows that were read."""
+
 READING_KINDS = ("delete", "update", "update", "count", "compact")
+"""Kinds of changes that depend on rows that were read. Updates are drawn twice as often as each other kind."""
 
 
 @dataclass
@@ -31,7 +34,8 @@ class StoredFile:
     vector: dict[str, Any] | None = None
 
     @property
-    def live(self) -> list[tuple[int, Row]]:
+    def live_rows(self) -> list[tuple[int, Row]]:
+        """(position, row) of each row that is not deleted."""
         return [(index, row) for index, row in enumerate(self.rows) if index not in self.deleted_positions]
 
 
@@ -39,7 +43,9 @@ class StoredFile:
 class Change:
     """A change of `kind` to the rows of `part` whose id is in `ids`.
 
-    `effect` is the way in which an engine writes it, and `scope` is what it states about its reads.
+    `effect` is the way in which an engine writes a delete or update: it rewrites the files ("rewrite"), or adds
+    deletion vectors ("vectors") or position deletes that name their data file ("named") or do not ("unnamed"). `scope`
+    is what the engine states about its reads.
     """
 
     kind: str
@@ -51,14 +57,16 @@ class Change:
     number: int
 
     def matches(self, row: Row) -> bool:
-        return row[1] == self.part and row[0] in self.ids
+        row_id, part, _ = row
+        return part == self.part and row_id in self.ids
 
     @property
     def inserted_rows(self) -> list[Row]:
-        return [(item, self.part, f"new{self.number}") for item in sorted(self.ids)]
+        return [(row_id, self.part, f"new{self.number}") for row_id in sorted(self.ids)]
 
     def update_row(self, row: Row) -> Row:
-        return (row[0], row[1], f"{row[2]}+{self.number}")
+        row_id, part, value = row
+        return (row_id, part, f"{value}+{self.number}")
 
     def apply(self, rows: Iterable[Row]) -> list[Row]:
         """Return the rows after the change."""
@@ -70,24 +78,26 @@ class Change:
         if self.kind == "update":
             return [self.update_row(row) if self.matches(row) else row for row in old_rows]
         if self.kind == "count":
+            # The added row depends on the rows that the change has read.
             return [*old_rows, (1000 + sum(map(self.matches, old_rows)), self.part, f"count{self.number}")]
         if self.kind == "overwrite":
-            return [row for row in old_rows if row[1] != self.part] + self.inserted_rows
+            return [(row_id, part, value) for row_id, part, value in old_rows if part != self.part] + self.inserted_rows
         assert self.kind == "compact"
         return old_rows
 
     @property
-    def blind(self) -> bool:
-        return self.kind in BLIND
+    def is_blind(self) -> bool:
+        """Whether the change does not depend on rows that were read."""
+        return self.kind in BLIND_KINDS
 
 
 def draw_change(rng: random.Random, version: int, number: int, parts: tuple[int, ...]) -> Change:
-    hows = ["rewrite", "vectors"] if version == 3 else ["rewrite", "named", "unnamed"]
+    effects = ["rewrite", "vectors"] if version == 3 else ["rewrite", "named", "unnamed"]
     return Change(
-        kind=rng.choice((*BLIND, *READING_KINDS) if number == 1 or rng.random() < 0.2 else READING_KINDS),
+        kind=rng.choice((*BLIND_KINDS, *READING_KINDS) if number == 1 or rng.random() < 0.2 else READING_KINDS),
         part=rng.choice(parts),
         ids=frozenset(rng.sample(range(6), rng.randint(1, 4))),
-        effect=rng.choice(hows),
+        effect=rng.choice(effects),
         scope=rng.choice(["partitions", "filter", "ids", "all"]),
         isolation=rng.choice(["serializable", "snapshot"]),
         number=number,
@@ -102,8 +112,8 @@ class ConcurrentChanges:
     version: int
     base: dict[str, StoredFile]
     snapshot_id: int
-    first: Change
-    second: Change
+    first_change: Change
+    second_change: Change
 
     @staticmethod
     async def make(api: Any, seed: int, name: str) -> ConcurrentChanges:
@@ -113,17 +123,18 @@ class ConcurrentChanges:
         lake = await CommitTable.create(api, name, version=version, spec=BY_PART)
         base: dict[str, StoredFile] = {}
         snapshot_id = 0
-        for _ in range(rng.randint(1, 3)):
+        for _ in range(rng.randint(1, 3)):  # Each round is a commit of the base.
             added_files = []
             for _ in range(rng.randint(1, 3)):
                 part = rng.choice(PARTS)
-                rows = [(item, part, f"r{rng.randrange(10**6)}") for item in rng.sample(range(6), rng.randint(1, 4))]
+                row_ids = rng.sample(range(6), rng.randint(1, 4))
+                rows = [(row_id, part, f"r{rng.randrange(10**6)}") for row_id in row_ids]
                 data = lake.write_data_file(rows)
                 base[data["file-path"]] = StoredFile(data["file-path"], part, rows)
                 added_files.append(data)
             snapshot_id = (await lake.commit({"add": added_files}))["snapshot-id"]
         if rng.random() < 0.6:
-            snapshot_id = await _delete_random_rows(lake, base, version, snapshot_id, rng)
+            snapshot_id = await _delete_random_row(lake, base, version, snapshot_id, rng)
         changes: list[Change] = []
         for number in (1, 2):
             # There are few ids, so that the changes usually overlap.
@@ -135,7 +146,7 @@ class ConcurrentChanges:
         return ConcurrentChanges(lake, version, base, snapshot_id, *changes)
 
     def list_rows(self) -> list[Row]:
-        return [row for item in self.base.values() for _, row in item.live]
+        return [row for file in self.base.values() for _, row in file.live_rows]
 
     def build_body(self, change: Change) -> dict[str, Any]:
         """Return the change as an engine that read the base would send it."""
@@ -145,24 +156,25 @@ class ConcurrentChanges:
         """Return the rows that a reader may see when both changes are committed, or an empty list if both must
         not be.
         """
-        base, first, second = self.list_rows(), self.first, self.second
-        if second.isolation == "snapshot" and not second.blind:
+        base, first, second = self.list_rows(), self.first_change, self.second_change
+        if second.isolation == "snapshot" and not second.is_blind:
             return self._list_snapshot_isolation_results()
         return [Counter(second.apply(first.apply(base))), Counter(first.apply(second.apply(base)))]
 
     def _list_snapshot_isolation_results(self) -> list[Counter[Row]]:
         base = Counter(self.list_rows())
-        counts, second_count = Counter(self.first.apply(self.list_rows())), Counter(self.second.apply(self.list_rows()))
-        first_removals, second_removals = base - counts, base - second_count
-        both_write = first_removals & second_removals
-        if both_write and (counts - base or second_count - base):
+        after_first = Counter(self.first_change.apply(self.list_rows()))
+        after_second = Counter(self.second_change.apply(self.list_rows()))
+        first_removals, second_removals = base - after_first, base - after_second
+        removed_by_both = first_removals & second_removals
+        if removed_by_both and (after_first - base or after_second - base):
             return []
-        return [base - (first_removals | second_removals) + (counts - base) + (second_count - base)]
+        return [base - (first_removals | second_removals) + (after_first - base) + (after_second - base)]
 
     def must_commit(self) -> bool:
         """Return True if the server must accept the second change."""
-        first, second = self.first, self.second
-        if second.blind:
+        first, second = self.first_change, self.second_change
+        if second.is_blind:
             return True
         is_disjoint = first.part != second.part
         is_scoped = second.scope != "all" or second.isolation == "snapshot" or second.kind == "compact"
@@ -173,32 +185,31 @@ class ConcurrentChanges:
 
 
 def _changes_rows(change: Change, base: dict[str, StoredFile]) -> bool:
-    live_rows = [row for item in base.values() if item.part == change.part for _, row in item.live]
+    live_rows = [row for file in base.values() if file.part == change.part for _, row in file.live_rows]
     if change.kind in ("delete", "update"):
         return any(map(change.matches, live_rows))
     return change.kind != "compact" or bool(live_rows)
 
 
-async def _delete_random_rows(
+async def _delete_random_row(
     lake: CommitTable, base: dict[str, StoredFile], version: int, snapshot_id: int, rng: random.Random
 ) -> int:
-    choice = rng.choice(list(base.values()))
-    choice.deleted_positions = {rng.randrange(len(choice.rows))}
+    """Delete one row of a random file of the base, and return the id of the new snapshot."""
+    file = rng.choice(list(base.values()))
+    file.deleted_positions = {rng.randrange(len(file.rows))}
     if version == 3:
-        (choice.vector,) = lake.write_vectors({choice.path: choice.deleted_positions}, choice.part)
-        added_files = [choice.vector]
+        (file.vector,) = lake.write_vectors({file.path: file.deleted_positions}, file.part)
+        added_files = [file.vector]
     else:
-        added_files = [
-            lake.write_position_deletes([(choice.path, index) for index in choice.deleted_positions], choice.part)
-        ]
+        added_files = [lake.write_position_deletes([(file.path, index) for index in file.deleted_positions], file.part)]
     answer = await lake.commit({"add": added_files, "read-snapshot-id": snapshot_id})
-    actual_snapshot_id: int = answer["snapshot-id"]
-    return actual_snapshot_id
+    new_snapshot_id: int = answer["snapshot-id"]
+    return new_snapshot_id
 
 
 def _describe_reads(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
     """Return the part of the request that states what the change has read."""
-    if change.blind:
+    if change.is_blind:
         return {}
     document: dict[str, Any] = {"read-snapshot-id": case.snapshot_id, "isolation": change.isolation}
     if change.kind == "compact":
@@ -221,7 +232,7 @@ def _append(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
 
 
 def _append_counted_rows(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
-    new_rows = [row for row in change.apply(case.list_rows()) if row[2] == f"count{change.number}"]
+    new_rows = [row for row in change.apply(case.list_rows()) if row[-1] == f"count{change.number}"]
     return {"add": [case.lake.write_data_file(new_rows)]}
 
 
@@ -234,49 +245,51 @@ def _delete_by_equality(case: ConcurrentChanges, change: Change) -> dict[str, An
 
 
 def _compact(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
-    part_files = [item for item in case.base.values() if item.part == change.part]
-    rows = [row for item in part_files for _, row in item.live]
-    return {"add": [case.lake.write_data_file(rows)], "remove": [{"file-path": item.path} for item in part_files]}
+    part_files = [file for file in case.base.values() if file.part == change.part]
+    rows = [row for file in part_files for _, row in file.live_rows]
+    return {"add": [case.lake.write_data_file(rows)], "remove": [{"file-path": file.path} for file in part_files]}
 
 
 def _rewrite_files(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
-    """Return the request of a delete or update: copy-on-write, or position deletes."""
-    touched_files = [item for item in case.base.values() if any(change.matches(row) for _, row in item.live)]
-    update = change.kind == "update"
+    """Return the request of a delete or update, written in the way that `change.effect` names."""
+    matching_files = [file for file in case.base.values() if any(change.matches(row) for _, row in file.live_rows)]
+    is_update = change.kind == "update"
     if change.effect == "rewrite":
         kept_rows = [
             change.update_row(row) if change.matches(row) else row
-            for item in touched_files
-            for _, row in item.live
-            if update or not change.matches(row)
+            for file in matching_files
+            for _, row in file.live_rows
+            if is_update or not change.matches(row)
         ]
         return {
             "add": [case.lake.write_data_file(kept_rows)] if kept_rows else [],
-            "remove": [{"file-path": item.path} for item in touched_files],
+            "remove": [{"file-path": file.path} for file in matching_files],
         }
-    hit_positions = {item.path: {index for index, row in item.live if change.matches(row)} for item in touched_files}
+    positions_by_path = {
+        file.path: {index for index, row in file.live_rows if change.matches(row)} for file in matching_files
+    }
     new_rows = (
-        [change.update_row(row) for item in touched_files for _, row in item.live if change.matches(row)]
-        if update
+        [change.update_row(row) for file in matching_files for _, row in file.live_rows if change.matches(row)]
+        if is_update
         else []
     )
     added_files: list[Any] = [case.lake.write_data_file(new_rows)] if new_rows else []
     removed_files: list[Any] = []
     if change.effect == "vectors":
-        merged_positions = {item.path: hit_positions[item.path] | item.deleted_positions for item in touched_files}
+        merged_positions = {file.path: positions_by_path[file.path] | file.deleted_positions for file in matching_files}
         added_files += case.lake.write_vectors(merged_positions, change.part)
-        for item in touched_files:
-            if item.vector is not None:
-                offset = item.vector["content-offset"]
-                removed_files.append({"file-path": item.vector["file-path"], "content-offset": offset})
+        for file in matching_files:
+            if file.vector is not None:
+                offset = file.vector["content-offset"]
+                removed_files.append({"file-path": file.vector["file-path"], "content-offset": offset})
     elif change.effect == "named":
         added_files += [
-            case.lake.write_position_deletes([(path, index) for index in spots], change.part, has_path_bounds=True)
-            for path, spots in hit_positions.items()
+            case.lake.write_position_deletes([(path, index) for index in positions], change.part, has_path_bounds=True)
+            for path, positions in positions_by_path.items()
         ]
     else:
-        pairs = [(path, index) for path, spots in hit_positions.items() for index in spots]
-        added_files.append(case.lake.write_position_deletes(pairs, change.part))
+        paths_and_positions = [(path, index) for path, positions in positions_by_path.items() for index in positions]
+        added_files.append(case.lake.write_position_deletes(paths_and_positions, change.part))
     return {"add": added_files, "remove": removed_files}
 
 

@@ -20,6 +20,10 @@ import pyroaring
 Row = tuple[Any, ...]
 NAMES = ("id", "part", "value")
 
+# Values of the specification, for the content of a file and for the status of an entry.
+_DATA, _POSITION_DELETES, _EQUALITY_DELETES = 0, 1, 2
+_EXISTING, _ADDED, _DELETED = 0, 1, 2
+
 
 @dataclass(frozen=True)
 class PlannedFile:
@@ -51,8 +55,9 @@ def read_avro(location: str) -> list[dict[str, Any]]:
 
 
 def find_snapshot(metadata: dict[str, Any], snapshot_id: int | None = None) -> dict[str, Any] | None:
-    expected = metadata.get("current-snapshot-id") if snapshot_id is None else snapshot_id
-    return next((item for item in metadata.get("snapshots", []) if item["snapshot-id"] == expected), None)
+    wanted_id = metadata.get("current-snapshot-id") if snapshot_id is None else snapshot_id
+    snapshots = metadata.get("snapshots", [])
+    return next((snapshot for snapshot in snapshots if snapshot["snapshot-id"] == wanted_id), None)
 
 
 def read_manifests(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
@@ -64,18 +69,18 @@ def read_entries(manifest: dict[str, Any]) -> list[PlannedFile]:
 
     See the spec, "Sequence Number Inheritance" and "First Row ID Inheritance".
     """
-    results = []
+    planned_files = []
     next_row_id = manifest.get("first_row_id")
     for entry in read_avro(manifest["manifest_path"]):
         file = entry["data_file"]
         sequence = entry.get("sequence_number")
         if sequence is None:
-            assert entry["status"] == 1 or "sequence_number" not in entry
+            assert entry["status"] == _ADDED or "sequence_number" not in entry
             sequence = manifest.get("sequence_number", 0)
-        row_id = file.get("first_row_id")
-        if row_id is None and next_row_id is not None and entry["status"] != 2:
-            row_id, next_row_id = next_row_id, next_row_id + file["record_count"]
-        results.append(
+        first_row_id = file.get("first_row_id")
+        if first_row_id is None and next_row_id is not None and entry["status"] != _DELETED:
+            first_row_id, next_row_id = next_row_id, next_row_id + file["record_count"]
+        planned_files.append(
             PlannedFile(
                 content=file.get("content", 0),
                 path=file["file_path"],
@@ -84,7 +89,7 @@ def read_entries(manifest: dict[str, Any]) -> list[PlannedFile]:
                 sequence=sequence,
                 records=file["record_count"],
                 size=file["file_size_in_bytes"],
-                first_row_id=row_id,
+                first_row_id=first_row_id,
                 referenced_path=file.get("referenced_data_file"),
                 offset=file.get("content_offset"),
                 length=file.get("content_size_in_bytes"),
@@ -93,31 +98,37 @@ def read_entries(manifest: dict[str, Any]) -> list[PlannedFile]:
                 snapshot_id=entry["snapshot_id"] or manifest["added_snapshot_id"],
             )
         )
-    return results
+    return planned_files
 
 
 def list_live_files(snapshot: dict[str, Any] | None) -> list[PlannedFile]:
     if snapshot is None:
         return []
-    return [entry for manifest in read_manifests(snapshot) for entry in read_entries(manifest) if entry.status != 2]
+    entries = [entry for manifest in read_manifests(snapshot) for entry in read_entries(manifest)]
+    return [entry for entry in entries if entry.status != _DELETED]
+
+
+def read_snapshot_ids(snapshot: dict[str, Any] | None) -> list[Any]:
+    """Return the ids of the rows that a reader sees, in order."""
+    return sorted(row_id for row_id, *_ in read_snapshot_rows(snapshot))
 
 
 def read_snapshot_rows(snapshot: dict[str, Any] | None) -> list[Row]:
     """Return the rows that a reader sees, in order."""
     files = list_live_files(snapshot)
-    deletes = [file for file in files if file.content != 0]
+    deletes = [file for file in files if file.content != _DATA]
     rows: list[Row] = []
     for file in files:
-        if file.content != 0:
+        if file.content != _DATA:
             continue
         table = pq.read_table(to_local_path(file.path))
         file_rows = list(zip(*(table.column(name).to_pylist() for name in NAMES), strict=True))
-        removed_ids: set[int] = set()
+        deleted_positions: set[int] = set()
         vectors = [delete for delete in deletes if delete.offset is not None and delete.referenced_path == file.path]
         assert len(vectors) <= 1, f"{file.path} has {len(vectors)} deletion vectors"
         for delete in deletes:
-            removed_ids |= _find_deleted(delete, file, file_rows, bool(vectors))
-        rows += [row for index, row in enumerate(file_rows) if index not in removed_ids]
+            deleted_positions |= _find_deleted(delete, file, file_rows, bool(vectors))
+        rows += [row for index, row in enumerate(file_rows) if index not in deleted_positions]
     return sorted(rows, key=repr)
 
 
@@ -130,8 +141,9 @@ def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], 
             return set()
         assert delete.length is not None
         blob = path.read_bytes()[delete.offset : delete.offset + delete.length]
-        return set(pyroaring.BitMap64.deserialize(blob[8:-4]))
-    if delete.content == 1:
+        bitmap = blob[8:-4]  # Without the length and the magic number before it, and the checksum after it.
+        return set(pyroaring.BitMap64.deserialize(bitmap))
+    if delete.content == _POSITION_DELETES:
         if not has_same_partition or has_vector or delete.sequence < file.sequence:
             return set()
         table = pq.read_table(path)
@@ -140,26 +152,26 @@ def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], 
     if delete.sequence <= file.sequence or not (has_same_partition or not delete.partition):
         return set()
     keys = set(pq.read_table(path).column("id").to_pylist())
-    return {index for index, row in enumerate(file_rows) if row[0] in keys}
+    return {index for index, (row_id, *_) in enumerate(file_rows) if row_id in keys}
 
 
 def check_snapshots(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:
-    """Check the invariants of every snapshot that the server made."""
+    """Check the invariants of one snapshot, by default the current one, as for every snapshot that the server made."""
     snapshot = find_snapshot(metadata, snapshot_id)
     assert snapshot is not None
     manifests = read_manifests(snapshot)
     assert len({manifest["manifest_path"] for manifest in manifests}) == len(manifests)
-    by_manifest = [(manifest, read_entries(manifest)) for manifest in manifests]
-    for manifest, entries in by_manifest:
+    manifests_and_entries = [(manifest, read_entries(manifest)) for manifest in manifests]
+    for manifest, entries in manifests_and_entries:
         assert to_local_path(manifest["manifest_path"]).stat().st_size == manifest["manifest_length"]
         counts = Counter(entry.status for entry in entries)
         actual = [manifest[f"{name}_files_count"] for name in ("existing", "added", "deleted")]
-        assert actual == [counts[0], counts[1], counts[2]], manifest["manifest_path"]
-        assert {entry.content != 0 for entry in entries} <= {manifest.get("content", 0) != 0}
-        live_sequences = [entry.sequence for entry in entries if entry.status != 2]
+        assert actual == [counts[_EXISTING], counts[_ADDED], counts[_DELETED]], manifest["manifest_path"]
+        assert {entry.content != _DATA for entry in entries} <= {manifest.get("content", 0) != 0}
+        live_sequences = [entry.sequence for entry in entries if entry.status != _DELETED]
         assert not live_sequences or manifest.get("min_sequence_number", 0) <= min(live_sequences)
-        assert all(entry.snapshot_id == manifest["added_snapshot_id"] for entry in entries if entry.status == 1)
-    live_entries = [entry for _, entries in by_manifest for entry in entries if entry.status != 2]
+        assert all(entry.snapshot_id == manifest["added_snapshot_id"] for entry in entries if entry.status == _ADDED)
+    live_entries = [entry for _, entries in manifests_and_entries for entry in entries if entry.status != _DELETED]
     assert len({(entry.path, entry.offset) for entry in live_entries}) == len(live_entries)
     _check_totals(snapshot["summary"], live_entries)
     if metadata["format-version"] >= 3:
@@ -167,27 +179,27 @@ def check_snapshots(metadata: dict[str, Any], snapshot_id: int | None = None) ->
 
 
 def _check_totals(summary: dict[str, str], live_files: list[PlannedFile]) -> None:
-    data = [item for item in live_files if item.content == 0]
-    deletes = [item for item in live_files if item.content != 0]
+    data_files = [file for file in live_files if file.content == _DATA]
+    deletes = [file for file in live_files if file.content != _DATA]
     expected = {
-        "total-data-files": len(data),
-        "total-records": sum(item.records for item in data),
+        "total-data-files": len(data_files),
+        "total-records": sum(file.records for file in data_files),
         "total-delete-files": len(deletes),
-        "total-position-deletes": sum(delete.records for delete in deletes if delete.content == 1),
-        "total-equality-deletes": sum(delete.records for delete in deletes if delete.content == 2),
-        "total-files-size": sum(item.size if item.length is None else item.length for item in live_files),
+        "total-position-deletes": sum(delete.records for delete in deletes if delete.content == _POSITION_DELETES),
+        "total-equality-deletes": sum(delete.records for delete in deletes if delete.content == _EQUALITY_DELETES),
+        "total-files-size": sum(file.size if file.length is None else file.length for file in live_files),
     }
     assert {name: summary.get(name) for name in expected} == {name: str(value) for name, value in expected.items()}
 
 
 def _check_row_ids(metadata: dict[str, Any], snapshot: dict[str, Any], live_files: list[PlannedFile]) -> None:
-    spans = []
-    for item in live_files:
-        if item.content == 0:
-            assert item.first_row_id is not None, item.path
-            spans.append((item.first_row_id, item.first_row_id + item.records))
-    spans.sort()
-    for previous_span, span in pairwise(spans):
-        assert previous_span[1] <= span[0], "two rows have the same id"
-    assert all(end <= metadata["next-row-id"] for _, end in spans)
+    id_ranges = []
+    for file in live_files:
+        if file.content == _DATA:
+            assert file.first_row_id is not None, file.path
+            id_ranges.append((file.first_row_id, file.first_row_id + file.records))
+    id_ranges.sort()
+    for (_, previous_end), (start, _) in pairwise(id_ranges):
+        assert previous_end <= start, "two rows have the same id"
+    assert all(end <= metadata["next-row-id"] for _, end in id_ranges)
     assert snapshot["first-row-id"] + snapshot["added-rows"] <= metadata["next-row-id"]

@@ -137,15 +137,15 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         files = [lake.write_data_file([(number, 0, "a"), (number, 1, "b")]) for number in range(4)]
-        places = [file["file-path"] for file in files]
+        paths = [file["file-path"] for file in files]
         first_snapshot_id = (await lake.commit({"add": files}))["snapshot-id"]
-        deletes = [lake.write_position_deletes([(place, 0)], has_path_bounds=True) for place in places[:2]]
+        deletes = [lake.write_position_deletes([(path, 0)], has_path_bounds=True) for path in paths[:2]]
         second_snapshot_id = (await lake.commit({"add": deletes, "read-snapshot-id": first_snapshot_id}))["snapshot-id"]
         small_file = lake.write_data_file([(0, 1, "b")])
         answer = await lake.commit(
             {
                 "add": [small_file],
-                "remove": [{"file-path": places[0]}],
+                "remove": [{"file-path": paths[0]}],
                 "operation": "replace",
                 "read-snapshot-id": second_snapshot_id,
             }
@@ -154,54 +154,54 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         in_filter = {"type": "in", "term": "id", "values": [0, 1]}
         await lake.commit({"add": [lake.write_equality_deletes([7])], "read-snapshot-id": second_snapshot_id})
         wide_filter = {"type": "lt", "term": "id", "value": 100}
-        star_table = {"add": [lake.write_data_file([(5, 5, "c")])]}
-        head = (await lake.commit(star_table))["snapshot-id"]
-        await lake.commit({"remove": [{"file-path": places[2]}], "read-snapshot-id": head})
-        removal = {
+        append_request = {"add": [lake.write_data_file([(5, 5, "c")])]}
+        head = (await lake.commit(append_request))["snapshot-id"]
+        await lake.commit({"remove": [{"file-path": paths[2]}], "read-snapshot-id": head})
+        overlapping_change = {
             "read-snapshot-id": head,
             "add": [lake.write_data_file([(8, 8, "d")])],
             "scope": {"filter": wide_filter},
         }
         for body, status in (
-            ({"remove": [{"file-path": places[3]}], "scope": {"filter": in_filter}}, 409),
-            ({"remove": [{"file-path": places[0]}]}, 409),
-            ({"remove": [{"file-path": f"{places[0]}x"}]}, 409),
-            ({"add": [lake.write_position_deletes([(f"{places[0]}x", 0)], has_path_bounds=True)]}, 409),
-            (star_table | {"replace": {"filter": {"type": "eq", "term": "id", "value": 50}}}, 409),
+            ({"remove": [{"file-path": paths[3]}], "scope": {"filter": in_filter}}, 409),
+            ({"remove": [{"file-path": paths[0]}]}, 409),
+            ({"remove": [{"file-path": f"{paths[0]}x"}]}, 409),
+            ({"add": [lake.write_position_deletes([(f"{paths[0]}x", 0)], has_path_bounds=True)]}, 409),
+            (append_request | {"replace": {"filter": {"type": "eq", "term": "id", "value": 50}}}, 409),
             ({"add": [lake.write_data_file([(6, 6, "c")])], "replace": {"filter": wide_filter}}, 409),
-            ({"add": [lake.write_position_deletes([(place, 1)], has_path_bounds=True) for place in places]}, 409),
-            (star_table, 409),
-            (removal, 409),
+            ({"add": [lake.write_position_deletes([(path, 1)], has_path_bounds=True) for path in paths]}, 409),
+            (append_request, 409),
+            (overlapping_change, 409),
         ):
             answer = await lake.send({"read-snapshot-id": first_snapshot_id, **body})
             assert answer.status == status, (body, answer.raw)
-    for name, thread in threads.items():
-        assert thread, name
-        assert threading.get_ident() not in thread, name
+    for name, thread_ids in threads.items():
+        assert thread_ids, name
+        assert threading.get_ident() not in thread_ids, name
 
 
 async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Freeing 200,000 files took a tenth of a second of the event loop's time after the answer."""
-    freed_ids: list[int] = []
+    freed_lengths: list[int] = []
     threads: set[int] = set()
     drop_contents = fair_lock._drop_contents
 
-    def note_thread(contents: list[Any]) -> None:
+    def record_thread(contents: list[Any]) -> None:
         threads.add(threading.get_ident())
-        freed_ids.extend(map(len, contents))
+        freed_lengths.extend(map(len, contents))
         drop_contents(contents)
         assert contents == []
 
-    monkeypatch.setattr(fair_lock, "_drop_contents", note_thread)
+    monkeypatch.setattr(fair_lock, "_drop_contents", record_thread)
     monkeypatch.setattr(fair_lock, "FREED_IN_LOOP_MAX", 3)
     monkeypatch.setattr(bodies, "QUICK_BYTES", 10)
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         await lake.commit({"add": [lake.write_data_file([(number, 1, "a")]) for number in range(5)]})
-        await until(lambda: len(freed_ids) == 3)
-    assert freed_ids == [5, 5, 5], "three lists are freed: sent files, decoded files, and file names"
+        await until(lambda: len(freed_lengths) == 3)
+    assert freed_lengths == [5, 5, 5], "three lists are freed: sent files, decoded files, and file names"
     assert threading.get_ident() not in threads
 
 
@@ -222,7 +222,7 @@ async def test_freed_objects_have_no_other_references(monkeypatch: pytest.Monkey
     fair_lock.free_later(*arguments)
     arguments.clear()
     await until(lambda: len(threads) == 10)
-    assert threads.count(threading.get_ident()) == 1
+    assert threads.count(threading.get_ident()) == 1, "only the object of the short argument is freed at once"
 
 
 async def test_encoded_bytes_that_wait_for_the_disk_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from seamark.metaserver.commit.changes.commit_priority import CommitPriority
 
-T = "table"
+TABLE = "table"
 A, B, C = ("a", "1"), ("b", "2"), ("c", "3")
+"""Three changes."""
 
 
-def record_collisions(priority: CommitPriority, change: tuple[str, str], *times: float, table: str = T) -> None:
+def record_collisions(priority: CommitPriority, change: tuple[str, str], *times: float, table: str = TABLE) -> None:
     for now_s in times:
         priority.record_collision(table, change, now_s)
 
@@ -19,12 +20,12 @@ def record_collisions(priority: CommitPriority, change: tuple[str, str], *times:
 def test_priority_is_earned_by_collisions_and_ends_with_the_change() -> None:
     priority = CommitPriority(after=3, longest_s=10.0)
     record_collisions(priority, A, 0.0, 0.5)
-    assert priority.find_holder(T, 0.5) is None
+    assert priority.find_holder(TABLE, 0.5) is None
     record_collisions(priority, A, 1.0)
-    assert priority.find_holder(T, 1.0) == (A, 4.0), "the priority lasts as long as one attempt takes"
+    assert priority.find_holder(TABLE, 1.0) == (A, 4.0), "the priority lasts as long as one attempt takes"
     assert priority.find_holder("another", 1.0) is None
-    priority.release(T, A, 2.0)
-    assert priority.find_holder(T, 2.0) is None
+    priority.release(TABLE, A, 2.0)
+    assert priority.find_holder(TABLE, 2.0) is None
 
 
 def test_change_that_has_waited_longest_is_next() -> None:
@@ -33,13 +34,13 @@ def test_change_that_has_waited_longest_is_next() -> None:
     record_collisions(priority, A, 0.5, 1.0)
     record_collisions(priority, C, 0.6, 1.1)
     record_collisions(priority, B, 1.2)
-    assert priority.find_holder(T, 1.3) == (A, 1.0 + 4.0 - 1.3)
-    priority.release(T, A, 1.4)
-    holder = priority.find_holder(T, 1.4)
+    assert priority.find_holder(TABLE, 1.3) == (A, 1.0 + 4.0 - 1.3), "the priority lasts from 1.0 on for 4 s"
+    priority.release(TABLE, A, 1.4)
+    holder = priority.find_holder(TABLE, 1.4)
     assert holder is not None
     assert holder[0] == B
-    priority.release(T, B, 1.5)
-    holder = priority.find_holder(T, 1.5)
+    priority.release(TABLE, B, 1.5)
+    holder = priority.find_holder(TABLE, 1.5)
     assert holder is not None
     assert holder[0] == C
 
@@ -47,18 +48,18 @@ def test_change_that_has_waited_longest_is_next() -> None:
 def test_unused_priority_ends_and_the_table_pauses() -> None:
     priority = CommitPriority(after=1, longest_s=2.0)
     record_collisions(priority, A, 0.0)
-    assert priority.find_holder(T, 1.9) is not None
-    assert priority.find_holder(T, 2.0) is None
+    assert priority.find_holder(TABLE, 1.9) is not None
+    assert priority.find_holder(TABLE, 2.0) is None
     record_collisions(priority, A, 2.1, 10.0, 21.0)
-    assert priority.find_holder(T, 21.0) is None
+    assert priority.find_holder(TABLE, 21.0) is None
     record_collisions(priority, A, 22.1)
-    assert priority.find_holder(T, 22.1) is not None
+    assert priority.find_holder(TABLE, 22.1) is not None
 
 
 def test_no_change_has_priority_with_length_0() -> None:
     priority = CommitPriority(after=1, longest_s=0.0)
     record_collisions(priority, A, 0.0, 1.0, 2.0)
-    assert priority.find_holder(T, 2.0) is None
+    assert priority.find_holder(TABLE, 2.0) is None
 
 
 def test_change_that_is_not_repeated_is_forgotten() -> None:
@@ -66,4 +67,4 @@ def test_change_that_is_not_repeated_is_forgotten() -> None:
     record_collisions(priority, A, 0.0)
     record_collisions(priority, B, 200.0)
     record_collisions(priority, A, 201.0)
-    assert priority.find_holder(T, 201.0) is None
+    assert priority.find_holder(TABLE, 201.0) is None

@@ -18,23 +18,23 @@ SEED = first_seed("COMMIT_SEED")
 
 
 async def _commit_pair(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
-    """Commit two changes of one snapshot, and check the rows or the refusal against the model."""
+    """Commit two changes of one snapshot, and check the rows or the rejection against the model."""
     case = await ConcurrentChanges.make(api, seed, name)
-    label = f"COMMIT_SEED={seed} {case.first} {case.second}"
-    bodies = [case.build_body(case.first), case.build_body(case.second)]
-    first_answer = await case.lake.send(bodies[0])
+    label = f"COMMIT_SEED={seed} {case.first_change} {case.second_change}"
+    first_body, second_body = case.build_body(case.first_change), case.build_body(case.second_change)
+    first_answer = await case.lake.send(first_body)
     assert first_answer.status == 200, (label, first_answer.raw)
-    second_answer = await case.lake.send(bodies[1])
+    second_answer = await case.lake.send(second_body)
     metadata = await case.lake.read_metadata()
     check_snapshots(metadata)
-    counts = Counter(read_snapshot_rows(find_snapshot(metadata)))
+    actual_rows = Counter(read_snapshot_rows(find_snapshot(metadata)))
     if second_answer.status == 200:
-        assert counts in case.list_allowed_results(), (label, counts, case.list_allowed_results())
+        assert actual_rows in case.list_allowed_results(), (label, actual_rows, case.list_allowed_results())
     else:
         assert second_answer.error[:2] == (409, "CommitFailedException"), (label, second_answer.raw)
         assert not case.must_commit(), (label, second_answer.error)
-        assert counts == Counter(case.first.apply(case.list_rows())), label
-    outcomes[f"{case.second.kind} {'committed' if second_answer.status == 200 else 'refused'}"] += 1
+        assert actual_rows == Counter(case.first_change.apply(case.list_rows())), label
+    outcomes[f"{case.second_change.kind} {'committed' if second_answer.status == 200 else 'refused'}"] += 1
 
 
 async def _run_campaign(api: Api, count: int) -> Counter[str]:

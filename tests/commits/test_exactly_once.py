@@ -21,9 +21,9 @@ from seamark.connector.client.errors import ServerFailed, Unreachable
 from seamark.metaserver.store.operations import AdvanceProducer
 from tests.api.client import Api
 from tests.commits.lake import SCHEMA, CommitTable
-from tests.commits.reader import check_snapshots, find_snapshot, read_snapshot_rows
+from tests.commits.reader import check_snapshots, find_snapshot, read_snapshot_ids, read_snapshot_rows
 from tests.faults.rigs.http import HttpClient
-from tests.faults.rigs.lossy_proxy import FATES, choose_fates, run_lossy_proxy
+from tests.faults.rigs.lossy_proxy import FAULTS, make_fault_chooser, run_lossy_proxy
 from tests.faults.rigs.mortal import MortalServer
 from tests.seeds import first_seed
 from tests.server.rig import run_server
@@ -57,10 +57,10 @@ async def test_sequence_is_committed_once_and_repeats_get_the_first_answer(api: 
     answers = [await lake.commit(body) for body in bodies]
     assert [answer["summary"]["seamark.producer-sequence"] for answer in answers] == ["3", "4", "9"]
     for body, answer in zip(bodies, answers, strict=True):
-        second_answer = await lake.commit(body)
-        assert second_answer == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
-    never_answer = await lake.commit(make_numbered_change(lake, 7))
-    assert (never_answer["duplicate"], never_answer["snapshot-id"]) == (True, None)
+        repeated_answer = await lake.commit(body)
+        assert repeated_answer == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
+    skipped_answer = await lake.commit(make_numbered_change(lake, 7))
+    assert (skipped_answer["duplicate"], skipped_answer["snapshot-id"]) == (True, None)
     other_answer = await lake.commit(make_numbered_change(lake, 1, "q"))
     assert not other_answer["duplicate"]
     assert len(await read_rows(lake)) == 4
@@ -86,8 +86,8 @@ async def test_sequence_forgotten_by_the_database_is_found_in_the_snapshots(tmp_
     async with run_server(tmp_path) as server:
         lake.api = Api(server)
         for body, answer in zip(bodies, answers, strict=True):
-            second_answer = await lake.commit(body)
-            assert (second_answer["duplicate"], second_answer["snapshot-id"]) == (True, answer["snapshot-id"])
+            repeated_answer = await lake.commit(body)
+            assert (repeated_answer["duplicate"], repeated_answer["snapshot-id"]) == (True, answer["snapshot-id"])
         assert not (await lake.commit(make_numbered_change(lake, 3)))["duplicate"]
         assert len(await read_rows(lake)) == 3
 
@@ -105,17 +105,17 @@ async def _change_table_of_name(api: Api, change_kind: str) -> None:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("change_kind", ["renamed", "replaced", "dropped"])
-async def test_repeat_reports_success_after_its_table_has_lost_the_name(api: Api, change_kind: str) -> None:
+async def test_repeat_is_not_rejected_after_its_table_has_lost_the_name(api: Api, change_kind: str) -> None:
     """After a rejection, the client would delete files that are live."""
     lake = await CommitTable.create(api)
     body = make_numbered_change(lake, 4)
     uuid = (await lake.commit(body))["table-uuid"]
     await _change_table_of_name(api, change_kind)
-    refusal = (409, "CommitFailedException") if change_kind == "replaced" else (404, "NoSuchTableException")
-    for sequence, outcome in ((4, (500, "CommitStateUnknownException")), (5, refusal)):
+    rejection = (409, "CommitFailedException") if change_kind == "replaced" else (404, "NoSuchTableException")
+    for sequence, expected_error in ((4, (500, "CommitStateUnknownException")), (5, rejection)):
         repeated_body = {**body, "table-uuid": uuid, "producer": {"id": "p", "sequence": sequence}}
-        assert (await lake.send(repeated_body)).error[:2] == outcome
-    assert (await lake.send({**body, "table-uuid": uuid, "producer": None})).error[:2] == refusal
+        assert (await lake.send(repeated_body)).error[:2] == expected_error
+    assert (await lake.send({**body, "table-uuid": uuid, "producer": None})).error[:2] == rejection
 
 
 @pytest.mark.few_cases(1)
@@ -126,11 +126,12 @@ async def test_change_that_another_server_has_committed_is_not_rejected(api: Api
     async with api.server.components.engine_commits.publisher.lock(("db",), "t"):
         tasks = [asyncio.create_task(lake.send(make_numbered_change(lake, sequence))) for sequence in (1, 2)]
         await lake.wait_for_changes(2)
+        # Another server records sequence 1 of the producer, with the snapshot 77.
         await api.server.components.store.transact([AdvanceProducer(uuid, "p", 1, 77, 0)])
         await _change_table_of_name(api, change_kind)
     answers = await asyncio.gather(*tasks)
-    refusal = (409, "CommitFailedException") if change_kind == "replaced" else (404, "NoSuchTableException")
-    assert [answer.error[:2] for answer in answers] == [(500, "CommitStateUnknownException"), refusal]
+    rejection = (409, "CommitFailedException") if change_kind == "replaced" else (404, "NoSuchTableException")
+    assert [answer.error[:2] for answer in answers] == [(500, "CommitStateUnknownException"), rejection]
 
 
 def _open_lake(base_url: str, name: str) -> CommitTable:
@@ -147,7 +148,7 @@ def _open_lake(base_url: str, name: str) -> CommitTable:
 def _read_ids(base_url: str, name: str) -> list[int]:
     _, loaded_table = HttpClient(base_url).call("GET", f"/v1/namespaces/db/tables/{name}")
     check_snapshots(loaded_table["metadata"])
-    return sorted(row[0] for row in read_snapshot_rows(find_snapshot(loaded_table["metadata"])))
+    return read_snapshot_ids(find_snapshot(loaded_table["metadata"]))
 
 
 def test_lost_requests_and_replies_neither_lose_nor_duplicate_rows(tmp_path: Path) -> None:
@@ -155,10 +156,10 @@ def test_lost_requests_and_replies_neither_lose_nor_duplicate_rows(tmp_path: Pat
         server.start()
         lake = _open_lake(server.base_url, "t")
         with run_lossy_proxy(server.base_url) as proxy:
-            proxy.fate = choose_fates(SEED, 0.5, applies=lambda method, path: path.endswith("/commit"))
+            proxy.choose_fault = make_fault_chooser(SEED, 0.5, applies=lambda method, path: path.endswith("/commit"))
             client = CommitClient(SeamarkClient(proxy.base_url, retries=20))
             sequence = 0
-            while sequence < 15 or not {fate for fate, *_ in proxy.requests} >= {*FATES}:
+            while sequence < 15 or not {fault for fault, *_ in proxy.requests} >= {*FAULTS}:
                 body = make_numbered_change(lake, sequence)
                 while True:
                     with suppress(Unreachable, ServerFailed):  # If all attempts fail, the loop repeats them.
@@ -166,7 +167,7 @@ def test_lost_requests_and_replies_neither_lose_nor_duplicate_rows(tmp_path: Pat
                         break
                 sequence += 1
             request_count = len(proxy.requests)
-            proxy.fate = lambda method, path: "lost reply"
+            proxy.choose_fault = lambda method, path: "lost reply"
             with pytest.raises(Unreachable):
                 client.commit("db.t", {"add": [lake.write_data_file([(99, 0, "x")])]})
             assert len(proxy.requests) == request_count + 1, "a change without a producer is sent only once"
@@ -182,14 +183,14 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
     with MortalServer(tmp_path / "home") as server:
         client = server.start()
         lake = _open_lake(server.base_url, "t")
-        expected: dict[int, str] = {}
+        path_by_sequence: dict[int, str] = {}
         head: int | None = None
         for sequence in range(int(os.environ.get("FAULT_ROUNDS", "8"))):
             body = make_numbered_change(lake, sequence)
-            if expected and rng.random() < 0.5:
-                removed_file = rng.choice(sorted(expected))
-                body |= {"remove": [{"file-path": expected.pop(removed_file)}], "read-snapshot-id": head}
-            expected[sequence] = body["add"][0]["file-path"]
+            if path_by_sequence and rng.random() < 0.5:
+                removed_sequence = rng.choice(sorted(path_by_sequence))
+                body |= {"remove": [{"file-path": path_by_sequence.pop(removed_sequence)}], "read-snapshot-id": head}
+            path_by_sequence[sequence] = body["add"][0]["file-path"]
             step = rng.choice(steps)
             # A commit writes manifests, the manifest list and the metadata, and swaps the pointer once.
             nth = 1 if step.endswith("swap") else rng.randint(1, 3)
@@ -199,4 +200,4 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
             assert status == 200, (SEED, step, nth, answer)
             assert answer["duplicate"] == (step == "after-swap"), (SEED, step, nth)
             head = answer["snapshot-id"]
-            assert _read_ids(server.base_url, "t") == sorted(expected), (SEED, step, nth)
+            assert _read_ids(server.base_url, "t") == sorted(path_by_sequence), (SEED, step, nth)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from seamark.metaserver.store.lease import SERVICES
 from seamark.metaserver.store.operations import TakeLease
@@ -22,15 +23,15 @@ async def test_only_the_change_with_an_old_fencing_number_is_rejected_in_a_group
         lake = await CommitTable.create(Api(server))
         (fence,) = await server.components.store.transact([TakeLease(SERVICES, "a", now_ms=0, until_ms=10)])
         await lake.append([(0, 0, "a")], fence=fence)
-        (later_lease,) = await server.components.store.transact([TakeLease(SERVICES, "b", now_ms=20, until_ms=30)])
-        assert later_lease > fence
-        bodies = [
-            {"add": [lake.write_data_file([(n, 0, "a")])]} | ({"fence": fence} if n % 2 else {}) for n in range(1, 9)
-        ]
+        (new_fence,) = await server.components.store.transact([TakeLease(SERVICES, "b", now_ms=20, until_ms=30)])
+        assert new_fence > fence
+        bodies: list[dict[str, Any]] = [{"add": [lake.write_data_file([(row_id, 0, "a")])]} for row_id in range(1, 9)]
+        for body in bodies[::2]:
+            body["fence"] = fence
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             tasks = [asyncio.create_task(lake.send(body)) for body in bodies]
             await lake.wait_for_changes(8)
         answers = await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [409, 200] * 4
-        await lake.append([(9, 0, "a")], fence=later_lease)
+        await lake.append([(9, 0, "a")], fence=new_fence)
         assert int((await lake.read_metadata())["snapshots"][-1]["summary"]["total-records"]) == 6

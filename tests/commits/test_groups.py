@@ -25,15 +25,15 @@ from seamark.metaserver.store.model import EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import Api, create_key
 from tests.commits.lake import CommitTable
-from tests.commits.reader import check_snapshots, find_snapshot, read_manifests, read_snapshot_rows
+from tests.commits.reader import check_snapshots, find_snapshot, read_manifests, read_snapshot_ids, read_snapshot_rows
 from tests.server.rig import run_server
 from tests.waits import until
 
-WRITERS, TURNS = 16, 6
+WRITERS, APPENDS_PER_WRITER = 16, 6
 
 
 async def append_repeatedly(lake: CommitTable, writer: int) -> list[Any]:
-    return [await lake.append([(writer * 100 + turn, 0, "a")]) for turn in range(TURNS)]
+    return [await lake.append([(writer * 100 + number, 0, "a")]) for number in range(APPENDS_PER_WRITER)]
 
 
 def _read_counter(api: Api, name: str) -> float:
@@ -46,20 +46,21 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
     async with run_server(tmp_path) as server:
         api = Api(server)
         lake = await CommitTable.create(api, version=3)
-        answers = [
-            item
-            for result in await asyncio.gather(*(append_repeatedly(lake, n) for n in range(WRITERS)))
-            for item in result
-        ]
+        answers_by_writer = await asyncio.gather(*(append_repeatedly(lake, writer) for writer in range(WRITERS)))
+        answers = [answer for answers_of_writer in answers_by_writer for answer in answers_of_writer]
         metadata = await lake.read_metadata()
         check_snapshots(metadata)
-        expected = sorted(writer * 100 + turn for writer in range(WRITERS) for turn in range(TURNS))
-        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == expected
-        assert _read_counter(api, "seamark_commit_changes_total") == WRITERS * TURNS
-        assert _read_counter(api, "seamark_commit_groups_total") < WRITERS * TURNS / 2
-        chain = sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
-        assert [item.get("parent-snapshot-id") for item in chain[1:]] == [item["snapshot-id"] for item in chain[:-1]]
-        assert {item["snapshot-id"] for item in chain} == {answer["snapshot-id"] for answer in answers}
+        expected = sorted(writer * 100 + number for writer in range(WRITERS) for number in range(APPENDS_PER_WRITER))
+        assert read_snapshot_ids(find_snapshot(metadata)) == expected
+        assert _read_counter(api, "seamark_commit_changes_total") == WRITERS * APPENDS_PER_WRITER
+        assert _read_counter(api, "seamark_commit_groups_total") < WRITERS * APPENDS_PER_WRITER / 2
+        chained_snapshots = sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
+        assert [snapshot.get("parent-snapshot-id") for snapshot in chained_snapshots[1:]] == [
+            snapshot["snapshot-id"] for snapshot in chained_snapshots[:-1]
+        ]
+        assert {snapshot["snapshot-id"] for snapshot in chained_snapshots} == {
+            answer["snapshot-id"] for answer in answers
+        }
         instants = await server.components.store.list_instants(
             InstantFilter(uuid=metadata["table-uuid"], action="commit"), 1000
         )
@@ -76,11 +77,11 @@ async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str)
         other_table = CommitTable(
             Api(second_server), lake.folder, lake.name, lake.version, lake.spec, _file_numbers=lake._file_numbers
         )
-        await asyncio.gather(*(append_repeatedly((lake, other_table)[n % 2], n) for n in range(8)))
+        await asyncio.gather(*(append_repeatedly(lake if writer % 2 else other_table, writer) for writer in range(8)))
         metadata = await lake.read_metadata()
         check_snapshots(metadata)
-        expected = sorted(writer * 100 + turn for writer in range(8) for turn in range(TURNS))
-        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == expected
+        expected = sorted(writer * 100 + number for writer in range(8) for number in range(APPENDS_PER_WRITER))
+        assert read_snapshot_ids(find_snapshot(metadata)) == expected
 
 
 @pytest.mark.slow
@@ -97,21 +98,21 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
         run_server(tmp_path / "b", **shared_settings) as slow_server,
     ):
         lake = await CommitTable.create(Api(fast_server))
-        late_lake = CommitTable(
+        slow_lake = CommitTable(
             Api(slow_server), lake.folder, lake.name, lake.version, lake.spec, _file_numbers=lake._file_numbers
         )
-        await late_lake.append([(0, 0, "warm")])
+        await slow_lake.append([(0, 0, "warm")])
         prepare, is_over = slow_server.components.engine_commits.publisher.prepare, False
-        lost = 0
+        prepared_count = 0
 
         async def read_pointer() -> Any:
             return await fast_server.components.store.load_entry(EntryKind.TABLE, ("db",), "t")
 
         async def prepare_slowly(*args: Any, **kwargs: Any) -> Any:
-            nonlocal lost
+            nonlocal prepared_count
             preparation = await prepare(*args, **kwargs)
             pointer_before = await read_pointer()
-            lost += 1
+            prepared_count += 1
             with suppress(TimeoutError):  # The other replica commits first, unless the test prevents it.
                 async with asyncio.timeout(0.5):
                     while await read_pointer() == pointer_before:
@@ -127,16 +128,16 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
                 number += 1
 
         tasks = [asyncio.create_task(append_until_over()) for _ in range(2)]
-        answers = [await late_lake.send({"add": [late_lake.write_data_file([(n, 0, "s")])]}) for n in (1, 2)]
-        lost_races, name = lost, "seamark.test.late"
+        answers = [await slow_lake.send({"add": [slow_lake.write_data_file([(row_id, 0, "s")])]}) for row_id in (1, 2)]
+        attempt_count, name = prepared_count, "seamark.test.late"
         set_property = {"action": "set-properties", "updates": {name: "yes"}}
-        engine_answer = await late_lake.api(
+        engine_answer = await slow_lake.api(
             "POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [set_property]}
         )
         is_over = True
         await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [200, 200]
-        assert lost_races > 2
+        assert attempt_count > 2
         assert engine_answer.status == 200
         metadata = await lake.read_metadata()
         check_snapshots(metadata)
@@ -159,12 +160,12 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
         await lake.append([(0, 0, "a")])
         snapshot_id_before = (await lake.read_metadata())["current-snapshot-id"]
         paths = sorted(tmp_path.rglob("*.avro"))
-        late_results: list[str] = []
+        late_locations: list[str] = []
 
         async def create_late(self: LocalObjects, location: str, data: bytes, **options: bool) -> None:
-            if ending in location and len(late_results) < 2:
-                late_results.append(location)
-                is_first = len(late_results) == 1
+            if ending in location and len(late_locations) < 2:
+                late_locations.append(location)
+                is_first = len(late_locations) == 1
                 await asyncio.sleep(0.1)
                 assert (await lake.read_metadata())["current-snapshot-id"] == snapshot_id_before
                 if is_first:
@@ -176,26 +177,26 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
         assert (await lake.read_metadata())["current-snapshot-id"] == snapshot_id_before
         await until(lambda: sorted(tmp_path.rglob("*.avro")) == paths)
         await lake.append([(2, 0, "c")])
-        assert late_results
+        assert late_locations
         metadata = await lake.read_metadata()
         check_snapshots(metadata)
-        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == [0, 2]
+        assert read_snapshot_ids(find_snapshot(metadata)) == [0, 2]
 
 
 async def test_rejected_change_does_not_block_other_changes(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
-        victim = lake.write_data_file([(0, 0, "v")])
-        base = await lake.commit({"add": [victim]})
-        remove = {"remove": [{"file-path": victim["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
-        requests = [lake.send(remove) for _ in range(3)] + [
-            lake.send({"add": [lake.write_data_file([(n, 0, "a")])]}) for n in (1, 2)
-        ]
-        answers = await asyncio.gather(*requests)
+        removed_file = lake.write_data_file([(0, 0, "v")])
+        base = await lake.commit({"add": [removed_file]})
+        remove = {"remove": [{"file-path": removed_file["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
+        removals = [lake.send(remove) for _ in range(3)]
+        appends = [lake.send({"add": [lake.write_data_file([(row_id, 0, "a")])]}) for row_id in (1, 2)]
+        answers = await asyncio.gather(*removals, *appends)
+        removal_answers, append_answers = answers[:3], answers[3:]
         # If the first change is compared with the appends, none of the three changes is allowed.
-        assert [answer.status for answer in answers[3:]] == [200, 200]
-        assert sum(answer.status == 200 for answer in answers[:3]) <= 1
-        assert all(answer.error[1] == "CommitFailedException" for answer in answers[:3] if answer.status != 200)
+        assert [answer.status for answer in append_answers] == [200, 200]
+        assert sum(answer.status == 200 for answer in removal_answers) <= 1
+        assert all(answer.error[1] == "CommitFailedException" for answer in removal_answers if answer.status != 200)
         metadata = await lake.read_metadata()
         check_snapshots(metadata)
         assert {row[0] for row in read_snapshot_rows(find_snapshot(metadata))} >= {1, 2}
@@ -214,7 +215,7 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
         monkeypatch.setattr(change_application, "produce_snapshot", fail_overwrites)
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself. All changes that arrive while it waits form a second group.
-            bodies = [{"add": [lake.write_data_file([(n, 0, "a")])]} for n in range(4)]
+            bodies = [{"add": [lake.write_data_file([(row_id, 0, "a")])]} for row_id in range(4)]
             bodies[2]["operation"] = "overwrite"
             tasks = []
             for count, body in enumerate(bodies, 1):
@@ -226,12 +227,12 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
         check_snapshots(metadata)
         head = find_snapshot(metadata)
         assert head is not None
-        assert sorted(row[0] for row in read_snapshot_rows(head)) == [0, 1, 3]
+        assert read_snapshot_ids(head) == [0, 1, 3]
         assert _read_counter(lake.api, "seamark_commit_groups_total") == 2
         await server.components.commits.close()
         manifest_paths = {manifest["manifest_path"] for manifest in read_manifests(head)}
-    avro = {path.as_uri() for path in (lake.folder / "metadata").glob("*-m*.avro")}
-    assert avro == manifest_paths
+    stored_manifests = {path.as_uri() for path in (lake.folder / "metadata").glob("*-m*.avro")}
+    assert stored_manifests == manifest_paths
 
 
 @pytest.mark.few_cases(1)
@@ -248,31 +249,32 @@ async def test_index_file_of_another_index_fails_only_its_change(
     monkeypatch.setattr(commits, "parse_definition", lambda *_: None)
     async with run_server(tmp_path, commit_retries=1) as server:
         lake = await CommitTable.create(Api(server))
-        bodies: list[dict[str, Any]] = [{"add": [lake.write_data_file([(n, 0, "a")])]} for n in range(4)]
+        bodies: list[dict[str, Any]] = [{"add": [lake.write_data_file([(row_id, 0, "a")])]} for row_id in range(4)]
         for body in bodies[1:3]:
             body["index-files"] = [{"location": "file:///index", "size-in-bytes": 10}]
-        order = [1, 0, 2, 3] if registration_moment == "before" else [0, 1, 2, 3]
-        answers = [await lake.send(bodies[order.pop(0)])] if registration_moment == "before" else []
+        body_numbers, answers = [0, 1, 2, 3], []
+        if registration_moment == "before":  # The change with the first index file is committed alone.
+            body_numbers, answers = [0, 2, 3], [await lake.send(bodies[1])]
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself. All changes that arrive while it waits form a second group.
             tasks = []
-            for number in order:
+            for number in body_numbers:
                 tasks.append(asyncio.create_task(lake.send(bodies[number])))
                 await lake.wait_for_changes(len(tasks))
         answers += await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [200, 200, 409, 200]
         assert "another index" in answers[2].error[2]
-        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(await lake.read_metadata()))) == [0, 1, 3]
+        assert read_snapshot_ids(find_snapshot(await lake.read_metadata())) == [0, 1, 3]
 
 
 async def test_idempotency_key_in_use_fails_only_its_change_in_a_group(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         body, key = {"add": [lake.write_data_file([(1, 0, "a")])]}, create_key()
-        appends = [lake.append([(n, 0, "b")]) for n in (2, 3, 4)]
-        answers = await asyncio.gather(lake.send(body, key=key), lake.send(body, key=key), *appends)
-        assert sorted(answer.status for answer in answers[:2])[0] == 200
-        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(await lake.read_metadata()))) == [1, 2, 3, 4]
+        appends = [lake.append([(row_id, 0, "b")]) for row_id in (2, 3, 4)]
+        answer, other_answer, *_ = await asyncio.gather(lake.send(body, key=key), lake.send(body, key=key), *appends)
+        assert min(answer.status, other_answer.status) == 200
+        assert read_snapshot_ids(find_snapshot(await lake.read_metadata())) == [1, 2, 3, 4]
 
 
 async def test_two_changes_with_one_idempotency_key_in_a_group_get_the_same_answer(tmp_path: Path) -> None:
@@ -288,16 +290,16 @@ async def test_two_changes_with_one_idempotency_key_in_a_group_get_the_same_answ
             tasks = [asyncio.create_task(lake.send(body, key=key)) for _ in range(2)]
             await lake.wait_for_changes(3)  # The order in which two changes are sent does not determine which is first.
             later_requests = (lake.send(other_changes[1], key=key), lake.send(other_changes[2]))
-            tasks += [asyncio.create_task(item) for item in later_requests]
+            tasks += [asyncio.create_task(request) for request in later_requests]
             await lake.wait_for_changes(5)
-        first, twin, other_body, last_answer = await asyncio.gather(*tasks)
-        assert {(await first_commit).status, first.status, twin.status, last_answer.status} == {200}
-        assert first.json["snapshot-id"] == twin.json["snapshot-id"]
-        assert (first.json["duplicate"], twin.json["duplicate"]) == (False, False)
-        assert other_body.error[:2] == (422, "UnprocessableEntityException")
+        answer, repeated_answer, rejection, last_answer = await asyncio.gather(*tasks)
+        assert {(await first_commit).status, answer.status, repeated_answer.status, last_answer.status} == {200}
+        assert answer.json["snapshot-id"] == repeated_answer.json["snapshot-id"]
+        assert (answer.json["duplicate"], repeated_answer.json["duplicate"]) == (False, False)
+        assert rejection.error[:2] == (422, "UnprocessableEntityException")
         metadata = await lake.read_metadata()
         check_snapshots(metadata)
-        assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == [1, 2, 4]
+        assert read_snapshot_ids(find_snapshot(metadata)) == [1, 2, 4]
 
 
 @pytest.mark.few_cases(1)
@@ -308,7 +310,7 @@ async def test_group_deletes_its_unused_files_and_keeps_its_used_files(tmp_path:
         body = {"add": [lake.write_data_file([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
         await lake.commit(body)
         if action == "committed":
-            await asyncio.gather(*(append_repeatedly(lake, n) for n in range(4)))
+            await asyncio.gather(*(append_repeatedly(lake, writer) for writer in range(4)))
         elif action == "refused":
             response = await lake.send({"remove": [{"file-path": "file:///x"}], "read-snapshot-id": 1})
             assert response.status == 409
@@ -319,14 +321,14 @@ async def test_group_deletes_its_unused_files_and_keeps_its_used_files(tmp_path:
         manifest_lists = {snapshot["manifest-list"] for snapshot in metadata["snapshots"]}
         for snapshot in metadata["snapshots"]:
             check_snapshots(metadata, snapshot["snapshot-id"])
-    avro = {path.as_uri() for path in (lake.folder / "metadata").glob("snap-*.avro")}
-    assert avro == manifest_lists
+    stored_lists = {path.as_uri() for path in (lake.folder / "metadata").glob("snap-*.avro")}
+    assert stored_lists == manifest_lists
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["_attempt", "_add"])
+@pytest.mark.parametrize("failing_method", ["_attempt", "_add"])
 async def test_failed_change_is_answered_even_if_the_log_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_method: str
 ) -> None:
     """The disk of the log may be full. Without this answer, the client waited for ever."""
 
@@ -340,7 +342,7 @@ async def test_failed_change_is_answered_even_if_the_log_fails(
         lake = await CommitTable.create(Api(server))
         body = {"add": [lake.write_data_file([(1, 1, "a")])]}
         with monkeypatch.context() as patches:
-            patches.setattr(server.components.commits, where, raise_zero_division)
+            patches.setattr(server.components.commits, failing_method, raise_zero_division)
             patches.setattr(group_commit, "_log", SimpleNamespace(error=raise_disk_full))
             assert (await lake.send(body)).status == 500
         await lake.commit(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,7 @@ async def _count_manifests(table: ClaimedTable) -> dict[int, int]:
     answer = await table.api("GET", f"/v1/namespaces/db/tables/{table.name}")
     head = find_snapshot(answer.json["metadata"])
     assert head is not None
-    results: dict[int, int] = {}
-    for manifest in read_manifests(head):
-        results[manifest["partition_spec_id"]] = results.get(manifest["partition_spec_id"], 0) + 1
-    return results
+    return Counter(manifest["partition_spec_id"] for manifest in read_manifests(head))
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
@@ -48,6 +46,6 @@ async def test_appends_continue_after_the_schema_of_a_partition_column_was_remov
         for number in range(6):
             await table.commit(add=[table.build_data_file(f"new{number}", *([None] * len(fields)), spec_id=1)])
         assert await table.list_live_files() == [*(f"new{number}" for number in range(6)), "old0", "old1"]
-        manifests = await _count_manifests(table)
-        assert manifests[0] == 2
-        assert manifests[1] < 4
+        manifest_counts = await _count_manifests(table)
+        assert manifest_counts[0] == 2
+        assert manifest_counts[1] < 4

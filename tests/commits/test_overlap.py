@@ -25,22 +25,27 @@ from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Target
 from seamark.metaserver.commit.conflicts.overwrite import negate_bound_expression
 from tests.seeds import first_seed
 
-KINDS = {1: "long", 2: "string", 3: "date", 4: "double", 5: "int"}
+TYPES = {1: "long", 2: "string", 3: "date", 4: "double", 5: "int"}
+"""The types of the columns, by id. TRANSFORMS and VALUES_BY_SOURCE are for the first three columns."""
 TRANSFORMS = {
     1: ("identity", "bucket[4]", "bucket[8]", "bucket[6]", "truncate[10]", "void"),
     2: ("identity", "bucket[8]", "truncate[1]", "truncate[2]"),
     3: ("identity", "day", "month", "year", "bucket[4]"),
 }
-POOLS: dict[int, list[Any]] = {
+VALUES_BY_SOURCE: dict[int, list[Any]] = {
     1: [None, -1, 0, 1, 5, 9, 10, 11, 99, 2**40],
     2: [None, "", "a", "ab", "abc", "b"],
     3: [None, -400, -1, 0, 30, 31, 365, 400],
 }
 
 
+ROUNDS_MIN = 60
+PROOFS_MIN = 500
+
+
 def _build_table(specs: list[PartitionSpec]) -> TableMetadata:
     """Return metadata of a table with one column of each tested type."""
-    fields = tuple(Field(number, f"c{number}", False, kind) for number, kind in KINDS.items())
+    fields = tuple(Field(column_id, f"c{column_id}", False, column_type) for column_id, column_type in TYPES.items())
     return TableMetadata(
         format_version=2,
         table_uuid="00000000-0000-4000-8000-000000000000",
@@ -58,16 +63,22 @@ def _build_table(specs: list[PartitionSpec]) -> TableMetadata:
 
 
 def _draw_spec(rng: random.Random, spec_id: int) -> PartitionSpec:
-    ids = itertools.count(1000 + 100 * spec_id)
-    sample = [(source, rng.choice(TRANSFORMS[source])) for source in rng.sample([1, 2, 3], rng.randint(0, 2))]
-    fields = (PartitionField(f"f{n}", transform, source, (), next(ids)) for n, (source, transform) in enumerate(sample))
+    field_ids = itertools.count(1000 + 100 * spec_id)
+    sources_and_transforms = [
+        (source, rng.choice(TRANSFORMS[source])) for source in rng.sample([1, 2, 3], rng.randint(0, 2))
+    ]
+    fields = (
+        PartitionField(f"f{index}", transform, source, (), next(field_ids))
+        for index, (source, transform) in enumerate(sources_and_transforms)
+    )
     return PartitionSpec(spec_id, tuple(fields))
 
 
 def _compute_partition(spec: PartitionSpec, row: dict[int, Any]) -> tuple[Any, ...]:
+    source_ids = [field.source_id or 0 for field in spec.fields]  # Each field of these specs has a source column.
     return tuple(
-        compute_transform(field.transform, KINDS[field.source_id or 0], row[field.source_id or 0])
-        for field in spec.fields
+        compute_transform(field.transform, TYPES[source_id], row[source_id])
+        for field, source_id in zip(spec.fields, source_ids, strict=True)
     )
 
 
@@ -94,120 +105,136 @@ def test_proved_relations_of_two_partitions_are_true_for_every_row() -> None:
     print(f"overlap: seed {seed}")
     rng = random.Random(seed)
     proved_count = 0
-    rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
+    rows = [
+        dict(zip(VALUES_BY_SOURCE, values, strict=True)) for values in itertools.product(*VALUES_BY_SOURCE.values())
+    ]
     for round_number in itertools.count():
-        # Some random cases prove little, so the test requires a minimum number of proofs in total.
-        if round_number >= 60 and proved_count > 500:
+        # Some random cases prove little, so the test runs until it has a minimum number of proofs in total.
+        if round_number >= ROUNDS_MIN and proved_count > PROOFS_MIN:
             break
-        assert round_number < 600, (seed, proved_count)
-        spec, second_spec = _draw_spec(rng, 0), _draw_spec(rng, 1)
-        partitions = PartitionOverlap(_build_table([spec, second_spec]))
-        pairs = [(_compute_partition(spec, row), _compute_partition(second_spec, row)) for row in rows]
-        all_pairs = set(pairs)
-        lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
-        for left, right in itertools.product(rng.sample(lefts, min(8, len(lefts))), rights[:12]):
-            a, b = partitions.make_partition(0, left), Targets(partitions, [(1, right)])
-            meets = (left, right) in all_pairs
-            if not b.overlap(a):
+        assert round_number < 10 * ROUNDS_MIN, (seed, proved_count)
+        spec, other_spec = _draw_spec(rng, 0), _draw_spec(rng, 1)
+        partitions = PartitionOverlap(_build_table([spec, other_spec]))
+        partitions_of_rows = [(_compute_partition(spec, row), _compute_partition(other_spec, row)) for row in rows]
+        occurring_pairs = set(partitions_of_rows)
+        left_partitions, right_partitions = (
+            sorted({left for left, _ in partitions_of_rows}, key=repr),
+            sorted({right for _, right in partitions_of_rows}, key=repr),
+        )
+        for left, right in itertools.product(
+            rng.sample(left_partitions, min(8, len(left_partitions))), right_partitions[:12]
+        ):
+            partition, target = partitions.make_partition(0, left), Targets(partitions, [(1, right)])
+            is_shared = (left, right) in occurring_pairs
+            if not target.overlap(partition):
                 proved_count += 1
-                assert not meets, (seed, spec, left, second_spec, right)
+                assert not is_shared, (seed, spec, left, other_spec, right)
                 assert not Targets(partitions, [(0, left)]).overlap(partitions.make_partition(1, right))
-            if b.contain(a):
+            if target.contain(partition):
                 proved_count += 1
-                assert all(right_value == right for left_value, right_value in pairs if left_value == left), (
+                assert all(
+                    right_value == right for left_value, right_value in partitions_of_rows if left_value == left
+                ), (
                     seed,
                     spec,
                     left,
-                    second_spec,
+                    other_spec,
                     right,
                 )
-    assert proved_count > 500
 
 
 def test_partitions_of_the_same_spec_are_found_by_value_and_other_partitions_by_comparison() -> None:
+    """Many targets together must give the same answers as each target alone."""
     seed = first_seed()
     print(f"many: seed {seed}")
     rng = random.Random(seed)
-    rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
+    rows = [
+        dict(zip(VALUES_BY_SOURCE, values, strict=True)) for values in itertools.product(*VALUES_BY_SOURCE.values())
+    ]
     for _ in range(60):
         specs = [_draw_spec(rng, 0), _draw_spec(rng, 1)]
         partitions = PartitionOverlap(_build_table(specs))
-        expected = [
-            (n, _compute_partition(specs[n], rng.choice(rows)))
-            for n in (rng.randint(0, 1) for _ in range(rng.randint(1, 6)))
+        target_partitions = [
+            (spec_id, _compute_partition(specs[spec_id], rng.choice(rows)))
+            for spec_id in (rng.randint(0, 1) for _ in range(rng.randint(1, 6)))
         ]
-        targets = Targets(partitions, expected)
+        targets = Targets(partitions, target_partitions)
         for row in rng.sample(rows, 20):
             values = _compute_partition(specs[0], row)
-            partition_value = partitions.make_partition(0, values)
-            other_targets = [Targets(partitions, [target]) for target in expected]
-            assert targets.overlap(partition_value) == any(
-                target.overlap(partition_value) for target in other_targets
+            tested_partition = partitions.make_partition(0, values)
+            single_targets = [Targets(partitions, [target]) for target in target_partitions]
+            assert targets.overlap(tested_partition) == any(
+                target.overlap(tested_partition) for target in single_targets
             ), (
                 seed,
                 specs,
-                expected,
+                target_partitions,
                 values,
             )
-            assert targets.contain(partition_value) == any(
-                target.contain(partition_value) for target in other_targets
+            assert targets.contain(tested_partition) == any(
+                target.contain(tested_partition) for target in single_targets
             ), (
                 seed,
                 specs,
-                expected,
+                target_partitions,
                 values,
             )
-            assert targets.overlap(partition_value) or not any(
-                _compute_partition(specs[n], row) == partition for n, partition in expected
+            assert targets.overlap(tested_partition) or not any(
+                _compute_partition(specs[spec_id], row) == partition for spec_id, partition in target_partitions
             )
-            assert targets.contain(partition_value) or (0, values) not in expected
+            assert targets.contain(tested_partition) or (0, values) not in target_partitions
 
 
-def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_each(
+def test_comparing_a_thousand_partitions_with_a_thousand_needs_three_lookups_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     partitions = PartitionOverlap(_build_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
-    look_count = 0
-    constraints = PartitionOverlap.list_constraints
+    lookup_count = 0
+    original_method = PartitionOverlap.list_constraints
 
     def count_lookups(self: PartitionOverlap, partition: Any) -> Any:
-        nonlocal look_count
-        look_count += 1
-        return constraints(self, partition)
+        nonlocal lookup_count
+        lookup_count += 1
+        return original_method(self, partition)
 
     monkeypatch.setattr(PartitionOverlap, "list_constraints", count_lookups)
     monkeypatch.setattr(overlap, "_are_disjoint", None)  # A comparison of two partitions would raise an error.
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])
     for number in range(500, 1500):
-        partition_value = partitions.make_partition(0, (number,))
-        assert targets.overlap(partition_value) == targets.contain(partition_value) == (number < 1000)
-    assert look_count == 3000
+        tested_partition = partitions.make_partition(0, (number,))
+        assert targets.overlap(tested_partition) == targets.contain(tested_partition) == (number < 1000)
+    assert lookup_count == 3000
 
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
 def test_zeros_are_distinct_and_nan_equals_nan(zeros: tuple[float, float]) -> None:
     partitions = PartitionOverlap(_build_table([PartitionSpec(0, (PartitionField("f", "identity", 4, (), 1000),))]))
-    targets = Targets(partitions, [(0, (zeros[0],)), (0, (math.nan,))])
-    assert targets.contain(partitions.make_partition(0, (zeros[0],)))
-    assert not targets.overlap(partitions.make_partition(0, (zeros[1],)))
+    zero, other_zero = zeros
+    targets = Targets(partitions, [(0, (zero,)), (0, (math.nan,))])
+    assert targets.contain(partitions.make_partition(0, (zero,)))
+    assert not targets.overlap(partitions.make_partition(0, (other_zero,)))
     assert targets.contain(partitions.make_partition(0, (-math.nan,)))
 
 
 def _build_two_partitions(
-    first: tuple[str, Any], second: tuple[str, Any], source: int = 1
+    first_partition: tuple[str, Any], second_partition: tuple[str, Any], source_id: int = 1
 ) -> tuple[PartitionOverlap, Any, Any]:
-    """Return partitions of one column, each with its own spec."""
+    """Return (their table's partitions, first partition, second partition).
+
+    `first_partition` and `second_partition` are (transform, value). Each partition has its own spec of one field.
+    """
+    (first_transform, first_value), (second_transform, second_value) = first_partition, second_partition
     specs = [
-        PartitionSpec(number, (PartitionField("f", transform, source, (), 1000 + number),))
-        for number, (transform, _) in enumerate((first, second))
+        PartitionSpec(number, (PartitionField("f", transform, source_id, (), 1000 + number),))
+        for number, transform in enumerate((first_transform, second_transform))
     ]
     partitions = PartitionOverlap(_build_table(specs))
-    return partitions, (0, (first[1],)), (1, (second[1],))
+    return partitions, (0, (first_value,)), (1, (second_value,))
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "are_disjoint"),
+    ("first_partition", "second_partition", "are_disjoint"),
     [
         (("bucket[8]", 3), ("bucket[16]", 11), False),
         (("bucket[8]", 3), ("bucket[16]", 4), True),
@@ -223,16 +250,16 @@ def _build_two_partitions(
     ],
 )
 def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(
-    first: Any, second: Any, are_disjoint: bool
+    first_partition: Any, second_partition: Any, are_disjoint: bool
 ) -> None:
-    partitions, a, b = _build_two_partitions(first, second)
-    assert Targets(partitions, [b]).overlap(partitions.make_partition(*a)) is not are_disjoint
+    partitions, partition, other_partition = _build_two_partitions(first_partition, second_partition)
+    assert Targets(partitions, [other_partition]).overlap(partitions.make_partition(*partition)) is not are_disjoint
 
 
 def test_bucket_is_contained_in_a_bucket_of_half_as_many_buckets() -> None:
-    partitions, half, whole_partition = _build_two_partitions(("bucket[8]", 3), ("bucket[16]", 11))
-    assert Targets(partitions, [half]).contain(partitions.make_partition(*whole_partition))
-    assert not Targets(partitions, [whole_partition]).contain(partitions.make_partition(*half))
+    partitions, large_bucket, small_bucket = _build_two_partitions(("bucket[8]", 3), ("bucket[16]", 11))
+    assert Targets(partitions, [large_bucket]).contain(partitions.make_partition(*small_bucket))
+    assert not Targets(partitions, [small_bucket]).contain(partitions.make_partition(*large_bucket))
 
 
 @pytest.mark.parametrize(
@@ -251,17 +278,23 @@ def test_bucket_is_contained_in_a_bucket_of_half_as_many_buckets() -> None:
 def test_partition_dates_before_1970_may_be_one_day_too_high_as_in_old_java_versions(
     transform: str, stored_value: int, value: int, are_disjoint: bool
 ) -> None:
-    partitions, a, b = _build_two_partitions((transform, stored_value), ("identity", value), source=3)
-    assert Targets(partitions, [b]).overlap(partitions.make_partition(*a)) is not are_disjoint
-    assert Targets(partitions, [a]).overlap(partitions.make_partition(*b)) is not are_disjoint
+    partitions, stored_partition, partition = _build_two_partitions(
+        (transform, stored_value), ("identity", value), source_id=3
+    )
+    assert Targets(partitions, [partition]).overlap(partitions.make_partition(*stored_partition)) is not are_disjoint
+    assert Targets(partitions, [stored_partition]).overlap(partitions.make_partition(*partition)) is not are_disjoint
 
 
-@pytest.mark.parametrize(("width", "apart"), [(1 << 30, True), ((1 << 30) + 1, False)])
-def test_int_truncations_that_writers_compute_differently_are_never_disjoint(width: int, apart: bool) -> None:
-    partitions, a, b = _build_two_partitions((f"truncate[{width}]", 0), ("identity", -5), source=5)
-    assert Targets(partitions, [b]).overlap(partitions.make_partition(*a)) is not apart
-    partitions, a, b = _build_two_partitions((f"truncate[{width}]", 0), ("identity", 5), source=5)
-    assert Targets(partitions, [a]).contain(partitions.make_partition(*b)) is apart
+@pytest.mark.parametrize(("width", "are_disjoint"), [(1 << 30, True), ((1 << 30) + 1, False)])
+def test_int_truncations_that_writers_compute_differently_prove_nothing(width: int, are_disjoint: bool) -> None:
+    partitions, truncated_partition, partition = _build_two_partitions(
+        (f"truncate[{width}]", 0), ("identity", -5), source_id=5
+    )
+    assert Targets(partitions, [partition]).overlap(partitions.make_partition(*truncated_partition)) is not are_disjoint
+    partitions, truncated_partition, partition = _build_two_partitions(
+        (f"truncate[{width}]", 0), ("identity", 5), source_id=5
+    )
+    assert Targets(partitions, [truncated_partition]).contain(partitions.make_partition(*partition)) is are_disjoint
 
 
 def _matches(expression: Expression, value: Any) -> bool:
@@ -270,23 +303,23 @@ def _matches(expression: Expression, value: Any) -> bool:
     Comparisons match neither null nor NaN, and negated comparisons match both.
     """
     match expression:
-        case Always(partition_of_always):
-            return partition_of_always
+        case Always(matches_all):
+            return matches_all
         case And(children):
             return all(_matches(child, value) for child in children)
         case Or(children):
             return any(_matches(child, value) for child in children)
         case Bound(op=op, values=literals):
-            nan = isinstance(value, float) and math.isnan(value)
+            is_nan = isinstance(value, float) and math.isnan(value)
             if op in (Op.IS_NULL, Op.NOT_NULL):
                 return (value is None) == (op is Op.IS_NULL)
             if op in (Op.IS_NAN, Op.NOT_NAN):
-                return nan == (op is Op.IS_NAN)
+                return is_nan == (op is Op.IS_NAN)
             if op in (Op.NOT_EQ, Op.NOT_IN):
-                return value is None or nan or value not in literals
-            if value is None or nan:
+                return value is None or is_nan or value not in literals
+            if value is None or is_nan:
                 return False
-            compared_pairs = {
+            compare_by_op = {
                 Op.LT: lambda: value < literals[0],
                 Op.LT_EQ: lambda: value <= literals[0],
                 Op.GT: lambda: value > literals[0],
@@ -294,7 +327,7 @@ def _matches(expression: Expression, value: Any) -> bool:
                 Op.EQ: lambda: value == literals[0],
                 Op.IN: lambda: value in literals,
             }
-            return bool(compared_pairs[op]())
+            return bool(compare_by_op[op]())
     raise AssertionError(expression)
 
 
@@ -311,16 +344,20 @@ def _draw_filter(rng: random.Random, depth: int = 0) -> Any:
     return filter_json
 
 
-def test_residual_excludes_no_row_that_the_filter_matches() -> None:
+def test_filter_or_its_negation_matches_each_row_and_only_one_of_them_a_number() -> None:
     seed = first_seed()
-    print(f"rest: seed {seed}")
+    print(f"residual: seed {seed}")
     rng = random.Random(seed)
     table = _build_table([PartitionSpec(0, ())])
     for _ in range(400):
-        json = _draw_filter(rng)
-        bound = bind(parse_expression(json), table.current_schema, table.schemas, case_sensitive=True)
-        negation = negate_bound_expression(bound, table)
+        filter_json = _draw_filter(rng)
+        condition = bind(parse_expression(filter_json), table.current_schema, table.schemas, case_sensitive=True)
+        negation = negate_bound_expression(condition, table)
         for value in (None, math.nan, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
-            assert _matches(bound, value) or _matches(negation, value), (seed, json, value)
-            ordinary = value is not None and not math.isnan(value)
-            assert not (ordinary and _matches(bound, value) and _matches(negation, value)), (seed, json, value)
+            assert _matches(condition, value) or _matches(negation, value), (seed, filter_json, value)
+            is_number = value is not None and not math.isnan(value)
+            assert not (is_number and _matches(condition, value) and _matches(negation, value)), (
+                seed,
+                filter_json,
+                value,
+            )

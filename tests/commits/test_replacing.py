@@ -48,30 +48,30 @@ async def test_equality_deletes_of_both_zeros_are_compared_with_files_of_another
 def _build_metrics_of_value(value: int) -> dict[str, Any]:
     """Return metrics of column 1, a long, that has this value once."""
     counts = {"value-counts": 1, "null-value-counts": 0}
-    data = value.to_bytes(8, "little", signed=True).hex()
+    value_hex = value.to_bytes(8, "little", signed=True).hex()
     return {name: {"keys": [1], "values": [count]} for name, count in counts.items()} | {
-        name: {"keys": [1], "values": [data]} for name in ("lower-bounds", "upper-bounds")
+        name: {"keys": [1], "values": [value_hex]} for name in ("lower-bounds", "upper-bounds")
     }
 
 
 @pytest.mark.parametrize("operation", [None, "replace"])
-@pytest.mark.parametrize("scoped", [True, False])
+@pytest.mark.parametrize("is_scoped", [True, False])
 async def test_overwrite_conflicts_with_concurrent_changes_of_the_replaced_rows(
-    api: Api, operation: str | None, scoped: bool
+    api: Api, operation: str | None, is_scoped: bool
 ) -> None:
     table = await ClaimedTable.create(api, {"x": "long", "p": "int"}, [("p", "identity")])
-    first_file = table.build_data_file("base", 1, **_build_metrics_of_value(5))
-    read_snapshot = (await table.commit(add=[first_file, table.build_data_file("other", 2)]))["snapshot-id"]
+    own_file = table.build_data_file("base", 1, **_build_metrics_of_value(5))
+    base_id = (await table.commit(add=[own_file, table.build_data_file("other", 2)]))["snapshot-id"]
     await table.commit(add=[table.build_data_file("theirs", 1, **_build_metrics_of_value(100))])
     body: dict[str, Any] = {
-        "read_snapshot_id": read_snapshot,
+        "read_snapshot_id": base_id,
         "replace": {"partitions": "written"},
         "add": [table.build_data_file("mine", 1, rows=2)],
     }
-    if scoped:
+    if is_scoped:
         body["scope"] = {"filter": {"type": "eq", "term": "x", "value": 5}}
     if operation is not None:
-        body |= {"operation": operation, "remove": [{"file-path": first_file["file-path"]}]}
+        body |= {"operation": operation, "remove": [{"file-path": own_file["file-path"]}]}
     response = await table.send(**body)
     assert response.error[:2] == (409, "CommitFailedException")
     assert "theirs" in response.error[2]

@@ -23,6 +23,8 @@ DELETES = {"content": "position-deletes"}
 
 @dataclass
 class CountedFile:
+    """A data file, and its deletes."""
+
     rows: int
     deleted_positions: set[int] = field(default_factory=set)
     named_positions: int = 0
@@ -38,15 +40,16 @@ class RowCountModel:
     version: int
     rng: random.Random
     files: dict[str, CountedFile] = field(default_factory=dict)
-    loose: int = 0
+    shared_positions: int = 0
     """The number of rows in delete files for several data files. They stay when the data files are removed."""
-    by_value: bool = False
-    count: int = 0
+    has_equality_deletes: bool = False
+    file_count: int = 0
+    """The number of files that were built, from which their names follow."""
     read_snapshot: int | None = None
 
     def build_file(self, rows: int, **fields: Any) -> dict[str, Any]:
-        self.count += 1
-        return self.table.build_data_file(f"{self.count}", rows=rows, **fields)
+        self.file_count += 1
+        return self.table.build_data_file(f"{self.file_count}", rows=rows, **fields)
 
     async def commit(self, add: list[dict[str, Any]], remove: list[dict[str, Any]] | None = None) -> None:
         answer = await self.table.commit(read_snapshot_id=self.read_snapshot, add=add, remove=remove or [])
@@ -54,7 +57,7 @@ class RowCountModel:
 
     async def append(self) -> None:
         added_files = [self.build_file(self.rng.randint(1, 20)) for _ in range(self.rng.randint(1, 3))]
-        self.files |= {item["file-path"]: CountedFile(item["record-count"]) for item in added_files}
+        self.files |= {added["file-path"]: CountedFile(added["record-count"]) for added in added_files}
         await self.commit(added_files)
 
     async def delete(self) -> None:
@@ -62,60 +65,63 @@ class RowCountModel:
 
         In version 2, some of these rows may already be deleted.
         """
-        add, remove, loose_rows = [], [], 0
-        in_one_file = self.version == 2 and self.rng.random() < 0.5
+        added_files, removed_files, shared_rows = [], [], 0
+        shares_delete_file = self.version == 2 and self.rng.random() < 0.5
         for path in self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 2))):
             file = self.files[path]
-            spots = set(self.rng.sample(range(file.rows), self.rng.randint(1, file.rows)))
-            file.deleted_positions |= spots
-            if in_one_file:
-                loose_rows += len(spots)
+            positions = set(self.rng.sample(range(file.rows), self.rng.randint(1, file.rows)))
+            file.deleted_positions |= positions
+            if shares_delete_file:
+                shared_rows += len(positions)
                 continue
             delete_fields: dict[str, Any] = {**DELETES, "referenced-data-file": path}
             if self.version == 3:
                 if file.vector is not None:
-                    remove.append({"file-path": file.vector, "content-offset": VECTOR_OFFSET})
+                    removed_files.append({"file-path": file.vector, "content-offset": VECTOR_OFFSET})
                 delete_fields |= {"file-format": "puffin", "content-offset": VECTOR_OFFSET, "content-size-in-bytes": 50}
-            data_file = self.build_file(len(file.deleted_positions if self.version == 3 else spots), **delete_fields)
-            file.vector, file.named_positions = (
-                data_file["file-path"],
-                data_file["record-count"] + (self.version == 2) * file.named_positions,
+            delete_file = self.build_file(
+                len(file.deleted_positions if self.version == 3 else positions), **delete_fields
             )
-            add.append(data_file)
-        self.loose += loose_rows
-        await self.commit(add + ([self.build_file(loose_rows, **DELETES)] if loose_rows else []), remove)
+            file.vector = delete_file["file-path"]
+            replaced_positions = 0 if self.version == 2 else file.named_positions
+            file.named_positions += delete_file["record-count"] - replaced_positions
+            added_files.append(delete_file)
+        self.shared_positions += shared_rows
+        await self.commit(
+            added_files + ([self.build_file(shared_rows, **DELETES)] if shared_rows else []), removed_files
+        )
 
     async def delete_by_value(self) -> None:
         delete_fields: dict[str, Any] = {"content": "equality-deletes", "equality-ids": [1]}
         await self.commit([self.build_file(1, **delete_fields)])
-        self.by_value = True
+        self.has_equality_deletes = True
 
     async def replace(self) -> str:
-        """Replace files by files with a number of rows near the limits, and return the outcome."""
-        chosen_files = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 3)))
-        files = [self.files[path] for path in chosen_files]
+        """Replace random files by one file, with a number of rows near the limits, and return the outcome."""
+        chosen_paths = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 3)))
+        files = [self.files[path] for path in chosen_paths]
         rows = sum(file.rows for file in files)
         live_row_count = rows - sum(len(file.deleted_positions) for file in files)
-        minimum = rows - self.loose - sum(file.named_positions for file in files)
+        rows_min = rows - self.shared_positions - sum(file.named_positions for file in files)
         stated_rows = self.rng.choice(
-            [live_row_count, live_row_count, rows, rows + 1, rows + 5, minimum, minimum - 1, minimum - 3]
+            [live_row_count, live_row_count, rows, rows + 1, rows + 5, rows_min, rows_min - 1, rows_min - 3]
         )
-        added_rows, is_under = max(0, stated_rows), not self.by_value and max(0, stated_rows) < minimum
-        is_right = added_rows <= rows and not is_under
-        assert is_right or added_rows != live_row_count
-        new_file = [self.build_file(added_rows)] if added_rows else []
-        remove = [{"file-path": path} for path in chosen_files]
+        added_rows, is_too_few = max(0, stated_rows), not self.has_equality_deletes and max(0, stated_rows) < rows_min
+        is_accepted = added_rows <= rows and not is_too_few
+        assert is_accepted or added_rows != live_row_count
+        new_files = [self.build_file(added_rows)] if added_rows else []
+        remove = [{"file-path": path} for path in chosen_paths]
         answer = await self.table.send(
-            operation="replace", read_snapshot_id=self.read_snapshot, add=new_file, remove=remove
+            operation="replace", read_snapshot_id=self.read_snapshot, add=new_files, remove=remove
         )
-        assert answer.status == (200 if is_right else 400), (answer.raw, added_rows, minimum, rows)
-        if not is_right:
+        assert answer.status == (200 if is_accepted else 400), (answer.raw, added_rows, rows_min, rows)
+        if not is_accepted:
             assert "operation is replace" in answer.error[2]
-            return "too few rows" if is_under else "too many rows"
+            return "too few rows" if is_too_few else "too many rows"
         self.read_snapshot = answer.json["snapshot-id"]
-        for path in chosen_files:
+        for path in chosen_paths:
             del self.files[path]
-        self.files |= {item["file-path"]: CountedFile(added_rows) for item in new_file}
+        self.files |= {added["file-path"]: CountedFile(added_rows) for added in new_files}
         return "replaced"
 
 

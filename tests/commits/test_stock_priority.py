@@ -24,7 +24,9 @@ from tests.seeds import examples
 from tests.waits import block_until
 
 TRIES_MAX = 8
-"""Three conflicts give priority. A group that commits at that time causes the fourth, and a busy machine causes more.
+"""The maximum number of attempts of a client.
+
+Three conflicts give priority. A group that commits at that time causes the fourth, and a busy machine causes more.
 """
 PRIORITY_S = 100.0
 """The duration of priority. It is long enough for a client on a busy machine to read, compute and commit."""
@@ -40,7 +42,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerTh
 
 
 def test_row_changes_of_pyiceberg_commit_during_upserts_of_other_rows(server: ServerThread) -> None:
-    changes, is_over, upsert_counts = examples(20, 1), threading.Event(), [0, 0]
+    row_count, is_over, upsert_counts = examples(20, 1), threading.Event(), [0, 0]
 
     def upsert_until_over(writer: int) -> None:
         with closing(IndexClient(server.url)) as client:
@@ -50,13 +52,13 @@ def test_row_changes_of_pyiceberg_commit_during_upserts_of_other_rows(server: Se
 
     with open_catalog(server.url) as catalog, closing(IndexClient(server.url)) as client:
         create_test_table(catalog, 2)
-        append(client, "db.t", build_rows(range(changes)))
+        append(client, "db.t", build_rows(range(row_count)))
         writers = [threading.Thread(target=upsert_until_over, args=(writer,)) for writer in range(2)]
         for writer in writers:
             writer.start()
         try:
             block_until(lambda: all(upsert_counts))
-            tries = [delete_with_retries(catalog, number) for number in range(changes)]
+            tries = [delete_with_retries(catalog, number) for number in range(row_count)]
             upserts_before = sum(upsert_counts)
             block_until(lambda: sum(upsert_counts) > upserts_before)
         finally:
@@ -65,7 +67,7 @@ def test_row_changes_of_pyiceberg_commit_during_upserts_of_other_rows(server: Se
                 writer.join()
         ids = {row["id"] for row in catalog.load_table("db.t").scan().to_arrow().to_pylist()}
     assert max(tries) <= TRIES_MAX, tries
-    assert not ids & set(range(changes))
+    assert not ids & set(range(row_count))
     assert ids == {
         1000 * (writer + 1) + number for writer in range(2) for number in range(min(upsert_counts[writer], 50))
     }

@@ -15,15 +15,15 @@ CHANGES = 6
 async def test_consecutive_turns_delay_other_changes_no_longer_than_one_turn(tmp_path: Path) -> None:
     async with run_server(tmp_path, commit_turn_after=1, commit_turn_s=1.0) as server:
         lake = await CommitTable.create(Api(server))
-        victim = lake.write_data_file([(0, 0, "v")])
-        base = await lake.commit({"add": [victim]})
-        remove = {"remove": [{"file-path": victim["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
+        removed_file = lake.write_data_file([(0, 0, "v")])
+        first_commit = await lake.commit({"add": [removed_file]})
+        remove = {"remove": [{"file-path": removed_file["file-path"]}], "read-snapshot-id": first_commit["snapshot-id"]}
         await lake.commit(remove)
         # All changes that arrive in this time form one group.
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             first_task = asyncio.create_task(lake.append([(1, 0, "a")]))
             await lake.wait_for_changes(1)
-            tasks = [asyncio.create_task(lake.send({**remove, "change-id": f"c{n}"})) for n in range(CHANGES)]
+            tasks = [asyncio.create_task(lake.send({**remove, "change-id": f"c{number}"})) for number in range(CHANGES)]
             await lake.wait_for_changes(1 + CHANGES)
         await first_task
         assert {result.status for result in await asyncio.gather(*tasks)} == {409}
@@ -40,6 +40,6 @@ async def test_consecutive_turns_delay_other_changes_no_longer_than_one_turn(tmp
 
         sender_task = asyncio.create_task(send_changes())
         await lake.append([(1, 0, "a")])
-        completed_before = completed_changes
+        completed_during_append = completed_changes
         await sender_task
-        assert completed_before < CHANGES - 1  # A turn takes as long as one or two changes.
+        assert completed_during_append < CHANGES - 1  # A turn takes as long as one or two changes.

@@ -81,9 +81,7 @@ def test_printed_spark_configuration_equals_that_of_the_test_session() -> None:
 
 def test_printed_trino_configuration_equals_that_of_the_how_to_guide() -> None:
     blocks = [
-        block.read_text
-        for block in Page(REPO / "docs/how-to/connect-trino.md").blocks
-        if block.language == "properties"
+        block.text for block in Page(REPO / "docs/how-to/connect-trino.md").blocks if block.language == "properties"
     ]
     assert format_connection("trino", "sea", URI, has_token=False).splitlines()[1:] == blocks[0].strip().splitlines()
     s3_lines = format_connection("trino", "sea", URI, has_token=True, on_s3=True).splitlines()[1:]

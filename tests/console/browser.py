@@ -47,6 +47,7 @@ class RecordedPage:
         await self.settle()
 
     async def settle(self) -> None:
+        """Wait until the page shows its heading and loads no data."""
         await self.page.wait_for_selector("h1")
         await self.page.wait_for_selector(".loading, [aria-busy=true]", state="detached")
 
@@ -68,9 +69,9 @@ class RecordedPage:
         await self.run(AXE.read_text() + "\n;0")
         violations = await self.run("axe.run(document).then((result) => result.violations)")
         return [
-            f"{item['id']}: {item['help']}: {[node['html'][:200] for node in item['nodes'][:3]]}"
-            for item in violations
-            if item["impact"] in ("serious", "critical")
+            f"{violation['id']}: {violation['help']}: {[node['html'][:200] for node in violation['nodes'][:3]]}"
+            for violation in violations
+            if violation["impact"] in ("serious", "critical")
         ]
 
 

@@ -103,11 +103,11 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         output = await recorded_page.run(f"import({module}).then((format) => {sizes}.map(format.size))")
         assert output == [show_size(size) for size in sizes], "the console shows sizes as the command line does"
         texts = ["0", "249,998", "499,998", "749,998", "999,998"]
-        marks = [{"position": index / 4, "text": text} for index, text in enumerate(texts)]
-        input_text = f"{json.dumps(marks)}, {[index / 4 for index in range(len(texts))]}"
+        axis_marks = [{"position": index / 4, "text": text} for index, text in enumerate(texts)]
+        arguments = f"{json.dumps(axis_marks)}, {[index / 4 for index in range(len(texts))]}"
         charts = f"import({module.replace('format', 'charts')})"
         output = await recorded_page.run(
-            f"{charts}.then((one) => [270, 420].map((width) => one.labelsOf({input_text}, width)))"
+            f"{charts}.then((one) => [270, 420].map((width) => one.labelsOf({arguments}, width)))"
         )
         assert output == [["0", "", "", "", "999,998"], texts], "labels overlap in a narrow window"
         late_search = "address.change(address.parseAddress('#/tables'), {search: 'ord'})"
@@ -125,16 +125,16 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         assert f"snapshot={snapshot_after}" in recorded_page.page.url
         assert f"before={snapshot_before}" in recorded_page.page.url
         await recorded_page.page.get_by_role("link", name="Explain").click()
-        box = recorded_page.page.get_by_label("Predicate or query in SQL")
-        await box.fill("customer_id = 4711")
+        predicate_box = recorded_page.page.get_by_label("Predicate or query in SQL")
+        await predicate_box.fill("customer_id = 4711")
         await recorded_page.page.keyboard.press("Control+Enter")
         await wait_for_text(recorded_page, "of 480: 8.3 %")
         text = await recorded_page.page.inner_text("main")
         assert "Layouts that would help" not in text, "each of the 40 partitions has a file for the value"
-        await box.fill("country LIKE '%A'")
+        await predicate_box.fill("country LIKE '%A'")
         await recorded_page.page.keyboard.press("Control+Enter")
         await wait_for_text(recorded_page, "Only the parts that cannot prune")
-        await box.fill("amount BETWEEN 5 AND 9")
+        await predicate_box.fill("amount BETWEEN 5 AND 9")
         await recorded_page.page.keyboard.press("Control+Enter")
         await wait_for_text(recorded_page, "Clustered by customer_id, amount")
         await wait_for_text(recorded_page, "seamark table set db.orders seamark.clustering.columns=customer_id,amount")
@@ -211,9 +211,15 @@ async def test_names_and_texts_of_other_users_are_shown_as_text(tmp_path: Path) 
         body = {"name": markup, "schema": schema, "properties": {markup: f"</code>{markup}"}}
         await send_request(server, "POST", f"/v1/namespaces/{quote(markup, safe='')}/tables", body)
         await server.record(name=markup, summary={"operation": markup, "javascript:alert(1)": markup})
-        place = f"#/table/{quote(markup, safe='')}/{quote(markup, safe='')}"
+        table_address = f"#/table/{quote(markup, safe='')}/{quote(markup, safe='')}"
         predicate = quote(f"`{markup}` = 1 OR {markup}", safe="")
-        for address in ("#/tables", place, f"{place}/layout", f"{place}/explain?where={predicate}", "#/timeline"):
+        for address in (
+            "#/tables",
+            table_address,
+            f"{table_address}/layout",
+            f"{table_address}/explain?where={predicate}",
+            "#/timeline",
+        ):
             await recorded_page.open(address)
             await recorded_page.page.wait_for_function("text => document.body.innerText.includes(text)", arg=markup)
             assert await recorded_page.run("document.images.length") == 0
@@ -380,12 +386,12 @@ async def test_console_shows_ten_thousand_tables_and_a_hundred_thousand_files(tm
 
 @pytest.mark.slow
 async def test_console_of_a_warehouse_shows_only_its_tables(tmp_path: Path) -> None:
-    async with run_server_with_warehouses(tmp_path, "sales") as world, open_browser() as browser:
-        await world.create_table("/v1/sales", "db", "sold")
-        await world.create_table("/v1", "db", "own")
-        async with open_page(browser, world.url) as recorded_page:
+    async with run_server_with_warehouses(tmp_path, "sales") as rig, open_browser() as browser:
+        await rig.create_table("/v1/sales", "db", "sold")
+        await rig.create_table("/v1", "db", "own")
+        async with open_page(browser, rig.url) as recorded_page:
             await recorded_page.open("#/admin")
             await recorded_page.page.get_by_role("link", name="sales").click()
             await wait_for_text(recorded_page, "db.sold")
             assert "db.own" not in await recorded_page.page.inner_text("main")
-            check_no_errors_and_hosts(recorded_page, world.server)
+            check_no_errors_and_hosts(recorded_page, rig.server)

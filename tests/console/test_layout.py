@@ -40,7 +40,7 @@ def draw_value(column: str, rng: random.Random) -> Any:
             return rng.randrange(-700_000, 700_000) if rng.random() < 0.2 else rng.randrange(19_000, 19_030)
 
 
-def sort_values(column: str, values: tuple[Any, Any]) -> Range:
+def sort_values(values: tuple[Any, Any]) -> Range:
     low, high = sorted(values, key=lambda value: value.encode() if isinstance(value, str) else value)
     return low, high
 
@@ -49,45 +49,45 @@ def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict
     """Return random data files, and the bounds of the columns of each file. A file may lack bounds of a column."""
     bounds = []
     for _ in range(count):
-        own_files = {}
+        file_bounds = {}
         for column in COLUMNS:
             if rng.random() < 0.9:
-                first_value = draw_value(column, rng)
-                own_files[column] = sort_values(
-                    column, (first_value, first_value if rng.random() < 0.2 else draw_value(column, rng))
-                )
-        bounds.append(own_files)
+                value = draw_value(column, rng)
+                other_value = value if rng.random() < 0.2 else draw_value(column, rng)
+                file_bounds[column] = sort_values((value, other_value))
+        bounds.append(file_bounds)
     sizes = [rng.choice((0, 1, 2, 1023, 1024, rng.randrange(1 << 34))) for _ in bounds]
     content_files = [
-        build_content_file(f"{location}/data/{rng.getrandbits(64):x}.parquet", own_files, size=size)
-        for own_files, size in zip(bounds, sizes, strict=True)
+        build_content_file(f"{location}/data/{rng.getrandbits(64):x}.parquet", file_bounds, size=size)
+        for file_bounds, size in zip(bounds, sizes, strict=True)
     ]
     return content_files, bounds
 
 
 class ExpectedLayout:
-    """The layout, computed by loops.
+    """The layout of a column, computed by loops over the ranges of its files in each snapshot.
 
-    It uses the `ranges` of each snapshot. The positions are those of the answer, which other tests check.
+    A position is the place of a value on the axis, from 0 to 1: by value, or by its rank among all bounds.
     """
 
     def __init__(self, column: str, snapshots: list[list[Range]], by_rank: bool) -> None:
-        def compute_order(value: Any) -> Any:
+        def encode_text(value: Any) -> Any:
             return value.encode() if isinstance(value, str) else value
 
-        values = {compute_order(value) for ranges in snapshots for value_range in ranges for value in value_range}
+        values = {encode_text(value) for ranges in snapshots for value_range in ranges for value in value_range}
         self.values = sorted(values)
-        self.snapshots = [[(compute_order(low), compute_order(high)) for low, high in ranges] for ranges in snapshots]
+        self.snapshots = [[(encode_text(low), encode_text(high)) for low, high in ranges] for ranges in snapshots]
         self.by_value = not by_rank and column != "country" and len(self.values) > 1
-        span = len(self.values) - 1
+        rank_max = len(self.values) - 1
         if self.by_value:
             least_value, greatest_value = float(self.values[0]), float(self.values[-1])
+            # The halves avoid an overflow of the difference.
             self.position = {
                 value: (float(value) / 2 - least_value / 2) / (greatest_value / 2 - least_value / 2)
                 for value in self.values
             }
         else:
-            self.position = {value: number / span if span else 0.0 for number, value in enumerate(self.values)}
+            self.position = {value: number / rank_max if rank_max else 0.0 for number, value in enumerate(self.values)}
 
     def count_overlaps(self, number: int, value: Any) -> int:
         return sum(low <= value <= high for low, high in self.snapshots[number])
@@ -98,17 +98,17 @@ class ExpectedLayout:
         The depths between neighbouring values are weighted by the values' distance.
         """
         ranges = self.snapshots[number]
-        total = 0.0
+        depth_sum = 0.0
         for low, high in ranges:
             width = self.position[high] - self.position[low]
             if width <= 0:
-                total += self.count_overlaps(number, low)
+                depth_sum += self.count_overlaps(number, low)
                 continue
             values_inside = [value for value in self.values if low <= value <= high]
             for start, end in pairwise(values_inside):
-                depth = sum(value_range[0] <= start and value_range[1] >= end for value_range in ranges)
-                total += depth * (self.position[end] - self.position[start]) / width
-        return total / len(ranges) if ranges else None
+                depth = sum(range_low <= start and range_high >= end for range_low, range_high in ranges)
+                depth_sum += depth * (self.position[end] - self.position[start]) / width
+        return depth_sum / len(ranges) if ranges else None
 
     def list_values_at(self, position: float) -> list[Any]:
         return [value for value, value_position in self.position.items() if abs(value_position - position) < 1e-12]
@@ -122,13 +122,16 @@ def check_layout(
     for mark in answer["marks"]:
         assert expected.list_values_at(mark["position"]), mark
     if expected.values:
-        kind = {"id": "long", "customer_id": "long", "country": "string", "amount": "double", "day": "date"}[column]
-        edges = [answer["marks"][0]["value"], answer["marks"][-1]["value"]]
-        decoded_values = [encode_single_value(kind, decode_json(kind, value)) for value in edges]
-        plain_values = [
+        column_type = {"id": "long", "customer_id": "long", "country": "string", "amount": "double", "day": "date"}[
+            column
+        ]
+        first_mark, *_, last_mark = answer["marks"]
+        edge_values = [first_mark["value"], last_mark["value"]]
+        decoded_values = [encode_single_value(column_type, decode_json(column_type, value)) for value in edge_values]
+        expected_edges = [
             value.decode() if isinstance(value, bytes) else value for value in (expected.values[0], expected.values[-1])
         ]
-        assert decoded_values == [encode_single_value(kind, value) for value in plain_values]
+        assert decoded_values == [encode_single_value(column_type, value) for value in expected_edges]
     for number, layout in enumerate(answer["snapshots"]):
         ranges = expected.snapshots[number]
         assert (layout["files"], layout["bounded-files"]) == (files[number], len(ranges))
@@ -147,26 +150,29 @@ def check_layout(
 
 
 def check_bars(actual_bars: list[dict[str, Any]], expected: ExpectedLayout, ranges: list[Range], bars: int) -> None:
+    """Check bars that each stand for files with neighbouring lowest values, at most `bars` of them."""
     assert len(actual_bars) == min(bars, len(ranges))
     assert sum(bar["files"] for bar in actual_bars) == len(ranges)
     remaining_ranges = sorted(ranges)
     for bar in actual_bars:
-        bar_files, remaining_ranges = remaining_ranges[: bar["files"]], remaining_ranges[bar["files"] :]
+        bar_ranges, remaining_ranges = remaining_ranges[: bar["files"]], remaining_ranges[bar["files"] :]
         assert abs(bar["files"] - len(ranges) / len(actual_bars)) < 1
-        ends = sorted(high for _, high in bar_files)
-        expected_marks = (bar_files[0][0], ends[(len(ends) - 1) // 2], ends[-1])
-        positions = [expected.position[value] for value in expected_marks]
+        highest_values = sorted(high for _, high in bar_ranges)
+        lowest_value, _ = bar_ranges[0]
+        median = highest_values[(len(highest_values) - 1) // 2]
+        positions = [expected.position[value] for value in (lowest_value, median, highest_values[-1])]
         assert [bar["low"], bar["median"], bar["high"]] == pytest.approx(positions, abs=1e-12)
 
 
 def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
+    """Check the histogram of the files' sizes, whose limits are powers of two."""
     sizes = [file["file-size-in-bytes"] for file in files]
-    expected: dict[int, list[int]] = {}
+    sizes_by_limit: dict[int, list[int]] = {}
     for size in sizes:
-        expected.setdefault(1 << (size.bit_length() - 1) if size else 0, []).append(size)
+        sizes_by_limit.setdefault(1 << (size.bit_length() - 1) if size else 0, []).append(size)
     assert layout["sizes"] == [
-        {"size-in-bytes": size_in_bytes, "files": len(file_sizes), "total-bytes": sum(file_sizes)}
-        for size_in_bytes, file_sizes in sorted(expected.items())
+        {"size-in-bytes": lower_limit, "files": len(file_sizes), "total-bytes": sum(file_sizes)}
+        for lower_limit, file_sizes in sorted(sizes_by_limit.items())
     ]
 
 
@@ -182,7 +188,8 @@ async def check_table(server: RunningServer, name: str, rng: random.Random) -> N
     )
     first_files, first_bounds = draw_files(location, rng.randrange(1, 40), rng)
     second_files, second_bounds = draw_files(location, rng.randrange(1, 40), rng)
-    ids = [await commit_change(server, name, first_files), await commit_change(server, name, second_files)]
+    earlier_id = await commit_change(server, name, first_files)
+    later_id = await commit_change(server, name, second_files)
     for column in COLUMNS:
         bars, points, by_rank = rng.choice((1, 3, 500)), rng.choice((1, 4, 400)), rng.random() < 0.3
         later_bounds, earlier_bounds = [*first_bounds, *second_bounds], first_bounds
@@ -193,14 +200,14 @@ async def check_table(server: RunningServer, name: str, rng: random.Random) -> N
         has_comparison = rng.random() < 0.6
         query = f"bars={bars}&points={points}&scale={'rank' if by_rank else 'value'}"
         if has_comparison:
-            query += f"&snapshot-id={ids[1]}&compare-to={ids[0]}"
+            query += f"&snapshot-id={later_id}&compare-to={earlier_id}"
         answer = await send_request(server, "GET", f"/api/v1/tables/db/{name}/layout/{column}?{query}")
         expected = ExpectedLayout(column, ranges if has_comparison else ranges[:1], by_rank)
         files = [len(later_bounds), len(earlier_bounds)]
         check_layout(answer, column, expected, files, bars, points)
         check_sizes(answer["snapshots"][0], [*first_files, *second_files])
         assert [snapshot["snapshot-id"] for snapshot in answer["snapshots"]] == (
-            ids[::-1] if has_comparison else [ids[1]]
+            [later_id, earlier_id] if has_comparison else [later_id]
         )
 
 
@@ -258,6 +265,6 @@ def test_numeric_bounds_are_not_converted_to_objects() -> None:
     finally:
         tracemalloc.stop()
     # A bound takes a key, a position and a rank of 8 bytes each. As a Python number it would take 40 bytes more.
-    assert memory_bytes < 2 * files * 32
+    assert memory_bytes < 2 * files * 32, "each of the two bounds of a file takes less than 32 bytes"
     assert [axis.get_key(rank) for rank in (0, 1, 2 * files - 1)] == [0, 500, (files - 1) * 1000 + 500]
     assert len(ranges[0].lower) == files

@@ -21,9 +21,9 @@ LONG_STATEMENT = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range
 
 
 async def enter_statement(recorded_page: RecordedPage, statement: str, keys: str = "Control+Enter") -> None:
-    box = recorded_page.page.get_by_label("Statement", exact=True)
-    await box.fill(statement)
-    await box.press(keys)
+    statement_box = recorded_page.page.get_by_label("Statement", exact=True)
+    await statement_box.fill(statement)
+    await statement_box.press(keys)
 
 
 @pytest.mark.slow
@@ -76,9 +76,8 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
         assert all("400 (Bad Request)" in error or "404 (Not Found)" in error for error in recorded_page.errors)
 
         past_statements = page.get_by_role("region", name="Statements of this tab").locator("tbody tr")
-        assert [(await past_statements.nth(index).locator("td").nth(2).inner_text()) for index in range(5)] == [
-            *("cancelled", "failed", "100 rows", "explained", "2 rows")
-        ]
+        outcomes = [await past_statements.nth(index).locator("td").nth(2).inner_text() for index in range(5)]
+        assert outcomes == ["cancelled", "failed", "100 rows", "explained", "2 rows"]
         await recorded_page.open("#/tables")
         await recorded_page.open("#/sql")
         await page.get_by_role("button", name="SELECT nope FROM db.t").click()

@@ -38,14 +38,18 @@ def build_content_file(
     """Return a data file as clients send it.
 
     Args:
+        path: The location of the file.
         bounds: The lowest and the highest value of each column, by name.
+        rows: The number of rows.
+        size: The size in bytes.
+        partition: The day of the partition, or nothing if the table is not partitioned.
     """
-    kinds = dict(COLUMNS)
-    keys = [IDS[name] for name in bounds]
+    types = dict(COLUMNS)
+    field_ids = [IDS[name] for name in bounds]
 
-    def build_side(number: int) -> dict[str, Any]:
-        values = [encode_single_value(kinds[name], pair[number]).hex().upper() for name, pair in bounds.items()]
-        return {"keys": keys, "values": values}
+    def encode_bounds(values: dict[str, Any]) -> dict[str, Any]:
+        encoded_values = [encode_single_value(types[name], value).hex().upper() for name, value in values.items()]
+        return {"keys": field_ids, "values": encoded_values}
 
     return {
         "content": "data",
@@ -55,10 +59,10 @@ def build_content_file(
         "partition": [encode_json("date", day) for day in partition.values()],
         "file-size-in-bytes": size,
         "record-count": rows,
-        "value-counts": {"keys": keys, "values": [rows] * len(keys)},
-        "null-value-counts": {"keys": keys, "values": [0] * len(keys)},
-        "lower-bounds": build_side(0),
-        "upper-bounds": build_side(1),
+        "value-counts": {"keys": field_ids, "values": [rows] * len(field_ids)},
+        "null-value-counts": {"keys": field_ids, "values": [0] * len(field_ids)},
+        "lower-bounds": encode_bounds({name: low for name, (low, _) in bounds.items()}),
+        "upper-bounds": encode_bounds({name: high for name, (_, high) in bounds.items()}),
     }
 
 
@@ -104,10 +108,10 @@ async def commit_change(server: RunningServer, name: str, add: Sequence[dict[str
 
 
 def make_unclustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
-    """Yield files of one day each. The customers of a file spread over the whole range."""
+    """Yield files of one day each. The customers of a file are spread over most of the range."""
     for number in range(count):
         low, high = sorted(rng.randrange(1_000_000) for _ in range(2))
-        low, high = low // 8, 1_000_000 - (1_000_000 - high) // 8
+        low, high = low // 8, 1_000_000 - (1_000_000 - high) // 8  # Move both values to the ends of the range.
         day = FIRST_DAY + int(days * rng.random() ** 1.5)
         first_id = number * 1000
         bounds = {
@@ -124,13 +128,13 @@ def make_unclustered(location: str, count: int, rng: random.Random, days: int = 
 
 def make_clustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
     """Yield files of one day each. The files of a day are ordered by customer."""
-    rows_per_day = -(-count // days)
+    files_per_day = -(-count // days)
     for number in range(count):
-        day, part = FIRST_DAY + number // rows_per_day, number % rows_per_day
-        low = part * 1_000_000 // rows_per_day
+        day, file_of_day = FIRST_DAY + number // files_per_day, number % files_per_day
+        low = file_of_day * 1_000_000 // files_per_day
         bounds = {
             "id": (number, 1_000_000 - number),
-            "customer_id": (low, low + 1_000_000 // rows_per_day - 1),
+            "customer_id": (low, low + 1_000_000 // files_per_day - 1),
             "country": ("AT", "US"),
             "amount": (0.5, 999.5),
             "day": (day, day),
@@ -157,8 +161,8 @@ async def make_orders(server: RunningServer, seed: int = 1) -> tuple[int, int]:
             await set_ref(server, "orders", "audit", "branch", snapshot_before)
         if start == 300:
             await set_ref(server, "orders", "2024-q1", "tag", snapshot_before)
-    stray = list(make_unclustered(f"{location}/audit", 20, rng))
-    await commit_change(server, "orders", stray, branch="audit")
+    audit_files = list(make_unclustered(f"{location}/audit", 20, rng))
+    await commit_change(server, "orders", audit_files, branch="audit")
     snapshot_after = await commit_change(
         server,
         "orders",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 OWNERS = "anna|tests"
+# The views, and the names of their plans
 GUARDED_VIEWS = "(definer|invoker|hiding|summary|lending|keeping|opening)(~plan~.*)?"
 ALL_PRIVILEGES = ["SELECT", "INSERT", "DELETE", "UPDATE", "OWNERSHIP", "GRANT_SELECT"]
 

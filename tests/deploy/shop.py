@@ -67,18 +67,22 @@ def create_orders(seamark: Seamark) -> None:
     catalog.create_namespace("shop")
     schema = pa.schema([("id", pa.int64()), ("country", pa.string()), ("note", pa.string())])
     orders = catalog.create_table("shop.orders", schema=schema)
-    for part in range(FILES):
-        ids = [part + FILES * number for number in range(ROWS)]
-        rows = {"id": ids, "country": [("FR", "DE", "IT")[id_ % 3] for id_ in ids], "note": [f"n{id_}" for id_ in ids]}
+    for file_number in range(FILES):
+        ids = [file_number + FILES * number for number in range(ROWS)]
+        rows = {
+            "id": ids,
+            "country": [("FR", "DE", "IT")[order_id % 3] for order_id in ids],
+            "note": [f"n{order_id}" for order_id in ids],
+        }
         orders.append(pa.table(rows, schema=schema))
     countries = pa.table({"code": ["FR", "DE", "IT"], "name": ["France", "Germany", "Italy"]})
     catalog.create_table("shop.countries", schema=countries.schema).append(countries)
     catalog.close()
-    for words in (
+    for arguments in (
         ["create", "shop.orders", "--kind", "bloom", "--columns", "id", "--fpp", "0.0001"],
         ["build", "shop.orders"],
     ):
-        result = run_seamark("index", *words, "--url", seamark.base_url, timeout_s=120)
+        result = run_seamark("index", *arguments, "--url", seamark.base_url, timeout_s=120)
         assert result.returncode == 0, result.stderr
 
 
@@ -127,8 +131,9 @@ def await_final_outcome(shop: Shop, sql: str, **headers: str) -> str:
     """
 
     def read_outcome_if_final() -> str:
-        answer = post_statement(shop.proxy.port, sql, **headers)[0].partition("; ms=")[0]
-        return "" if answer == "planned" or "recently" in answer else answer
+        plan_header, _ = post_statement(shop.proxy.port, sql, **headers)
+        outcome = plan_header.partition("; ms=")[0]
+        return "" if outcome == "planned" or "recently" in outcome else outcome
 
     return str(wait_for_result(read_outcome_if_final))
 
@@ -171,14 +176,14 @@ def run_until_cancelled(cursor: Any, sql: str) -> None:
         cursor.execute(sql)
 
 
-def wait_for_result(ask: Callable[[], Any], within_s: float = 60) -> Any:
-    """Call `ask` until its result is true, and return the result. The time is limited to `within_s`.
+def wait_for_result(read_result: Callable[[], Any], within_s: float = 60) -> Any:
+    """Call `read_result` until its result is true, and return the result. The time is limited to `within_s`.
 
     The pauses between attempts grow, because a statement is expensive for Trino.
     """
     deadline_s, wait_s = time.monotonic() + within_s, 0.1
-    while not (answer := ask()):
+    while not (result := read_result()):
         assert time.monotonic() < deadline_s, f"the result was not true within {within_s} s"
         time.sleep(wait_s)
         wait_s = min(1.0, 1.5 * wait_s)
-    return answer
+    return result

@@ -81,9 +81,9 @@ def test_compose_has_its_services_with_health_checks() -> None:
 
 def test_every_mounted_file_and_every_named_volume_exists() -> None:
     for service, description in SERVICES.items():
-        for source_path, container_path in list_mounted_files(service).items():
-            assert container_path.exists(), (
-                f"{service} mounts {container_path} at {source_path}; run `make jars` if it is a jar folder"
+        for container_path, source_path in list_mounted_files(service).items():
+            assert source_path.exists(), (
+                f"{service} mounts {source_path} at {container_path}; run `make jars` if it is a jar folder"
             )
         for volume in description.get("volumes", []):
             assert volume.startswith(".") or volume.split(":")[0] in COMPOSE["volumes"]
@@ -104,10 +104,10 @@ def test_mounted_configurations_equal_the_configurations_of_the_tests() -> None:
 
 
 def test_images_have_the_tested_versions() -> None:
-    resolve = DEPLOY / "trino" / "resolve"
-    assert read_image_version("trino") == read_pom_property(resolve / "server" / "pom.xml", "trino.version")
-    assert read_image_version("trino") == read_pom_property(resolve / "plugin" / "pom.xml", "trino.version")
-    assert read_image_version("trino") == read_pom_property(resolve / "clients" / "pom.xml", "trino.version")
+    resolve_folder = DEPLOY / "trino" / "resolve"
+    assert read_image_version("trino") == read_pom_property(resolve_folder / "server" / "pom.xml", "trino.version")
+    assert read_image_version("trino") == read_pom_property(resolve_folder / "plugin" / "pom.xml", "trino.version")
+    assert read_image_version("trino") == read_pom_property(resolve_folder / "clients" / "pom.xml", "trino.version")
     assert f'start("{read_image_version("trino")}")' in trino.MAIN_SOURCE.read_text()
     assert read_image_version("spark") == find_locked_version("pyspark")
     assert f"@v{read_image_version('s3')}\n" in (REPO / "Makefile").read_text()
@@ -123,11 +123,11 @@ def test_spark_defaults_equal_the_output_of_the_connect_command() -> None:
 
 def test_server_settings_are_known_and_agree_with_other_services() -> None:
     settings = tomllib.loads(list_mounted_files("seamark")["/etc/seamark/seamark.toml"].read_text())
-    known_names = {field.name for field in fields(Settings)}
-    assert set(settings) <= known_names
+    setting_names = {field.name for field in fields(Settings)}
+    assert set(settings) <= setting_names
     assert SERVICES["seamark"]["environment"]["SEAMARK_CONFIG"] == "/etc/seamark/seamark.toml"
     variables = {name.removeprefix("SEAMARK_").lower() for name in SERVICES["seamark"]["environment"]}
-    assert variables - {"config"} <= known_names
+    assert variables - {"config"} <= setting_names
     keys = s3.read_env_file(s3.CONFIG)
     environment = SERVICES["seamark"]["environment"]
     assert environment["SEAMARK_S3_ACCESS_KEY_ID"] == f"${{S3_ACCESS_KEY:-{keys['ROOT_ACCESS_KEY']}}}"

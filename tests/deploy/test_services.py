@@ -21,21 +21,21 @@ def test_postgres_uses_the_compose_configuration_and_keeps_acknowledged_writes(p
 
 
 def test_each_postgres_database_starts_empty(postgres: Postgres) -> None:
-    first, second = postgres.create_database(), postgres.create_database()
-    postgres.run_sql("CREATE TABLE t (a int)", first.rsplit("/", 1)[1])
-    assert postgres.run_sql("SELECT count(*) FROM pg_tables WHERE tablename = 't'", second.rsplit("/", 1)[1]) == "0"
-    for url in (first, second):
+    first_url, second_url = postgres.create_database(), postgres.create_database()
+    postgres.run_sql("CREATE TABLE t (a int)", first_url.rsplit("/", 1)[1])
+    assert postgres.run_sql("SELECT count(*) FROM pg_tables WHERE tablename = 't'", second_url.rsplit("/", 1)[1]) == "0"
+    for url in (first_url, second_url):
         postgres.drop_database(url)
 
 
 def test_emptied_postgres_database_equals_a_new_one(postgres: Postgres) -> None:
-    schema = "SELECT nspowner::regrole, nspacl FROM pg_namespace WHERE nspname = 'public'"
+    schema_query = "SELECT nspowner::regrole, nspacl FROM pg_namespace WHERE nspname = 'public'"
     name, url = "emptied", postgres.create_database("emptied")
-    new_tables = postgres.run_sql(schema, name)
+    new_schema = postgres.run_sql(schema_query, name)
     postgres.run_sql("CREATE TABLE t (a int); REVOKE ALL ON SCHEMA public FROM PUBLIC", name)
     postgres.clear_database(url)
     assert postgres.run_sql("SELECT count(*) FROM pg_tables WHERE tablename = 't'", name) == "0"
-    assert postgres.run_sql(schema, name) == new_tables
+    assert postgres.run_sql(schema_query, name) == new_schema
     postgres.drop_database(url)
 
 

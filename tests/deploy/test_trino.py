@@ -45,7 +45,7 @@ class TrinoCatalog:
         return self.trino.rows(sql, session, catalog=self.catalog)
 
     @property
-    def by_name(self) -> TrinoCatalog:
+    def with_named_plans(self) -> TrinoCatalog:
         """This catalog under another Trino catalog, in which plan tables have names."""
         return replace(self, catalog=f"{self.catalog}{BY_NAME}")
 
@@ -69,22 +69,22 @@ def write_with_pyiceberg(lake: TrinoCatalog, table: str) -> None:
 
 
 def test_trino_writes_and_reads_through_seamark(lake: TrinoCatalog) -> None:
-    rows = lake.read_rows
-    rows("CREATE SCHEMA sales")
+    run = lake.read_rows
+    run("CREATE SCHEMA sales")
     values = "(1, DATE '2026-01-01', 10.5e0), (2, DATE '2026-01-02', 20e0)"
-    rows(
+    run(
         "CREATE TABLE sales.orders WITH (partitioning = ARRAY['day']) AS "
         f"SELECT * FROM (VALUES {values}) t (id, day, price)"
     )
-    assert rows("SELECT id, price FROM sales.orders ORDER BY id") == [[1, 10.5], [2, 20.0]]
-    rows("INSERT INTO sales.orders VALUES (3, DATE '2026-01-02', 30e0)")
-    rows("UPDATE sales.orders SET price = 0 WHERE id = 1")
-    rows("DELETE FROM sales.orders WHERE id = 2")
-    assert rows("SELECT id, price FROM sales.orders ORDER BY id") == [[1, 0.0], [3, 30.0]]
-    first = rows('SELECT snapshot_id FROM sales."orders$snapshots" ORDER BY committed_at LIMIT 1')[0][0]
-    assert rows(f"SELECT count(*) FROM sales.orders FOR VERSION AS OF {first}") == [[2]]
-    rows("DROP TABLE sales.orders")
-    assert rows("SHOW TABLES FROM sales") == []
+    assert run("SELECT id, price FROM sales.orders ORDER BY id") == [[1, 10.5], [2, 20.0]]
+    run("INSERT INTO sales.orders VALUES (3, DATE '2026-01-02', 30e0)")
+    run("UPDATE sales.orders SET price = 0 WHERE id = 1")
+    run("DELETE FROM sales.orders WHERE id = 2")
+    assert run("SELECT id, price FROM sales.orders ORDER BY id") == [[1, 0.0], [3, 30.0]]
+    [[first_snapshot_id]] = run('SELECT snapshot_id FROM sales."orders$snapshots" ORDER BY committed_at LIMIT 1')
+    assert run(f"SELECT count(*) FROM sales.orders FOR VERSION AS OF {first_snapshot_id}") == [[2]]
+    run("DROP TABLE sales.orders")
+    assert run("SHOW TABLES FROM sales") == []
 
 
 @pytest.mark.slow
@@ -136,10 +136,10 @@ def test_trino_and_spark_change_one_table_alternately(lake: TrinoCatalog, spark:
     assert [row[0] for row in spark.sql(f"SELECT extra FROM {name}.shared.t WHERE id = 1000").collect()] == [7]
 
 
-def make_plan(lake: TrinoCatalog, table: str, predicate: str, *, index: At = CURRENT) -> str:
+def make_plan(lake: TrinoCatalog, table: str, predicate: str, *, at: At = CURRENT) -> str:
     client = SeamarkClient(lake.seamark.base_url)
     try:
-        name = client.plan_table(table, predicate, at=index).name
+        name = client.plan_table(table, predicate, at=at).name
     finally:
         client.close()
     assert name is not None
@@ -159,47 +159,50 @@ def make_plan(lake: TrinoCatalog, table: str, predicate: str, *, index: At = CUR
 )
 def test_trino_reads_a_plan_table_like_the_table(lake: TrinoCatalog, version: int) -> None:
     """The table has deleted rows and a snapshot that is not current."""
-    rows, schema = lake.by_name.read_rows, f"plans{version}"
-    rows(f"CREATE SCHEMA {schema}")
-    rows(
+    run, schema = lake.with_named_plans.read_rows, f"plans{version}"
+    run(f"CREATE SCHEMA {schema}")
+    run(
         f"CREATE TABLE {schema}.t (id bigint, land varchar, day date) "
         f"WITH (partitioning = ARRAY['land'], format_version = {version})"
     )
-    for first in range(0, 60, 10):
-        values = ", ".join(f"({n}, 'l{n % 2}', DATE '2026-01-{n % 28 + 1:02}')" for n in range(first, first + 10))
-        rows(f"INSERT INTO {schema}.t VALUES {values}")
-    rows(f"DELETE FROM {schema}.t WHERE id IN (25, 26, 57)")
-    rows(f"UPDATE {schema}.t SET day = DATE '2027-01-01' WHERE id IN (21, 51)")
-    files = {path for (path,) in rows(f'SELECT file_path FROM {schema}."t$files" WHERE content = 0')}
-    old_snapshot_id = rows(f'SELECT snapshot_id FROM {schema}."t$snapshots" ORDER BY committed_at')[-2][0]
+    for first_id in range(0, 60, 10):
+        values = ", ".join(
+            f"({row_id}, 'l{row_id % 2}', DATE '2026-01-{row_id % 28 + 1:02}')"
+            for row_id in range(first_id, first_id + 10)
+        )
+        run(f"INSERT INTO {schema}.t VALUES {values}")
+    run(f"DELETE FROM {schema}.t WHERE id IN (25, 26, 57)")
+    run(f"UPDATE {schema}.t SET day = DATE '2027-01-01' WHERE id IN (21, 51)")
+    files = {path for (path,) in run(f'SELECT file_path FROM {schema}."t$files" WHERE content = 0')}
+    *_, [old_snapshot_id], _ = run(f'SELECT snapshot_id FROM {schema}."t$snapshots" ORDER BY committed_at')
     for predicate in ("id BETWEEN 18 AND 31", "land = 'l1' AND id > 45", "day = DATE '2027-01-01'", "id < 0", "true"):
         name = make_plan(lake, f"plans{version}.t", predicate)
         plan = f'{schema}."{name}"'
         columns = 'id, land, day, "$path", "$partition"'
-        expected = rows(f"SELECT {columns} FROM {schema}.t WHERE {predicate} ORDER BY id")
-        assert rows(f"SELECT {columns} FROM {plan} WHERE {predicate} ORDER BY id") == expected
-        live_paths = {path for (path,) in rows(f'SELECT file_path FROM {schema}."{name}$files" WHERE content = 0')}
+        expected = run(f"SELECT {columns} FROM {schema}.t WHERE {predicate} ORDER BY id")
+        assert run(f"SELECT {columns} FROM {plan} WHERE {predicate} ORDER BY id") == expected
+        live_paths = {path for (path,) in run(f'SELECT file_path FROM {schema}."{name}$files" WHERE content = 0')}
         assert live_paths <= files
         assert (live_paths == files) == (predicate == "true"), predicate
         assert {path for *_, path, _ in expected} <= live_paths
         join = f"SELECT count(*) FROM {plan} a JOIN {schema}.t b ON a.id = b.id JOIN {plan} c ON b.id = c.id"
-        assert rows(join) == rows(f"SELECT count(*) FROM {plan}")
-    old_plan = make_plan(lake, f"plans{version}.t", "id = 21", index=At(snapshot_id=old_snapshot_id))
-    expected = rows(f"SELECT day FROM {schema}.t FOR VERSION AS OF {old_snapshot_id} WHERE id = 21")
-    assert rows(f'SELECT day FROM {schema}."{old_plan}" WHERE id = 21') == expected
-    assert rows(f'SELECT day FROM {schema}."{old_plan}" FOR VERSION AS OF {old_snapshot_id} WHERE id = 21') == expected
-    assert expected != rows(f"SELECT day FROM {schema}.t WHERE id = 21")
-    assert rows(f"SHOW TABLES FROM {schema}") == [["t"]]
+        assert run(join) == run(f"SELECT count(*) FROM {plan}")
+    old_plan = make_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=old_snapshot_id))
+    expected = run(f"SELECT day FROM {schema}.t FOR VERSION AS OF {old_snapshot_id} WHERE id = 21")
+    assert run(f'SELECT day FROM {schema}."{old_plan}" WHERE id = 21') == expected
+    assert run(f'SELECT day FROM {schema}."{old_plan}" FOR VERSION AS OF {old_snapshot_id} WHERE id = 21') == expected
+    assert expected != run(f"SELECT day FROM {schema}.t WHERE id = 21")
+    assert run(f"SHOW TABLES FROM {schema}") == [["t"]]
 
 
 @pytest.mark.slow
 @LOCAL
 def test_trino_cannot_damage_a_plan_table_or_its_table(lake: TrinoCatalog) -> None:
-    lake = lake.by_name
-    rows = lake.read_rows
-    rows("CREATE SCHEMA harm")
-    rows("CREATE TABLE harm.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
-    rows("INSERT INTO harm.t VALUES 100")
+    lake = lake.with_named_plans
+    run = lake.read_rows
+    run("CREATE SCHEMA harm")
+    run("CREATE TABLE harm.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
+    run("INSERT INTO harm.t VALUES 100")
     name = f'harm."{make_plan(lake, "harm.t", "n = 1")}"'
     for statement in (
         f"INSERT INTO {name} VALUES 5",
@@ -211,32 +214,32 @@ def test_trino_cannot_damage_a_plan_table_or_its_table(lake: TrinoCatalog) -> No
         'CREATE VIEW harm."t~plan~x" AS SELECT 1 AS n',
     ):
         with pytest.raises(TrinoQueryError):
-            rows(statement)
+            run(statement)
     # The plan table does not name the files that the plan excludes. A clean-up must not delete them as orphans.
     lake.read_rows(
         f"ALTER TABLE {name} EXECUTE remove_orphan_files(retention_threshold => '0s')",
         session={f"{lake.catalog}.remove_orphan_files_min_retention": "0s"},
     )
-    assert rows("SELECT n FROM harm.t ORDER BY n") == [[1], [2], [3], [100]]
-    assert rows(f"SELECT n FROM {name} ORDER BY n") == [[1], [2], [3]]
+    assert run("SELECT n FROM harm.t ORDER BY n") == [[1], [2], [3], [100]]
+    assert run(f"SELECT n FROM {name} ORDER BY n") == [[1], [2], [3]]
 
 
 @pytest.mark.slow
 def test_trino_reads_statistics_of_seamark_and_seamark_those_of_trino(trino_lake: TrinoLake) -> None:
     lake = TrinoCatalog(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.client_properties[CATALOG])
-    rows = lake.read_rows
-    rows("CREATE SCHEMA counted")
-    rows(
+    run = lake.read_rows
+    run("CREATE SCHEMA counted")
+    run(
         "CREATE TABLE counted.t AS SELECT n, n % 7 AS k, CAST(n AS varchar) AS s, "
         "CAST(n % 500 AS decimal(10, 2)) AS d, "
         "date_add('day', n % 40, DATE '2020-01-01') AS at, CAST(n % 3 AS double) AS f, n % 2 = 0 AS b "
         "FROM UNNEST(sequence(1, 9000)) u (n)"
     )
-    rows("ALTER TABLE counted.t EXECUTE drop_extended_stats")
+    run("ALTER TABLE counted.t EXECUTE drop_extended_stats")
     client = IndexClient(lake.seamark.base_url)
 
     def show_stats() -> dict[str, float]:
-        return {row[0]: row[2] for row in rows("SHOW STATS FOR counted.t") if row[0] and row[2] is not None}
+        return {row[0]: row[2] for row in run("SHOW STATS FOR counted.t") if row[0] and row[2] is not None}
 
     compute_statistics(client, "counted.t")
     seamark_stats = show_stats()
@@ -249,15 +252,15 @@ def test_trino_reads_statistics_of_seamark_and_seamark_those_of_trino(trino_lake
     assert seamark_stats["at"] == 40
     assert seamark_stats["n"] == pytest.approx(9000, rel=0.05)
     assert seamark_stats["s"] == pytest.approx(9000, rel=0.05)
-    rows("ALTER TABLE counted.t EXECUTE drop_extended_stats")
-    rows("ANALYZE counted.t")
+    run("ALTER TABLE counted.t EXECUTE drop_extended_stats")
+    run("ANALYZE counted.t")
     assert show_stats() == pytest.approx(seamark_stats, rel=0.05)
     # Trino merges the sketches of new rows with those of the previous snapshot. Then Seamark merges its sketches with
     # Trino's sketches.
-    rows("INSERT INTO counted.t SELECT n, n % 9, CAST(n AS varchar), 1, DATE '2021-01-01', 9, true "
+    run("INSERT INTO counted.t SELECT n, n % 9, CAST(n AS varchar), 1, DATE '2021-01-01', 9, true "
          "FROM UNNEST(sequence(8001, 9100)) u (n)")  # fmt: skip
     compute_statistics(client, "counted.t")
-    rows("INSERT INTO counted.t VALUES (1, 11, 'x', 2, DATE '2022-01-01', 10, true)")
+    run("INSERT INTO counted.t VALUES (1, 11, 'x', 2, DATE '2022-01-01', 10, true)")
     report = compute_statistics(client, "counted.t")
     assert report.columns_read == 0
     assert show_stats()["k"] == 10
@@ -270,10 +273,10 @@ def test_trino_reads_statistics_of_seamark_and_seamark_those_of_trino(trino_lake
 def test_index_deleted_by_trinos_remove_orphan_files_is_built_again(trino_lake: TrinoLake) -> None:
     """Trino lists the whole location of a table, and keeps the files that its metadata names."""
     lake = TrinoCatalog(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.client_properties[CATALOG])
-    rows = lake.read_rows
-    rows("CREATE SCHEMA keep")
-    rows("CREATE TABLE keep.t AS SELECT * FROM (VALUES 'a', 'c') t (land)")
-    rows("INSERT INTO keep.t VALUES 'b'")
+    run = lake.read_rows
+    run("CREATE SCHEMA keep")
+    run("CREATE TABLE keep.t AS SELECT * FROM (VALUES 'a', 'c') t (land)")
+    run("INSERT INTO keep.t VALUES 'b'")
     client = IndexClient(lake.seamark.base_url)
     client.put_index("keep.t", "lands", kind="bitmap", columns=["land"])
     build(client, "keep.t", "lands", InProcessWorkers())
@@ -292,8 +295,8 @@ def test_index_deleted_by_trinos_remove_orphan_files_is_built_again(trino_lake: 
     ]
     assert statistics_paths
     assert all(Path(path.removeprefix("file://")).exists() for path in statistics_paths)
-    rows("INSERT INTO keep.t VALUES 'bb'")
-    assert rows("SELECT land FROM keep.t WHERE land = 'bb'") == [["bb"]]
+    run("INSERT INTO keep.t VALUES 'bb'")
+    assert run("SELECT land FROM keep.t WHERE land = 'bb'") == [["bb"]]
     assert client.explain("keep.t", "land = 'bb'").files >= 1
     Indexer(client, lambda: closing(InProcessWorkers())).round()
     assert client.index("keep.t", "lands").health == "ok"

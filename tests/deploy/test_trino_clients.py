@@ -77,10 +77,10 @@ def test_trino_command_line_gets_equal_results_through_the_proxy(shop: Shop) -> 
 def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: str) -> None:
     """The driver sends the texts of its prepared statements in headers, or in EXECUTE IMMEDIATE."""
     prepared_statement = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
-    among = "SELECT count(*), max(note) FROM orders, countries WHERE country = code AND id IN (?, ?) AND name < ?"
+    join_query = "SELECT count(*), max(note) FROM orders, countries WHERE country = code AND id IN (?, ?) AND name < ?"
     request = [ONE_ROW_QUERY, "0", prepared_statement, "2", "bigint:4712", "varchar:it's", MANY_ROWS_QUERY, "0"]
     request += [
-        among,
+        join_query,
         "3",
         "bigint:5",
         "bigint:8",
@@ -98,17 +98,17 @@ def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: s
     )
     assert proxied_answer == direct_answer
     assert shop.proxy.count_statements("rewritten") == count_before + 5
-    results = direct_answer.split("\n\n")
-    assert results[0] == "id bigint\tnote varchar\t\n4711\tn4711\t"
-    assert results[1].splitlines()[1:] == ["4712\tn4712\t"]
-    assert len(results[2].splitlines()) == 8001
-    assert results[3].splitlines()[1:] == ["2\tn8\t"]
-    assert results[4].splitlines()[1:] == []
+    answers = direct_answer.split("\n\n")
+    assert answers[0] == "id bigint\tnote varchar\t\n4711\tn4711\t"
+    assert answers[1].splitlines()[1:] == ["4712\tn4712\t"]
+    assert len(answers[2].splitlines()) == 8001
+    assert answers[3].splitlines()[1:] == ["2\tn8\t"]
+    assert answers[4].splitlines()[1:] == []
 
 
 @pytest.mark.slow
 def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
-    count_before, actual = shop.proxy.count_statements("rewritten"), []
+    count_before, answers = shop.proxy.count_statements("rewritten"), []
     for port in (shop.trino.port, shop.proxy.port):
         engine = sqlalchemy.create_engine(f"trino://tests@127.0.0.1:{port}/{CATALOG}/shop")
         try:
@@ -125,13 +125,15 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
             )
             with engine.connect() as connection:
                 rows = connection.execute(query.where(orders.c.id.in_([12, 4711])).order_by(orders.c.id)).all()
-            actual.append(
+            answers.append(
                 (rows, {name: [(column["name"], str(column["type"])) for column in columns[name]] for name in columns})
             )
         finally:
             engine.dispose()
-    assert actual[0] == actual[1]
-    assert actual[0][0] == [(12, "n12", "France"), (4711, "n4711", "Germany")]
+    direct_result, proxied_result = answers
+    assert proxied_result == direct_result
+    joined_rows, _ = direct_result
+    assert joined_rows == [(12, "n12", "France"), (4711, "n4711", "Germany")]
     assert shop.proxy.count_statements("rewritten") == count_before + 1
 
 
@@ -153,34 +155,34 @@ def test_spooled_results_have_addresses_of_the_proxy(shop: Shop, tmp_path: Path)
     """If the proxy has several coordinators, the addresses contain the path of the coordinator."""
     other_url = shop.trino.base_url.replace("127.0.0.1", "localhost")
     flags = ("--trino", shop.trino.base_url, "--trino", other_url)
-    with run_trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as several:
-        for url in (shop.proxy.url, several.url):
+    with run_trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as two_coordinator_proxy:
+        for url in (shop.proxy.url, two_coordinator_proxy.url):
             segments = [segment for segment in read_segments(url, MANY_ROWS_QUERY) if segment["type"] == "spooled"]
             assert segments
             for segment in segments:
-                start = f"{url}/seamark/c/" if url == several.url else f"{url}/v1/spooled/"
+                start = f"{url}/seamark/c/" if url == two_coordinator_proxy.url else f"{url}/v1/spooled/"
                 assert segment["uri"].startswith(start)
                 assert segment["ackUri"].startswith(start)
                 with urllib.request.urlopen(segment["uri"], timeout=60) as answer:
                     assert len(answer.read()) == segment["metadata"]["segmentSize"]
                 with urllib.request.urlopen(segment["ackUri"], timeout=60) as answer:
                     assert answer.status == 200
-        assert len(query_rows(several.port, MANY_ROWS_QUERY, encoding="json+zstd")) == 8000
+        assert len(query_rows(two_coordinator_proxy.port, MANY_ROWS_QUERY, encoding="json+zstd")) == 8000
 
 
 def read_segments(url: str, sql: str) -> Iterator[dict[str, Any]]:
     headers = {"X-Trino-User": "tests", "X-Trino-Catalog": CATALOG, "X-Trino-Schema": "shop"}
     headers["X-Trino-Query-Data-Encoding"] = "json"
-    ask = urllib.request.Request(f"{url}/v1/statement", data=sql.encode(), headers=headers)
+    request = urllib.request.Request(f"{url}/v1/statement", data=sql.encode(), headers=headers)
     while True:
-        with urllib.request.urlopen(ask, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             page = json.load(answer)
         assert "error" not in page, page
         yield from page["data"]["segments"] if isinstance(page.get("data"), dict) else []
         if "nextUri" not in page:
             return
         assert page["nextUri"].startswith(url)
-        ask = urllib.request.Request(page["nextUri"], headers=headers)
+        request = urllib.request.Request(page["nextUri"], headers=headers)
 
 
 # Coordinators with https
@@ -200,9 +202,9 @@ def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
         tmp_path, "--trino", build_https_url(trino_lake), "--budget-ms", "30000", *flags, seamark=shop.planner.base_url
     ) as proxy:
         assert query_rows(proxy.port, ONE_ROW_QUERY) == [[4711, "n4711"]]
-        plan_header, first = post_statement(proxy.port, ONE_ROW_QUERY)
+        plan_header, first_page = post_statement(proxy.port, ONE_ROW_QUERY)
         assert plan_header.startswith("rewritten; scans=1")
-        assert first["nextUri"].startswith(proxy.url)
+        assert first_page["nextUri"].startswith(proxy.url)
 
 
 def test_proxy_sends_nothing_to_a_coordinator_with_an_untrusted_certificate(

@@ -122,40 +122,41 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
         lake.planner.kill9()
 
     assert fetch_rows(lake.proxy.port, MANY_ROWS, do_nothing) == 900_000
-    plan_header, first = post_statement(lake.proxy.port, MANY_ROWS)
+    plan_header, first_page = post_statement(lake.proxy.port, MANY_ROWS)
     assert plan_header.startswith("rewritten")
     # Otherwise the statement runs until Trino abandons its client, and the next test cannot wait so long for a slot.
-    with urllib.request.urlopen(urllib.request.Request(first["nextUri"], method="DELETE"), timeout=60):
+    with urllib.request.urlopen(urllib.request.Request(first_page["nextUri"], method="DELETE"), timeout=60):
         pass
-    rows = []
+    row_counts = []
     for port in lake.ports:
         try:
-            rows.append(fetch_rows(port, MANY_ROWS, kill))
+            row_counts.append(fetch_rows(port, MANY_ROWS, kill))
         finally:
             lake.catalog.start()
             lake.planner.start()
-    assert rows == [900_000, 900_000]
+    assert row_counts == [900_000, 900_000]
 
 
 def test_catalog_outage_after_the_plan_gives_trinos_own_error(lake: BreakableServers) -> None:
     assert query_rows(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
     lake.catalog.kill9()
     try:
-        names = []
+        error_names = []
         for port in lake.ports:
             with pytest.raises(trino.exceptions.TrinoQueryError) as error:
                 query_rows(port, ONE_ROW_QUERY)
             assert "~plan~" not in error.value.message
-            names.append(error.value.error_name)
-        assert names[0] == names[1]
+            error_names.append(error.value.error_name)
+        direct_error, proxied_error = error_names
+        assert proxied_error == direct_error
     finally:
         lake.catalog.start()
     assert query_rows(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
 
 
 def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: BreakableServers) -> None:
-    blockers = [connect_to_trino(lake.trino.port) for _ in range(RUNNING_MAX)]
-    cursors = [blocker.cursor() for blocker in blockers]
+    blocking_connections = [connect_to_trino(lake.trino.port) for _ in range(RUNNING_MAX)]
+    cursors = [connection.cursor() for connection in blocking_connections]
     with ThreadPoolExecutor(RUNNING_MAX + 1) as threads:
         running_queries = [threads.submit(run_until_cancelled, cursor, LONG_QUERY) for cursor in cursors]
         try:
@@ -171,7 +172,7 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: Br
         assert queued_query.result(120) == [["n4711"]]
         for query in running_queries:
             query.result(120)
-    for connection in blockers:
+    for connection in blocking_connections:
         connection.close()
 
 
@@ -192,22 +193,25 @@ def test_expired_plan_lease_does_not_fail_the_statement(lake: BreakableServers) 
 def test_expired_snapshot_gives_trinos_own_error(lake: BreakableServers) -> None:
     expire = "ALTER TABLE orders EXECUTE expire_snapshots(retention_threshold => '0s')"
     session = {"seamark.expire_snapshots_min_retention": "0s"}
-    results: list[object] = []
+    outcomes: list[object] = []
+    error_names: list[str] = []
     for schema, port in zip(("direct", "proxied"), lake.ports, strict=True):
         create_orders(lake.catalog, schema)
         query_rows(lake.trino.port, "DELETE FROM orders WHERE id = 1", schema=schema)
-        past = query_rows(
+        *_, [past_snapshot_id], _ = query_rows(
             lake.trino.port, 'SELECT snapshot_id FROM "orders$snapshots" ORDER BY committed_at', schema=schema
-        )[-2][0]
-        request = MANY_ROWS.replace("FROM orders", f"FROM orders FOR VERSION AS OF {past}")
+        )
+        request = MANY_ROWS.replace("FROM orders", f"FROM orders FOR VERSION AS OF {past_snapshot_id}")
 
-        def expire_it(schema: str = schema) -> None:
+        def expire_past_snapshot(schema: str = schema) -> None:
             query_rows(lake.trino.port, "UPDATE orders SET note = 'new' WHERE id < 5000", schema=schema)
             query_rows(lake.trino.port, expire, schema=schema, session_properties=session)
 
-        results.append((fetch_rows(port, request, expire_it, schema=schema), read_error_name(port, request, schema)))
-    assert results[1][1] == results[0][1]
-    assert {results[0][0], results[1][0]} <= {900_000, "ICEBERG_CANNOT_OPEN_SPLIT", "ICEBERG_FILESYSTEM_ERROR"}
+        outcomes.append(fetch_rows(port, request, expire_past_snapshot, schema=schema))
+        error_names.append(read_error_name(port, request, schema))
+    direct_error, proxied_error = error_names
+    assert proxied_error == direct_error
+    assert set(outcomes) <= {900_000, "ICEBERG_CANNOT_OPEN_SPLIT", "ICEBERG_FILESYSTEM_ERROR"}
 
 
 def read_error_name(port: int, sql: str, schema: str) -> str:

@@ -101,10 +101,25 @@ def draw_row(rng: random.Random, number: int) -> str:
         rng.choice(_BYTES),
         quote(rng.choice(_UUIDS), "UUID "),
     )
-    kinds = ("bigint", "integer", "varchar", "date", "timestamp(6)", "timestamp(6) with time zone", "decimal(12, 2)")
-    kinds += ("double", "real", "boolean", "array(varchar)", "map(varchar, integer)", "row(a integer, c varchar)")
-    kinds += ("varbinary", "uuid")
-    return f"({', '.join(f'CAST({value} AS {kind})' for value, kind in zip(values, kinds, strict=True))})"
+    column_types = (
+        "bigint",
+        "integer",
+        "varchar",
+        "date",
+        "timestamp(6)",
+        "timestamp(6) with time zone",
+        "decimal(12, 2)",
+    )
+    column_types += (
+        "double",
+        "real",
+        "boolean",
+        "array(varchar)",
+        "map(varchar, integer)",
+        "row(a integer, c varchar)",
+    )
+    column_types += ("varbinary", "uuid")
+    return f"({', '.join(f'CAST({value} AS {kind})' for value, kind in zip(values, column_types, strict=True))})"
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +161,9 @@ def open_session(lake: TrinoLake, engine: str, port: int | None = None) -> SqlSe
 
 def to_comparable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: to_comparable(each) for name, each in value.items()}
+        return {name: to_comparable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_comparable(each) for each in value]
+        return [to_comparable(item) for item in value]
     return str(value) if isinstance(value, Decimal | UUID) else to_comparable_value(value)
 
 
@@ -182,6 +197,6 @@ def test_functions_give_the_same_rows_on_duckdb_and_trino(lake: TrinoLake, proxy
                 continue
             translated_count += 1
             if actual != expected:
-                differences.append(f"{text}\n  besides {actual - expected}\n  without {expected - actual}")
+                differences.append(f"{text}\n  additional {actual - expected}\n  missing {expected - actual}")
     assert not differences, "\n".join(differences)
     assert translated_count > 0.6 * len(statements)

@@ -51,12 +51,13 @@ def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_pr
     count_before = trino_and_proxy.proxy.count_statements("rewritten")
     for sql in tpch:
         assert trino_and_proxy.ask(sql, schemas=("tpch", "tpch")).rows
-    of_tpch = trino_and_proxy.proxy.count_statements("rewritten") - count_before
+    tpch_rewritten = trino_and_proxy.proxy.count_statements("rewritten") - count_before
     for sql in ssb:
         assert trino_and_proxy.ask(sql, schemas=("ssb", "ssb")).columns
     assert len(TPCH) == 22
-    assert of_tpch >= {1: 14, 3: 4, 7: 1}[query_step]
-    assert trino_and_proxy.proxy.count_statements("rewritten") - count_before - of_tpch == len(ssb)
+    # Some queries of TPC-H have no condition that can prune files.
+    assert tpch_rewritten >= {1: 14, 3: 4, 7: 1}[query_step]
+    assert trino_and_proxy.proxy.count_statements("rewritten") - count_before - tpch_rewritten == len(ssb)
     assert trino_and_proxy.proxy.count_statements("original") == 0
 
 
@@ -78,8 +79,8 @@ def test_sql_entry_answers_the_queries_of_both_benchmarks_like_trino(trino_lake:
 # Random statements, and statements that write
 
 
-def create_lake(rng: random.Random, trino_lake: TrinoLake, schema: str) -> RandomStatements:
-    """Return tables of a few rows, each row in its own file, and a generator of statements over them."""
+def create_random_tables(rng: random.Random, trino_lake: TrinoLake, schema: str) -> RandomStatements:
+    """Create tables of a few rows, each row in its own file. Return a generator of statements over them."""
     statements = RandomStatements(rng, recursive_share=0)
     catalog = load_catalog("seamark", type="rest", uri=trino_lake.seamark.base_url)
     catalog.create_namespace(schema)
@@ -114,10 +115,10 @@ def replace_numbers(rng: random.Random, text: str) -> tuple[str, list[Any]]:
 
 
 def run_campaign(trino_and_proxy: TrinoAndProxy, trino_lake: TrinoLake, seed: str, queries: int) -> None:
-    for first in range(0, queries, QUERIES_PER_LAKE):
-        rng, schema = random.Random(f"{seed}/{first}"), f"random_{seed}_{first}"
-        statements = create_lake(rng, trino_lake, schema)
-        for _ in range(min(QUERIES_PER_LAKE, queries - first)):
+    for first_query in range(0, queries, QUERIES_PER_LAKE):
+        rng, schema = random.Random(f"{seed}/{first_query}"), f"random_{seed}_{first_query}"
+        statements = create_random_tables(rng, trino_lake, schema)
+        for _ in range(min(QUERIES_PER_LAKE, queries - first_query)):
             text, values = translate_to_trino(statements.draw_query(rng.choice([1, 1, 2, 2, 3])), schema), []
             if rng.random() < 0.3:
                 text, values = replace_numbers(rng, text)
@@ -141,16 +142,14 @@ def test_random_queries_are_equal_through_the_proxy(
     """
     counts_before, rewritten_before = trino_and_proxy.counts.copy(), trino_and_proxy.proxy.count_statements("rewritten")
     run_campaign(trino_and_proxy, trino_lake, f"{seed}", queries)
-    counts_before, rewritten = (
-        trino_and_proxy.counts - counts_before,
-        trino_and_proxy.proxy.count_statements("rewritten") - rewritten_before,
-    )
-    print(f"{dict(counts_before)}, {rewritten} rewritten")
-    assert counts_before["asked"] == queries
-    assert counts_before["failed"] < 0.2 * queries
-    assert counts_before["with rows"] > 0.4 * queries
+    counts = trino_and_proxy.counts - counts_before
+    rewritten = trino_and_proxy.proxy.count_statements("rewritten") - rewritten_before
+    print(f"{dict(counts)}, {rewritten} rewritten")
+    assert counts["asked"] == queries
+    assert counts["failed"] < 0.2 * queries
+    assert counts["with rows"] > 0.4 * queries
     assert rewritten > 0.3 * queries
-    assert trino_and_proxy.proxy.count_statements("original") <= counts_before["failed"]
+    assert trino_and_proxy.proxy.count_statements("original") <= counts["failed"]
 
 
 @pytest.mark.slow
@@ -177,8 +176,8 @@ WRITE_STATEMENTS = [
     "WITH (partitioning = ARRAY['land'], sorted_by = ARRAY['id'], format_version = 2)",
     *[
         f"INSERT INTO t SELECT n, 'l' || cast(n % 2 AS varchar), DATE '2026-01-01' + n * INTERVAL '1' DAY, n / 4.0 "
-        f"FROM UNNEST(sequence({first}, {first + 4})) s (n)"
-        for first in range(0, 40, 5)
+        f"FROM UNNEST(sequence({first_id}, {first_id + 4})) s (n)"
+        for first_id in range(0, 40, 5)
     ],
     "CREATE TABLE u AS SELECT * FROM t WHERE id BETWEEN 12 AND 30",
     "CREATE TABLE u AS SELECT 1 AS id",

@@ -40,15 +40,15 @@ def star(shop: Shop) -> Iterator[Shop]:
         catalog, "days", {"d_day": days, "month": [day.month for day in days], "year": [day.year for day in days]}
     )
     create_table(catalog, "nations", {"code": ["FR", "DE", "IT"], "name": ["France", "Germany", "Italy"]})
-    for part in range(FILES):
+    for file_number in range(FILES):
         numbers = range(100)
         rows = {
-            "s_item": [part * ITEMS_PER_FILE + number % ITEMS_PER_FILE for number in numbers],
-            "s_day": [DAY + datetime.timedelta(days=40 * part + number % 40) for number in numbers],
+            "s_item": [file_number * ITEMS_PER_FILE + number % ITEMS_PER_FILE for number in numbers],
+            "s_day": [DAY + datetime.timedelta(days=40 * file_number + number % 40) for number in numbers],
             "s_code": [("FR", "DE", "IT", None)[number % 4] for number in numbers],
-            "price": [1000 * part + number for number in numbers],
+            "price": [1000 * file_number + number for number in numbers],
         }
-        if part == 0:
+        if file_number == 0:
             create_table(catalog, "sales", rows)
         else:
             catalog.load_table("star.sales").append(pa.table(rows))
@@ -243,19 +243,19 @@ def test_changing_dimension_is_read_at_its_planned_snapshot(star: Shop) -> None:
 
     thread = threading.Thread(target=overwrite_repeatedly)
     thread.start()
-    plans = set()
+    first_colors = set()
     try:
         sql = "SELECT count(*), min(s_item) / 10 FROM sales, turning WHERE s_item = t_key AND hue = 3"
         for _ in range(25):
-            ((count, first),) = query_rows(star.proxy.port, sql, schema="star")
+            ((count, first_color),) = query_rows(star.proxy.port, sql, schema="star")
             assert count == 100
-            plans.add(first)
+            first_colors.add(first_color)
     finally:
         is_over.set()
         thread.join(60)
         catalog.drop_table("star.turning")
         catalog.close()
-    assert len(plans) > 3
+    assert len(first_colors) > 3
 
 
 @pytest.mark.slow
@@ -271,14 +271,14 @@ def test_random_stars_give_equal_rows(star: Shop, queries: int) -> None:
 
 def draw_statement(rng: random.Random) -> str:
     """Return a random join of sales with some of the other tables."""
-    arms = {
+    joined_tables = {
         "items": ("s_item = i_key", [f"color = 'c{rng.randrange(18)}'", f"i_key BETWEEN 30 AND {rng.randrange(90)}"]),
         "days": ("s_day = d_day", [f"month = {rng.randint(1, 13)}", "year = 2027"]),
         "nations": ("s_code = code", ["name < 'Ger'", "code IS NOT NULL"]),
     }
     sql, where = "sales", [f"price > {rng.randrange(3000)}"] if rng.random() < 0.3 else []
-    for name in rng.sample(sorted(arms), rng.randint(1, 3)):
-        equal_condition, conditions = arms[name]
+    for name in rng.sample(sorted(joined_tables), rng.randint(1, 3)):
+        equal_condition, conditions = joined_tables[name]
         condition = rng.choice(conditions)
         match rng.randrange(5):
             case 0:

@@ -39,27 +39,28 @@ pytestmark = NEEDS_TRINO
 
 def test_rows_are_equal_and_pages_have_addresses_of_the_proxy(shop: Shop) -> None:
     assert run_both_ways(shop, "SELECT 1") == [[1]]
-    plan_header, first = post_statement(shop.proxy.port, "SELECT 1")
+    plan_header, first_page = post_statement(shop.proxy.port, "SELECT 1")
     assert plan_header == "unchanged; the statement has no condition that can prune files"
-    assert first["nextUri"].startswith(f"{shop.proxy.url}/v1/statement/")
-    assert first["infoUri"].startswith(f"{shop.proxy.url}/ui")
+    assert first_page["nextUri"].startswith(f"{shop.proxy.url}/v1/statement/")
+    assert first_page["infoUri"].startswith(f"{shop.proxy.url}/ui")
+    # The only node has the version 483 of Trino.
     assert query_rows(shop.proxy.port, "SELECT node_version FROM system.runtime.nodes", catalog="system") == [["483"]]
 
 
 @pytest.mark.slow
 def test_large_results_are_complete(shop: Shop) -> None:
-    numbers = "UNNEST(sequence(1, 100)) t (x), UNNEST(sequence(1, 1000)) s (x)"
+    number_tables = "UNNEST(sequence(1, 100)) t (x), UNNEST(sequence(1, 1000)) s (x)"
     assert (
-        len(run_both_ways(shop, f"SELECT s.x * 1000 + t.x AS n, rpad('', 100, 'x') FROM {numbers} ORDER BY n"))
+        len(run_both_ways(shop, f"SELECT s.x * 1000 + t.x AS n, rpad('', 100, 'x') FROM {number_tables} ORDER BY n"))
         == 100_000
     )
 
 
 def test_client_that_cancels_ends_its_statement(shop: Shop) -> None:
-    numbers = ", ".join(f"UNNEST(sequence(1, 10000)) t{number} (x{number})" for number in range(4))
+    number_tables = ", ".join(f"UNNEST(sequence(1, 10000)) t{number} (x{number})" for number in range(4))
     connection = connect_to_trino(shop.proxy.port)
     cursor = connection.cursor()
-    thread = threading.Thread(target=run_until_cancelled, args=(cursor, f"SELECT count(*) FROM {numbers}"))
+    thread = threading.Thread(target=run_until_cancelled, args=(cursor, f"SELECT count(*) FROM {number_tables}"))
     thread.start()
     query_id = wait_for_result(lambda: cursor.query_id)
     wait_for_result(lambda: _read_query_state(shop, query_id) == "RUNNING")
@@ -89,12 +90,13 @@ def test_parameters_are_bound_and_used_in_plans(shop: Shop, legacy: bool) -> Non
 def test_session_belongs_to_the_client(shop: Shop) -> None:
     connection = connect_to_trino(shop.proxy.port, schema=None, session_properties={"query_max_run_time": "7m"})
     cursor = connection.cursor()
-    rows = cursor.execute("SHOW SESSION LIKE 'query_max_run_time'").fetchall()
-    assert rows[0][1] == "7m"
+    ((_, value, *_),) = cursor.execute("SHOW SESSION LIKE 'query_max_run_time'").fetchall()
+    assert value == "7m"
     cursor.execute("USE seamark.shop").fetchall()
     assert cursor.execute("SELECT note FROM orders WHERE id = 42").fetchall() == [["n42"]]
     cursor.execute("SET SESSION query_max_run_time = '8m'").fetchall()
-    assert cursor.execute("SHOW SESSION LIKE 'query_max_run_time'").fetchall()[0][1] == "8m"
+    ((_, new_value, *_),) = cursor.execute("SHOW SESSION LIKE 'query_max_run_time'").fetchall()
+    assert new_value == "8m"
     cursor.execute("PREPARE p FROM SELECT note FROM orders WHERE id = ?").fetchall()
     assert cursor.execute("EXECUTE p USING 43").fetchall() == [["n43"]]
     connection.close()
@@ -184,13 +186,13 @@ def test_time_travel_uses_the_column_names_of_its_time(shop: Shop) -> None:
     query_rows(port, "CREATE TABLE past (a bigint, b bigint)")
     for number in range(4):
         query_rows(port, f"INSERT INTO past VALUES ({number}, {100 - number})")
-    old_snapshots = query_rows(port, 'SELECT snapshot_id FROM "past$snapshots" ORDER BY committed_at DESC LIMIT 1')[0][
-        0
-    ]
+    [[old_snapshot_id]] = query_rows(
+        port, 'SELECT snapshot_id FROM "past$snapshots" ORDER BY committed_at DESC LIMIT 1'
+    )
     for old_name, new_name in (("a", "c"), ("b", "a"), ("c", "b")):
         query_rows(port, f"ALTER TABLE past RENAME COLUMN {old_name} TO {new_name}")
     query_rows(port, "INSERT INTO past VALUES (2, 98)")
-    for where, version_clause in (("a = 2", f" FOR VERSION AS OF {old_snapshots}"), ("a = 98", ""), ("b = 2", "")):
+    for where, version_clause in (("a = 2", f" FOR VERSION AS OF {old_snapshot_id}"), ("a = 98", ""), ("b = 2", "")):
         sql = f"SELECT a, b FROM past{version_clause} WHERE {where} ORDER BY a"
         assert run_both_ways(shop, sql) != []
         assert post_statement(port, sql)[0].startswith("planned" if version_clause else "rewritten"), sql
@@ -254,10 +256,10 @@ def test_errors_quote_the_statement_as_the_client_sent_it(shop: Shop) -> None:
 def test_several_coordinators_have_separate_paths(shop: Shop, tmp_path: Path) -> None:
     """One Trino under two names is sufficient for the test."""
     urls = (shop.trino.base_url, shop.trino.base_url.replace("127.0.0.1", "localhost"))
-    flags = [word for url in urls for word in ("--trino", url)]
+    flags = [argument for url in urls for argument in ("--trino", url)]
     with run_trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as proxy:
-        firsts = [post_statement(proxy.port, "SELECT 1")[1]["nextUri"] for _ in range(2)]
-        prefixes = {uri.removeprefix(proxy.url).partition("/v1/")[0] for uri in firsts}
+        next_uris = [post_statement(proxy.port, "SELECT 1")[1]["nextUri"] for _ in range(2)]
+        prefixes = {uri.removeprefix(proxy.url).partition("/v1/")[0] for uri in next_uris}
         assert len(prefixes) == 2
         assert all(prefix.startswith("/seamark/c/") for prefix in prefixes)
         for _ in range(4):

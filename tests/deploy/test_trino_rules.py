@@ -53,10 +53,14 @@ def create_orders(seamark: Seamark) -> None:
     text, number = pa.string(), pa.int64()
     schema = pa.schema([("id", number), ("customer", number), ("country", text), ("card", text)])
     orders = catalog.create_table("ruled.orders", schema=schema)
-    for part in range(FILES):
-        ids = range(part * ROWS, (part + 1) * ROWS)
-        rows = {"id": list(ids), "customer": [part] * ROWS, "country": [COUNTRIES[id_ % 3] for id_ in ids]}
-        orders.append(pa.table({**rows, "card": [f"c{part}-{id_ % 4}" for id_ in ids]}, schema=schema))
+    for file_number in range(FILES):
+        ids = range(file_number * ROWS, (file_number + 1) * ROWS)
+        rows = {
+            "id": list(ids),
+            "customer": [file_number] * ROWS,
+            "country": [COUNTRIES[order_id % 3] for order_id in ids],
+        }
+        orders.append(pa.table({**rows, "card": [f"c{file_number}-{order_id % 4}" for order_id in ids]}, schema=schema))
     people = {
         "number": list(range(10)),
         "name": [f"name{number}" for number in range(10)],
@@ -173,8 +177,7 @@ def test_condition_on_a_masked_column_uses_the_mask(rig: RulesRig) -> None:
         "SELECT id FROM (SELECT id, card AS c FROM orders) WHERE c = 'XXXX'",
         "SELECT count(*) FROM orders o WHERE o.card IN ('XXXX', 'c3-1')",
         "SELECT a.id FROM orders a JOIN customers b ON a.customer = b.number AND a.card = 'XXXX' WHERE b.tier = 1",
-        "EXPLAIN ANALYZE SELECT id FROM orders WHERE card = 'c0-1'",
-    )[:4]:
+    ):
         actual = run_both(rig, sql, "rita")
         assert actual
         assert actual != [[0]]
@@ -193,9 +196,9 @@ def test_denied_tables_and_columns_are_refused_with_the_original_message(rig: Ru
         ("sue", "SELECT id FROM rich WHERE id = 5"),
         ("dan", "SELECT n FROM grouped WHERE customer = 5"),
     ):
-        refusal = run_both(rig, sql, user)
-        assert "Access Denied" in refusal
-        assert not any(str(id_) in refusal for id_ in list_snapshot_ids(rig))
+        error = run_both(rig, sql, user)
+        assert "Access Denied" in error
+        assert not any(str(snapshot_id) in error for snapshot_id in list_snapshot_ids(rig))
 
 
 def test_header_shows_no_counts_to_users_with_row_filters_or_masks(rig: RulesRig) -> None:
@@ -226,19 +229,28 @@ def test_plan_name_of_one_user_is_unknown_to_another_user(rig: RulesRig) -> None
 
 def test_plan_view_of_one_user_returns_no_rows_to_another_user(rig: RulesRig) -> None:
     """The other user reads the view before the proxy withdraws it."""
-    loaded_table = urllib.request.urlopen(f"{rig.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
-    view = json.load(loaded_table)
+    response = urllib.request.urlopen(f"{rig.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
+    view = json.load(response)
     text = view["metadata"]["versions"][-1]["representations"][0]["sql"]
     plan = post_json(rig, "tables/ruled/orders/plan-tables", {"predicate": "id = 5"})["plan-snapshot-id"]
     position = text.index("orders")
-    place = {"start": position, "end": position + len("orders"), "table": ["ruled", "orders"], "plan-snapshot-id": plan}
-    body = {"metadata-location": view["metadata-location"], "predicate": "id BETWEEN 3 AND 8", "tables": [place]}
+    table_position = {
+        "start": position,
+        "end": position + len("orders"),
+        "table": ["ruled", "orders"],
+        "plan-snapshot-id": plan,
+    }
+    body = {
+        "metadata-location": view["metadata-location"],
+        "predicate": "id BETWEEN 3 AND 8",
+        "tables": [table_position],
+    }
     name = post_json(rig, "views/ruled/lent/plan-views", {**body, "reader": "anna"})["name"]
     sql = f'SELECT id FROM "{name}"'
     assert len(answer_query(rig.trino.port, sql, "anna")) == 6
     for user in ("rita", "dan", "sue"):
-        refusal = answer_query(rig.trino.port, sql, user)
-        assert "another user" in refusal
+        error = answer_query(rig.trino.port, sql, user)
+        assert "another user" in error
     post_json(rig, "tables/ruled/orders/plan-snapshots", {"snapshot-ids": [plan], "lease-s": 0})
 
 
@@ -247,8 +259,8 @@ def post_json(rig: RulesRig, path: str, body: dict[str, Any]) -> dict[str, Any]:
         f"{rig.seamark.base_url}/api/v1/{path}", data=json.dumps(body).encode(), headers={"X-Seamark-Plans": PLANS}
     )
     with urllib.request.urlopen(request, timeout=60) as response:
-        plans: dict[str, Any] = json.load(response)
-        return plans
+        answer: dict[str, Any] = json.load(response)
+        return answer
 
 
 def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(rig: RulesRig) -> None:
@@ -272,7 +284,9 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
         query_rows(
             rig.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled"
         )
-    plans = [post_json(rig, "tables/ruled/kept/plan-tables", {"predicate": f"id = {id_}"}) for id_ in (1000, 1001)]
+    plans = [
+        post_json(rig, "tables/ruled/kept/plan-tables", {"predicate": f"id = {order_id}"}) for order_id in (1000, 1001)
+    ]
     session = {
         "seamark.expire_snapshots_min_retention": "0s",
         "seamark.remove_orphan_files_min_retention": "0s",
@@ -335,7 +349,8 @@ class RuleStatements:
             )
         return rng.choice([" AND ", " AND ", " OR "]).join(parts)
 
-    def table(self) -> tuple[str, tuple[str, ...]]:
+    def draw_table(self) -> tuple[str, tuple[str, ...]]:
+        """Return the name and the columns of a table or view. A column that is listed twice is drawn more often."""
         orders = ("id", "id", "customer", "country", "card")
         return self.rng.choice(
             [
@@ -355,7 +370,7 @@ class RuleStatements:
     def draw_query(self, user: str) -> str:
         """Return a random query. For users who may read no table, most queries read views."""
         rng = self.rng
-        name, columns = self.table()
+        name, columns = self.draw_table()
         kind = rng.randrange(6)
         if user == "sue" and rng.random() < 0.6:
             name, columns, kind = "free", ("id", "id", "customer"), rng.choice([0, 1, 4, 5])
@@ -391,7 +406,7 @@ class RuleStatements:
 def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: RulesRig, seed: int, queries: int) -> None:
     statements = RuleStatements(random.Random(seed))
     counts: Counter[str] = Counter()
-    count_before = {outcome: rig.proxy.count_statements(outcome) for outcome in ("rewritten", "original", "unchanged")}
+    counts_before = {outcome: rig.proxy.count_statements(outcome) for outcome in ("rewritten", "original", "unchanged")}
     rewritten: Counter[str] = Counter()
     for number in range(queries):
         user = ("rita", "dan", "sue")[number % 3]
@@ -403,8 +418,7 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: Rules
         else:
             counts["rows" if result else "empty"] += 1
     new_counts = {
-        outcome: rig.proxy.count_statements(outcome) - rewritten_before
-        for outcome, rewritten_before in count_before.items()
+        outcome: rig.proxy.count_statements(outcome) - count_before for outcome, count_before in counts_before.items()
     }
     print(dict(counts), new_counts, dict(rewritten))
     assert counts["failed"] == 0
@@ -419,27 +433,29 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: Rules
 def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(rig: RulesRig) -> None:
     for user in ("rita", "dan", "sue"):
         for sql in ("ALTER TABLE customers MERGE FILES", "ALTER TABLE customers PARTITION (TRUE) DROP COLUMNS (tier)"):
-            refusal = str(answer_query(rig.proxy.port, sql, user))
-            assert "PERMISSION_DENIED" in refusal or "row filter" in refusal, (user, sql, refusal)
+            error = str(answer_query(rig.proxy.port, sql, user))
+            assert "PERMISSION_DENIED" in error or "row filter" in error, (user, sql, error)
     catalog = load_catalog("seamark", type="rest", uri=rig.seamark.base_url)
     schema = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("payload", pa.string())])
     target_table = catalog.create_table("ruled.kept", schema=schema)
     with target_table.update_spec() as spec:
         spec.add_identity("part")
-    for part in range(4):
-        target_table.append(pa.table({"id": [part], "part": [part % 2], "payload": [f"p{part}"]}, schema=schema))
+    for file_number in range(4):
+        target_table.append(
+            pa.table({"id": [file_number], "part": [file_number % 2], "payload": [f"p{file_number}"]}, schema=schema)
+        )
     catalog.close()
-    for sql, files in (
+    for sql, file_counts in (  # The files before and after the statement
         ("ALTER TABLE kept PARTITION (part = 0) DROP COLUMNS (Payload)", [2, 1]),
         ("ALTER TABLE seamark.ruled.kept MERGE FILES TARGET SIZE '1GB'", [2, 1]),
     ):
         assert answer_query(rig.trino.port, sql, "anna")[:12] == "SYNTAX_ERROR"
-        assert answer_query(rig.proxy.port, sql, "anna")[0][:2] == files  # type: ignore[index]
+        assert answer_query(rig.proxy.port, sql, "anna")[0][:2] == file_counts  # type: ignore[index]
     expected = [[0, 0, None], [1, 1, "p1"], [2, 0, None], [3, 1, "p3"]]
     assert run_both(rig, "SELECT id, part, payload FROM kept", "anna") == expected
     assert run_both(rig, 'SELECT count(*) FROM "kept$files"', "anna") == [[2]]
-    refusal = answer_query(rig.proxy.port, "ALTER TABLE kept PARTITION (id = 0) DROP COLUMNS (payload)", "anna")
-    assert "part of the partition" in refusal
+    error = answer_query(rig.proxy.port, "ALTER TABLE kept PARTITION (id = 0) DROP COLUMNS (payload)", "anna")
+    assert "part of the partition" in error
 
 
 def list_reported_columns(rig: RulesRig) -> list[list[str]]:

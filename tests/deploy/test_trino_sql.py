@@ -95,20 +95,20 @@ def compare_engines(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int)
             counts["queries"] += 1
             try:
                 expected = trino_session.sql(text)
-                rows = count_rows(expected)
+                expected_rows = count_rows(expected)
             except InvalidRequest as error:
                 counts[f"refused: {str(error)[:60]}"] += 1
                 continue
-            assert count_rows(proxied_session.sql(text)) == rows, f"the proxy, {note}"
+            assert count_rows(proxied_session.sql(text)) == expected_rows, f"the proxy, {note}"
             try:
                 actual = duckdb_session.sql(text)
-                row_count = count_rows(actual)
+                actual_rows = count_rows(actual)
             except InvalidRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
                 counts["not translated"] += 1
                 continue
-            assert row_count == rows, note
+            assert actual_rows == expected_rows, note
             assert [to_dialect_type(kind) for kind in actual.types] == [
                 to_dialect_type(kind) for kind in expected.types
             ], note
@@ -160,10 +160,8 @@ def test_local_times_compared_with_zoned_times_are_in_the_sessions_zone(
         ):
             for zone in ("Europe/Berlin", "UTC"):
                 text = f"SELECT ts FROM {NAMESPACE}.times WHERE {condition}"
-                rows_in_zones = [
-                    _read_rows_in_zone(port, zone, text) for port in (lake_with_tables.trino.port, proxy.port)
-                ]
-                assert rows_in_zones[0] == rows_in_zones[1], (zone, text)
+                direct_rows = _read_rows_in_zone(lake_with_tables.trino.port, zone, text)
+                assert _read_rows_in_zone(proxy.port, zone, text) == direct_rows, (zone, text)
     finally:
         with open_catalog(lake_with_tables.seamark.base_url) as catalog:
             catalog.drop_table(f"{NAMESPACE}.times")
@@ -196,7 +194,7 @@ def hand_made_tables(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
 
 @pytest.mark.slow
 def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made_tables: TrinoLake) -> None:
-    compared_queries, wrong_queries = 0, []
+    compared_count, wrong_queries = 0, []
     with (
         open_session(hand_made_tables, DUCKDB) as duckdb_session,
         open_session(hand_made_tables, TRINO) as trino_session,
@@ -218,29 +216,29 @@ def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made
                     wrong_queries.append(f"{text}\n  {error}")
                 continue
             if rows != expected:
-                wrong_queries.append(f"{text}\n  besides {rows - expected}\n  without {expected - rows}")
-            compared_queries += 1
+                wrong_queries.append(f"{text}\n  additional {rows - expected}\n  missing {expected - rows}")
+            compared_count += 1
     assert not wrong_queries, "\n".join(wrong_queries)
-    assert compared_queries > 0.8 * len(hand_made.STATEMENTS)
+    assert compared_count > 0.8 * len(hand_made.STATEMENTS)
 
 
 @pytest.mark.slow
 def test_statements_that_are_large_or_not_supported_in_duckdb_run_on_trino(lake_with_tables: TrinoLake) -> None:
     url = f"http://tests@127.0.0.1:{lake_with_tables.trino.port}?catalog={CATALOG}"
     engines = Engines(trino=url, large_bytes=10_000)
-    with SqlSession(lake_with_tables.seamark.base_url, engines=engines) as entry:
-        assert entry.explain(f"SELECT id FROM {NAMESPACE}.t1 WHERE id < -1000").engine == DUCKDB
-        large_answer = entry.sql(f"SELECT count(*) AS n, max(d) AS last FROM sea.{NAMESPACE}.t1")
+    with SqlSession(lake_with_tables.seamark.base_url, engines=engines) as session:
+        assert session.explain(f"SELECT id FROM {NAMESPACE}.t1 WHERE id < -1000").engine == DUCKDB
+        large_answer = session.sql(f"SELECT count(*) AS n, max(d) AS last FROM sea.{NAMESPACE}.t1")
         assert large_answer.explanation.engine == TRINO
         assert "bytes" in large_answer.explanation.why
         assert large_answer.to_arrow().column_names == ["n", "last"]
-        unknown_answer = entry.sql(f"SELECT approx_percentile(id, 0.5) AS n FROM {NAMESPACE}.t1")
+        unknown_answer = session.sql(f"SELECT approx_percentile(id, 0.5) AS n FROM {NAMESPACE}.t1")
         assert (unknown_answer.explanation.engine, unknown_answer.to_arrow().schema) == (
             TRINO,
             pa.schema([("n", pa.int64())]),
         )
         with pytest.raises(InvalidRequest, match="Trino refuses"):
-            entry.sql("SELECT no_such_function(1)")
+            session.sql("SELECT no_such_function(1)")
     with (
         pytest.raises(InvalidRequest, match="no Trino is configured"),
         SqlSession(lake_with_tables.seamark.base_url) as plain_session,
@@ -255,6 +253,6 @@ def test_runtime_error_occurs_on_both_engines(lake_with_tables: TrinoLake) -> No
         open_session(lake_with_tables, TRINO) as trino_session,
     ):
         for text in (f"SELECT id / 0 FROM {NAMESPACE}.t1", f"SELECT price / 0 FROM {NAMESPACE}.t1"):
-            for entry in (duckdb_session, trino_session):
+            for session in (duckdb_session, trino_session):
                 with pytest.raises(InvalidRequest, match="ivision by zero"):
-                    entry.sql(text).to_arrow()
+                    session.sql(text).to_arrow()

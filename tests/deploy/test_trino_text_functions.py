@@ -50,18 +50,18 @@ def test_random_texts_are_found_in_any_case_through_the_proxy(trino_lake: TrinoL
     seed = first_seed()
     rng = random.Random(seed)
     texts = [[f"Person.Number{number}@Example.COM", *draw_texts(rng, 5)] for number in range(FILES)]
-    lake = trino_lake.seamark.base_url
-    with open_catalog(lake) as catalog:
+    url = trino_lake.seamark.base_url
+    with open_catalog(url) as catalog:
         catalog.create_namespace("text_functions")
         table = catalog.create_table("text_functions.people", schema=SCHEMA)
         for number in range(FILES):
-            ids = [100 * number + n for n in range(len(texts[number]))]
+            ids = [100 * number + offset for offset in range(len(texts[number]))]
             table.append(pa.table({"id": ids, "email": texts[number]}, SCHEMA))
-    run_seamark(lake, "index", "create", "text_functions.people", "--kind", "bloom", "--columns", "upper(email)")
-    run_seamark(lake, "index", "build", "text_functions.people")
+    run_seamark(url, "index", "create", "text_functions.people", "--kind", "bloom", "--columns", "upper(email)")
+    run_seamark(url, "index", "build", "text_functions.people")
     flags = ("--trino", trino_lake.trino.base_url, "--kept-max", "0.5", "--budget-ms", "30000")
     with (
-        run_trino_proxy(tmp_path, *flags, seamark=lake) as proxy,
+        run_trino_proxy(tmp_path, *flags, seamark=url) as proxy,
         open_session(trino_lake, trino_lake.trino.port) as trino,
         open_session(trino_lake, proxy.port) as proxied_session,
     ):
@@ -75,6 +75,6 @@ def test_random_texts_are_found_in_any_case_through_the_proxy(trino_lake: TrinoL
             text = f"SELECT id FROM text_functions.people WHERE {function}(email) = '{substring}'"
             assert count_rows(proxied_session.sql(text)) == count_rows(trino.sql(text)), f"seed {seed}: {text}"
         assert proxy.count_statements("rewritten") > FILES + 50
-    with open_catalog(lake) as catalog:
+    with open_catalog(url) as catalog:
         catalog.drop_table("text_functions.people")
         catalog.drop_namespace("text_functions")

@@ -138,8 +138,8 @@ def rewrite_view(shop: Shop, sql: str) -> str:
     query_rows(shop.proxy.port, sql, user="rita", schema="guarded")
     statement = """SELECT query FROM system.runtime.queries WHERE "user" = 'rita' AND query LIKE '%~plan~%'"""
     rows = query_rows(shop.trino.port, statement, user="anna")
-    view = re.search(r"FROM (\w+)", sql)
-    assert view is not None
-    names = {match for (text,) in rows for match in re.findall(rf'"({view[1]}~plan~[0-9a-f]{{32}})"', text)}
+    view_match = re.search(r"FROM (\w+)", sql)
+    assert view_match is not None
+    names = {match for (text,) in rows for match in re.findall(rf'"({view_match[1]}~plan~[0-9a-f]{{32}})"', text)}
     assert len(names) == 1
     return names.pop()

@@ -173,6 +173,7 @@ def count_plan_views(shop: Shop) -> int:
 
 def draw_statement(rng: random.Random) -> str:
     """Return a random statement over one view or two, with conditions that some files satisfy."""
+    # The columns of each view in conditions: the key of the table, a column with text, and any other column.
     columns = {
         "plain": ("id", "country", "note"),
         "renamed": ("number", "country", "land"),
@@ -191,7 +192,7 @@ def draw_statement(rng: random.Random) -> str:
     }
 
     def draw_condition(name: str, alias: str) -> str:
-        key, text, other_key = (f"{alias}.{column}" for column in columns[name])
+        key, text, other = (f"{alias}.{column}" for column in columns[name])
         number = rng.randrange(10_050)
         choices = [
             f"{key} = {number}",
@@ -201,11 +202,12 @@ def draw_statement(rng: random.Random) -> str:
             f"NOT ({key} <> {number})",
             f"{key} IS NULL",
             f"({key} = {number} AND CAST({text} AS varchar) <> 'DE')",
-            f"{key} = {number} AND CAST({other_key} AS varchar) LIKE '%1%'",
+            f"{key} = {number} AND CAST({other} AS varchar) LIKE '%1%'",
         ]
         return rng.choice(choices)
 
     view, other_view = rng.choice(list(columns)), rng.choice(list(columns))
+    key_column, other_key_column = columns[view][0], columns[other_view][0]
     where = f"WHERE {draw_condition(view, 'a')}"
     match rng.randrange(6):
         case 0:
@@ -218,14 +220,14 @@ def draw_statement(rng: random.Random) -> str:
             return f"SELECT count(*) FROM {view} a {where}"
         case 2:
             join = rng.choice(["JOIN", "LEFT JOIN", "FULL JOIN"])
-            keys = f"a.{columns[view][0]} = b.{columns[other_view][0]}"
-            return f"SELECT count(*), max(a.{columns[view][0]}) FROM {view} a {join} {other_view} b ON {keys} {where}"
+            keys = f"a.{key_column} = b.{other_key_column}"
+            return f"SELECT count(*), max(a.{key_column}) FROM {view} a {join} {other_view} b ON {keys} {where}"
         case 3:
-            inner = f"SELECT 1 FROM shop.orders o WHERE o.id = a.{columns[view][0]}"
+            inner = f"SELECT 1 FROM shop.orders o WHERE o.id = a.{key_column}"
             return f"SELECT count(*) FROM {view} a {where} AND EXISTS ({inner})"
         case 4:
             view_join = f"(SELECT * FROM {view}) a, shop.orders o"
-            return f"SELECT count(*) FROM {view_join} {where} AND o.id = a.{columns[view][0]}"
+            return f"SELECT count(*) FROM {view_join} {where} AND o.id = a.{key_column}"
         case _:
             return f"SELECT count(*) FROM {view} a {where} OR {draw_condition(view, 'a')}"
 
@@ -260,7 +262,8 @@ def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: p
         text = f"SELECT note, id FROM shop.orders WHERE id <> {4711 + number}"
         query_rows(direct_port, f"CREATE OR REPLACE VIEW {view_below} AS {text}")
         query_rows(direct_port, f"CREATE OR REPLACE VIEW views.above AS SELECT a.id, a.note FROM {view_below} a")
-        assert [row[0] - 4711 for row in check_same(views, sql)] == [id_ for id_ in range(3) if id_ != number]
+        remaining_ids = [row_id for row_id in (4711, 4712, 4713) if row_id != 4711 + number]
+        assert [row_id for row_id, _ in check_same(views, sql)] == remaining_ids
         assert read_outcome(views, sql).endswith("; views=views.above")
     query_rows(direct_port, f"DROP VIEW {view_below}")
     assert answer_query(direct_port, sql) == answer_query(port, sql)
@@ -276,22 +279,22 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
     """The test pauses Trino while the view changes."""
     sql = "SELECT * FROM deep WHERE id = 4711"
     comment_commit = {"updates": [{"action": "set-properties", "updates": {"comment": "another"}}]}
-    change = urllib.request.Request(
+    change_request = urllib.request.Request(
         f"{views.seamark.base_url}/v1/namespaces/views/views/plain", json.dumps(comment_commit).encode(), method="POST"
     )
-    change.add_header("Content-Type", "application/json")
+    change_request.add_header("Content-Type", "application/json")
     flags = ("--trino", views.trino.base_url, "--budget-ms", "30000", "--hold", "60")
     with run_trino_proxy(tmp_path, *flags, seamark=views.planner.base_url) as proxy, ThreadPoolExecutor(1) as threads:
         assert post_statement(proxy.port, sql, **SESSION)[0].startswith("rewritten")
         views.trino.process.send(signal.SIGSTOP)
         try:
-            request = threads.submit(query_rows, proxy.port, sql, schema="views")
+            query_future = threads.submit(query_rows, proxy.port, sql, schema="views")
             with pytest.raises(TimeoutError):
-                request.result(3)
-            with urllib.request.urlopen(change, timeout=60):
+                query_future.result(3)
+            with urllib.request.urlopen(change_request, timeout=60):
                 pass
             views.trino.process.send(signal.SIGCONT)
-            assert request.result(120) == [[4711, "n4711", 1]]
+            assert query_future.result(120) == [[4711, "n4711", 1]]
         finally:
             views.trino.process.send(signal.SIGCONT)
         assert proxy.count_statements("original") == 1

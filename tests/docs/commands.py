@@ -1,4 +1,4 @@
-"""The commands of `seamark`, loaded."""
+"""The subcommands of the command `seamark`."""
 
 from __future__ import annotations
 

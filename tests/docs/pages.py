@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
-_FENCE = re.compile(r"^(\s*)```(\w*)\s*$")
+_FENCE = re.compile(r"^\s*```(?P<language>\w*)\s*$")
 _MARK = re.compile(r"^\s*<!-- (run|run: [\w-]+|output|file: [\w./-]+) -->\s*$")
 _LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -32,18 +32,20 @@ class Block:
 
     Attributes:
         mark: The text of the comment above the block, or empty.
-        read_text: The content of the block.
+        text: The content of the block.
         line: The line of the block, from 1.
     """
 
     language: str
     mark: str
-    read_text: str
+    text: str
     line: int
 
 
 @dataclass(frozen=True)
 class Page:
+    """A Markdown file."""
+
     path: Path
 
     def __str__(self) -> str:
@@ -61,25 +63,26 @@ class Page:
             ValueError: A fence is not closed, or no block follows a comment.
         """
         blocks: list[Block] = []
-        inside: tuple[str, str, int] | None = None
+        open_fence: tuple[str, str, int] | None = None  # The language, mark and line of the block that is being read.
         mark, body = "", list[str]()
         for number, line in enumerate(self.text.splitlines(), 1):
             fence = _FENCE.match(line)
-            if inside is not None:
-                if fence and not fence[2]:
-                    language, its_mark, first_line = inside
-                    blocks.append(Block(language, its_mark, "\n".join(body) + "\n", first_line))
-                    inside, body = None, []
+            if open_fence is not None:
+                if fence and not fence["language"]:
+                    language, block_mark, first_line = open_fence
+                    blocks.append(Block(language, block_mark, "\n".join(body) + "\n", first_line))
+                    open_fence, body = None, []
                 else:
                     body.append(line)
             elif fence:
-                inside, mark = (fence[2], mark, number), ""
+                open_fence, mark = (fence["language"], mark, number), ""
             elif mark:
                 raise ValueError(f"{self}:{number}: no block follows the comment {mark!r}")
             elif mark_match := _MARK.match(line):
                 mark = mark_match[1]
-        if inside is not None:
-            raise ValueError(f"{self}:{inside[2]}: the block is not closed")
+        if open_fence is not None:
+            _, _, first_line = open_fence
+            raise ValueError(f"{self}:{first_line}: the block is not closed")
         return blocks
 
     @cached_property
@@ -108,5 +111,5 @@ class Page:
 def read_all_pages() -> list[Page]:
     """Return the pages in the root and everything below docs/."""
     names = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
-    top = (Page(REPO / name) for name in names)
-    return [*top, *(Page(path) for path in sorted((REPO / "docs").rglob("*.md")))]
+    root_pages = (Page(REPO / name) for name in names)
+    return [*root_pages, *(Page(path) for path in sorted((REPO / "docs").rglob("*.md")))]

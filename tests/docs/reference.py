@@ -112,7 +112,7 @@ NOTES = {
 
 def format_cli_page() -> str:
     """Return every command with its help, formatted for a terminal with 100 columns."""
-    parts = [
+    sections = [
         "# Commands\n\n`python -m tests.docs.reference` generates this page. The flags of `seamark serve` are the\n"
         "[settings](settings.md); other commands take the settings that locate the database. With invalid settings a\n"
         "command exits with code 2 and names the setting and its source.\n\n"
@@ -120,9 +120,9 @@ def format_cli_page() -> str:
     for path, command in _list_commands(cli, "seamark"):
         if isinstance(command, click.Group) and path != "seamark":
             continue
-        names = cli.context_settings["help_option_names"]
+        help_option_names = cli.context_settings["help_option_names"]
         context = click.Context(
-            command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=names
+            command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=help_option_names
         )
         # Reset the width, because click keeps that of the first context, which an earlier test may have created.
         command._help_option = None
@@ -130,8 +130,8 @@ def format_cli_page() -> str:
         if path == "seamark serve":
             text = text[: text.index("Options:")] + "Options: --config FILE, and a flag for each setting."
         lines = "\n".join(line.rstrip() for line in text.splitlines())
-        parts.append(f"## {path}\n\n```text\n{lines}\n```\n\n")
-    return "".join(parts).rstrip() + "\n"
+        sections.append(f"## {path}\n\n```text\n{lines}\n```\n\n")
+    return "".join(sections).rstrip() + "\n"
 
 
 def _list_commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
@@ -159,9 +159,9 @@ def format_errors_page() -> str:
         "| error | status | `type` on the wire | what to do |",
         "|---|--:|---|---|",
     ]
-    for kind in _list_errors(errors.SeamarkError):
-        status = "–" if kind is errors.ConfigError else str(kind.code)
-        lines.append(f"| {kind.__name__} | {status} | `{kind.type}` | {ADVICE[kind.__name__]} |")
+    for error_class in _list_errors(errors.SeamarkError):
+        status = "–" if error_class is errors.ConfigError else str(error_class.code)
+        lines.append(f"| {error_class.__name__} | {status} | `{error_class.type}` | {ADVICE[error_class.__name__]} |")
     lines += [
         "",
         "`POST /v1/oauth/tokens` answers in OAuth's format (`error`, `error_description`), as clients expect.",
@@ -172,10 +172,10 @@ def format_errors_page() -> str:
 
 def _list_errors(root: type[errors.SeamarkError]) -> Iterator[type[errors.SeamarkError]]:
     """Yield the errors below `root`, depth first, in order of definition."""
-    for kind in root.__subclasses__():
-        if kind.__module__ == errors.__name__:
-            yield kind
-            yield from _list_errors(kind)
+    for error_class in root.__subclasses__():
+        if error_class.__module__ == errors.__name__:
+            yield error_class
+            yield from _list_errors(error_class)
 
 
 DRAFT_NOTES = {
@@ -204,10 +204,10 @@ def format_operations_page() -> str:
         "| operation | method and path | served | key | notes |",
         "|---|---|---|---|---|",
     ]
-    for item in known_operations:
-        yes = "yes" if item.endpoint in served_operations else "not yet"
-        key = "yes" if item.has_idempotency_key else ""
-        lines.append(f"| {item.id} | `{item.endpoint}` | {yes} | {key} | {NOTES[item.id]} |")
+    for operation in known_operations:
+        is_served = "yes" if operation.endpoint in served_operations else "not yet"
+        key = "yes" if operation.has_idempotency_key else ""
+        lines.append(f"| {operation.id} | `{operation.endpoint}` | {is_served} | {key} | {NOTES[operation.id]} |")
     lines += [
         "",
         "*key*: accepts an `Idempotency-Key` (a UUID of version 7).",
@@ -222,7 +222,7 @@ def format_operations_page() -> str:
         "",
         "## Drafts",
         "",
-        *(f"`{item.endpoint}` ({item.id}): {DRAFT_NOTES[item.id]}" for item in DRAFTS),
+        *(f"`{operation.endpoint}` ({operation.id}): {DRAFT_NOTES[operation.id]}" for operation in DRAFTS),
     ]
     return "\n".join(lines) + "\n"
 
@@ -242,16 +242,17 @@ def format_services_table() -> str:
 
 def format_services_page() -> str:
     """Return the page on table services with the generated table."""
-    head, tail = SERVICES_PAGE.read_text().split(BEGIN)
-    return f"{head}{BEGIN}\n{format_services_table()}{END}{tail.split(END)[1]}"
+    text_before, table_and_text_after = SERVICES_PAGE.read_text().split(BEGIN)
+    _, text_after = table_and_text_after.split(END)
+    return f"{text_before}{BEGIN}\n{format_services_table()}{END}{text_after}"
 
 
 PAGES = {"cli.md": format_cli_page, "errors.md": format_errors_page, "rest-operations.md": format_operations_page}
 
 
 def write_pages(folder: Path) -> None:
-    for name, page in PAGES.items():
-        (folder / name).write_text(page())
+    for name, format_page in PAGES.items():
+        (folder / name).write_text(format_page())
     SERVICES_PAGE.write_text(format_services_page())
 
 

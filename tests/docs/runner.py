@@ -53,11 +53,11 @@ define indexes. Of the pages with Spark, it runs only the README.
 
 @dataclass
 class Run:
-    """A run of one page in `folder`. `replace` maps texts of the page to their replacements."""
+    """A run of one page in `folder`. `replacements` maps texts of the page to their replacements."""
 
     page: Page
     folder: Path
-    replace: Mapping[str, str]
+    replacements: Mapping[str, str]
     spark: Callable[[], Any]
     """Return the Spark session. Only pages that need Spark call this function."""
     exit_stack: contextlib.ExitStack
@@ -79,18 +79,18 @@ class Run:
         self.steps: dict[str, Callable[[str], str]] = {
             "run bash": self._run_bash,
             "run python": self._run_python,
-            "run: server bash": self._server,
+            "run: server bash": self._start_server,
             "run: spark-catalog bash": self._add_spark_catalog,
             "run: spark sql": self._run_spark_sql,
         }
 
-    def block(self, block: Block) -> None:
+    def run_block(self, block: Block) -> None:
         """Run the block.
 
         Raises:
             AssertionError: The block fails, or its output differs from the page; the message has the line.
         """
-        text = self._adapt_text(block.read_text)
+        text = self._adapt_text(block.text)
         try:
             if block.mark == "output":
                 check_output(self.output, text)
@@ -106,7 +106,7 @@ class Run:
     def _adapt_text(self, text: str) -> str:
         ports = {"8181": str(self.port), "8182": str(self.gateway_port)}
         text = re.sub("8181|8182", lambda match: ports[match[0]], text)
-        for old_text, new_text in self.replace.items():
+        for old_text, new_text in self.replacements.items():
             text = text.replace(old_text, new_text)
         return text
 
@@ -122,18 +122,18 @@ class Run:
         return result.stdout
 
     def _run_python(self, text: str) -> str:
-        out = io.StringIO()
+        output = io.StringIO()
         old_environment = dict(os.environ)
         os.environ.update(self.environment)
         try:
-            with contextlib.chdir(self.folder), contextlib.redirect_stdout(out):
+            with contextlib.chdir(self.folder), contextlib.redirect_stdout(output):
                 exec(compile(text, str(self.page), "exec"), self.names)
         finally:
             os.environ.clear()
             os.environ.update(old_environment)
-        return out.getvalue()
+        return output.getvalue()
 
-    def _server(self, text: str) -> str:
+    def _start_server(self, text: str) -> str:
         process = ManagedProcess(
             ["bash", "-euc", text], log=self.folder / "server.log", env=self.environment, cwd=self.folder
         )
@@ -164,10 +164,10 @@ class Run:
 
 
 def read_spark_conf(command: str) -> dict[str, str]:
-    """Return the `--conf key=value` of a command."""
+    """Return the values of the options `--conf key=value` of a command, by key."""
     words = shlex.split(command.replace("\\\n", " "))
     arguments = [words[index + 1] for index, word in enumerate(words) if word == "--conf"]
-    return dict(item.split("=", 1) for item in arguments)
+    return dict(argument.split("=", 1) for argument in arguments)
 
 
 def check_output(output: str, expected: str) -> None:
@@ -187,10 +187,10 @@ def check_output(output: str, expected: str) -> None:
 
 
 @contextlib.contextmanager
-def open_page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: Callable[[], Any]) -> Iterator[Run]:
+def open_page_run(page: Page, folder: Path, replacements: Mapping[str, str], spark: Callable[[], Any]) -> Iterator[Run]:
     """Yield a run of the page, and afterwards end its processes and collect the sockets that clients leave open."""
     with contextlib.ExitStack() as stack:
-        run = Run(page, folder, replace, spark, stack)
+        run = Run(page, folder, replacements, spark, stack)
         yield run
         run.names.clear()
         gc.collect()
@@ -198,25 +198,25 @@ def open_page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: C
 
 def run_page(page: Page, folder: Path, request: pytest.FixtureRequest) -> None:
     """Run the page with the test's bucket, store and database instead of those of the examples."""
-    replace: dict[str, str] = {}
-    runs = "".join(block.read_text for block in page.blocks if block.mark)
-    if "s3://lake" in runs:
+    replacements: dict[str, str] = {}
+    executed_text = "".join(block.text for block in page.blocks if block.mark)
+    if "s3://lake" in executed_text:
         s3 = request.getfixturevalue("s3")
-        replace |= {
+        replacements |= {
             "s3://lake": f"s3://{request.getfixturevalue('s3_bucket')}",
             "http://s3.example:9000": s3.endpoint,
             "the-access-key": s3.access_key,
             "the-secret-key": s3.secret_key,
         }
-    if "@db.example/" in runs:
-        replace["postgresql://seamark:secret@db.example/seamark"] = request.getfixturevalue("postgres_url")
+    if "@db.example/" in executed_text:
+        replacements["postgresql://seamark:secret@db.example/seamark"] = request.getfixturevalue("postgres_url")
 
     def get_spark() -> Any:
         return request.getfixturevalue("spark")
 
-    with open_page_run(page, folder, replace, get_spark) as run:
+    with open_page_run(page, folder, replacements, get_spark) as run:
         for block in page.blocks:
-            run.block(block)
+            run.run_block(block)
 
 
 def list_pages_to_run(*, with_spark: bool) -> list[ParameterSet]:

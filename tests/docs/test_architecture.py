@@ -19,45 +19,45 @@ def _find_paths(page: Page) -> set[str]:
     return {code for code in page.inline_code if _PATH.fullmatch(code)}
 
 
-@pytest.mark.parametrize(("name", "minimum"), [("ARCHITECTURE.md", 30), ("CONTRIBUTING.md", 5)])
-def test_paths_of_the_page_exist(name: str, minimum: int) -> None:
+@pytest.mark.parametrize(("name", "count_min"), [("ARCHITECTURE.md", 30), ("CONTRIBUTING.md", 5)])
+def test_paths_of_the_page_exist(name: str, count_min: int) -> None:
     paths = _find_paths(Page(REPO / name))
-    assert len(paths) >= minimum
+    assert len(paths) >= count_min
     assert {path for path in paths if not (REPO / path).exists()} == set()
 
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_decorators_of_the_page_exist(name: str) -> None:
-    matches = set(re.findall(r"`@(\w+)", (REPO / name).read_text()))
+    decorators = set(re.findall(r"`@(\w+)", (REPO / name).read_text()))
     defined_names = set(re.findall(r"^(?:class|def) (\w+)", _read_code(), flags=re.MULTILINE))
-    assert matches or name != "ARCHITECTURE.md"
-    assert matches - defined_names == set()
+    assert decorators or name != "ARCHITECTURE.md"
+    assert decorators - defined_names == set()
 
 
 def test_architecture_page_names_every_package() -> None:
     text = (REPO / "ARCHITECTURE.md").read_text()
-    layers = (REPO / ".importlinter").read_text()
-    matches = set(re.findall(r"\w+", text))
+    contracts = (REPO / ".importlinter").read_text()
+    words_of_page = set(re.findall(r"\w+", text))
     for contract in ("layers", "planner", "formats", "index-formats", "iceberg", "api", "connector"):
-        section = layers.partition(f"[importlinter:contract:{contract}]")[2].partition("\nexhaustive")[0]
+        section = contracts.partition(f"[importlinter:contract:{contract}]")[2].partition("\nexhaustive")[0]
         packages = set(re.findall(r"\w+", section.partition("layers =")[2]))
         assert packages
-        assert packages - matches - {"app", "openapi"} == set(), contract  # `app` and `openapi` are modules.
+        assert packages - words_of_page - {"app", "openapi"} == set(), contract  # `app` and `openapi` are modules.
 
 
 def test_make_targets_of_the_contributing_page_exist() -> None:
     text = (REPO / "CONTRIBUTING.md").read_text()
-    matches = set(re.findall(r"^([\w-]+):", (REPO / "Makefile").read_text(), flags=re.MULTILINE))
-    named_matches = set(re.findall(r"\bmake ([\w-]+)", "\n".join(Page(REPO / "CONTRIBUTING.md").inline_code)))
-    named_matches |= set(re.findall(r"^make ([\w-]+)", text, flags=re.MULTILINE))
-    assert {"test", "lint", "venv"} <= named_matches
-    assert named_matches - matches == set()
+    targets = set(re.findall(r"^([\w-]+):", (REPO / "Makefile").read_text(), flags=re.MULTILINE))
+    named_targets = set(re.findall(r"\bmake ([\w-]+)", "\n".join(Page(REPO / "CONTRIBUTING.md").inline_code)))
+    named_targets |= set(re.findall(r"^make ([\w-]+)", text, flags=re.MULTILINE))
+    assert {"test", "lint", "venv"} <= named_targets
+    assert named_targets - targets == set()
 
 
 def _list_glossary_rows() -> list[tuple[str, str, str]]:
     """Return (term, meaning, source) of all rows of the glossary."""
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", GLOSSARY.read_text(), flags=re.MULTILINE)
-    return [row for row in rows if row[0] != "term"]
+    return [(term, meaning, source) for term, meaning, source in rows if term != "term"]  # The first is the head.
 
 
 def _list_glossary_classes() -> list[str]:
@@ -100,5 +100,5 @@ def test_glossary_has_each_term_once_with_meaning_and_source() -> None:
     assert len(rows) > 60
     assert len({term for term, _, _ in rows}) == len(rows)
     lines = [line for line in GLOSSARY.read_text().splitlines() if line.startswith("| ")]
-    heads = [line for line in lines if line.startswith("| term ")]
-    assert len(lines) - len(heads) == len(rows), "each line of a table must have three cells"
+    head_lines = [line for line in lines if line.startswith("| term ")]
+    assert len(lines) - len(head_lines) == len(rows), "each line of a table must have three cells"

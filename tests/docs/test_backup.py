@@ -16,7 +16,7 @@ from tests.services.seamark import Seamark
 def run_block(text: str, folder: Path) -> None:
     """Run the block of the page that contains this text."""
     blocks = Page(REPO / "docs" / "how-to" / "operate.md").blocks
-    (command,) = (block.read_text for block in blocks if block.language == "bash" and text in block.read_text)
+    (command,) = (block.text for block in blocks if block.language == "bash" and text in block.text)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     subprocess.run(["bash", "-ec", command], cwd=folder, env=environment, check=True, timeout=60)
 

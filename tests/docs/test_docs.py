@@ -79,7 +79,7 @@ def test_python_block_can_be_pasted_into_an_interactive_interpreter() -> None:
     for page, block in blocks:
         pasted_lines: list[str] = []
         compiler = CommandCompiler()
-        for number, line in enumerate([*block.read_text.splitlines(), ""], block.line + 1):
+        for number, line in enumerate([*block.text.splitlines(), ""], block.line + 1):
             pasted_lines.append(line)
             try:
                 if compiler("\n".join(pasted_lines), symbol="single") is not None:
@@ -92,9 +92,9 @@ def test_python_block_can_be_pasted_into_an_interactive_interpreter() -> None:
 def test_page_that_fills_the_home_asks_for_a_new_folder() -> None:
     """Two pages in the same folder would both create `shop.orders`."""
     for page in EXECUTED_PAGES:
-        serves = any(block.mark == "run: server" and "./seamark-home" in block.read_text for block in page.blocks)
-        creates = any("shop" in block.read_text for block in page.blocks if block.mark)
-        if serves and creates and page.path.name != "README.md":
+        starts_server = any(block.mark == "run: server" and "./seamark-home" in block.text for block in page.blocks)
+        creates_table = any("shop" in block.text for block in page.blocks if block.mark)
+        if starts_server and creates_table and page.path.name != "README.md":
             text_above, warning_text, _ = page.text.partition("Use a new folder for this page")
             assert warning_text, page
             assert text_above.count("\n") < min(block.line for block in page.blocks if block.mark), page
@@ -159,7 +159,7 @@ def test_environment_variables_of_the_pages_are_settings() -> None:
 def test_names_in_the_documentation_with_the_form_of_settings_are_settings() -> None:
     kinds = {kind.kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "kind")}
     known_names = FIELDS.keys() | kinds | NOT_SETTINGS
-    words = {
+    names_with_pages = {
         (str(page), match[1])
         for page in PAGES
         for code in page.inline_code
@@ -167,7 +167,7 @@ def test_names_in_the_documentation_with_the_form_of_settings_are_settings() -> 
         if page.path.name not in PAGES_OF_FIELDS
     }
     assert {
-        (page, word) for page, word in words if word not in known_names and not word.startswith("seamark_")
+        (page, name) for page, name in names_with_pages if name not in known_names and not name.startswith("seamark_")
     } == set()
 
 
@@ -175,16 +175,16 @@ def _list_toml_blocks() -> list[tuple[Page, Block]]:
     return [(page, block) for page in PAGES for block in page.blocks if block.language == "toml"]
 
 
-TOML = [pytest.param(*toml_block, id=f"{toml_block[0]}:{toml_block[1].line}") for toml_block in _list_toml_blocks()]
+TOML = [pytest.param(page, block, id=f"{page}:{block.line}") for page, block in _list_toml_blocks()]
 
 
 @pytest.mark.parametrize(("page", "block"), TOML)
 def test_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_path: Path) -> None:
     file = tmp_path / "seamark.toml"
-    file.write_text(block.read_text)
-    if block.read_text.startswith("[[issuer]]"):
+    file.write_text(block.text)
+    if block.text.startswith("[[issuer]]"):
         assert read_issuers(Settings(oidc_issuers_file=str(file)))
-    elif block.read_text.startswith("[[rule]]"):
+    elif block.text.startswith("[[rule]]"):
         assert read_rules(Settings(tls_client_rules_file=str(file)))
     else:
         resolve_settings({}, {}, file)
@@ -192,38 +192,38 @@ def test_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_pa
 
 def _list_commands() -> list[tuple[str, list[str]]]:
     """Return the place and the words of every `seamark …` command in the bash blocks."""
-    results = []
+    places_and_words = []
     for page in PAGES:
         for block in page.blocks:
             if block.language != "bash":
                 continue
-            for line in block.read_text.replace("\\\n", " ").splitlines():
-                for part in re.findall(r"(?:^|[\s(])(?:\S*/)?seamark((?: (?:\"[^\"]*\"|[^|&;#)])*)?)", line):
-                    words = shlex.split(part)
+            for line in block.text.replace("\\\n", " ").splitlines():
+                for arguments in re.findall(r"(?:^|[\s(])(?:\S*/)?seamark((?: (?:\"[^\"]*\"|[^|&;#)])*)?)", line):
+                    words = shlex.split(arguments)
                     if words and not line.lstrip().startswith(("#", "docker", "helm", "kubectl")):
-                        results.append((f"{page}:{block.line}", words))
-    return results
+                        places_and_words.append((f"{page}:{block.line}", words))
+    return places_and_words
 
 
 def test_seamark_commands_of_the_pages_exist_with_their_flags() -> None:
     commands = _list_commands()
     assert len(commands) > 5
-    for where, words in commands:
+    for place, words in commands:
         command: click.Command = cli
         offset = 0
         while isinstance(command, click.Group):
-            assert words[offset : offset + 1], f"{where}: {words} is an incomplete command"
-            assert words[offset] in list_subcommands(command), f"{where}: no such command: {words}"
+            assert words[offset : offset + 1], f"{place}: {words} is an incomplete command"
+            assert words[offset] in list_subcommands(command), f"{place}: no such command: {words}"
             command, offset = list_subcommands(command)[words[offset]], offset + 1
         flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
         for word in words[offset:]:
             if word.startswith("--"):
-                assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:offset])} has no option {word}"
+                assert word.partition("=")[0] in flags, f"{place}: {' '.join(words[:offset])} has no option {word}"
 
 
 def test_spark_configurations_of_the_page_the_tests_and_the_demo_are_equal() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-spark.md")
-    first = next(block for block in page.blocks if block.mark == "run: spark-catalog")
+    catalog_block = next(block for block in page.blocks if block.mark == "run: spark-catalog")
     purge = {"spark.sql.catalog.sea.rest-catalog-purge": "true"}  # The option has no effect before Iceberg 1.12.
     expected = {
         **NO_HIVE,
@@ -231,7 +231,7 @@ def test_spark_configurations_of_the_page_the_tests_and_the_demo_are_equal() -> 
         **build_catalog_conf("sea", "http://127.0.0.1:8181"),
         **purge,
     }
-    assert read_spark_conf(first.read_text) == expected
+    assert read_spark_conf(catalog_block.text) == expected
     pom = (DEPLOY / "jars" / "pom.xml").read_text()
     version = re.search(r"<iceberg.version>(.*)</", pom)
     assert version is not None
@@ -247,9 +247,9 @@ def test_statements_of_a_page_suit_the_shell_that_it_opens() -> None:
         shell = ""
         for block in page.blocks:
             if block.mark == "run: spark-catalog":
-                shell = block.read_text.split()[0]
+                shell = block.text.split()[0]
             elif block.mark == "run: spark" and shell == "spark-sql":
-                assert block.read_text.rstrip().endswith(";"), f"{page}:{block.line}: a semicolon is missing"
+                assert block.text.rstrip().endswith(";"), f"{page}:{block.line}: a semicolon is missing"
             elif block.mark == "run: spark":
                 assert "by `spark.sql(" in page.text, (
                     f"{page}:{block.line}: the block has SQL, but the shell expects Python"
@@ -264,7 +264,7 @@ def test_trino_properties_of_the_page_equal_the_properties_of_the_tests() -> Non
         line.partition("=")[0]
         for block in page.blocks
         if block.language == "properties"
-        for line in block.read_text.splitlines()
+        for line in block.text.splitlines()
         if line and not line.startswith("#")
     }
     gateway_properties = {"iceberg.rest-catalog.vended-credentials-enabled"}  # tests/gateway/test_engines.py

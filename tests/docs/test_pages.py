@@ -23,6 +23,6 @@ def test_slow_pages_are_pages_that_the_tests_execute() -> None:
 def test_failing_command_fails_its_page(tmp_path: Path) -> None:
     page = EXECUTED_PAGES[0]
     with open_page_run(page, tmp_path, {}, lambda: None) as run:
-        run.block(Block("bash", "run", "seamark --version | grep seamark", 1))
+        run.run_block(Block("bash", "run", "seamark --version | grep seamark", 1))
         with pytest.raises(AssertionError, match=r"ended with 2\n(.*\n)*.*--nonsense"):
-            run.block(Block("bash", "run", "seamark serve --nonsense", 1))
+            run.run_block(Block("bash", "run", "seamark serve --nonsense", 1))

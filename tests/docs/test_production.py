@@ -39,19 +39,29 @@ HOST = "localhost"
 def find_production_blocks() -> tuple[Block, Block, Block]:
     """Return three blocks of the README: the variables, the command that creates the token, and the server."""
     page = Page(REPO / "README.md")
-    lines = page.text.splitlines()
-    begin = lines.index("## Production")
-    end = next(number for number in range(begin + 1, len(lines)) if lines[number].startswith("## "))
+    heading_lines = {line: number for number, line in enumerate(page.text.splitlines(), 1) if line.startswith("## ")}
+    begin = heading_lines["## Production"]
+    end = min(number for number in heading_lines.values() if number > begin)
     variables, token, server = (block for block in page.blocks if begin < block.line < end)
     return variables, token, server
 
 
 @dataclass
 class Production:
-    """The production set-up of the README. `replace` maps texts of the README to their replacements."""
+    """The production set-up of the README.
+
+    Attributes:
+        folder: The folder of the servers' homes and logs.
+        replacements: The replacements of texts of the README.
+        exit_stack: It ends the servers.
+        environment: The variables of clients and servers.
+        variables: The commands of the README that set variables.
+        serve: The command of the README that starts a server.
+        servers: The started servers, and `urls` has their URLs.
+    """
 
     folder: Path
-    replace: dict[str, str]
+    replacements: dict[str, str]
     exit_stack: ExitStack
     environment: dict[str, str]
     variables: str = ""
@@ -60,19 +70,19 @@ class Production:
     urls: list[str] = field(default_factory=list)
 
     def adapt_text(self, block: Block) -> str:
-        text = block.read_text
-        for old_text, new_text in self.replace.items():
-            assert old_text in "".join(production_block.read_text for production_block in find_production_blocks()), (
-                old_text
-            )
+        """Return the text of the block with the replacements, each of which must occur in one of the blocks."""
+        text = block.text
+        readme_text = "".join(production_block.text for production_block in find_production_blocks())
+        for old_text, new_text in self.replacements.items():
+            assert old_text in readme_text, old_text
             text = text.replace(old_text, new_text)
         return text
 
-    def start(self, **further: str) -> str:
+    def start(self, **additional_variables: str) -> str:
         """Start one more server with its own home and port, as on a separate machine, and return its URL."""
         number, port = len(self.servers), choose_free_port()
         home = self.folder / f"server-{number}"
-        server_environment = {"SEAMARK_HOME": str(home), "SEAMARK_PORT": str(port), **further}
+        server_environment = {"SEAMARK_HOME": str(home), "SEAMARK_PORT": str(port), **additional_variables}
         process = ManagedProcess(
             ["bash", "-euc", f"unset SEAMARK_CA SEAMARK_TOKEN\n{self.variables}\n{self.serve}"],
             log=self.folder / f"server-{number}.log",
@@ -101,7 +111,7 @@ def production(
     variables, token, server = find_production_blocks()
     authority = Authority(tmp_path, (HOST,))
     authority.issue("seamark")
-    replace = {
+    replacements = {
         "postgresql://seamark:secret@db.example/seamark": postgres_url,
         "the-encryption-key": base64.b64encode(secrets.token_bytes(32)).decode(),
         "the-access-key": s3.access_key,
@@ -118,13 +128,15 @@ def production(
         inherited_env = {name: os.environ[name] for name in ("HOME", "LANG", "VIRTUAL_ENV") if name in os.environ}
         path = f"{commands}:{os.environ['PATH']}"
         environment = {**inherited_env, "PATH": path, "SEAMARK_CA": str(authority.file)}
-        new_production = Production(tmp_path, replace, stack, environment)
+        new_production = Production(tmp_path, replacements, stack, environment)
         new_production.variables, new_production.serve = (
             new_production.adapt_text(variables),
             new_production.adapt_text(server),
         )
-        create = f"{new_production.variables}\n{new_production.adapt_text(token)}"
-        result = subprocess.run(["bash", "-euc", create], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        create_token = f"{new_production.variables}\n{new_production.adapt_text(token)}"
+        result = subprocess.run(
+            ["bash", "-euc", create_token], env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
         assert result.returncode == 0, result.stderr
         new_production.environment["SEAMARK_TOKEN"] = result.stdout.split()[-1]
         for name in ("SEAMARK_CA", "SEAMARK_TOKEN"):
@@ -141,8 +153,8 @@ def production(
 def append_numbers(production: Production, name: str, *numbers: int) -> None:
     properties = {"header.X-Iceberg-Access-Delegation": "remote-signing"}
     token = production.environment["SEAMARK_TOKEN"]
-    trusted_options: Any = {"ssl": {"cabundle": production.environment["SEAMARK_CA"]}}
-    with closing(RestCatalog("sea", uri=production.urls[-1], token=token, **properties, **trusted_options)) as catalog:
+    tls_options: Any = {"ssl": {"cabundle": production.environment["SEAMARK_CA"]}}
+    with closing(RestCatalog("sea", uri=production.urls[-1], token=token, **properties, **tls_options)) as catalog:
         if not catalog.namespace_exists("db"):
             catalog.create_namespace("db")
         if not catalog.table_exists(name):

@@ -43,17 +43,17 @@ def test_list_of_table_services_matches_the_declarations() -> None:
 
 
 def test_every_table_of_the_database_is_explained() -> None:
-    statements = "\n".join(sql for step in MIGRATIONS for group in step.values() for sql in group)
-    matches = set(re.findall(r"CREATE TABLE (\w+)", statements)) | {"schema_version"}
+    statements = "\n".join(
+        sql for migration in MIGRATIONS for statements_of_dialect in migration.values() for sql in statements_of_dialect
+    )
+    created_tables = set(re.findall(r"CREATE TABLE (\w+)", statements)) | {"schema_version"}
     page = Page(REFERENCE / "database-schema.md")
     explained_tables = set(re.findall(r"^\| `(\w+)` \|", page.text, flags=re.MULTILINE))
-    assert explained_tables == matches
+    assert explained_tables == created_tables
 
 
 def test_timeline_page_shows_instants_and_events_in_their_format() -> None:
-    documents = [
-        json.loads(block.read_text) for block in Page(REFERENCE / "timeline.md").blocks if block.language == "json"
-    ]
+    documents = [json.loads(block.text) for block in Page(REFERENCE / "timeline.md").blocks if block.language == "json"]
     instants = next(document for document in documents if "instants" in document)["instants"]
     assert instants
     assert all(tuple(instant) == InstantAnswer.__struct_encode_fields__ for instant in instants)
@@ -75,5 +75,5 @@ def test_timeline_page_names_every_state_and_parameter() -> None:
 def test_numbers_of_the_readme_match_the_code() -> None:
     text = " ".join(Page(REPO / "README.md").text.split())
     assert f"**{len(list_served_operations())} of the {len(read_operations())} operations**" in text
-    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-    assert f"{words[len(DISABLED_BY_THE_KIT)]} of them are switched off by the kit itself" in text
+    numerals = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    assert f"{numerals[len(DISABLED_BY_THE_KIT)]} of them are switched off by the kit itself" in text

@@ -28,6 +28,8 @@ CLOCK = SystemClock()
 
 
 class FullDisk:
+    """A logger all of whose methods fail as on a full disk."""
+
     def msg(self, *_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -48,12 +50,12 @@ async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(background, "RESTART_S", 0.0)
     start_count = 0
 
-    async def raise_error() -> None:
+    async def fail() -> None:
         nonlocal start_count
         start_count += 1
         raise error
 
-    async with background.run_in_background("work", raise_error):
+    async with background.run_in_background("work", fail):
         await until(lambda: start_count > 3)
 
 
@@ -61,11 +63,11 @@ async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPat
 async def test_failure_of_one_background_run_does_not_stop_other_runs() -> None:
     has_started = asyncio.Event()
 
-    async def raise_error() -> None:
+    async def fail() -> None:
         has_started.set()
         raise ValueError("a bug")
 
-    async with background.run_once("work", raise_error):
+    async with background.run_once("work", fail):
         await has_started.wait()
 
 
@@ -79,22 +81,22 @@ async def test_watchers_are_woken_after_a_failed_read_of_the_timeline(
         open_timeline(settings, store, CLOCK) as timeline,
     ):
         await store.transact([CreateNamespace(path=("db",), properties={})])
-        failures, read_timeline = 0, timeline._read_new_instants
+        read_count, read_timeline = 0, timeline._read_new_instants
 
         async def fail_three_times() -> None:
-            nonlocal failures
-            failures += 1
-            if failures < 4:
+            nonlocal read_count
+            read_count += 1
+            if read_count <= 3:
                 raise ValueError("a bug")
             await read_timeline()
 
         monkeypatch.setattr(timeline, "_read_new_instants", fail_three_times)
         watch_task = asyncio.create_task(timeline.watch(InstantFilter(), 10, 60))
-        await until(lambda: failures > 2)
+        await until(lambda: read_count >= 3)
         instant = build_instant(CLOCK)
         await store.transact([RecordInstant(instant=instant)])
         async with asyncio.timeout(60):
-            assert [item.id for item in await watch_task] == [instant.id]
+            assert [found.id for found in await watch_task] == [instant.id]
 
 
 @pytest.mark.usefixtures("full_disk")
@@ -103,21 +105,21 @@ async def test_audit_records_are_written_once_the_database_is_back(
 ) -> None:
     monkeypatch.setattr(audits, "_RETRY_S", 0.0)
     async with open_store(build_settings(tmp_path).make_database_url(), clock=CLOCK) as store:
-        failures, transact = 0, store.transact
+        call_count, transact = 0, store.transact
 
-        async def raise_zero_division(operations: Any) -> Any:
-            nonlocal failures
-            failures += 1
-            if failures < 3:
-                raise OSError("away")
+        async def fail_twice(operations: Any) -> Any:
+            nonlocal call_count
+            call_count += 1
+            if call_count <= 2:
+                raise OSError("the database is away")
             return await transact(operations)
 
-        monkeypatch.setattr(store, "transact", raise_zero_division)
+        monkeypatch.setattr(store, "transact", fail_twice)
         async with open_audit(store, CLOCK) as audit:
             await audit.record(principal_name="ann", operation="dropTable", resource="db.t", status=204, request_id="1")
             async with asyncio.timeout(60):
                 await audit.flush()
-        assert failures == 3
+        assert call_count == 3
         assert [record.principal_name for record in await store.read_audit_records(None, 10)] == ["ann"]
 
 
@@ -130,10 +132,11 @@ async def test_failed_part_of_housekeeping_does_not_stop_the_other_parts(
 
     async with run_server(tmp_path) as server:
         parts = server.components.housekeeping._tasks
-        result_before = await server.components.housekeeping.round()
-        for failing_part in list(parts)[:-1]:
+        results_before = await server.components.housekeeping.round()
+        *failing_parts, last_part = results_before
+        for failing_part in failing_parts:
             monkeypatch.setitem(parts, failing_part, raise_zero_division)
-        assert (await server.components.housekeeping.round()).keys() == {list(result_before)[-1]}
+        assert (await server.components.housekeeping.round()).keys() == {last_part}
 
 
 def test_log_line_with_any_content_is_written(capfd: pytest.CaptureFixture[str]) -> None:

@@ -19,10 +19,10 @@ from tests.services.seamark import Seamark
 _FORKS = multiprocessing.get_context("forkserver")
 
 
-def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], Counter[int]]:
+def _run_client(base_url: str, client_number: int, commits: int) -> tuple[list[Event], Counter[int]]:
     """Append until `commits` commits have succeeded.
 
-    Return each attempt, and the number of answers other than 200 and 409.
+    Return (all reads and appends, number of answers to appends by status).
     """
     client = HttpClient(base_url)
     events: list[Event] = []
@@ -31,10 +31,10 @@ def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], 
     attempt = 0
     while commit_count < commits:
         began_s = time.monotonic()
-        head, sequence = client.head()
+        head, sequence = client.read_head()
         events.append(Event("read", began_s, time.monotonic(), "ok", value=head))
         attempt += 1
-        snapshot_id = number * 1_000_000 + attempt
+        snapshot_id = client_number * 1_000_000 + attempt
         began_s = time.monotonic()
         status, _ = client.append(snapshot_id, head, sequence + 1)
         ended_s = time.monotonic()
@@ -43,7 +43,7 @@ def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], 
         events.append(Event("append", began_s, ended_s, outcome, head, snapshot_id))
         commit_count += status == 200
         if statuses.total() - statuses[200] - statuses[409] > 10:
-            break
+            break  # The caller reports these answers.
     return events, statuses
 
 
@@ -52,13 +52,13 @@ def _run_race(base_urls: list[str], processes: int, commits: int) -> None:
     HttpClient(base_urls[0]).create_table()
     _FORKS.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(processes, mp_context=_FORKS) as pool:
-        work = [
+        futures = [
             pool.submit(_run_client, base_urls[number % len(base_urls)], number + 1, commits)
             for number in range(processes)
         ]
-        results = [future.result(timeout=1200) for future in work]
-    events = [event for events_of_client, _ in results for event in events_of_client]
-    statuses: Counter[int] = sum((group_statuses for _, group_statuses in results), Counter())
+        histories = [future.result(timeout=1200) for future in futures]
+    events = [event for client_events, _ in histories for event in client_events]
+    statuses: Counter[int] = sum((client_statuses for _, client_statuses in histories), Counter())
     assert set(statuses) <= {200, 409}, f"unexplained answers: {statuses}"
     assert statuses[200] == processes * commits
     chains = [HttpClient(url).read_chain() for url in base_urls]

@@ -25,7 +25,8 @@ from tests.services.process import is_http_ok
 from tests.services.seamark import SHARED_KEY, Seamark
 from tests.waits import becomes_true
 
-PLACES = ("home, warehouse and log", "the warehouse only", "the database only")
+FULL_PARTS = ("home, warehouse and log", "the warehouse only", "the database only")
+"""The parts of a server that are on the full disk."""
 
 
 @pytest.fixture
@@ -34,10 +35,10 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield disk
 
 
-def _build_server(place: str, disk: SmallDisk, tmp_path: Path) -> Seamark:
-    if place.startswith("home"):
+def _build_server(full_part: str, disk: SmallDisk, tmp_path: Path) -> Seamark:
+    if full_part.startswith("home"):
         return Seamark(disk.root / "home")
-    if place.startswith("the warehouse"):
+    if full_part.startswith("the warehouse"):
         return Seamark(tmp_path / "home", warehouse=f"file://{disk.root / 'lake'}")
     return Seamark(tmp_path / "home", database=f"sqlite:///{disk.root / 'seamark.db'}")
 
@@ -47,22 +48,22 @@ def _list_metadata_files(server: Seamark) -> list[Path]:
 
 
 @pytest.mark.few_cases(2)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("full_part", FULL_PARTS)
 def test_commits_on_a_full_disk_are_rejected_and_earlier_commits_remain(
-    tmp_path: Path, disk: SmallDisk, place: str
+    tmp_path: Path, disk: SmallDisk, full_part: str
 ) -> None:
-    with _build_server(place, disk, tmp_path) as server:
+    with _build_server(full_part, disk, tmp_path) as server:
         client = HttpClient(server.base_url, timeout_s=60)
         assert client.create_table()[0] == 200
         commit_count = 3
         for snapshot_id in range(1, commit_count + 1):
             assert client.append(snapshot_id, snapshot_id - 1 or None, snapshot_id)[0] == 200
-        for round_ in range(2):
+        for round_number in range(2):
             disk.fill()
             key = create_key()
             while True:
-                # The database may still have free pages in its log for some commits. A commit that hangs ends at
-                # the client's time limit.
+                # The database may still have free pages in its log for some commits (far fewer than 2000). A commit
+                # that hangs ends at the client's time limit.
                 status, body = client.append(commit_count + 1, commit_count, commit_count + 1, key=key)
                 if status != 200:
                     break
@@ -77,11 +78,11 @@ def test_commits_on_a_full_disk_are_rejected_and_earlier_commits_remain(
             assert client.read_chain() == list(range(1, commit_count + 1)), "the table is unchanged"
             # Files of rejected commits are removed. The current metadata file and those of its log exist.
             expected = {Path(location.removeprefix("file://")) for location in client.list_metadata_files()}
-            assert becomes_true(lambda wanted_files=expected: set(_list_metadata_files(server)) == wanted_files), place
+            assert becomes_true(lambda wanted=expected: set(_list_metadata_files(server)) == wanted), full_part
 
             disk.free_space()
             status, body = client.append(commit_count + 1, commit_count, commit_count + 1, key=key)
-            assert status == 200, f"round {round_}: {body}"
+            assert status == 200, f"round {round_number}: {body}"
             commit_count += 1
             assert client.read_chain() == list(range(1, commit_count + 1))
         for path in _list_metadata_files(server):
@@ -94,7 +95,7 @@ def test_commits_on_a_full_disk_are_rejected_and_earlier_commits_remain(
 
 
 def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Path, disk: SmallDisk) -> None:
-    with _build_server(PLACES[0], disk, tmp_path) as server:
+    with _build_server(FULL_PARTS[0], disk, tmp_path) as server:
         client = HttpClient(server.base_url)
         assert client.create_table()[0] == 200
         assert client.append(1, None, 1)[0] == 200
@@ -110,16 +111,18 @@ def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Pat
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("place", [place for place in PLACES if "warehouse only" not in place])
-def test_server_on_a_full_disk_ends_with_an_error_of_one_sentence(tmp_path: Path, disk: SmallDisk, place: str) -> None:
+@pytest.mark.parametrize("full_part", [part for part in FULL_PARTS if "warehouse only" not in part])
+def test_server_on_a_full_disk_ends_with_an_error_of_one_sentence(
+    tmp_path: Path, disk: SmallDisk, full_part: str
+) -> None:
     """The test starts with an empty disk, and with the files of an earlier server."""
-    if place.startswith("home"):
+    if full_part.startswith("home"):
         flags = ["--home", str(disk.root / "home")]
     else:
         flags = ["--home", str(tmp_path / "home"), "--database", f"sqlite:///{disk.root / 'seamark.db'}"]
     disk.fill()
     # If the disk has only the database, its log may have free pages.
-    for _ in range(2 if place.startswith("home") else 1):
+    for _ in range(2 if full_part.startswith("home") else 1):
         serve_result = run_seamark("serve", "--port", "0", *flags, env={"SEAMARK_ENCRYPTION_KEY": SHARED_KEY})
         assert serve_result.returncode == 2, serve_result.stderr
         assert "Traceback" not in serve_result.stderr
@@ -128,7 +131,7 @@ def test_server_on_a_full_disk_ends_with_an_error_of_one_sentence(tmp_path: Path
         assert "full" in line, line
         assert "space" in line, line
         disk.free_space()
-        with _build_server(place, disk, tmp_path) as server:
+        with _build_server(full_part, disk, tmp_path) as server:
             assert HttpClient(server.base_url).create_table("t")[0] in (200, 409)
             server.kill9()
         disk.fill()
@@ -142,9 +145,9 @@ def test_writer_gets_an_error_at_once_when_the_database_disk_is_full(
         rows = pa.table({"id": [1]})
         append(client, "db.t", rows, producer=("writer", 0))
         disk.fill()
-        waits = SimpleNamespace(sleep=lambda seconds: pytest.fail(f"the write waits {seconds} s"))
+        failing_time = SimpleNamespace(sleep=lambda seconds: pytest.fail(f"the write waits {seconds} s"))
         for module in (client_module, commits_module):
-            monkeypatch.setattr(module, "time", waits)
+            monkeypatch.setattr(module, "time", failing_time)
 
         def fill_log() -> None:
             for number in range(1, 2000):  # The log may have free pages.

@@ -46,7 +46,9 @@ class BrokenStore:
     """An S3 server for GET and HEAD whose answers have random faults.
 
     Attributes:
-        rate: The share of answers to GET with a fault, of the kinds `faults`.
+        rate: The share of answers to GET with a fault. Answers to HEAD have a forbidden body at the same rate.
+        faults_max: The greatest number of faults. The default never ends them.
+        faults: The faults that may occur.
     """
 
     rng: random.Random
@@ -93,8 +95,11 @@ class BrokenStore:
         start, end = 0, size
         status = "200 OK"
         if "range" in headers and method == "GET":
-            low, _, high = headers["range"].removeprefix("bytes=").partition("-")
-            start, end = (int(low), min(size, int(high or size) + 1)) if low else (max(0, size - int(high)), size)
+            first_byte, _, last_byte = headers["range"].removeprefix("bytes=").partition("-")
+            if first_byte:
+                start, end = int(first_byte), min(size, int(last_byte or size) + 1)
+            else:  # The number after the hyphen is the length of a suffix.
+                start = max(0, size - int(last_byte))
             status = f"206 Partial Content\r\nContent-Range: bytes {start}-{end - 1}/{size}"
         length = end - start + (1000 if fault == "long" else 0)
         etag_header = '"0000"' if fault == "other" else etag
@@ -112,8 +117,9 @@ class BrokenStore:
         writer.write(body[:sent_length])
         await writer.drain()
         if fault == "reset":
-            raw: socket.socket = writer.get_extra_info("socket")
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raw_socket: socket.socket = writer.get_extra_info("socket")
+            # An abort with a linger time of zero sends a reset.
+            raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
         return fault not in ("cut", "reset")
 
@@ -162,16 +168,16 @@ async def read_answer(
     body = bytearray()
     while len(body) < length:
         try:
-            piece = await reader.read(length - len(body))
+            received = await reader.read(length - len(body))
         except OSError:
-            piece = b""
-        if not piece:
+            received = b""
+        if not received:
             return status, length, bytes(body), True
-        body += piece
+        body += received
     return status, length, bytes(body), False
 
 
-CASES = {
+CASES: dict[str, dict[str, int]] = {
     "cached": {},
     "without a budget for the cache": {"gateway_cache_fetch_bytes": BLOCK_BYTES - 1},
     "in short parts": {"gateway_cache_fetch_bytes": BLOCK_BYTES - 1, "gateway_send_bytes": 64 << 10},
@@ -186,13 +192,15 @@ async def test_fault_of_the_store_causes_an_error_or_the_right_bytes(tmp_path: P
     rng = random.Random(f"{seed} {case} {name}")
     store = BrokenStore(rng)
     paths = [
-        f"/b/t/{name.format(uuid.UUID(bytes=rng.randbytes(16), version=4))}{'' if '{' in name else n}" for n in range(3)
+        f"/b/t/{name.format(uuid.UUID(bytes=rng.randbytes(16), version=4))}{'' if '{' in name else index}"
+        for index in range(3)
     ]
-    store.objects = {path: rng.randbytes(9 * BLOCK_BYTES + n) for n, path in enumerate(paths)}
+    store.objects = {path: rng.randbytes(9 * BLOCK_BYTES + index) for index, path in enumerate(paths)}
     outcomes: Counter[str] = Counter()
     async with open_gateway(store, tmp_path, gateway_cache_disk_bytes=0, **CASES[case]) as gateway:
         for path in paths:  # After this read, the records of the objects are cached.
-            assert (await gateway.send("GET", path, Range="bytes=0-0"))[1] == store.objects[path][:1]
+            _, body, *_ = await gateway.send("GET", path, Range="bytes=0-0")
+            assert body == store.objects[path][:1]
         store.rate = 0.3
         address = urlsplit(gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
@@ -240,7 +248,8 @@ async def test_interrupted_answer_is_completed_only_from_the_same_object(
     path, data = f"/b/t/{name}", rng.randbytes(20 * BLOCK_BYTES)
     store = BrokenStore(rng, {path: data}, faults=("cut",), faults_max=4)
     async with open_gateway(store, tmp_path, gateway_cache_fetch_bytes=BLOCK_BYTES - 1) as gateway:
-        assert (await gateway.send("GET", path, Range="bytes=0-0"))[1] == data[:1]
+        _, body, *_ = await gateway.send("GET", path, Range="bytes=0-0")
+        assert body == data[:1]
         store.rate = 1.0
         if is_replaced:
             store.replace = {path: rng.randbytes(20 * BLOCK_BYTES)}

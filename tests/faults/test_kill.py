@@ -14,7 +14,7 @@ from tests.faults.rigs.http import HttpClient, create_key
 from tests.faults.rigs.mortal import MortalServer
 from tests.services.s3 import S3
 
-RETRIES = ("with its idempotency key", "blindly", "as another commit on the same base")
+RETRIES = ("with its idempotency key", "without a key", "as another commit on the same base")
 STEPS_AFTER_COMMIT = ("after-swap", "before-reply")
 
 
@@ -47,14 +47,14 @@ def _kill_and_retry(server: MortalServer, client: HttpClient, step: str, retry: 
 # Each test uses one server, which dies several times, because a start takes the most time.
 
 
-QUICK = ("before-swap", "after-swap")
-"""The steps directly before and after the commit. Tests of the other steps are slow. A test with PostgreSQL
-covers all.
+QUICK_STEPS = ("before-swap", "after-swap")
+"""The steps directly before and after the commit. Tests of the other steps are slow, except for the test with
+PostgreSQL, which covers all steps.
 """
 
 
 def _list_steps(*steps: str) -> list[ParameterSet]:
-    return [pytest.param(step, marks=[] if step in QUICK else pytest.mark.slow) for step in steps]
+    return [pytest.param(step, marks=[] if step in QUICK_STEPS else pytest.mark.slow) for step in steps]
 
 
 @pytest.mark.few_cases(1)
@@ -102,8 +102,9 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
 
 
 def _list_changes(client: HttpClient) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
-    """Return changes by name: a request, the status of its first answer, and a function that tells if it was
-    executed.
+    """Return changes by name: (request, expected status, function that returns True if the change was made).
+
+    The function reads the tables through the client that it is given.
     """
     location = client.list_metadata_files("source")[0]
     rename_request = {
@@ -114,33 +115,33 @@ def _list_changes(client: HttpClient) -> dict[str, tuple[tuple[Any, ...], int, A
         "create": (
             ("POST", "/v1/namespaces/db/tables", {"name": "made", "schema": SCHEMA}),
             200,
-            lambda now: "made" in now.list_tables(),
+            lambda client: "made" in client.list_tables(),
         ),
         "rename": (
             ("POST", "/v1/tables/rename", rename_request),
             204,
-            lambda now: _find_only_name(now.list_tables(), "new", "old") == "new",
+            lambda client: _find_only_name(client.list_tables(), "new", "old") == "new",
         ),
         "register": (
             ("POST", "/v1/namespaces/db/register", {"name": "twin", "metadata-location": location}),
             200,
-            lambda now: "twin" in now.list_tables(),
+            lambda client: "twin" in client.list_tables(),
         ),
         "drop": (
             ("DELETE", "/v1/namespaces/db/tables/doomed", None),
             204,
-            lambda now: (
-                _find_only_name([*now.list_tables(), *_list_dropped(now)], "dropped:doomed", "doomed")
+            lambda client: (
+                _find_only_name([*client.list_tables(), *_list_dropped(client)], "dropped:doomed", "doomed")
                 == "dropped:doomed"
             ),
         ),
     }
 
 
-def _find_only_name(answers: list[str], *names: str) -> str:
-    answered_names = [name for name in names if name in answers]
-    assert len(answered_names) == 1, f"of {names}, {answered_names} exist, but exactly one must"
-    return answered_names[0]
+def _find_only_name(existing_names: list[str], *names: str) -> str:
+    found_names = [name for name in names if name in existing_names]
+    assert len(found_names) == 1, f"of {names}, {found_names} exist, but exactly one must"
+    return found_names[0]
 
 
 def _list_dropped(client: HttpClient) -> list[str]:
@@ -165,8 +166,8 @@ def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_
             client = server.start()
             assert has_happened(client) == (step == "after-swap"), operation
             for _ in range(2):
-                answer_status, body = client.call(*request, key)  # type: ignore[call-arg]
-                assert answer_status == status, (operation, body)
+                actual_status, body = client.call(*request, key)  # type: ignore[call-arg]
+                assert actual_status == status, (operation, body)
                 assert has_happened(client), operation
         for name in client.list_tables():
             assert client.read_chain(name) == []

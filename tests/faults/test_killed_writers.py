@@ -31,8 +31,8 @@ FIELDS = [
 ]
 
 
-def read_rows_at(client: SeamarkClient, index: At) -> list[tuple[int, int]]:
-    rows = scan(client, "db.t", ["id", "batch"], at=index).to_arrow().to_pylist()
+def read_rows_at(client: SeamarkClient, time_point: At) -> list[tuple[int, int]]:
+    rows = scan(client, "db.t", ["id", "batch"], at=time_point).to_arrow().to_pylist()
     return sorted((row["id"], row["batch"]) for row in rows)
 
 
@@ -43,23 +43,31 @@ def list_model_rows(model: Model) -> list[tuple[int, int]]:
 def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, is_indexed: bool) -> None:
     """Kill the writer job `kills` times, let it finish, and check the rows of each snapshot."""
     context = f"FAULT_SEED={seed} version={version} is_indexed={is_indexed}"
-    source = random.Random(seed)
-    notes = home / "notes"
+    rng = random.Random(seed)
+    checkpoint = home / "notes"
     with Seamark(home) as server, closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
         properties = {"seamark.index.ids": "record(id)"} if is_indexed else {}
         create_upsert_table(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
-        notes.write_text("0")
-        argv = [sys.executable, "-m", "tests.faults.rigs.mortal_writer", server.base_url, "db.t", str(notes), str(seed)]
+        checkpoint.write_text("0")
+        argv = [
+            sys.executable,
+            "-m",
+            "tests.faults.rigs.mortal_writer",
+            server.base_url,
+            "db.t",
+            str(checkpoint),
+            str(seed),
+        ]
         kill_count = 0
         for _ in range(10 * kills):
             job = subprocess.Popen([*argv, str(batches)], stderr=subprocess.PIPE)
-            batches_before = int(notes.read_text())
+            finished_batches = int(checkpoint.read_text())
             try:
                 if kill_count < kills:  # The job is killed during one of its batches.
-                    while job.poll() is None and int(notes.read_text()) == batches_before:
+                    while job.poll() is None and int(checkpoint.read_text()) == finished_batches:
                         time.sleep(0.005)
-                    time.sleep(source.random() * 0.3)
+                    time.sleep(rng.random() * 0.3)
                     kill_count += job.poll() is None
                     job.kill()
                 _, error = job.communicate(timeout=250)
@@ -70,7 +78,7 @@ def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: in
             if job.returncode == 0:
                 break
         assert kill_count > kills // 2, f"{context}: the job ended too early for {kills} kills"
-        assert int(notes.read_text()) == batches
+        assert int(checkpoint.read_text()) == batches
         check_whole_batches(client, seed, batches, context)
 
 
@@ -78,19 +86,19 @@ def check_whole_batches(client: IndexClient, seed: int, batches: int, message: s
     """Check that each snapshot has the rows of all batches up to its sequence number, and no part of another."""
     loaded_table = client.load_table("db.t", history=True)
     model: Model = {}
-    number = 0
+    next_number = 0
     snapshots = json.loads(loaded_table.metadata)["snapshots"]
     for snapshot in sorted(snapshots, key=lambda snapshot: snapshot["sequence-number"]):
         actual_rows = read_rows_at(client, At(snapshot_id=snapshot["snapshot-id"]))
         last_sequence = int(snapshot["summary"][SEQUENCE_KEY])
-        assert last_sequence >= number, f"{message}: sequence {last_sequence} was committed twice"
-        while number <= last_sequence:  # A batch without changes has no snapshot.
-            apply_batch(model, seed, number)
-            number += 1
+        assert last_sequence >= next_number, f"{message}: sequence {last_sequence} was committed twice"
+        while next_number <= last_sequence:  # A batch without changes has no snapshot.
+            apply_batch(model, seed, next_number)
+            next_number += 1
         assert actual_rows == list_model_rows(model), f"{message}: after batch {last_sequence}"
-    while number < batches:
-        apply_batch(model, seed, number)
-        number += 1
+    while next_number < batches:
+        apply_batch(model, seed, next_number)
+        next_number += 1
     assert read_rows_at(client, At()) == list_model_rows(model), message
 
 

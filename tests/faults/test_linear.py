@@ -21,8 +21,8 @@ def _simulate_history(seed: int) -> tuple[list[int], list[Event]]:
     events: list[Event] = []
     heads: list[int | None] = [None]
     for number in range(1, 200):
-        point = float(number)
-        began_s, end_s = point - rng.random() * 5, point + rng.random() * 5
+        effect_s = float(number)  # The time at which the operation takes effect.
+        began_s, end_s = effect_s - rng.random() * 5, effect_s + rng.random() * 5
         if rng.random() < 0.3:
             events.append(Event("read", began_s, end_s, "ok", value=head))
             continue
@@ -48,7 +48,9 @@ def test_histories_of_a_real_register_are_accepted(seed: int) -> None:
 def test_lost_update_is_reported(seed: int) -> None:
     chain, events = _simulate_history(seed)
     lost_value = next(event.value for event in events if event.kind == "append" and event.outcome == "ok")
-    assert any("lost update" in text for text in find_violations([v for v in chain if v != lost_value], events))
+    assert any(
+        "lost update" in text for text in find_violations([value for value in chain if value != lost_value], events)
+    )
 
 
 def test_phantom_stale_read_and_wrong_order_are_reported() -> None:
@@ -70,4 +72,4 @@ def test_phantom_stale_read_and_wrong_order_are_reported() -> None:
     assert any(
         "built on" in text for text in find_violations([1, 2], [first_append, build_append_event(2, None, 2, 3)])
     )
-    assert find_violations([1], []) == ["nobody wrote 1"]
+    assert find_violations([1], []) == ["no client wrote 1"]

@@ -26,8 +26,9 @@ KEEP_LITTLE = {"write.metadata.previous-versions-max": "2", "write.metadata.dele
 TABLES = "/v1/namespaces/db/tables"
 NAMES = [f"t{number}" for number in range(6)]
 EXPECTED_STATUSES = {200, 204, 404, 409}
-"""The expected errors of clients that interfere with each other, besides 400 (a register of a table during its
-purge).
+"""The expected statuses of clients that interfere with each other.
+
+Besides them, 400 is expected for the register of a table during its purge.
 """
 
 
@@ -44,16 +45,18 @@ class RandomClient:
 
     def run(self, stop: threading.Event) -> None:
         """Send random operations until `stop` is set, and record each answer that the state cannot explain."""
-        actions: list[tuple[Callable[[str], tuple[int, Any] | None], int]] = [
+        weighted_actions: list[tuple[Callable[[str], tuple[int, Any] | None], int]] = [
             (self._commit, 12), (self._drop, 2), (self._undrop, 3), (self._rename, 2), (self._create, 2),
             (self._register, 2), (self._purge, 1),
         ]  # fmt: skip
         while not stop.is_set():
-            action = self._random.choices([kind for kind, _ in actions], [weight for _, weight in actions])[0]
-            answer = action(self._random.choice(NAMES))
-            if answer is None:
+            action = self._random.choices(
+                [act for act, _ in weighted_actions], [weight for _, weight in weighted_actions]
+            )[0]
+            response = action(self._random.choice(NAMES))
+            if response is None:
                 continue
-            status, body = answer
+            status, body = response
             self.answers[action.__name__.lstrip("_"), status] += 1
             if status not in EXPECTED_STATUSES and not (status == 400 and action == self._register):
                 self.unexplained_answers.append(f"{action.__name__}: {status} {body}")
@@ -123,7 +126,8 @@ def _list_snapshot_files(location: str, snapshot_id: int) -> list[str]:
     """Return the files of a snapshot that this test writes: data file, manifest, manifest list."""
     return [
         f"{location}/data/{snapshot_id}.parquet",
-        *(f"{location}/metadata/{kind}-{snapshot_id}.avro" for kind in "ml"),
+        f"{location}/metadata/m-{snapshot_id}.avro",
+        f"{location}/metadata/l-{snapshot_id}.avro",
     ]
 
 
@@ -136,38 +140,29 @@ def _write_snapshot(location: str, snapshot_id: int) -> str:
     for path in (data, manifest):
         _to_path(path).parent.mkdir(parents=True, exist_ok=True)
     _to_path(data).write_bytes(b"PAR1")
-    live_paths = [
-        (
-            manifest,
-            _build_record_schema("data_file", _build_record_schema("file_path", "string")["type"]),
-            {"data_file": {"file_path": data}},
-        ),
-        (manifest_list, _build_record_schema("manifest_path", "string"), {"manifest_path": manifest}),
+    data_file_type = {"type": "record", "name": "file", "fields": [{"name": "file_path", "type": "string"}]}
+    contents = [
+        (manifest, {"name": "data_file", "type": data_file_type}, {"data_file": {"file_path": data}}),
+        (manifest_list, {"name": "manifest_path", "type": "string"}, {"manifest_path": manifest}),
     ]
-    for path, field, row in live_paths:
+    for path, field, row in contents:
         with _to_path(path).open("wb") as file:
             fastavro.writer(file, {"type": "record", "name": "row", "fields": [field]}, [row])
     return manifest_list
 
 
-def _build_record_schema(name: str, kind: Any) -> Any:
-    if name == "file_path":
-        return {"type": {"type": "record", "name": "file", "fields": [{"name": name, "type": kind}]}}
-    return {"name": name, "type": kind}
-
-
 def _find_missing_files(server: Seamark, registered_uuids: set[str]) -> list[str]:
-    """Return the missing files to which live tables refer, and tables that cannot be loaded.
+    """Return descriptions of missing files to which live tables refer, and of tables that cannot be loaded.
 
     The log of a registered table is not checked. If an older file was registered, later commits may have correctly
     deleted the files of its older log.
     """
     client = HttpClient(server.base_url)
-    results = []
+    problems = []
     for name in client.list_tables():
         status, body = client.call("GET", f"{TABLES}/{name}")
         if status != 200:
-            results.append(f"{name}: {status} {body}")
+            problems.append(f"{name}: {status} {body}")
             continue
         metadata = body["metadata"]
         needed_files = [body["metadata-location"]]
@@ -175,8 +170,8 @@ def _find_missing_files(server: Seamark, registered_uuids: set[str]) -> list[str
             needed_files += [entry["metadata-file"] for entry in metadata["metadata-log"]]
         for snapshot in metadata.get("snapshots", []):
             needed_files += _list_snapshot_files(metadata["location"], snapshot["snapshot-id"])
-        results += [f"{name}: {location}" for location in needed_files if not _to_path(location).is_file()]
-    return results
+        problems += [f"{name}: {location}" for location in needed_files if not _to_path(location).is_file()]
+    return problems
 
 
 def _run_campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
@@ -184,29 +179,31 @@ def _run_campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> No
     print(f"live files: FAULT_SEED={seed}")
     clients = [RandomClient(server.base_url, seed, number) for number in range(1, 5)]
     HttpClient(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})
-    expected = ("commit", "drop", "undrop", "rename", "create", "register")
-    for round_ in itertools.count():
+    operations = ("commit", "drop", "undrop", "rename", "create", "register")
+    for round_number in itertools.count():
         counts: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
         # On a busy machine a round has little time.
-        if round_ >= rounds and (
-            all(counts[description, 200] + counts[description, 204] for description in expected)
-            or round_ >= 10 * rounds
+        if round_number >= rounds and (
+            all(counts[operation, 200] + counts[operation, 204] for operation in operations)
+            or round_number >= 10 * rounds
         ):
             break
         stop = threading.Event()
         with ThreadPoolExecutor(len(clients)) as pool:
-            work = [pool.submit(client.run, stop) for client in clients]
+            futures = [pool.submit(client.run, stop) for client in clients]
             stop.wait(seconds)
             stop.set()
-            for item in work:
-                item.result(timeout=60)
+            for future in futures:
+                future.result(timeout=60)
         assert [line for client in clients for line in client.unexplained_answers] == [], f"FAULT_SEED={seed}"
         registered_uuids = {uuid for client in clients for uuid in client.registered_uuids}
         assert _find_missing_files(server, registered_uuids) == [], f"FAULT_SEED={seed}"
     answers: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
     print(f"live files: {sorted(answers.items())}")
-    for kind in expected:
-        assert answers[kind, 200] + answers[kind, 204] > 0, f"FAULT_SEED={seed}: no {kind} succeeded, {answers}"
+    for operation in operations:
+        assert answers[operation, 200] + answers[operation, 204] > 0, (
+            f"FAULT_SEED={seed}: no {operation} succeeded, {answers}"
+        )
     server.restart()
     assert _find_missing_files(server, registered_uuids) == [], f"FAULT_SEED={seed}, after a restart"
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from tests.catalog.rig import SCHEMA
 from tests.faults.rigs.http import HttpClient, OutcomeUnknown, create_key
-from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, run_lossy_proxy
+from tests.faults.rigs.lossy_proxy import FAULTS, LossyProxy, make_fault_chooser, run_lossy_proxy
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -51,31 +51,29 @@ def _is_change(method: str, path: str) -> bool:
     return method in ("POST", "DELETE")
 
 
-@pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
+@pytest.mark.parametrize("has_key", [True, False], ids=["with a key", "blindly"])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-def test_repeat_after_a_lost_reply_gets_the_first_answer(proxy: LossyProxy, seed: int, key: bool) -> None:
-    client, name = HttpClient(proxy.base_url), f"t{seed}{key}"
+def test_repeat_after_a_lost_reply_gets_the_first_answer(proxy: LossyProxy, seed: int, has_key: bool) -> None:
+    client, name = HttpClient(proxy.base_url), f"t{seed}{has_key}"
     assert client.create_table(name)[0] == 200
-    proxy.fate = choose_fates(seed, 0.6, applies=_is_change)
+    proxy.choose_fault = make_fault_chooser(seed, 0.6, applies=_is_change)
     for snapshot_id in range(1, 31):
-        chosen_key = create_key() if key else None
+        key = create_key() if has_key else None
         parent = snapshot_id - 1 or None
         status, body = _repeat_until_answered(
-            lambda number=snapshot_id, parent=parent, chosen_id=chosen_key: client.append(
-                number, parent, number, name, chosen_id
-            )
+            lambda number=snapshot_id, parent=parent, key=key: client.append(number, parent, number, name, key)
         )
         assert status == 200, f"seed {seed}: {body}"
         assert body["metadata"]["current-snapshot-id"] == snapshot_id
-    assert {fate for fate, *_ in proxy.requests} >= {*FATES}, f"seed {seed} did not test all outcomes"
-    proxy.fate = lambda method, path: None
+    assert {fault for fault, *_ in proxy.requests} >= {*FAULTS}, f"seed {seed} did not test all outcomes"
+    proxy.choose_fault = lambda method, path: None
     assert client.read_chain(name) == list(range(1, 31))
 
 
 @pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.slow)])
 def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: LossyProxy, seed: int) -> None:
     client, namespace = HttpClient(proxy.base_url), f"n{seed}"
-    proxy.fate = choose_fates(seed, 0.6, applies=_is_change)
+    proxy.choose_fault = make_fault_chooser(seed, 0.6, applies=_is_change)
 
     def change(method: str, path: str, body: Any = None) -> Any:
         headers = {"Idempotency-Key": create_key()}
@@ -86,15 +84,15 @@ def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: Lo
     change("POST", "/v1/namespaces", {"namespace": [namespace]})
     for number in range(8):
         creation = change("POST", f"/v1/namespaces/{namespace}/tables", {"name": f"a{number}", "schema": SCHEMA})
-        identifiers = [{"namespace": [namespace], "name": f"{letter}{number}"} for letter in "ab"]
-        change("POST", "/v1/tables/rename", {"source": identifiers[0], "destination": identifiers[1]})
+        old_name, new_name = ({"namespace": [namespace], "name": f"{letter}{number}"} for letter in "ab")
+        change("POST", "/v1/tables/rename", {"source": old_name, "destination": new_name})
         change("DELETE", f"/v1/namespaces/{namespace}/tables/b{number}")
         change(
             "POST",
             f"/v1/namespaces/{namespace}/register",
             {"name": f"c{number}", "metadata-location": creation["metadata-location"]},
         )
-    proxy.fate = lambda method, path: None
+    proxy.choose_fault = lambda method, path: None
     _, body = client.call("GET", f"/v1/namespaces/{namespace}/tables")
     assert [identifier["name"] for identifier in body["identifiers"]] == [f"c{number}" for number in range(8)]
     _, body = client.call("GET", f"/api/v1/dropped?namespace={namespace}")
@@ -108,10 +106,10 @@ def test_repeat_of_a_commit_with_a_deleted_key_never_reports_failure(
     server = start_seamark(env={"SEAMARK_METADATA_CACHE_BYTES": "0"})
     client, key = HttpClient(server.base_url), create_key()
     assert client.create_table("brief")[0] == 200
-    keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
+    trimming = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
     path = "/v1/namespaces/db/tables/brief"
     status, body = client.call(
-        "POST", path, {"requirements": [], "updates": [{"action": "set-properties", "updates": keep}]}
+        "POST", path, {"requirements": [], "updates": [{"action": "set-properties", "updates": trimming}]}
     )
     assert status == 200, body
     uuid = body["metadata"]["table-uuid"]
@@ -127,13 +125,14 @@ def test_repeat_of_a_commit_with_a_deleted_key_never_reports_failure(
 
 
 def _match_commits(name: str) -> Callable[[str, str], bool]:
+    """Return a function that returns True if a (method, path) is a commit to the table `name`."""
     return lambda method, path: method == "POST" and path.endswith(f"/tables/{name}")
 
 
-def _find_expected_rows(proxy: LossyProxy, name: str) -> int:
+def _count_expected_rows(proxy: LossyProxy, name: str) -> int:
     """Return the expected number of rows: one for each commit that the server answered with 200."""
-    applies = _match_commits(name)
-    return sum(status == 200 for _, method, path, status in proxy.requests if applies(method, path))
+    is_commit = _match_commits(name)
+    return sum(status == 200 for _, method, path, status in proxy.requests if is_commit(method, path))
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
@@ -141,24 +140,24 @@ def _find_expected_rows(proxy: LossyProxy, name: str) -> int:
 def test_pyiceberg_appends_are_applied_once_and_can_be_read(server: Seamark, proxy: LossyProxy, seed: int) -> None:
     name = f"py{seed}"
     rows = pa.table({"id": pa.array([1], pa.int64())})
-    certain_count = unknown_count = 0
+    acknowledged_count = unknown_count = 0
     with RestCatalog("lossy", uri=proxy.base_url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table(f"db.{name}", schema=rows.schema)
-        proxy.fate = choose_fates(seed, 0.6, applies=_match_commits(name))
+        proxy.choose_fault = make_fault_chooser(seed, 0.6, applies=_match_commits(name))
         for _ in range(12):
             try:
                 catalog.load_table(f"db.{name}").append(rows)
-                certain_count += 1
+                acknowledged_count += 1
             except LOST:
                 unknown_count += 1
-    assert min(certain_count, unknown_count) > 0, f"seed {seed} did not test all outcomes"
+    assert min(acknowledged_count, unknown_count) > 0, f"seed {seed} did not test all outcomes"
     with RestCatalog("direct", uri=server.base_url) as catalog:
         table = catalog.load_table(f"db.{name}")
-        assert table.scan().to_arrow().num_rows == len(table.snapshots()) == _find_expected_rows(proxy, name), (
+        assert table.scan().to_arrow().num_rows == len(table.snapshots()) == _count_expected_rows(proxy, name), (
             f"seed {seed}"
         )
-    assert certain_count <= _find_expected_rows(proxy, name) <= certain_count + unknown_count
+    assert acknowledged_count <= _count_expected_rows(proxy, name) <= acknowledged_count + unknown_count
 
 
 @pytest.mark.slow
@@ -171,24 +170,24 @@ def test_spark_inserts_are_applied_once_and_can_be_read(
     catalog = new_catalog(spark, proxy.base_url)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.db")
     spark.sql(f"CREATE TABLE {catalog}.db.{name} (id bigint) USING iceberg")
-    proxy.fate = choose_fates(seed, 0.6, applies=_match_commits(name))
-    certain_count = unknown_count = 0
+    proxy.choose_fault = make_fault_chooser(seed, 0.6, applies=_match_commits(name))
+    acknowledged_count = unknown_count = 0
     for number in range(10):
         try:
             spark.sql(f"INSERT INTO {catalog}.db.{name} VALUES ({number})")
-            certain_count += 1
+            acknowledged_count += 1
         except Exception as error:  # noqa: BLE001  Spark wraps Java's exception in a general class
             print(f"insert {number}: {str(error).splitlines()[0][:200]}")
             unknown_count += 1
-    print([(fate, status) for fate, _, path, status in proxy.requests if path.endswith(name)])
+    print([(fault, status) for fault, _, path, status in proxy.requests if path.endswith(name)])
     # Iceberg 1.11 gives up after a lost reply. Iceberg 1.12 repeats the commit with its idempotency key, and all
     # succeed.
-    fates = {
-        fate for fate, method, path, _ in proxy.requests if fate and method == "POST" and path.endswith(f"/{name}")
+    faults = {
+        fault for fault, method, path, _ in proxy.requests if fault and method == "POST" and path.endswith(f"/{name}")
     }
-    assert certain_count, f"seed {seed} did not test all outcomes"
-    assert {"lost request", "lost reply"} <= fates, f"seed {seed} did not test all outcomes"
+    assert acknowledged_count, f"seed {seed} did not test all outcomes"
+    assert {"lost request", "lost reply"} <= faults, f"seed {seed} did not test all outcomes"
     ids = [row.id for row in spark.table(f"{new_catalog(spark, server.base_url)}.db.{name}").collect()]
     assert len(ids) == len(set(ids)), f"seed {seed}: a row occurs twice: {sorted(ids)}"
-    assert certain_count <= len(ids) <= certain_count + unknown_count
+    assert acknowledged_count <= len(ids) <= acknowledged_count + unknown_count
     assert len(HttpClient(server.base_url).read_chain(name)) == len(ids)

@@ -26,7 +26,7 @@ from tests.planner.lakes.tables import Table, make_between
 from tests.server.test_processes import list_workers, wait_until
 from tests.services.seamark import Seamark
 
-T = "/v1/namespaces/db/tables/t"
+TABLE_PATH = "/v1/namespaces/db/tables/t"
 Start = Callable[..., Seamark]
 
 
@@ -51,8 +51,13 @@ def register_table(server: Seamark, name: str, manifests: int, per_manifest: int
     return table
 
 
+def read_file_number(path: str) -> int:
+    """Return the six digits before the suffix .parquet."""
+    return int(path[-14:-8])
+
+
 def list_file_numbers(answer: Any) -> list[int]:
-    return [int(task["data-file"]["file-path"][-14:-8]) for task in answer["file-scan-tasks"]]
+    return [read_file_number(task["data-file"]["file-path"]) for task in answer["file-scan-tasks"]]
 
 
 def plan_on_new_connection(server: Seamark, filter: Any = True, *, name: str = "t", **options: Any) -> tuple[int, Any]:
@@ -81,11 +86,11 @@ def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: St
     server = start_seamark(flags=("--workers", "2"))
     wait_for_workers(server)
     register_table(server, "t", manifests=60, per_manifest=20)
-    source = random.Random(1)
-    expected = [(low, low + source.randrange(400)) for low in (source.randrange(700) for _ in range(60))]
+    rng = random.Random(1)
+    ranges = [(low, low + rng.randrange(400)) for low in (rng.randrange(700) for _ in range(60))]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda want: plan_on_new_connection(server, make_between(*want)), expected))
-    for (low, high), (status, answer) in zip(expected, answers, strict=True):
+        answers = list(pool.map(lambda bounds: plan_on_new_connection(server, make_between(*bounds)), ranges))
+    for (low, high), (status, answer) in zip(ranges, answers, strict=True):
         assert status == 200, answer
         assert list_file_numbers(answer) == list(range(low, high + 1))
     assert list_workers_with(server, "planTableScan") == {0, 1}
@@ -98,20 +103,20 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
     server = start_seamark(flags=("--workers", "2", "--plan-inline-limit", "2", "--plan-page-size", "7"))
     wait_for_workers(server)
     register_table(server, "t", manifests=5, per_manifest=20)
-    results = []
+    planned_numbers = []
     for _ in range(8):
         status, answer = plan_on_new_connection(server, make_between(5, 80))
         assert status == 200, answer
         tokens = answer["plan-tasks"]
         assert len(tokens) == 11
-        results.append([])
-        for token in tokens:
+        planned_numbers.append([])
+        for token in tokens:  # A new connection lets any worker answer.
             client = HttpClient(server.base_url)
-            status, page = client.call("POST", f"{T}/tasks", {"plan-task": token})
+            status, page = client.call("POST", f"{TABLE_PATH}/tasks", {"plan-task": token})
             client.close()
             assert status == 200, page
-            results[-1] += list_file_numbers(page)
-    assert results == [list(range(5, 81))] * 8
+            planned_numbers[-1] += list_file_numbers(page)
+    assert planned_numbers == [list(range(5, 81))] * 8
     assert list_workers_with(server, "fetchScanTasks") == {0, 1}
 
 
@@ -120,77 +125,87 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
 def test_worker_killed_during_a_cold_plan_does_not_affect_other_workers(start_seamark: Start, share: float) -> None:
     server = start_seamark(flags=("--workers", "2"))
     wait_for_workers(server)
-    count, per_manifest = 250, 40
-    register_table(server, "t", count, per_manifest)
+    manifest_count, per_manifest = 250, 40
+    register_table(server, "t", manifest_count, per_manifest)
     blocks = server.home / "cache" / "blocks"
-    all_numbers = list(range(count * per_manifest))
+    all_numbers = list(range(manifest_count * per_manifest))
     last_number = all_numbers[-1]
 
-    def plan_from(snapshot_id: int) -> list[int] | None:
+    def plan_from(offset: int) -> list[int] | None:
         try:
-            status, answer = plan_on_new_connection(server, make_between(last_number - 900 + snapshot_id, last_number))
+            status, answer = plan_on_new_connection(server, make_between(last_number - 900 + offset, last_number))
         except OutcomeUnknown:
             return None
         assert status == 200, answer
         return list_file_numbers(answer)
 
     with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(plan_from, result_number) for result_number in range(8)]
+        futures = [pool.submit(plan_from, offset) for offset in range(8)]
         deadline = time.monotonic() + 60
-        while len(list(blocks.rglob("*.block"))) < share * count and time.monotonic() < deadline:
+        while len(list(blocks.rglob("*.block"))) < share * manifest_count and time.monotonic() < deadline:
             time.sleep(0.002)
         list_workers(server)[0].kill()
-        results = [future.result() for future in futures]
-    for result_number, result in enumerate(results):
-        assert result is None or result == all_numbers[last_number - 900 + result_number :], (
+        planned_numbers = [future.result() for future in futures]
+    for offset, numbers in enumerate(planned_numbers):
+        assert numbers is None or numbers == all_numbers[last_number - 900 + offset :], (
             "an answer of another worker is right"
         )
     wait_for_workers(server, 3)
     decoded_before = count_decoded_manifests(server)
     with ThreadPoolExecutor(8) as pool:
         answers_after_kill = list(pool.map(plan_from, range(10, 40)))
-    assert answers_after_kill == [all_numbers[last_number - 900 + result_number :] for result_number in range(10, 40)]
+    assert answers_after_kill == [all_numbers[last_number - 900 + offset :] for offset in range(10, 40)]
     time.sleep(1.5)
-    assert count_decoded_manifests(server) - decoded_before <= count, (
+    assert count_decoded_manifests(server) - decoded_before <= manifest_count, (
         "the manifests that the killed worker has stored are used"
     )
 
 
 @pytest.mark.slow
 def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark: Start) -> None:
+    """One thread commits. Four other threads plan the current snapshot or one of the last 20."""
     server = start_seamark(flags=("--workers", "2"))
     wait_for_workers(server)
     table = register_table(server, "t", manifests=8, per_manifest=5)
     stop = threading.Event()
-    expected: dict[int, list[int]] = {1: list(range(40))}
+    numbers_by_snapshot: dict[int, list[int]] = {1: list(range(40))}
     head = [1]
 
     def write() -> None:
         """Add a manifest with each commit, and sometimes drop one."""
-        source, client = random.Random(7), HttpClient(server.base_url)
+        rng, client = random.Random(7), HttpClient(server.base_url)
         manifests = [
-            table.write_manifest(f"w{position}", range(position * 5, position * 5 + 5), day=position)
-            for position in range(8)
+            table.write_manifest(
+                f"w{manifest_number}", range(manifest_number * 5, manifest_number * 5 + 5), day=manifest_number
+            )
+            for manifest_number in range(8)
         ]
-        held_rows = {position: list(range(position * 5, position * 5 + 5)) for position in range(8)}
-        order = list(range(8))
-        new_manifests = dict(enumerate(manifests))
+        numbers_by_manifest = {
+            manifest_number: list(range(manifest_number * 5, manifest_number * 5 + 5)) for manifest_number in range(8)
+        }
+        live_manifests = list(range(8))
+        manifests_by_number = dict(enumerate(manifests))
         snapshot_id = 1
         while not stop.is_set() and snapshot_id < 400:
             snapshot_id += 1
-            position = 8 + snapshot_id
-            held_rows[position] = list(range(position * 5, position * 5 + 5))
-            new_manifests[position] = table.write_manifest(
-                f"w{position}", held_rows[position], day=position, snapshot_id=snapshot_id
+            manifest_number = 8 + snapshot_id
+            numbers_by_manifest[manifest_number] = list(range(manifest_number * 5, manifest_number * 5 + 5))
+            manifests_by_number[manifest_number] = table.write_manifest(
+                f"w{manifest_number}",
+                numbers_by_manifest[manifest_number],
+                day=manifest_number,
+                snapshot_id=snapshot_id,
             )
-            order.append(position)
-            if source.random() < 0.3:
-                order.remove(source.choice(order))
-            table.commit(snapshot_id, [new_manifests[item] for item in order])
-            expected[snapshot_id] = [number for item in order for number in held_rows[item]]
+            live_manifests.append(manifest_number)
+            if rng.random() < 0.3:
+                live_manifests.remove(rng.choice(live_manifests))
+            table.commit(snapshot_id, [manifests_by_number[manifest_number] for manifest_number in live_manifests])
+            numbers_by_snapshot[snapshot_id] = [
+                number for manifest_number in live_manifests for number in numbers_by_manifest[manifest_number]
+            ]
             ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
             updates = [{"action": "add-snapshot", "snapshot": table.snapshots[-1]}, ref]
-            status, answer = client.call("POST", T, {"requirements": [], "updates": updates})
+            status, answer = client.call("POST", TABLE_PATH, {"requirements": [], "updates": updates})
             assert status == 200, answer
             head[0] = snapshot_id
 
@@ -198,17 +213,15 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
         """Return (oldest possible snapshot, newest possible snapshot, low and high of the filter, planned
         files) of each plan.
         """
-        source, answers = random.Random(seed), []
+        rng, answers = random.Random(seed), []
         while not stop.is_set():
-            low = source.randrange(500)
-            high = low + source.randrange(600)
+            low = rng.randrange(500)
+            high = low + rng.randrange(600)
             head_before = head[0]
-            if source.random() < 0.5:
-                named_number = source.randint(max(1, head_before - 20), head_before)
-                status, answer = plan_on_new_connection(
-                    server, make_between(low, high), **{"snapshot-id": named_number}
-                )
-                oldest = newest = named_number
+            if rng.random() < 0.5:
+                chosen_id = rng.randint(max(1, head_before - 20), head_before)
+                status, answer = plan_on_new_connection(server, make_between(low, high), **{"snapshot-id": chosen_id})
+                oldest = newest = chosen_id
             else:
                 status, answer = plan_on_new_connection(server, make_between(low, high))
                 oldest, newest = head_before, head[0] + 1  # A commit may have succeeded without being recorded yet.
@@ -225,15 +238,16 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
         plans = [plan for reader in readers for plan in reader.result(timeout=30)]
     assert len(plans) > 100
     assert head[0] > 30
-    for oldest, newest, low, high, expected_count in plans:
-        ids_by_snapshot = [
-            [n for n in expected.get(number, []) if low <= n <= high] for number in range(oldest, newest + 1)
+    for oldest, newest, low, high, planned_numbers in plans:
+        possible_numbers = [
+            [file_number for file_number in numbers_by_snapshot.get(number, []) if low <= file_number <= high]
+            for number in range(oldest, newest + 1)
         ]
-        assert expected_count in ids_by_snapshot, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
-    _, loaded_table = HttpClient(server.base_url).call("GET", T)
-    mirror = StaticTable.from_metadata(loaded_table["metadata-location"])
-    for oldest, newest, low, high, expected_count in random.Random(3).sample(plans, 60):
+        assert planned_numbers in possible_numbers, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
+    _, loaded_table = HttpClient(server.base_url).call("GET", TABLE_PATH)
+    static_table = StaticTable.from_metadata(loaded_table["metadata-location"])
+    for oldest, newest, low, high, planned_numbers in random.Random(3).sample(plans, 60):
         if oldest == newest:
             where = And(GreaterThanOrEqual("id", 10 * low), LessThanOrEqual("id", 10 * high + 9))  # type: ignore[call-arg]
-            tasks = mirror.scan(row_filter=where, snapshot_id=oldest).plan_files()
-            assert sorted(expected_count) == sorted(int(task.file.file_path[-14:-8]) for task in tasks)
+            tasks = static_table.scan(row_filter=where, snapshot_id=oldest).plan_files()
+            assert sorted(planned_numbers) == sorted(read_file_number(task.file.file_path) for task in tasks)

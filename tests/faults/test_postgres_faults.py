@@ -26,6 +26,8 @@ from tests.waits import becomes_true
 
 @dataclass(frozen=True)
 class ServerPair:
+    """Two replicas that share a PostgreSQL server."""
+
     postgres: Postgres
     replicas: tuple[Seamark, Seamark]
 
@@ -78,19 +80,21 @@ def _exists(location: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "ends",
+    "end_postgres",
     [
         pytest.param(_stop_postgres, id="stopped", marks=pytest.mark.slow),
         pytest.param(_kill_postgres, id="killed -9"),
     ],
 )
-def test_database_outage_loses_no_acknowledged_commit(pair: ServerPair, ends: Callable[[Postgres], None]) -> None:
-    name = f"t{ends.__name__}"
+def test_database_outage_loses_no_acknowledged_commit(
+    pair: ServerPair, end_postgres: Callable[[Postgres], None]
+) -> None:
+    name = f"t{end_postgres.__name__}"
     client = HttpClient(pair.base_urls[0])
     assert client.create_table(name)[0] == 200
-    with run_writers(pair.base_urls, name, seed=5) as notes:
-        assert wait_for_commits(notes, 20, 60), notes
-        ends(pair.postgres)
+    with run_writers(pair.base_urls, name, seed=5) as recorded:
+        assert wait_for_commits(recorded, 20, 60), recorded
+        end_postgres(pair.postgres)
         try:
             for url in pair.base_urls:
                 client = HttpClient(url, timeout_s=60)
@@ -104,9 +108,9 @@ def test_database_outage_loses_no_acknowledged_commit(pair: ServerPair, ends: Ca
         assert becomes_true(lambda: all(is_http_ok(f"{url}/readyz") for url in pair.base_urls), 60), (
             "the servers become ready again without a restart"
         )
-        assert wait_for_commits(notes, 20, 60), notes
+        assert wait_for_commits(recorded, 20, 60), recorded
     for url in pair.base_urls:
-        notes.check(HttpClient(url), name, _exists, f"{ends.__name__}, {dict(notes.outcomes)}")
+        recorded.check(HttpClient(url), name, _exists, f"{end_postgres.__name__}, {dict(recorded.outcomes)}")
 
 
 @pytest.mark.slow
@@ -116,13 +120,13 @@ def test_connections_cut_during_commits_lose_no_acknowledged_commit(pair: Server
     cut_statement = (
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid > 0"
     )
-    with run_writers(pair.base_urls, "cut", seed=6) as notes:
+    with run_writers(pair.base_urls, "cut", seed=6) as recorded:
         for _ in range(12):
-            assert wait_for_commits(notes, 3, 60), notes
+            assert wait_for_commits(recorded, 3, 60), recorded
             pair.postgres.run_sql(cut_statement)
-        assert wait_for_commits(notes, 20, 60), notes
+        assert wait_for_commits(recorded, 20, 60), recorded
     for url in pair.base_urls:
-        notes.check(HttpClient(url), "cut", _exists, f"cut, {dict(notes.outcomes)}")
+        recorded.check(HttpClient(url), "cut", _exists, f"cut, {dict(recorded.outcomes)}")
 
 
 @pytest.mark.slow
@@ -131,8 +135,8 @@ def test_server_answers_during_a_hang_of_the_database_and_keeps_all_commits(pair
     client = HttpClient(pair.base_urls[0])
     assert client.create_table("hung")[0] == 200
     main_process = psutil.Process(pair.postgres.process.pid)
-    with run_writers(pair.base_urls, "hung", seed=7) as notes:
-        assert wait_for_commits(notes, 20, 60), notes
+    with run_writers(pair.base_urls, "hung", seed=7) as recorded:
+        assert wait_for_commits(recorded, 20, 60), recorded
         postgres_processes = [main_process, *main_process.children(recursive=True)]
         for process in postgres_processes:
             process.suspend()
@@ -146,5 +150,5 @@ def test_server_answers_during_a_hang_of_the_database_and_keeps_all_commits(pair
             for process in postgres_processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
-        assert wait_for_commits(notes, 20, 120), notes
-    notes.check(HttpClient(pair.base_urls[1]), "hung", _exists, f"hung, {dict(notes.outcomes)}")
+        assert wait_for_commits(recorded, 20, 120), recorded
+    recorded.check(HttpClient(pair.base_urls[1]), "hung", _exists, f"hung, {dict(recorded.outcomes)}")

@@ -26,24 +26,24 @@ def test_replicas_killed_at_random_moments_lose_no_acknowledged_commit(
     """FAULT_SEED repeats the moments of a run, but not the machine's own timing. FAULT_ROUNDS makes the test longer."""
     seed = first_seed("FAULT_SEED")
     print(f"random kills: FAULT_SEED={seed} FAULT_ROUNDS={ROUNDS}")
-    source = random.Random(seed)
+    rng = random.Random(seed)
     first_server = start_seamark("a", database=postgres_url)
     second_server = start_seamark("b", database=postgres_url, warehouse=first_server.warehouse)
     base_urls = [first_server.base_url, second_server.base_url]
     assert HttpClient(first_server.base_url).create_table()[0] == 200
-    with run_writers(base_urls, "t", seed) as notes:
-        for round_ in range(ROUNDS):
-            assert wait_for_commits(notes, 5, 60), (seed, round_, notes.unexplained_answers)
-            time.sleep(source.random() * 0.3)
-            victim = source.choice((first_server, second_server))
-            victim.kill9()
-            time.sleep(source.random() * 0.2)
-            victim.start(60)
+    with run_writers(base_urls, "t", seed) as recorded:
+        for round_number in range(ROUNDS):
+            assert wait_for_commits(recorded, 5, 60), (seed, round_number, recorded.unexplained_answers)
+            time.sleep(rng.random() * 0.3)
+            killed_server = rng.choice((first_server, second_server))
+            killed_server.kill9()
+            time.sleep(rng.random() * 0.2)
+            killed_server.start(60)
     for url in base_urls:
-        notes.check(
+        recorded.check(
             HttpClient(url),
             "t",
             lambda location: Path(location.removeprefix("file://")).is_file(),
-            f"FAULT_SEED={seed}, {dict(notes.outcomes)}",
+            f"FAULT_SEED={seed}, {dict(recorded.outcomes)}",
         )
-    print(f"random kills: {dict(notes.outcomes)}")
+    print(f"random kills: {dict(recorded.outcomes)}")

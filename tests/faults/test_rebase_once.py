@@ -14,7 +14,7 @@ from tests.catalog.appender import Commit, EngineAppender, Row, read_list, read_
 from tests.catalog.rig import SCHEMA
 from tests.faults.rigs.dying_server import STEPS
 from tests.faults.rigs.http import HttpClient, OutcomeUnknown, create_key
-from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, run_lossy_proxy
+from tests.faults.rigs.lossy_proxy import FAULTS, LossyProxy, make_fault_chooser, run_lossy_proxy
 from tests.faults.rigs.mortal import MortalServer
 from tests.services.seamark import Seamark
 
@@ -45,28 +45,28 @@ def send_commit(client: HttpClient, name: str, commit: Commit, key: str | None =
 
 
 def _list_files(metadata: Row) -> set[str]:
-    """Return the data files of the current snapshot.
-
-    The function reads the files of all snapshots, so that it detects a missing file.
-    """
-    results: set[str] = set()
+    """Return the data files of the newest snapshot. A missing file of any snapshot is an error."""
+    files: set[str] = set()
     for snapshot in sorted(metadata.get("snapshots", []), key=lambda snapshot: snapshot["sequence-number"]):
-        results = set(read_snapshot(snapshot))
-    return results
+        files = set(read_snapshot(snapshot))
+    return files
 
 
 def _commit_overtaken(client: HttpClient, name: str, version: int, merge: int) -> tuple[EngineAppender, Commit]:
-    """Commit two of three appends on the same parent, and return the third. It merges manifests like the second."""
+    """Commit the first two of three appends on the same parent, and return the third, which is not committed.
+
+    Each append merges manifests if there are `merge` of them, unless `merge` is 0.
+    """
     create_table(client, name, version)
     for file in ("a", "b"):
         assert send_commit(client, name, EngineAppender(load_metadata(client, name)).commit({file: 1}))[0] == 200
     metadata = load_metadata(client, name)
     appenders = [EngineAppender(metadata, merge=merge) for _ in range(3)]
     requests = [appender.commit({f"late-{number}": 3}) for number, appender in enumerate(appenders)]
-    for request in requests[:2]:
+    for request in requests[:-1]:
         status, body = send_commit(client, name, request)
         assert status == 200, body
-    return appenders[2], requests[2]
+    return appenders[-1], requests[-1]
 
 
 @pytest.mark.few_cases(1)
@@ -113,47 +113,47 @@ def proxy(server: Seamark) -> Iterator[LossyProxy]:
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
+@pytest.mark.parametrize("has_key", [True, False], ids=["with a key", "blindly"])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy, seed: int, key: bool) -> None:
+def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy, seed: int, has_key: bool) -> None:
     client, direct_client, name = (
         HttpClient(proxy.base_url),
         HttpClient(f"http://{proxy.upstream}"),
-        f"lossy-{seed}-{key}",
+        f"lossy-{seed}-{has_key}",
     )
-    source = random.Random(seed)
+    rng = random.Random(seed)
     create_table(direct_client, name, 2 + seed % 2)
-    proxy.fate = choose_fates(seed, 0.6, applies=lambda method, path: method == "POST")
+    proxy.choose_fault = make_fault_chooser(seed, 0.6, applies=lambda method, path: method == "POST")
     expected: set[str] = set()
     for round_number in range(8):
         metadata = load_metadata(direct_client, name)
-        appenders = [EngineAppender(metadata, merge=source.choice([0, 0, 2])) for _ in range(4)]
-        for number, appender in enumerate(appenders):
-            request, chosen_key = (
-                appender.commit({f"{round_number}-{number}": number + 1}),
-                create_key() if key else None,
+        appenders = [EngineAppender(metadata, merge=rng.choice([0, 0, 2])) for _ in range(4)]
+        for appender_number, appender in enumerate(appenders):
+            request, key = (
+                appender.commit({f"{round_number}-{appender_number}": appender_number + 1}),
+                create_key() if has_key else None,
             )
             for _ in range(50):
                 try:
-                    status, body = send_commit(client, name, request, chosen_key)
+                    status, body = send_commit(client, name, request, key)
                 except (OutcomeUnknown, ValueError):  # ValueError: the load balancer's answer is not JSON.
                     continue
                 break
             assert status == 200, f"seed {seed}: {body}"
             assert body["metadata"]["current-snapshot-id"] == appender.snapshot_id
-            expected.add(f"{round_number}-{number}")
-        assert _list_files(load_metadata(direct_client, name)) == expected, f"seed {seed}, turn {round_number}"
+            expected.add(f"{round_number}-{appender_number}")
+        assert _list_files(load_metadata(direct_client, name)) == expected, f"seed {seed}, round {round_number}"
         # Engines delete the files that the snapshot does not name once they know the outcome.
         for appender in appenders:
             _delete_unused_files(appender, load_metadata(direct_client, name))
     assert _list_files(load_metadata(direct_client, name)) == expected, f"seed {seed}"
-    assert {fate for fate, *_ in proxy.requests} >= {*FATES}, f"seed {seed} did not test all fates"
+    assert {fault for fault, *_ in proxy.requests} >= {*FAULTS}, f"seed {seed} did not test all faults"
 
 
-def _delete_unused_files(client: EngineAppender, metadata: Row) -> None:
+def _delete_unused_files(appender: EngineAppender, metadata: Row) -> None:
     saved_snapshot = next(
-        snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == client.snapshot_id
+        snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == appender.snapshot_id
     )
     manifest_paths = {row["manifest_path"] for row in read_list(saved_snapshot)} | {saved_snapshot["manifest-list"]}
-    for place in {*client.manifests, client.manifest_list} - manifest_paths:
-        to_local_path(place).unlink()
+    for location in {*appender.manifests, appender.manifest_list} - manifest_paths:
+        to_local_path(location).unlink()

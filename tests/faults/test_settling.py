@@ -16,9 +16,9 @@ DB = ("db",)
 
 
 class LosingStore:
-    """A store that commits the swap and loses its reply.
+    """A store that, if `error` is set, commits the swap and loses its reply.
 
-    Afterwards it fails to record the rollback if `in_tombstone` is set, and it always fails to load the instant.
+    Afterwards `error` occurs when the instant is loaded and, if `fails_rollback` is set, when the rollback is recorded.
     """
 
     def __init__(self, store: Any) -> None:
@@ -45,11 +45,11 @@ class LosingStore:
 
 
 @pytest.mark.parametrize(
-    "in_tombstone", [True, False], ids=["recording the rollback fails", "loading the instant fails"]
+    "fails_rollback", [True, False], ids=["recording the rollback fails", "loading the instant fails"]
 )
 @pytest.mark.parametrize("error", [RetryLater("injected: away"), StorageError("injected: broken")], ids=["away", "bad"])
 async def test_failed_check_of_a_lost_commit_keeps_its_file(
-    tmp_path: Path, error: SeamarkError, in_tombstone: bool
+    tmp_path: Path, error: SeamarkError, fails_rollback: bool
 ) -> None:
     losing_stores: list[LosingStore] = []
 
@@ -58,8 +58,8 @@ async def test_failed_check_of_a_lost_commit_keeps_its_file(
         return losing_stores[0]
 
     async with open_rig(tmp_path, wrap_store=wrap_store) as rig:
-        await rig.table()
-        losing_stores[0].error, losing_stores[0].in_tombstone = error, in_tombstone
+        await rig.create_table()
+        losing_stores[0].error, losing_stores[0].in_tombstone = error, fails_rollback
         with pytest.raises(CommitUnknown):
             await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
         losing_stores[0].error = None
@@ -75,7 +75,7 @@ _KEEP_LITTLE = {"write.metadata.previous-versions-max": "1", "write.metadata.del
 
 async def test_commit_deletes_no_metadata_file_that_another_name_points_to(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table(properties=_KEEP_LITTLE)
+        await rig.create_table(properties=_KEEP_LITTLE)
         await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
         entry = await rig.catalog.tables.load_entry(DB, "t")
         await rig.catalog.tables.register(CALLER, DB, "twin", entry.metadata_location, overwrite=False)
@@ -87,7 +87,7 @@ async def test_commit_deletes_no_metadata_file_that_another_name_points_to(tmp_p
 
 async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table(properties=_KEEP_LITTLE)
+        await rig.create_table(properties=_KEEP_LITTLE)
         await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
         entry = await rig.catalog.tables.load_entry(DB, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
@@ -102,7 +102,7 @@ async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_pat
 
 async def test_files_removed_from_the_log_are_deleted_once_no_other_name_shares_them(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table(properties=_KEEP_LITTLE)
+        await rig.create_table(properties=_KEEP_LITTLE)
         first_location = (await rig.catalog.tables.load_entry(DB, "t")).metadata_location
         for sequence in range(1, 5):
             await rig.commits.commit_table(CALLER, DB, "t", *build_append(sequence, sequence - 1 or None, sequence))

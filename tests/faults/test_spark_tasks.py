@@ -27,6 +27,7 @@ from tests.services.java import find_java_17
 from tests.services.seamark import Seamark
 
 STRAGGLER_PAUSE_S = 1.5
+"""The time for which a worker stops, so that Spark starts its task a second time."""
 BUSY_S = 0.03
 """The time, in seconds, for which workers are observed to find those that are working."""
 
@@ -34,36 +35,38 @@ BUSY_S = 0.03
 class ExecutorFaults:
     """Faults for the executors of one job."""
 
-    def __init__(self, job: subprocess.Popen[bytes], source: random.Random) -> None:
+    def __init__(self, job: subprocess.Popen[bytes], rng: random.Random) -> None:
         self._job = psutil.Process(job.pid)
-        self._source = source
-        self.befell: list[str] = []
+        self._rng = rng
+        self.caused_faults: list[str] = []
 
-    def strike(self) -> None:
+    def cause_random_fault(self) -> None:
         """Kill or delay a worker, and sometimes kill a whole executor."""
-        choice = self._source.choices(("worker", "straggler", "executor"), (4, 3, 1))[0]
-        processes = self._list_executors() if choice == "executor" else self._list_workers()
+        fault = self._rng.choices(("worker", "straggler", "executor"), (4, 3, 1))[0]
+        processes = self._list_executors() if fault == "executor" else self._list_workers()
         if not processes:
             return
-        victim = self._source.choice(processes)
+        process = self._rng.choice(processes)
         with suppress(psutil.Error):
-            if choice == "straggler":
-                victim.send_signal(signal.SIGSTOP)
+            if fault == "straggler":
+                process.send_signal(signal.SIGSTOP)
                 time.sleep(STRAGGLER_PAUSE_S)
-                victim.send_signal(signal.SIGCONT)
+                process.send_signal(signal.SIGCONT)
             else:
-                victim.kill()
-            self.befell.append(choice)
+                process.kill()
+            self.caused_faults.append(fault)
 
     def _list_workers(self) -> list[psutil.Process]:
         """Return the Python workers that are working. Their daemons have forked them."""
-        results = [
-            item for item in self._list_below("pyspark.daemon") if _has_argument(item.parent(), "pyspark.daemon")
+        workers = [
+            process
+            for process in self._list_below("pyspark.daemon")
+            if _has_argument(process.parent(), "pyspark.daemon")
         ]
-        cpu_before_s = [_read_cpu_s(result) for result in results]
+        cpu_before_s = [_read_cpu_s(worker) for worker in workers]
         time.sleep(BUSY_S)
         return [
-            result for result, before_s in zip(results, cpu_before_s, strict=True) if _read_cpu_s(result) > before_s
+            worker for worker, before_s in zip(workers, cpu_before_s, strict=True) if _read_cpu_s(worker) > before_s
         ]
 
     def _list_executors(self) -> list[psutil.Process]:
@@ -71,9 +74,9 @@ class ExecutorFaults:
 
     def _list_below(self, command: str) -> Iterator[psutil.Process]:
         with suppress(psutil.Error):
-            for item in self._job.children(recursive=True):
-                if _has_argument(item, command):
-                    yield item
+            for process in self._job.children(recursive=True):
+                if _has_argument(process, command):
+                    yield process
 
 
 def _read_cpu_s(process: psutil.Process) -> float:
@@ -83,52 +86,60 @@ def _read_cpu_s(process: psutil.Process) -> float:
     return 0.0
 
 
-def _has_argument(process: psutil.Process | None, word: str) -> bool:
+def _has_argument(process: psutil.Process | None, text: str) -> bool:
     with suppress(psutil.Error):
-        return process is not None and any(word in item for item in process.cmdline())
+        return process is not None and any(text in argument for argument in process.cmdline())
     return False
 
 
 def run_campaign(home: Path, *, failures: int, seed: int, version: int, is_indexed: bool, within_s: float) -> None:
     """Disturb one job until `failures` attempts of its tasks have failed, and then let it end."""
     context = f"FAULT_SEED={seed} version={version} is_indexed={is_indexed}"
-    source = random.Random(seed)
-    notes, scratch = home / "notes", home / "scratch"
+    rng = random.Random(seed)
+    checkpoint, scratch = home / "notes", home / "scratch"
     find_java_17()
     with Seamark(home / "server") as server, closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
         properties = {"seamark.index.ids": "record(id)"} if is_indexed else {}
         create_upsert_table(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
-        notes.write_text("0")
-        argv = [sys.executable, "-m", "tests.faults.rigs.spark_job", server.base_url, "db.t", str(notes), str(seed)]
+        checkpoint.write_text("0")
+        argv = [
+            sys.executable,
+            "-m",
+            "tests.faults.rigs.spark_job",
+            server.base_url,
+            "db.t",
+            str(checkpoint),
+            str(seed),
+        ]
         with (home / "job.log").open("wb") as log:
             job = subprocess.Popen([*argv, str(scratch)], stdout=log, stderr=log)
-            faults = ExecutorFaults(job, source)
+            faults = ExecutorFaults(job, rng)
             deadline_s = time.monotonic() + within_s
             try:
                 while job.poll() is None and time.monotonic() < deadline_s:
-                    time.sleep(source.uniform(0.05, 0.5))
-                    if int(notes.read_text()):  # The job has committed a batch.
-                        faults.strike()
-                    if len(count_failed_tasks(scratch / "events")) >= failures:
+                    time.sleep(rng.uniform(0.05, 0.5))
+                    if int(checkpoint.read_text()):  # The job has committed a batch.
+                        faults.cause_random_fault()
+                    if len(list_failed_tasks(scratch / "events")) >= failures:
                         break
-                notes.with_suffix(".last").touch()
+                checkpoint.with_suffix(".last").touch()
                 job.wait(timeout=120)
             finally:
                 _kill_job(job)
         assert job.returncode == 0, (context, (home / "job.log").read_text()[-3000:])
-        check_whole_batches(client, seed, int(notes.read_text()), context)
+        check_whole_batches(client, seed, int(checkpoint.read_text()), context)
     attempts = list_task_ends(scratch / "events")
-    failed_attempts = count_failed_tasks(scratch / "events")
+    failed_attempts = list_failed_tasks(scratch / "events")
     assert len(failed_attempts) >= failures, (
-        f"{context}: {len(failed_attempts)} of {len(attempts)} tasks failed ({faults.befell})"
+        f"{context}: {len(failed_attempts)} of {len(attempts)} tasks failed ({faults.caused_faults})"
     )
     assert any(map(_is_repeated_attempt, attempts)), (
-        f"{context}: no task was run again of {len(attempts)} ({faults.befell})"
+        f"{context}: no task was run again of {len(attempts)} ({faults.caused_faults})"
     )
 
 
-def count_failed_tasks(events: Path) -> list[dict[str, Any]]:
+def list_failed_tasks(events: Path) -> list[dict[str, Any]]:
     return [
         task for task in list_task_ends(events) if task["Task End Reason"]["Reason"] not in ("Success", "TaskKilled")
     ]
@@ -142,9 +153,9 @@ def _is_repeated_attempt(attempt: dict[str, Any]) -> bool:
 
 def _kill_job(job: subprocess.Popen[bytes]) -> None:
     with suppress(psutil.Error):
-        for item in psutil.Process(job.pid).children(recursive=True):
+        for process in psutil.Process(job.pid).children(recursive=True):
             with suppress(psutil.Error):
-                item.kill()
+                process.kill()
     job.kill()
     job.wait()
 

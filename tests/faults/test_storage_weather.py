@@ -43,19 +43,19 @@ async def _start_behind_proxy(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark
             await asyncio.to_thread(server.kill9)
 
 
-async def _change_faults(misbehaviour: Misbehaviour, source: random.Random, seconds: float) -> None:
+async def _change_faults(misbehaviour: Misbehaviour, rng: random.Random, seconds: float) -> None:
     """Every tenth of a second, select another fault for the following PUTs."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
-        match source.randrange(5):
+        match rng.randrange(5):
             case 0:
-                misbehaviour.lose_replies += source.randrange(1, 4)
+                misbehaviour.lose_replies += rng.randrange(1, 4)
             case 1:
-                misbehaviour.drop_requests += source.randrange(1, 4)
+                misbehaviour.drop_requests += rng.randrange(1, 4)
             case 2:
-                misbehaviour.answer_500_after += source.randrange(1, 4)
+                misbehaviour.answer_500_after += rng.randrange(1, 4)
             case 3:
-                misbehaviour.delay_s = source.random() * 0.2
+                misbehaviour.delay_s = rng.random() * 0.2
             case _:
                 misbehaviour.delay_s = 0.0
         await asyncio.sleep(0.1)
@@ -71,20 +71,20 @@ async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
         assert (await asyncio.to_thread(client.create_table))[0] == 200
 
         def write() -> None:
-            with run_writers([server.base_url], "t", seed) as notes:
+            with run_writers([server.base_url], "t", seed) as recorded:
                 asyncio.run_coroutine_threadsafe(
                     _change_faults(misbehaviour, random.Random(seed), seconds), loop
                 ).result()
-                assert wait_for_commits(notes, 3, 60), (
-                    f"seed {seed}: no commit after the faults ended: {notes.unexplained_answers}"
+                assert wait_for_commits(recorded, 3, 60), (
+                    f"seed {seed}: no commit after the faults ended: {recorded.unexplained_answers}"
                 )
-            notes.check(
+            recorded.check(
                 HttpClient(server.base_url),
                 "t",
                 lambda location: (s3.root / location.removeprefix("s3://")).is_file(),
-                f"seed {seed}, {dict(notes.outcomes)}",
+                f"seed {seed}, {dict(recorded.outcomes)}",
             )
-            print(f"storage weather: {dict(notes.outcomes)}")
+            print(f"storage weather: {dict(recorded.outcomes)}")
 
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(write)
@@ -132,10 +132,12 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
         await asyncio.to_thread(check_other_requests)
         assert not first_task.done()
         assert not await asyncio.to_thread(is_http_ok, f"{server.base_url}/readyz")
-        results = await asyncio.gather(first_task, *later_commits)
-        assert {status for status, _ in results} == {503}
+        commit_answers = await asyncio.gather(first_task, *later_commits)
+        assert {status for status, _ in commit_answers} == {503}
         # A commit that waits behind a hanging commit is rejected, because the waits would add up.
-        assert any("waited in the table's queue" in answer["error"]["message"] for _, answer in results), results
+        assert any("waited in the table's queue" in answer["error"]["message"] for _, answer in commit_answers), (
+            commit_answers
+        )
         misbehaviour.hang_all = False
         status, _ = await asyncio.to_thread(commit_append, first_key)
         assert status == 200

@@ -14,7 +14,10 @@ import org.apache.iceberg.puffin.PuffinWriter;
 import org.apache.iceberg.util.ByteBuffers;
 import org.apache.iceberg.util.Pair;
 
-/** Iceberg's own Puffin files: `read FILE` prints a line a blob, `write FILE` puts a deletion vector and a zstd blob. */
+/**
+ * Reads and writes Puffin files with Iceberg's own library. `read FILE` prints a line for each blob. `write FILE` writes a
+ * deletion vector and a blob that is compressed with zstd.
+ */
 public class PuffinPeer {
   public static void main(String[] args) throws Exception {
     if (args[0].equals("read")) {
@@ -27,9 +30,9 @@ public class PuffinPeer {
   private static void read(String file) throws Exception {
     try (PuffinReader reader = Puffin.read(Files.localInput(file)).build()) {
       System.out.println(reader.fileMetadata().properties());
-      for (Pair<BlobMetadata, ByteBuffer> found : reader.readAll(reader.fileMetadata().blobs())) {
-        BlobMetadata blob = found.first();
-        byte[] held = ByteBuffers.toByteArray(found.second());
+      for (Pair<BlobMetadata, ByteBuffer> blobWithData : reader.readAll(reader.fileMetadata().blobs())) {
+        BlobMetadata blob = blobWithData.first();
+        byte[] data = ByteBuffers.toByteArray(blobWithData.second());
         System.out.println(
             String.join(
                 "|",
@@ -37,7 +40,7 @@ public class PuffinPeer {
                 blob.inputFields().toString(),
                 blob.snapshotId() + "," + blob.sequenceNumber(),
                 blob.properties().toString(),
-                java.util.HexFormat.of().formatHex(held)));
+                java.util.HexFormat.of().formatHex(data)));
       }
     }
   }

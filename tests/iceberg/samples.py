@@ -36,12 +36,12 @@ def build_table(version: int = 2, **fields: Any) -> TableMetadata:
 
 
 def build_spec(*fields: tuple[int, str, str], ids: tuple[int, ...] = (), spec_id: int = 0) -> Json:
-    results: list[Json] = [
+    field_documents: list[Json] = [
         {"source-id": source, "transform": transform, "name": name} for source, transform, name in fields
     ]
-    for entry, field_id in zip(results, ids, strict=False):
+    for entry, field_id in zip(field_documents, ids, strict=False):
         entry["field-id"] = field_id
-    return {"spec-id": spec_id, "fields": results}
+    return {"spec-id": spec_id, "fields": field_documents}
 
 
 def build_order(*fields: tuple[int, str], order_id: int = 1) -> Json:
@@ -113,7 +113,7 @@ def build_statistics(snapshot_id: int, path: str = "s3://lake/a.puffin") -> Json
     }
 
 
-def partition_statistics(snapshot_id: int, path: str = "s3://lake/a.parquet") -> Json:
+def build_partition_statistics(snapshot_id: int, path: str = "s3://lake/a.parquet") -> Json:
     return {
         "action": "set-partition-statistics",
         "partition-statistics": {"snapshot-id": snapshot_id, "statistics-path": path, "file-size-in-bytes": 10},

@@ -41,16 +41,16 @@ for number in range({ROUNDS}):
     module = types.ModuleType(f"round{{number}}")
     sys.modules[module.__name__] = module
     exec(SOURCE, module.__dict__)
-    start, seen = Barrier(len(USES)), []
-    def use(decode, given):
+    start, decoded_values = Barrier(len(USES)), []
+    def use(decode, document):
         start.wait()
-        seen.append(msgspec.to_builtins(decode(given, module.Outer)))
-    threads = [Thread(target=use, args=each) for each in USES]
+        decoded_values.append(msgspec.to_builtins(decode(document, module.Outer)))
+    threads = [Thread(target=use, args=decode_and_document) for decode_and_document in USES]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert seen == [VALUE] * len(USES), seen
+    assert decoded_values == [VALUE] * len(USES), decoded_values
 print("done")
 """
 

@@ -36,26 +36,26 @@ def _join_optional(first: str, second: str = "-") -> str:
 def test_only_results_of_short_texts_are_cached(function: Callable[..., str], cached_count: int) -> None:
     calls: list[tuple[str, ...]] = []
 
-    def count_call(*texts: str) -> str:
+    def record_call(*texts: str) -> str:
         calls.append(texts)
         return function(*texts)
 
-    count_call.__wrapped__ = function  # type: ignore[attr-defined]  # what inspect.signature follows
-    count_call.__doc__ = function.__doc__
-    call = memoize(2)(count_call)
-    cached_names = ("a",) * cached_count
-    longest = ("x" * (CHARACTERS_MAX - cached_count + 1), *cached_names[1:])
-    long_names = (longest[0] + "x", *cached_names[1:])
+    record_call.__wrapped__ = function  # type: ignore[attr-defined]  # inspect.signature reads this attribute.
+    record_call.__doc__ = function.__doc__
+    call = memoize(2)(record_call)
+    short_texts = ("a",) * cached_count
+    longest_texts = ("x" * (CHARACTERS_MAX - cached_count + 1), *short_texts[1:])
+    too_long_texts = (longest_texts[0] + "x", *short_texts[1:])
     for _ in range(2):
-        assert call(*cached_names) == function(*cached_names)
-        assert call(*longest) == function(*longest)
-    assert calls == [cached_names, longest]
+        assert call(*short_texts) == function(*short_texts)
+        assert call(*longest_texts) == function(*longest_texts)
+    assert calls == [short_texts, longest_texts]
     assert call.__doc__ == function.__doc__
     for _ in range(2):
-        assert call(*long_names) == function(*long_names)
-    assert calls == [cached_names, longest, long_names, long_names]
-    assert call(*cached_names) == function(*cached_names)
-    assert calls == [cached_names, longest, long_names, long_names]
+        assert call(*too_long_texts) == function(*too_long_texts)
+    assert calls == [short_texts, longest_texts, too_long_texts, too_long_texts]
+    assert call(*short_texts) == function(*short_texts)
+    assert calls == [short_texts, longest_texts, too_long_texts, too_long_texts]
 
 
 def test_cached_property_is_computed_once_for_each_instance() -> None:
@@ -70,6 +70,6 @@ def test_cached_property_is_computed_once_for_each_instance() -> None:
             computed_names.append(self.name)
             return len(self.name)
 
-    first, other = NamedObject("one"), NamedObject("other")
-    assert [first.length, other.length, first.length, other.length] == [3, 5, 3, 5]
+    first_object, second_object = NamedObject("one"), NamedObject("other")
+    assert [first_object.length, second_object.length, first_object.length, second_object.length] == [3, 5, 3, 5]
     assert computed_names == ["one", "other"]

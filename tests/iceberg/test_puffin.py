@@ -46,9 +46,9 @@ def write_sample() -> bytes:
     return b"".join(write_puffin(blobs, {"created-by": "a test", "näme": "välue"}))
 
 
-def read_puffin(raw: bytes) -> tuple[Footer, list[bytes]]:
-    footer = read_footer(raw, len(raw), "a.puffin")
-    raw_blobs = (raw[blob.offset : blob.offset + blob.length] for blob in footer.blobs)
+def read_puffin(data: bytes) -> tuple[Footer, list[bytes]]:
+    footer = read_footer(data, len(data), "a.puffin")
+    raw_blobs = (data[blob.offset : blob.offset + blob.length] for blob in footer.blobs)
     contents = [
         DECOMPRESSORS[blob.compression_codec](raw_blob) for blob, raw_blob in zip(footer.blobs, raw_blobs, strict=True)
     ]
@@ -62,22 +62,24 @@ def build_puffin(blobs: bytes, payload: bytes, flags: int = 0) -> bytes:
 def test_puffin_file_is_equal_after_a_round_trip() -> None:
     footer, contents = read_puffin(write_sample())
     assert contents == [b"one and two", TEXT.encode(), b""]
-    assert [(b.type, b.fields, b.compression_codec) for b in footer.blobs] == [
+    assert [(blob.type, blob.fields, blob.compression_codec) for blob in footer.blobs] == [
         ("plain-v1", (3, 1), None),
         ("packed-v1", (), "zstd"),
         ("empty-v1", (), None),
     ]
-    assert [(b.snapshot_id, b.sequence_number) for b in footer.blobs] == [(NO_SNAPSHOT, NO_SNAPSHOT)] * 2 + [(7, 9)]
+    assert [(blob.snapshot_id, blob.sequence_number) for blob in footer.blobs] == [(NO_SNAPSHOT, NO_SNAPSHOT)] * 2 + [
+        (7, 9)
+    ]
     assert footer.blobs[1].properties == {"é": "ü"}
     assert footer.properties == {"created-by": "a test", "näme": "välue"}
 
 
 def test_footer_is_read_from_the_end_of_a_file_alone() -> None:
-    raw = write_sample()
-    footer_bytes = read_footer_size(raw[-TAIL_BYTES:], "a.puffin")
-    assert read_footer(raw[-footer_bytes:], len(raw), "a.puffin") == read_footer(raw, len(raw), "a.puffin")
+    data = write_sample()
+    footer_bytes = read_footer_size(data[-TAIL_BYTES:], "a.puffin")
+    assert read_footer(data[-footer_bytes:], len(data), "a.puffin") == read_footer(data, len(data), "a.puffin")
     with pytest.raises(Corrupt, match=r"a\.puffin: a footer of"):
-        read_footer(raw[1 - footer_bytes :], len(raw), "a.puffin")
+        read_footer(data[1 - footer_bytes :], len(data), "a.puffin")  # The first byte of the footer is missing.
 
 
 def test_uncompressed_blob_is_not_copied() -> None:
@@ -88,8 +90,12 @@ def test_uncompressed_blob_is_not_copied() -> None:
 def test_pyiceberg_reads_our_puffin_files() -> None:
     puffin_file = PuffinFile(write_sample())
     assert puffin_file.footer.properties == {"created-by": "a test", "näme": "välue"}
-    assert [b.type for b in puffin_file.footer.blobs] == ["plain-v1", "packed-v1", "empty-v1"]
-    assert [puffin_file.get_blob_payload(b) for b in puffin_file.footer.blobs] == [b"one and two", TEXT.encode(), b""]
+    assert [blob.type for blob in puffin_file.footer.blobs] == ["plain-v1", "packed-v1", "empty-v1"]
+    assert [puffin_file.get_blob_payload(blob) for blob in puffin_file.footer.blobs] == [
+        b"one and two",
+        TEXT.encode(),
+        b"",
+    ]
 
 
 def run_java(*args: str) -> list[str]:
@@ -130,9 +136,9 @@ def test_deletion_vector_of_iceberg_java_is_read(tmp_path: Path) -> None:
 def test_compressed_footer_and_positions_of_compressed_blobs_are_read() -> None:
     lz4_frame, zstd_frame = lz4.frame.compress(TEXT.encode()), zstandard.compress(TEXT.encode())
     blobs = [
-        {"type": "a", "fields": [1], "snapshot-id": 1, "sequence-number": 1, "offset": index, "length": size}
+        {"type": "a", "fields": [1], "snapshot-id": 1, "sequence-number": 1, "offset": offset, "length": size}
         | {"compression-codec": codec}
-        for index, size, codec in ((4, len(lz4_frame), "lz4"), (4 + len(lz4_frame), len(zstd_frame), "zstd"))
+        for offset, size, codec in ((4, len(lz4_frame), "lz4"), (4 + len(lz4_frame), len(zstd_frame), "zstd"))
     ]
     payload = lz4.frame.compress(json.dumps({"blobs": blobs, "later": {"than": "us"}}).encode())
     _, contents = read_puffin(build_puffin(lz4_frame + zstd_frame, payload, flags=1))
@@ -141,13 +147,13 @@ def test_compressed_footer_and_positions_of_compressed_blobs_are_read() -> None:
 
 def test_footer_that_inflates_past_the_limit_is_rejected() -> None:
     bomb = lz4.frame.compress(b" " * (FOOTER_LIMIT_BYTES + 1))
-    raw = build_puffin(b"", bomb, flags=1)
+    data = build_puffin(b"", bomb, flags=1)
     with pytest.raises(Corrupt, match="inflates to more"):
-        read_footer(raw, len(raw), "a")
+        read_footer(data, len(data), "a")
 
 
 @pytest.mark.parametrize(
-    ("raw", "message"),
+    ("data", "message"),
     [
         (b"PFA1", "a Puffin file cannot have only 4 bytes"),
         (b"x" * 40, "does not end with Puffin's magic bytes"),
@@ -161,28 +167,28 @@ def test_footer_that_inflates_past_the_limit_is_rejected() -> None:
         (build_puffin(b"", b"not lz4", flags=1), "cannot be inflated"),
     ],
 )
-def test_file_that_is_not_puffin_is_rejected_by_name(raw: bytes, message: str) -> None:
+def test_file_that_is_not_puffin_is_rejected_by_name(data: bytes, message: str) -> None:
     with pytest.raises(Corrupt, match=message) as error:
-        read_footer(raw, len(raw), "s3://b/broken.puffin")
+        read_footer(data, len(data), "s3://b/broken.puffin")
     assert "s3://b/broken.puffin" in error.value.message
 
 
 @pytest.mark.parametrize(("offset", "length"), [(3, 1), (4, 6), (9, 1), (4, -1), (1 << 62, 1 << 62)])
 def test_blob_outside_the_blob_section_is_rejected(offset: int, length: int) -> None:
     blob = {"type": "t", "fields": [], "snapshot-id": 1, "sequence-number": 1, "offset": offset, "length": length}
-    raw = build_puffin(b"12345", json.dumps({"blobs": [blob]}).encode())
+    data = build_puffin(b"12345", json.dumps({"blobs": [blob]}).encode())
     with pytest.raises(Corrupt, match="states"):
-        read_footer(raw, len(raw), "a")
+        read_footer(data, len(data), "a")
 
 
 def test_flipped_and_truncated_files_are_read_or_rejected() -> None:
     """Corrupt is the only error."""
-    raw, draw = write_sample(), random.Random(5)
+    data, rng = write_sample(), random.Random(5)
     for _ in range(3_000):
-        damaged_bytes = bytearray(raw[: draw.choice((len(raw), draw.randrange(len(raw))))])
-        for _ in range(draw.randrange(1, 4)):
+        damaged_bytes = bytearray(data[: rng.choice((len(data), rng.randrange(len(data))))])
+        for _ in range(rng.randrange(1, 4)):
             if damaged_bytes:
-                damaged_bytes[draw.randrange(len(damaged_bytes))] ^= 1 << draw.randrange(8)
+                damaged_bytes[rng.randrange(len(damaged_bytes))] ^= 1 << rng.randrange(8)
         try:
             read_footer(bytes(damaged_bytes), len(damaged_bytes), "a")
         except Corrupt:

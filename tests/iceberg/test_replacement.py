@@ -16,7 +16,7 @@ def _build_snapshot(summary: Mapping[str, str]) -> Snapshot:
     return Snapshot(snapshot_id=1, timestamp_ms=1, summary=msgspec.Raw(msgspec.json.encode(summary)))
 
 
-def _replace(**counts: int | str) -> Snapshot:
+def _build_replacement(**counts: int | str) -> Snapshot:
     return _build_snapshot(
         {"operation": "replace"} | {name.replace("_", "-"): str(count) for name, count in counts.items()}
     )
@@ -28,18 +28,30 @@ PARENT = _build_snapshot({"total-records": "100", "total-position-deletes": "10"
 @pytest.mark.parametrize(
     "rewrite",
     [
-        pytest.param(_replace(added_records=90, deleted_records=100, deleted_data_files=9), id="Spark, Trino: files"),
-        pytest.param(_replace(added_records=100, deleted_records=100), id="without deletes"),
-        pytest.param(_replace(manifests_created=1, manifests_replaced=9, entries_processed=9), id="Spark: manifests"),
-        pytest.param(_replace(added_position_deletes=5, removed_position_deletes=9), id="Spark: position deletes"),
-        pytest.param(_replace(added_position_deletes=5, removed_equality_deletes=2), id="Flink: equality deletes"),
-        pytest.param(_replace(deleted_records=10, deleted_data_files=1), id="all rows were deleted"),
-        pytest.param(_replace(added_records=7, deleted_data_files=2), id="imported Avro files, rows unknown"),
-        pytest.param(_replace(added_records=7, deleted_data_files=2, deleted_records=-2), id="the same, as -1 each"),
         pytest.param(
-            _replace(added_records=100, deleted_records=90, added_position_deletes=10), id="adds deletes, too"
+            _build_replacement(added_records=90, deleted_records=100, deleted_data_files=9), id="Spark, Trino: files"
         ),
-        pytest.param(_replace(added_records=9, deleted_records=8, added_equality_deletes=1), id="deletes by value"),
+        pytest.param(_build_replacement(added_records=100, deleted_records=100), id="without deletes"),
+        pytest.param(
+            _build_replacement(manifests_created=1, manifests_replaced=9, entries_processed=9), id="Spark: manifests"
+        ),
+        pytest.param(
+            _build_replacement(added_position_deletes=5, removed_position_deletes=9), id="Spark: position deletes"
+        ),
+        pytest.param(
+            _build_replacement(added_position_deletes=5, removed_equality_deletes=2), id="Flink: equality deletes"
+        ),
+        pytest.param(_build_replacement(deleted_records=10, deleted_data_files=1), id="all rows were deleted"),
+        pytest.param(_build_replacement(added_records=7, deleted_data_files=2), id="imported Avro files, rows unknown"),
+        pytest.param(
+            _build_replacement(added_records=7, deleted_data_files=2, deleted_records=-2), id="the same, as -1 each"
+        ),
+        pytest.param(
+            _build_replacement(added_records=100, deleted_records=90, added_position_deletes=10), id="adds deletes, too"
+        ),
+        pytest.param(
+            _build_replacement(added_records=9, deleted_records=8, added_equality_deletes=1), id="deletes by value"
+        ),
         pytest.param(_build_snapshot({"operation": "replace"}), id="no counts"),
         pytest.param(_build_snapshot({"operation": "replace", "added-records": "many"}), id="no number"),
         pytest.param(
@@ -57,9 +69,9 @@ def test_consistent_rewrites_are_accepted(rewrite: Snapshot) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        _replace(added_records=1),
-        _replace(added_records=101, deleted_records=100, deleted_data_files=1),
-        _replace(added_records=100, deleted_records=90, added_position_deletes=9),
+        _build_replacement(added_records=1),
+        _build_replacement(added_records=101, deleted_records=100, deleted_data_files=1),
+        _build_replacement(added_records=100, deleted_records=90, added_position_deletes=9),
     ],
 )
 def test_replace_snapshot_with_more_rows_than_its_parent_counts_as_a_change(change: Snapshot) -> None:
@@ -69,11 +81,16 @@ def test_replace_snapshot_with_more_rows_than_its_parent_counts_as_a_change(chan
 
 def test_replace_snapshot_with_fewer_rows_is_reported_as_a_possible_error_of_its_parent() -> None:
     """Totals are computed from earlier totals, so one wrong commit makes all later totals wrong."""
-    change = _replace(added_records=89, deleted_records=100)
+    change = _build_replacement(added_records=89, deleted_records=100)
     assert is_replace(change)
     assert "10 rows were deleted before" in (find_row_count_mismatch(change, PARENT) or "")
-    snapshot_by_value = _build_snapshot({"total-position-deletes": "10", "total-equality-deletes": "1"})
-    for parent in (None, snapshot_by_value, _build_snapshot({}), _build_snapshot({"total-position-deletes": "10"})):
+    parent_with_equality_deletes = _build_snapshot({"total-position-deletes": "10", "total-equality-deletes": "1"})
+    for parent in (
+        None,
+        parent_with_equality_deletes,
+        _build_snapshot({}),
+        _build_snapshot({"total-position-deletes": "10"}),
+    ):
         assert find_row_count_mismatch(change, parent) is None
 
 

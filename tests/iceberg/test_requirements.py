@@ -11,7 +11,7 @@ from seamark.formats.iceberg.metadata.requirements import check_requirements, ch
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from tests.iceberg.samples import UUID, Json, add_snapshots, apply_json_updates, build_spec, build_table, set_ref
 
-M = apply_json_updates(
+METADATA = apply_json_updates(
     add_snapshots(build_table(partition_spec=build_spec((2, "day", "d"))), 1, 2), set_ref(1, "v1", "tag")
 )
 
@@ -35,7 +35,7 @@ def check_json(metadata: TableMetadata | None, requirements: list[Any]) -> None:
     ],
 )
 def test_satisfied_requirement_raises_no_error(requirement: Json) -> None:
-    check_json(M, [requirement])
+    check_json(METADATA, [requirement])
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_satisfied_requirement_raises_no_error(requirement: Json) -> None:
 )
 def test_failed_requirement_is_a_conflict_with_javas_message(requirement: Json, message: str) -> None:
     with pytest.raises(CommitConflict) as raised_error:
-        check_json(M, [{"type": "assert-current-schema-id", "current-schema-id": 0}, requirement][-1:])
+        check_json(METADATA, [requirement])
     assert raised_error.value.message == f"Requirement failed: {message}"
 
 
@@ -104,7 +104,7 @@ def test_only_creation_can_be_required_when_there_is_no_table() -> None:
     ],
 )
 def test_invalid_requirement_is_named_in_the_error(requirements: list[Any], message: str) -> None:
-    for metadata in (M, None):
+    for metadata in (METADATA, None):
         with pytest.raises(BadRequest, match=message):
             check_json(metadata, requirements)
 

@@ -12,9 +12,9 @@ from tests.iceberg.samples import (
     add_snapshot,
     add_snapshots,
     apply_json_updates,
+    build_partition_statistics,
     build_statistics,
     build_table,
-    partition_statistics,
     set_ref,
 )
 
@@ -143,13 +143,13 @@ def test_snapshot_long_before_the_current_one_is_rejected() -> None:
 
 @pytest.mark.parametrize("ahead_ms", [70_000, 10**9])
 def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordered(ahead_ms: int) -> None:
-    first = add_snapshot(1, 1, **{"timestamp-ms": NOW_MS + ahead_ms})
-    metadata = apply_json_updates(build_table(), first, set_ref(1), now_ms=NOW_MS + ahead_ms)
+    first_update = add_snapshot(1, 1, **{"timestamp-ms": NOW_MS + ahead_ms})
+    metadata = apply_json_updates(build_table(), first_update, set_ref(1), now_ms=NOW_MS + ahead_ms)
     for number in (2, 3):
         update = add_snapshot(number, number, number - 1, **{"timestamp-ms": NOW_MS + number})
         metadata = apply_json_updates(metadata, update, set_ref(number), now_ms=NOW_MS + number)
-    assert [item.snapshot_id for item in metadata.snapshot_log] == [1, 2, 3]
-    times = [item.timestamp_ms for item in metadata.snapshot_log]
+    assert [entry.snapshot_id for entry in metadata.snapshot_log] == [1, 2, 3]
+    times = [entry.timestamp_ms for entry in metadata.snapshot_log]
     assert times == sorted(times)
     assert metadata.last_updated_ms >= times[-1]
     assert [snapshot.timestamp_ms for snapshot in metadata.snapshots][1:] == [NOW_MS + 2, NOW_MS + 3]
@@ -181,10 +181,10 @@ def test_impossible_reference_is_rejected(update: Json, message: str) -> None:
 def test_removed_snapshots_lose_their_refs_statistics_and_older_history() -> None:
     metadata = add_snapshots(build_table(), 1, 2, 3)
     metadata = apply_json_updates(
-        metadata, set_ref(2, "v1", "tag"), build_statistics(2), build_statistics(3), partition_statistics(2)
+        metadata, set_ref(2, "v1", "tag"), build_statistics(2), build_statistics(3), build_partition_statistics(2)
     )
     metadata_after_removal = apply_json_updates(metadata, {"action": "remove-snapshots", "snapshot-ids": [2]})
-    assert [s.snapshot_id for s in metadata_after_removal.snapshots] == [1, 3]
+    assert [snapshot.snapshot_id for snapshot in metadata_after_removal.snapshots] == [1, 3]
     assert metadata_after_removal.refs.keys() == {"main"}
     assert [f.snapshot_id for f in metadata_after_removal.statistics] == [3]
     assert metadata_after_removal.partition_statistics == ()
@@ -218,8 +218,8 @@ def test_snapshot_has_one_statistics_file_of_each_kind() -> None:
         add_snapshots(build_table(), 1),
         build_statistics(1),
         build_statistics(1, "b"),
-        partition_statistics(1),
-        partition_statistics(1, "c"),
+        build_partition_statistics(1),
+        build_partition_statistics(1, "c"),
     )
     assert [f.statistics_path for f in metadata.statistics] == ["b"]
     assert [f.statistics_path for f in metadata.partition_statistics] == ["c"]
@@ -234,7 +234,7 @@ def test_snapshot_has_one_statistics_file_of_each_kind() -> None:
 def test_encryption_keys_are_added_and_removed_in_version_3() -> None:
     key = {"key-id": "k1", "encrypted-key-metadata": "AAEC", "encrypted-by-id": "kek", "properties": {"a": "b"}}
     metadata = apply_json_updates(build_table(3), {"action": "add-encryption-key", "encryption-key": key})
-    assert [k.key_id for k in metadata.encryption_keys] == ["k1"]
+    assert [key.key_id for key in metadata.encryption_keys] == ["k1"]
     assert apply_json_updates(metadata, {"action": "add-encryption-key", "encryption-key": key}) is metadata
     assert decode_table(encode_table(metadata), "f") == metadata
     assert apply_json_updates(metadata, {"action": "remove-encryption-key", "key-id": "k1"}).encryption_keys == ()
@@ -252,10 +252,10 @@ def test_encryption_keys_are_added_and_removed_in_version_3() -> None:
 
 def test_ten_thousand_snapshots_can_be_expired_by_as_many_updates() -> None:
     ids = range(1, 10_001)
-    updates = [add_snapshot(n, n, **{"timestamp-ms": NOW_MS}) for n in ids]
+    updates = [add_snapshot(snapshot_id, snapshot_id, **{"timestamp-ms": NOW_MS}) for snapshot_id in ids]
     metadata = apply_json_updates(build_table(), *updates, set_ref(10_000))
     metadata_after_removal = apply_json_updates(
-        metadata, *({"action": "remove-snapshots", "snapshot-ids": [n]} for n in ids[:-1])
+        metadata, *({"action": "remove-snapshots", "snapshot-ids": [snapshot_id]} for snapshot_id in ids[:-1])
     )
-    assert [s.snapshot_id for s in metadata_after_removal.snapshots] == [10_000]
+    assert [snapshot.snapshot_id for snapshot in metadata_after_removal.snapshots] == [10_000]
     assert metadata_after_removal.current_snapshot_id == 10_000

@@ -91,7 +91,7 @@ def test_pyiceberg_reads_our_metadata(version: int) -> None:
     metadata = build_rich_table(version)
     pyiceberg_metadata = TableMetadataUtil.parse_raw(encode_table(metadata).decode())
     assert pyiceberg_metadata.format_version == version
-    assert [s.snapshot_id for s in pyiceberg_metadata.snapshots] == [11, 12, 13]
+    assert [snapshot.snapshot_id for snapshot in pyiceberg_metadata.snapshots] == [11, 12, 13]
     assert pyiceberg_metadata.current_snapshot_id == 13
     assert {name: ref.snapshot_id for name, ref in pyiceberg_metadata.refs.items()} == {"main": 13, "v1": 11, "dev": 12}
     assert [e.snapshot_id for e in pyiceberg_metadata.snapshot_log] == [11, 12, 13]
@@ -164,6 +164,7 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 def make_broken(**changes: Any) -> dict[str, Any]:
+    """Return metadata with changed fields. A field is missing if its value is DROP."""
     document = json.loads(encode_table(build_rich_table(2)))
     document.update(changes)
     return {key: value for key, value in document.items() if value != "DROP"}
@@ -223,11 +224,13 @@ def test_metadata_with_a_flipped_byte_is_corrupt_or_consistent(position: int, by
 def test_refs_mode_has_only_referenced_snapshots_and_the_whole_log() -> None:
     metadata = apply_json_updates(add_snapshots(build_table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
     view = json.loads(encode_refs_view(metadata))
-    assert [s["snapshot-id"] for s in view["snapshots"]] == [2, 4]
+    assert [snapshot["snapshot-id"] for snapshot in view["snapshots"]] == [2, 4]
     assert len(view["snapshot-log"]) == 4
     full_json = json.loads(encode_table(metadata))
     assert {**view, "snapshots": None} == {**full_json, "snapshots": None}
-    assert [s.snapshot_id for s in TableMetadataUtil.parse_raw(encode_refs_view(metadata).decode()).snapshots] == [2, 4]
+    assert [
+        snapshot.snapshot_id for snapshot in TableMetadataUtil.parse_raw(encode_refs_view(metadata).decode()).snapshots
+    ] == [2, 4]
 
 
 def test_metadata_log_keeps_the_newest_files_and_returns_the_removed_files() -> None:
@@ -242,8 +245,10 @@ def test_metadata_log_keeps_the_newest_files_and_returns_the_removed_files() -> 
         ("f4", 4),
     ]
     assert removed_names == ["f0", "f1"]
-    assert add_previous_file(metadata, "f5", NOW_MS, max_entries=0)[1] == ["f2", "f3", "f4"]
-    assert len(add_previous_file(build_table(), "f", NOW_MS)[0].metadata_log) == 1
+    _, removed_files = add_previous_file(metadata, "f5", NOW_MS, max_entries=0)
+    assert removed_files == ["f2", "f3", "f4"]
+    metadata, _ = add_previous_file(build_table(), "f", NOW_MS)
+    assert len(metadata.metadata_log) == 1
     with pytest.raises(BadRequest, match="previous-versions-max"):
         add_previous_file(build_table(properties={"write.metadata.previous-versions-max": "x"}), "f", NOW_MS)
 

@@ -82,29 +82,29 @@ def test_bucket_hashes_equal_those_in_the_specification(kind: str, value: object
 @given(st.sampled_from(sorted(PYICEBERG_TYPES)), st.integers(1, BUCKETS_MAX), st.data())
 @settings(max_examples=examples(300))
 def test_buckets_equal_the_buckets_of_pyiceberg(kind: str, buckets: int, data: st.DataObject) -> None:
-    iceberg_types, values = PYICEBERG_TYPES[kind]
+    iceberg_type, values = PYICEBERG_TYPES[kind]
     value = data.draw(values)
     pyiceberg_value: Any = value
     if kind == "uuid":
         pyiceberg_value = UUID(bytes=value)
     elif kind.startswith("decimal"):
         pyiceberg_value = Decimal(f"{value}e-5")
-    expected = parse_transform(f"bucket[{buckets}]").transform(iceberg_types)(pyiceberg_value)
+    expected = parse_transform(f"bucket[{buckets}]").transform(iceberg_type)(pyiceberg_value)
     assert compute_transform(f"bucket[{buckets}]", kind, value) == expected
 
 
 @given(st.sampled_from(TRUNCATED_KINDS), st.integers(1, 1000), st.data())
 @settings(max_examples=examples(300))
 def test_truncation_equals_that_of_pyiceberg_unless_it_overflows(kind: str, width: int, data: st.DataObject) -> None:
-    iceberg_types, values = PYICEBERG_TYPES[kind]
+    iceberg_type, values = PYICEBERG_TYPES[kind]
     # PyIceberg computes with 28 digits, and does not overflow where Java's integers do.
     limits = {"int": 2**31, "long": 2**63, "decimal(38, 5)": 10**28}
     value = data.draw(values.filter(lambda v: kind not in limits or abs(v) < limits[kind] - width))
-    decimal = kind.startswith("decimal")
-    expected: Any = parse_transform(f"truncate[{width}]").transform(iceberg_types)(
-        Decimal(f"{value}e-5") if decimal else value
+    is_decimal = kind.startswith("decimal")
+    expected: Any = parse_transform(f"truncate[{width}]").transform(iceberg_type)(
+        Decimal(f"{value}e-5") if is_decimal else value
     )
-    assert compute_transform(f"truncate[{width}]", kind, value) == (int(expected.scaleb(5)) if decimal else expected)
+    assert compute_transform(f"truncate[{width}]", kind, value) == (int(expected.scaleb(5)) if is_decimal else expected)
 
 
 def test_numbers_are_truncated_downwards() -> None:
@@ -130,9 +130,9 @@ def test_time_transforms_follow_the_calendar_before_and_after_1970(day: date, na
     hour = days * 24 + nanos // 3_600_000_000_000
     expected = {"year": day.year - 1970, "month": (day.year - 1970) * 12 + day.month - 1, "day": days, "hour": hour}
     values = {"date": days, "timestamp": days * 86_400_000_000 + nanos // 1000}
-    in_nanos = days * 86_400_000_000_000 + nanos
-    if -(2**63) <= in_nanos < 2**63:
-        values["timestamptz_ns"] = in_nanos
+    time_ns = days * 86_400_000_000_000 + nanos
+    if -(2**63) <= time_ns < 2**63:
+        values["timestamptz_ns"] = time_ns
     for kind, value in values.items():
         for transform, result in expected.items():
             if (kind, transform) != ("date", "hour"):
@@ -141,9 +141,9 @@ def test_time_transforms_follow_the_calendar_before_and_after_1970(day: date, na
 
 @given(st.integers(-(10**9), 10**9))
 def test_month_begins_on_its_first_day_in_any_year(month: int) -> None:
-    first = find_start_of_month(month)
-    assert compute_transform("month", "date", first) == month
-    assert compute_transform("month", "date", first - 1) == month - 1
+    first_day = find_start_of_month(month)
+    assert compute_transform("month", "date", first_day) == month
+    assert compute_transform("month", "date", first_day - 1) == month - 1
 
 
 def test_calendar_continues_after_the_year_9999() -> None:

@@ -132,7 +132,7 @@ def test_new_schema_gets_the_next_id_and_becomes_current() -> None:
         {"action": "add-schema", "schema": {**WIDER, "schema-id": 77}, "last-column-id": 4},
         {"action": "set-current-schema", "schema-id": -1},
     )
-    assert [s.id for s in metadata.schemas] == [0, 1]
+    assert [schema.id for schema in metadata.schemas] == [0, 1]
     assert (metadata.current_schema_id, metadata.last_column_id) == (1, 4)
 
 
@@ -178,42 +178,52 @@ def test_impossible_schema_update_is_rejected(update: Json, message: str) -> Non
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
 def test_date_partitioned_by_bucket_cannot_be_promoted(kind: str) -> None:
     """A timestamp's hash differs from its date's hash, so readers would look for its rows in other partitions."""
-    days, times = (build_schema(build_field(1, "at", item), build_field(2, "n")) for item in ("date", kind))
-    promote = ({"action": "add-schema", "schema": times}, {"action": "set-current-schema", "schema-id": -1})
-    buckets = build_table(3, schema=days, partition_spec=build_spec((1, "bucket[4]", "b")))
-    metadata = add_snapshots(buckets, 1)
+    date_schema, timestamp_schema = (
+        build_schema(build_field(1, "at", column_type), build_field(2, "n")) for column_type in ("date", kind)
+    )
+    promotion_updates = (
+        {"action": "add-schema", "schema": timestamp_schema},
+        {"action": "set-current-schema", "schema-id": -1},
+    )
+    bucketed_table = build_table(3, schema=date_schema, partition_spec=build_spec((1, "bucket[4]", "b")))
+    metadata = add_snapshots(bucketed_table, 1)
     with pytest.raises(BadRequest, match=r"from date to \w+: partition field 1000: b: bucket\[4\]\(1\)"):
-        apply_json_updates(metadata, *promote)
-    assert apply_json_updates(buckets, *promote).current_schema.fields[0].type == kind
-    replaced_metadata = apply_json_updates(metadata, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
+        apply_json_updates(metadata, *promotion_updates)
+    assert apply_json_updates(bucketed_table, *promotion_updates).current_schema.fields[0].type == kind
+    replaced_metadata = apply_json_updates(
+        metadata, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promotion_updates
+    )
     assert replaced_metadata.current_schema.fields[0].type == kind
-    by_month = add_snapshots(build_table(3, schema=days, partition_spec=build_spec((1, "month", "m"))), 1)
-    assert apply_json_updates(by_month, *promote).current_schema.fields[0].type == kind
+    table_by_month = add_snapshots(build_table(3, schema=date_schema, partition_spec=build_spec((1, "month", "m"))), 1)
+    assert apply_json_updates(table_by_month, *promotion_updates).current_schema.fields[0].type == kind
 
 
 def test_unused_schemas_are_removed() -> None:
     metadata = apply_json_updates(
         build_table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": 1}
     )
-    assert [s.id for s in apply_json_updates(metadata, {"action": "remove-schemas", "schema-ids": [0, 5]}).schemas] == [
-        1
-    ]
+    assert [
+        schema.id for schema in apply_json_updates(metadata, {"action": "remove-schemas", "schema-ids": [0, 5]}).schemas
+    ] == [1]
 
 
 def test_column_needed_by_a_partition_or_sort_field_cannot_be_dropped() -> None:
     schema_without_ts = build_schema(EVENTS["fields"][0], EVENTS["fields"][2])
-    drop = ({"action": "add-schema", "schema": schema_without_ts}, {"action": "set-current-schema", "schema-id": -1})
+    drop_updates = (
+        {"action": "add-schema", "schema": schema_without_ts},
+        {"action": "set-current-schema", "schema-id": -1},
+    )
     with pytest.raises(BadRequest, match=r"partition field: 1000: d: day\(2\)"):
-        apply_json_updates(build_table(partition_spec=build_spec((2, "day", "d"))), *drop)
+        apply_json_updates(build_table(partition_spec=build_spec((2, "day", "d"))), *drop_updates)
     with pytest.raises(BadRequest, match=r"sort field: identity\(2\) ASC NULLS FIRST"):
-        apply_json_updates(build_table(sort_order=build_order((2, "identity"))), *drop)
-    past = apply_json_updates(
+        apply_json_updates(build_table(sort_order=build_order((2, "identity"))), *drop_updates)
+    metadata_with_former_spec = apply_json_updates(
         build_table(partition_spec=build_spec((2, "day", "d"))),
         {"action": "add-spec", "spec": build_spec()},
         {"action": "set-default-spec", "spec-id": -1},
-        *drop,
+        *drop_updates,
     )
-    assert len(past.partition_specs) == 2
+    assert len(metadata_with_former_spec.partition_specs) == 2
 
 
 def test_new_column_cannot_have_the_name_of_a_partition_field() -> None:
@@ -301,8 +311,8 @@ def test_impossible_spec_update_is_rejected(update: Json, message: str) -> None:
 def test_unused_specs_are_removed() -> None:
     metadata = apply_json_updates(build_table(), {"action": "add-spec", "spec": build_spec((2, "day", "d"))})
     assert [
-        s.spec_id
-        for s in apply_json_updates(metadata, {"action": "remove-partition-specs", "spec-ids": [1]}).partition_specs
+        spec.spec_id
+        for spec in apply_json_updates(metadata, {"action": "remove-partition-specs", "spec-ids": [1]}).partition_specs
     ] == [0]
 
 
@@ -317,10 +327,10 @@ def test_new_sort_order_gets_the_next_id_and_an_equal_sort_order_is_reused() -> 
     )
     assert [o.order_id for o in metadata.sort_orders] == [0, 1]
     assert metadata.default_sort_order_id == 1
-    second_commit = apply_json_updates(
+    unchanged_metadata = apply_json_updates(
         metadata, {"action": "add-sort-order", "sort-order": build_order((1, "IDENTITY"), order_id=5)}
     )
-    assert second_commit is metadata
+    assert unchanged_metadata is metadata
     unsorted_metadata = apply_json_updates(
         metadata,
         {"action": "add-sort-order", "sort-order": build_order(order_id=0)},
@@ -384,9 +394,9 @@ def test_new_table_without_a_uuid_gets_the_supplied_uuid() -> None:
         ("add-sort-order", "no sort order has been added"),
     ],
 )
-def test_incomplete_creation_is_rejected(missing_field: str, message: str) -> None:
+def test_incomplete_creation_is_rejected(missing_action: str, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        apply_json(None, [u for u in build_creation() if u["action"] != missing_field], now_ms=NOW_MS)
+        apply_json(None, [update for update in build_creation() if update["action"] != missing_action], now_ms=NOW_MS)
 
 
 def test_snapshot_that_is_added_before_its_schema_is_rejected() -> None:
@@ -425,13 +435,13 @@ def test_action_names_are_read_in_any_case() -> None:
 
 def test_updates_never_change_the_base_metadata() -> None:
     metadata = add_snapshots(build_table(3), 1)
-    metadata_before = encode_table(metadata)
+    data_before = encode_table(metadata)
     apply_json_updates(
         metadata, set_ref(1, "b"), {"action": "set-properties", "updates": {"z": "1"}}, build_statistics(1)
     )
     with pytest.raises(BadRequest):
         apply_json_updates(metadata, {"action": "set-location", "location": "s3://x"}, set_ref(9))
-    assert encode_table(metadata) == metadata_before
+    assert encode_table(metadata) == data_before
 
 
 def test_ids_after_the_largest_id_are_rejected() -> None:

@@ -44,7 +44,7 @@ from seamark.formats.iceberg.types.values import (
 INTS = st.integers(-(2**31), 2**31 - 1)
 LONGS = st.integers(-(2**63), 2**63 - 1)
 MICROS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""The years 1 to 9999, which PyIceberg can write"""
+"""Times in the years from 1 to 9999, which PyIceberg can write."""
 
 KINDS: dict[str, tuple[PrimitiveType, st.SearchStrategy[Any]]] = {
     "boolean": (BooleanType(), st.booleans()),

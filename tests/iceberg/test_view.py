@@ -43,7 +43,8 @@ def apply_updates(base: ViewMetadata | None, *updates: Json, now_ms: int = NOW_M
     return apply_view_updates(base, updates, now_ms=now_ms)
 
 
-def replace(sql: str, **fields: Any) -> list[Json]:
+def build_replacement(sql: str, **fields: Any) -> list[Json]:
+    """Return the updates that replace a view by a statement."""
     return [
         {"action": "add-view-version", "view-version": build_version(sql, **fields)},
         {"action": "set-current-view-version", "view-version-id": -1},
@@ -51,19 +52,19 @@ def replace(sql: str, **fields: Any) -> list[Json]:
 
 
 def test_new_view_has_one_version_and_one_log_entry() -> None:
-    v = build_view(
+    view = build_view(
         view_version=build_version(**{"schema-id": 12, "default-catalog": "c"}), schema={**EVENTS, "schema-id": 9}
     )
-    assert (v.current_version_id, v.current_version.schema_id, v.schemas[0].id) == (1, 0, 0)
-    assert [(e.version_id, e.timestamp_ms) for e in v.version_log] == [(1, NOW_MS)]
-    assert v.current_version.default_catalog == "c"
+    assert (view.current_version_id, view.current_version.schema_id, view.schemas[0].id) == (1, 0, 0)
+    assert [(e.version_id, e.timestamp_ms) for e in view.version_log] == [(1, NOW_MS)]
+    assert view.current_version.default_catalog == "c"
 
 
 def test_view_is_equal_after_a_round_trip() -> None:
-    v = apply_updates(build_view(properties={"a": "b"}), *replace("SELECT 2"))
-    assert decode_view(encode_view(v), "f") == v
-    assert decode_view(gzip.compress(encode_view(v)), "f") == v
-    document = json.loads(encode_view(v))
+    view = apply_updates(build_view(properties={"a": "b"}), *build_replacement("SELECT 2"))
+    assert decode_view(encode_view(view), "f") == view
+    assert decode_view(gzip.compress(encode_view(view)), "f") == view
+    document = json.loads(encode_view(view))
     assert document.keys() == {
         "view-uuid", "format-version", "location", "properties", "schemas", "current-version-id", "versions",
         "version-log",
@@ -88,29 +89,31 @@ def test_file_that_is_not_a_view_is_corrupt_and_named(change: Json, message: str
 
 
 def test_replaced_view_has_the_next_version_and_its_schema() -> None:
-    v = apply_updates(
-        build_view(), {"action": "add-schema", "schema": OTHER_SCHEMA}, *replace("SELECT n", **{"schema-id": -1})
+    view = apply_updates(
+        build_view(),
+        {"action": "add-schema", "schema": OTHER_SCHEMA},
+        *build_replacement("SELECT n", **{"schema-id": -1}),
     )
-    assert (v.current_version_id, v.current_version.schema_id, len(v.schemas)) == (2, 1, 2)
-    assert [e.version_id for e in v.version_log] == [1, 2]
+    assert (view.current_version_id, view.current_version.schema_id, len(view.schemas)) == (2, 1, 2)
+    assert [e.version_id for e in view.version_log] == [1, 2]
 
 
 def test_version_equal_to_an_old_version_is_reused() -> None:
-    v = apply_updates(build_view(), *replace("SELECT 2"))
-    reverted_view = apply_updates(v, *replace("SELECT 1", **{"timestamp-ms": NOW_MS + 9}))
+    view = apply_updates(build_view(), *build_replacement("SELECT 2"))
+    reverted_view = apply_updates(view, *build_replacement("SELECT 1", **{"timestamp-ms": NOW_MS + 9}))
     assert (reverted_view.current_version_id, len(reverted_view.versions)) == (1, 2)
     # The version became current again in this commit, not when it was created.
     assert [(e.version_id, e.timestamp_ms) for e in reverted_view.version_log][-1] == (1, NOW_MS + 5000)
-    assert apply_updates(v, *replace("SELECT 2")) is v
+    assert apply_updates(view, *build_replacement("SELECT 2")) is view
 
 
 def test_only_the_last_version_set_in_a_commit_is_logged() -> None:
-    v = apply_updates(build_view(), *replace("SELECT 2"), *replace("SELECT 3"))
-    assert (v.current_version_id, [e.version_id for e in v.version_log]) == (3, [1, 3])
+    view = apply_updates(build_view(), *build_replacement("SELECT 2"), *build_replacement("SELECT 3"))
+    assert (view.current_version_id, [e.version_id for e in view.version_log]) == (3, [1, 3])
 
 
 def test_properties_location_uuid_and_version_of_a_view_change() -> None:
-    v = apply_updates(
+    view = apply_updates(
         build_view(properties={"x": "1"}),
         {"action": "set-properties", "updates": {"a": "1"}},
         {"action": "remove-properties", "removals": ["x", "y"]},
@@ -118,35 +121,35 @@ def test_properties_location_uuid_and_version_of_a_view_change() -> None:
         {"action": "assign-uuid", "uuid": UUID},
         {"action": "upgrade-format-version", "format-version": 1},
     )
-    assert (v.properties, v.location, v.view_uuid) == ({"a": "1"}, "s3://lake/w", UUID)
-    assert apply_updates(v) is v
+    assert (view.properties, view.location, view.view_uuid) == ({"a": "1"}, "s3://lake/w", UUID)
+    assert apply_updates(view) is view
 
 
 def test_versions_beyond_the_history_size_are_dropped_with_their_log() -> None:
-    v = build_view(properties={"version.history.num-entries": "2"})
+    view = build_view(properties={"version.history.num-entries": "2"})
     for number in range(2, 6):
-        v = apply_updates(v, *replace(f"SELECT {number}"))
-    assert [x.version_id for x in v.versions] == [5, 4]
-    assert [e.version_id for e in v.version_log] == [4, 5]
+        view = apply_updates(view, *build_replacement(f"SELECT {number}"))
+    assert [version.version_id for version in view.versions] == [5, 4]
+    assert [e.version_id for e in view.version_log] == [4, 5]
 
 
 def test_log_entries_before_a_dropped_version_are_dropped() -> None:
-    v = apply_updates(build_view(), *replace("SELECT 2"))
-    v = apply_updates(v, {"action": "set-current-view-version", "view-version-id": 1}, now_ms=NOW_MS + 6000)
+    view = apply_updates(build_view(), *build_replacement("SELECT 2"))
+    view = apply_updates(view, {"action": "set-current-view-version", "view-version-id": 1}, now_ms=NOW_MS + 6000)
     shrink = {"action": "set-properties", "updates": {"version.history.num-entries": "1"}}
-    smaller_view = apply_updates(v, shrink)
-    assert [e.version_id for e in v.version_log] == [1, 2, 1]
+    smaller_view = apply_updates(view, shrink)
+    assert [e.version_id for e in view.version_log] == [1, 2, 1]
     assert [(e.version_id, e.timestamp_ms) for e in smaller_view.version_log] == [(1, NOW_MS + 6000)]
 
 
 def test_current_version_and_versions_of_the_commit_are_always_kept() -> None:
-    v = build_view(properties={"version.history.num-entries": "1"})
-    v = apply_updates(v, {"action": "add-view-version", "view-version": build_version("SELECT 2")})
-    assert {x.version_id for x in v.versions} == {1, 2}
-    ten = build_view()
+    view = build_view(properties={"version.history.num-entries": "1"})
+    view = apply_updates(view, {"action": "add-view-version", "view-version": build_version("SELECT 2")})
+    assert {version.version_id for version in view.versions} == {1, 2}
+    default_view = build_view()
     for number in range(2, 14):
-        ten = apply_updates(ten, *replace(f"SELECT {number}"))
-    assert len(ten.versions) == 10
+        default_view = apply_updates(default_view, *build_replacement(f"SELECT {number}"))
+    assert len(default_view.versions) == 10
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "many"])
@@ -158,15 +161,20 @@ def test_impossible_history_size_is_rejected(size: str) -> None:
 def test_replacement_may_not_drop_a_dialect_unless_allowed() -> None:
     two_dialect_view = build_view(view_version=build_version(dialects=("spark", "Trino")))
     with pytest.raises(BadRequest) as raised_error:
-        apply_updates(two_dialect_view, *replace("SELECT 2", dialects=("trino",)))
+        apply_updates(two_dialect_view, *build_replacement("SELECT 2", dialects=("trino",)))
     assert raised_error.value.message == (
         "Cannot replace view due to loss of view dialects (replace.drop-dialect.allowed=false):\n"
         "Previous dialects: [spark, trino]\nNew dialects: [trino]"
     )
     allow = {"action": "set-properties", "updates": {"replace.drop-dialect.allowed": "TRUE"}}
-    assert apply_updates(two_dialect_view, allow, *replace("SELECT 2", dialects=("trino",))).current_version_id == 2
     assert (
-        apply_updates(two_dialect_view, *replace("SELECT 2", dialects=("trino", "spark", "duckdb"))).current_version_id
+        apply_updates(two_dialect_view, allow, *build_replacement("SELECT 2", dialects=("trino",))).current_version_id
+        == 2
+    )
+    assert (
+        apply_updates(
+            two_dialect_view, *build_replacement("SELECT 2", dialects=("trino", "spark", "duckdb"))
+        ).current_version_id
         == 2
     )
 
@@ -176,12 +184,12 @@ def test_replacement_may_not_drop_a_dialect_unless_allowed() -> None:
     [
         ([{"action": "set-current-view-version", "view-version-id": -1}], "no current version id has been set"),
         ([{"action": "set-current-view-version", "view-version-id": 5}], "unknown version: 5"),
-        (replace("x", **{"schema-id": -1}), "no schema has been added"),
-        (replace("x", **{"schema-id": 4}), "Cannot add version with unknown schema: 4"),
-        (replace("x", dialects=("spark", "SPARK")), "multiple queries for dialect spark"),
-        (replace("x", dialects=()), "it has no representations"),
-        (replace("x", representations=[{"type": "plan"}]), "unsupported view representations"),
-        (replace("x", representations=[{"type": "sql", "sql": "x"}]), "`sql` and `dialect` are required"),
+        (build_replacement("x", **{"schema-id": -1}), "no schema has been added"),
+        (build_replacement("x", **{"schema-id": 4}), "Cannot add version with unknown schema: 4"),
+        (build_replacement("x", dialects=("spark", "SPARK")), "multiple queries for dialect spark"),
+        (build_replacement("x", dialects=()), "it has no representations"),
+        (build_replacement("x", representations=[{"type": "plan"}]), "unsupported view representations"),
+        (build_replacement("x", representations=[{"type": "sql", "sql": "x"}]), "`sql` and `dialect` are required"),
         ([{"action": "assign-uuid", "uuid": UUID.replace("5", "6")}], "Cannot reassign uuid"),
         ([{"action": "upgrade-format-version", "format-version": 2}], "Unsupported format version: 2"),
         ([{"action": "upgrade-format-version", "format-version": 0}], "Cannot downgrade v1 view to v0"),
@@ -202,7 +210,7 @@ def test_view_can_be_built_from_updates_alone() -> None:
         {"action": "assign-uuid", "uuid": UUID},
         {"action": "set-location", "location": "s3://lake/v"},
         {"action": "add-schema", "schema": EVENTS},
-        *replace("SELECT 1", **{"schema-id": -1}),
+        *build_replacement("SELECT 1", **{"schema-id": -1}),
     ]
     assert apply_view_updates(None, updates, now_ms=NOW_MS) == build_view()
     for removed_index, message in (
@@ -212,7 +220,9 @@ def test_view_can_be_built_from_updates_alone() -> None:
         (4, "no versions"),
     ):
         with pytest.raises(BadRequest, match=message):
-            apply_view_updates(None, [u for n, u in enumerate(updates) if n != removed_index], now_ms=NOW_MS)
+            apply_view_updates(
+                None, [update for index, update in enumerate(updates) if index != removed_index], now_ms=NOW_MS
+            )
 
 
 def test_view_actions_equal_the_actions_of_the_specification() -> None:
@@ -223,7 +233,7 @@ def test_view_actions_equal_the_actions_of_the_specification() -> None:
 
 
 def test_version_after_the_largest_id_is_rejected() -> None:
-    view = apply_updates(build_view(), *replace("SELECT 2", **{"version-id": 2**31 - 1}))
+    view = apply_updates(build_view(), *build_replacement("SELECT 2", **{"version-id": 2**31 - 1}))
     assert view.current_version_id == 2**31 - 1
     with pytest.raises(BadRequest, match="id of the new version would be 2147483648"):
-        apply_updates(view, *replace("SELECT 3"))
+        apply_updates(view, *build_replacement("SELECT 3"))

@@ -51,35 +51,44 @@ def test_comparisons_between_updates_are_limited(name: str, monkeypatch: pytest.
     monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
     metadata = build_table()
     commits = add_snapshot(10**6, 1), set_ref(10**6)
-    apply_json_updates(metadata, *commits, *(item for n in range(10) for item in GROWING_UPDATES[name](n + 3)))
+    apply_json_updates(
+        metadata, *commits, *(update for number in range(10) for update in GROWING_UPDATES[name](number + 3))
+    )
     with pytest.raises(BadRequest, match="commit fewer of them together"):
-        apply_json_updates(metadata, *commits, *(item for n in range(1_000) for item in GROWING_UPDATES[name](n + 3)))
+        apply_json_updates(
+            metadata, *commits, *(update for number in range(1_000) for update in GROWING_UPDATES[name](number + 3))
+        )
 
 
 def test_hundred_schemas_can_be_added_to_a_table_with_a_thousand() -> None:
     metadata = build_table()
     for start in range(0, 1_000, 250):
         metadata = apply_json_updates(
-            metadata, *(item for n in range(start, start + 250) for item in GROWING_UPDATES["schemas"](n))
+            metadata, *(update for number in range(start, start + 250) for update in GROWING_UPDATES["schemas"](number))
         )
-    second_result = apply_json_updates(
-        metadata, *(item for n in range(1_000, 1_100) for item in GROWING_UPDATES["schemas"](n))
+    extended_metadata = apply_json_updates(
+        metadata, *(update for number in range(1_000, 1_100) for update in GROWING_UPDATES["schemas"](number))
     )
-    assert len(second_result.schemas) == len(metadata.schemas) + 100
-    second_commit = apply_json_updates(
-        second_result, *GROWING_UPDATES["schemas"](500), {"action": "set-current-schema", "schema-id": -1}
+    assert len(extended_metadata.schemas) == len(metadata.schemas) + 100
+    reverted_metadata = apply_json_updates(
+        extended_metadata, *GROWING_UPDATES["schemas"](500), {"action": "set-current-schema", "schema-id": -1}
     )
-    assert second_commit.current_schema == metadata.schemas[metadata.schemas.index(second_commit.current_schema)]
+    assert (
+        reverted_metadata.current_schema == metadata.schemas[metadata.schemas.index(reverted_metadata.current_schema)]
+    )
 
 
 def test_each_snapshot_is_removed_by_its_own_update_with_its_references() -> None:
     metadata = build_table()
-    for n in range(300):
+    for number in range(300):
         metadata = apply_json_updates(
-            metadata, add_snapshot(n + 1, n + 1, n or None), set_ref(n + 1), set_ref(n + 1, f"tag{n}", "tag")
+            metadata,
+            add_snapshot(number + 1, number + 1, number or None),
+            set_ref(number + 1),
+            set_ref(number + 1, f"tag{number}", "tag"),
         )
     moves = set_ref(300, "tag0", "tag"), {"action": "remove-snapshot-ref", "ref-name": "tag5"}
-    removals = [{"action": "remove-snapshots", "snapshot-ids": [n + 1]} for n in range(299)]
+    removals = [{"action": "remove-snapshots", "snapshot-ids": [number + 1]} for number in range(299)]
     result = apply_json_updates(metadata, removals[100], *moves, set_ref(1, "late", "tag"), *removals)
     assert sorted(result.refs) == ["main", "tag0", "tag299"]
     assert [snapshot.snapshot_id for snapshot in result.snapshots] == [300]
@@ -90,8 +99,11 @@ def test_number_of_view_versions_is_limited(monkeypatch: pytest.MonkeyPatch) -> 
 
     def build_updates(count: int) -> list[Json]:
         return [
-            {"action": "add-view-version", "view-version": build_version(f"SELECT {n}", **{"version-id": n + 2})}
-            for n in range(count)
+            {
+                "action": "add-view-version",
+                "view-version": build_version(f"SELECT {number}", **{"version-id": number + 2}),
+            }
+            for number in range(count)
         ]
 
     apply_view_updates(build_view(), build_updates(40), now_ms=NOW_MS + 1, new_uuid=UUID)
@@ -100,19 +112,19 @@ def test_number_of_view_versions_is_limited(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_wide_spec_with_known_fields_is_numbered_like_a_small_one() -> None:
-    fields = [(1, f"bucket[{n + 2}]", f"b{n}") for n in range(50)]
+    fields = [(1, f"bucket[{number + 2}]", f"b{number}") for number in range(50)]
     metadata = apply_json_updates(build_table(), {"action": "add-spec", "spec": build_spec(*fields)})
-    second_result = apply_json_updates(
+    extended_metadata = apply_json_updates(
         metadata, {"action": "add-spec", "spec": build_spec((1, "bucket[2]", "again"), (1, "bucket[2]", "twice"))}
     )
-    first, second = second_result.partition_specs[-1].fields
-    assert first.field_id == metadata.partition_specs[-1].fields[0].field_id
-    assert second.field_id == metadata.last_partition_id + 1
+    reused_field, new_field = extended_metadata.partition_specs[-1].fields
+    assert reused_field.field_id == metadata.partition_specs[-1].fields[0].field_id
+    assert new_field.field_id == metadata.last_partition_id + 1
 
 
 def test_long_name_is_not_repeated_for_each_nested_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "NAMES_MAX", 10_000)
-    nested_fields = [build_field(n + 2, f"f{n}") for n in range(100)]
+    nested_fields = [build_field(number + 2, f"f{number}") for number in range(100)]
     assert normalize_schema(parse_schema(build_field(1, "x" * 80, build_struct(*nested_fields))))
     with pytest.raises(BadRequest, match=re.escape("more than 10,000 characters")):
         normalize_schema(parse_schema(build_field(1, "x" * 100, build_struct(*nested_fields))))

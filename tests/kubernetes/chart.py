@@ -39,11 +39,9 @@ def render_case(helm: Path, case: str) -> str:
     Raises:
         AssertionError: helm fails.
     """
-    rendered_chart = run_helm(
-        helm, "template", "seamark", str(CHART), "-n", "lake", "-f", str(CHART / "ci" / f"{case}.yaml")
-    )
-    assert rendered_chart.returncode == 0, rendered_chart.stderr
-    lines = (line.rstrip() for line in rendered_chart.stdout.splitlines())
+    result = run_helm(helm, "template", "seamark", str(CHART), "-n", "lake", "-f", str(CHART / "ci" / f"{case}.yaml"))
+    assert result.returncode == 0, result.stderr
+    lines = (line.rstrip() for line in result.stdout.splitlines())
     return f"# Rendered by `make helm` from the chart {compute_chart_digest()}\n" + "\n".join(lines) + "\n"
 
 

@@ -51,6 +51,7 @@ def read_environment(container: dict[str, Any]) -> dict[str, str]:
 
 
 def read_server_container(case: str) -> dict[str, Any]:
+    """Return the container of the server."""
     (container,) = find_manifest(case, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert isinstance(container, dict)
     return container
@@ -161,7 +162,7 @@ def test_proxy_accepts_its_arguments() -> None:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     name, *arguments = container["args"]
     # The certificates exist only in the container.
-    arguments = [text for text in arguments if not text.startswith("--tls-")]
+    arguments = [argument for argument in arguments if not argument.startswith("--tls-")]
     parsed_arguments = list_subcommands(cli)[name].make_context(name, arguments).params
     assert parsed_arguments["coordinators"] == ("https://trino.engines.svc:8443",)
     assert parsed_arguments["catalogs"] == ("lake",)
@@ -223,7 +224,8 @@ def test_secrets_are_only_referenced() -> None:
 def test_fleet_restarts_without_a_gap_but_one_server_with_a_claim_stops_first() -> None:
     spec = find_manifest("fleet", "Deployment")["spec"]
     assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
-    probe = spec["template"]["spec"]["containers"][0]["readinessProbe"]
+    (container,) = spec["template"]["spec"]["containers"]
+    probe = container["readinessProbe"]
     settings = tomllib.loads(find_manifest("fleet", "ConfigMap")["data"]["seamark.toml"])
     assert settings["drain_delay_s"] >= probe["periodSeconds"] * probe["failureThreshold"]
     grace_s = spec["template"]["spec"]["terminationGracePeriodSeconds"]

@@ -58,13 +58,13 @@ async def read_metrics(folder: Path) -> dict[str, Labels]:
         record_labelled_values(server.components.metrics)
         async with server.http.get(f"{server.url}/metrics") as answer:
             text = await answer.text()
-    samples: dict[str, Labels] = {}
+    label_values_by_metric: dict[str, Labels] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            labels = samples.setdefault(sample.name, defaultdict(set))
+            labels = label_values_by_metric.setdefault(sample.name, defaultdict(set))
             for label, value in sample.labels.items():
                 labels[label].add(value)
-    return samples
+    return label_values_by_metric
 
 
 def parse_selectors(expression: promql.Expr) -> Iterator[tuple[str, set[str], dict[str, str]]]:
@@ -97,26 +97,29 @@ def parse_selectors(expression: promql.Expr) -> Iterator[tuple[str, set[str], di
 
 
 async def test_expressions_use_metrics_labels_and_values_of_a_server(tmp_path: Path) -> None:
-    samples = await read_metrics(tmp_path)
-    checked_rules = set()
-    for text in (*(rule["expr"] for rule in RULES), *list_dashboard_expressions()):
-        for metric, labels, matchers in parse_selectors(promql.parse(text)):
-            assert metric in samples, text
-            sample = samples[metric]
+    label_values_by_metric = await read_metrics(tmp_path)
+    checked_metrics = set()
+    for expression in (*(rule["expr"] for rule in RULES), *list_dashboard_expressions()):
+        for metric, labels, matchers in parse_selectors(promql.parse(expression)):
+            assert metric in label_values_by_metric, expression
+            values_by_label = label_values_by_metric[metric]
             for label in labels | matchers.keys():
-                assert label in sample or label in PROMETHEUS_LABELS, (text, label)
+                assert label in values_by_label or label in PROMETHEUS_LABELS, (expression, label)
             for label, value in matchers.items():
                 # A pattern, such as 5.., stands for values that a healthy server does not have.
-                assert label in PROMETHEUS_LABELS or "." in value or value in sample[label], (text, value)
-            checked_rules.add(metric)
-    assert len(checked_rules) > 25
+                assert label in PROMETHEUS_LABELS or "." in value or value in values_by_label[label], (
+                    expression,
+                    value,
+                )
+            checked_metrics.add(metric)
+    assert len(checked_metrics) > 25
 
 
 @pytest.mark.parametrize("text", ["seamark_absent > 0", "sum by (operation) (seamark_requests_in_flight)"])
 async def test_unknown_metric_or_label_in_an_expression_is_reported(text: str, tmp_path: Path) -> None:
-    samples = await read_metrics(tmp_path)
+    label_values_by_metric = await read_metrics(tmp_path)
     ((metric, labels, _),) = parse_selectors(promql.parse(text))
-    assert metric not in samples or not labels <= samples[metric].keys()
+    assert metric not in label_values_by_metric or not labels <= label_values_by_metric[metric].keys()
 
 
 def test_alerts_have_names_texts_and_a_severity() -> None:

@@ -66,11 +66,11 @@ def test_chart_refuses_values_with_a_reason(values: list[str], message: str) -> 
 def test_servers_restart_when_their_settings_change(value: str, is_changed: bool) -> None:
     arguments = ("template", "seamark", str(CHART), "-f", POSTGRESQL, "-s", "templates/deployment.yaml")
     rendered_before, rendered_after = (
-        run_helm(HELM, *arguments, *extra_arguments).stdout for extra_arguments in ((), ("--set", value))
+        run_helm(HELM, *arguments, *changed_value).stdout for changed_value in ((), ("--set", value))
     )
-    _, before_pod = rendered_before.split("  template:", 1)
-    _, after_pod = rendered_after.split("  template:", 1)
-    assert (before_pod != after_pod) is is_changed
+    _, pod_before = rendered_before.split("  template:", 1)
+    _, pod_after = rendered_after.split("  template:", 1)
+    assert (pod_before != pod_after) is is_changed
 
 
 def test_monitoring_resources_follow_the_schemas_of_the_prometheus_operator() -> None:

@@ -89,8 +89,8 @@ class StreamLogContract:
     async def test_concurrent_appends_are_stored_once_and_each_tasks_appends_in_order(self, log: StreamLog) -> None:
         async def write(number: int) -> list[Position]:
             return [
-                (await log.append({A: build_batch(f"{number}-{place}", 1 + place % 3)})).positions[0]
-                for place in range(20)
+                (await log.append({A: build_batch(f"{number}-{append_number}", 1 + append_number % 3)})).positions[0]
+                for append_number in range(20)
             ]
 
         positions = [position for positions in await asyncio.gather(*map(write, range(8))) for position in positions]
@@ -101,28 +101,28 @@ class StreamLogContract:
         assert [record.offset for record in records[1:]] == [record.end for record in records[:-1]]
         for number in range(8):
             stored_texts = [text for text in await read_texts(log, A) if text.startswith(f"{number}-")]
-            assert stored_texts == [f"{number}-{place}" for place in range(20)]
+            assert stored_texts == [f"{number}-{append_number}" for append_number in range(20)]
 
     async def test_append_to_several_shards_becomes_visible_at_once(self, log: StreamLog) -> None:
-        sequences: set[tuple[int, int]] = set()
+        seen_watermarks: set[tuple[int, int]] = set()
 
         async def watch() -> None:
             while True:
-                marks = log.read_watermarks([A, OTHER])
-                sequences.add((marks[A], marks[OTHER]))
+                watermarks = log.read_watermarks([A, OTHER])
+                seen_watermarks.add((watermarks[A], watermarks[OTHER]))
                 await asyncio.sleep(0)
 
         watcher = asyncio.ensure_future(watch())
         for number in range(20):
             await log.append({A: build_batch(f"a{number}"), OTHER: build_batch(f"b{number}", 2)})
         watcher.cancel()
-        assert all(second == 2 * first for first, second in sequences), sequences
+        assert all(other == 2 * watermark for watermark, other in seen_watermarks), seen_watermarks
 
     async def test_a_repeated_append_gets_the_first_answer_and_is_stored_once(self, log: StreamLog) -> None:
         first_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
-        second_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
-        assert second_answer.duplicate
-        assert second_answer.positions == first_answer.positions
+        repeated_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
+        assert repeated_answer.duplicate
+        assert repeated_answer.positions == first_answer.positions
         for sequence in range(1, 30):
             await log.append({A: build_batch(str(sequence))}, StreamProducer("p", sequence))
         assert (await log.append({A: build_batch("x", 4)}, StreamProducer("p", 0))).duplicate
@@ -132,15 +132,15 @@ class StreamLogContract:
         answers = await asyncio.gather(
             *(log.append({A: build_batch("x", 4)}, StreamProducer("p", 0)) for _ in range(5))
         )
-        assert [each.duplicate for each in answers] == [False, True, True, True, True]
-        assert {each.positions for each in answers} == {(Position(A, 0, 4),)}
+        assert [answer.duplicate for answer in answers] == [False, True, True, True, True]
+        assert {answer.positions for answer in answers} == {(Position(A, 0, 4),)}
         assert log.read_watermarks([A]) == {A: 4}
 
     async def test_appends_of_a_producer_that_overlap_keep_their_order(self, log: StreamLog) -> None:
         await asyncio.gather(
-            *(log.append({A: build_batch(str(place))}, StreamProducer("p", place)) for place in range(50))
+            *(log.append({A: build_batch(str(sequence))}, StreamProducer("p", sequence)) for sequence in range(50))
         )
-        assert await read_texts(log, A) == [str(place) for place in range(50)]
+        assert await read_texts(log, A) == [str(sequence) for sequence in range(50)]
 
     async def test_a_missing_append_of_a_producer_is_noticed(self, log: StreamLog) -> None:
         with pytest.raises(SequenceGap, match="send append 0 first"):
@@ -190,7 +190,9 @@ class StreamLogContract:
             await asyncio.sleep(0.002)
         records = await read_all(log, A)
         for record in records:
-            expected_offsets = [each.offset for each in records if each.time_ms >= record.time_ms]
+            expected_offsets = [
+                later_record.offset for later_record in records if later_record.time_ms >= record.time_ms
+            ]
             assert await log.find_offset(A, record.time_ms) == expected_offsets[0]
         assert await log.find_offset(A, 0) == 0
         assert await log.find_offset(A, records[-1].time_ms + 1) == 6
@@ -240,7 +242,7 @@ class StreamLogContract:
 
     async def test_an_append_that_is_too_large_is_refused(self, log: StreamLog) -> None:
         with pytest.raises(TooLarge, match="send fewer rows"):
-            await log.append({A: Batch(1, bytes(65 << 20))})
+            await log.append({A: Batch(1, bytes(65 << 20))})  # The limit is 64 MiB.
         assert log.read_watermarks([A]) == {A: 0}
 
 
@@ -265,8 +267,8 @@ class DurableLogContract:
         async with opener() as log:
             first_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
         async with opener() as log:
-            second_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
-            assert (second_answer.duplicate, second_answer.positions) == (True, first_answer.positions)
+            repeated_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
+            assert (repeated_answer.duplicate, repeated_answer.positions) == (True, first_answer.positions)
             with pytest.raises(SequenceGap, match="send append 1 first"):
                 await log.append({A: build_batch("z")}, StreamProducer("p", 2))
             await log.append({A: build_batch("z")}, StreamProducer("p", 1))

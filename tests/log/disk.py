@@ -49,7 +49,7 @@ class SimulatedDisk:
 
     def __init__(self) -> None:
         self.files: dict[str, SimulatedFile] = {}
-        self.on_operation: Callable[[str], None] = lambda work: None
+        self.on_operation: Callable[[str], None] = lambda _operation: None
         self.free_bytes = 1 << 60
         self.syncs = 0
 
@@ -63,13 +63,15 @@ class SimulatedDisk:
                     if rng.random() < 0.5:
                         _apply(file.durable, position, None)
                     continue
-                outcome = rng.random()
-                place = 0
-                while place < len(part):
-                    end = min(len(part), (position + place) // SECTOR_BYTES * SECTOR_BYTES + SECTOR_BYTES - position)
-                    if outcome < 0.2 or (outcome < 0.8 and rng.random() < 0.5):
-                        _apply(file.durable, position + place, part[place:end])
-                    place = end
+                # The write is stored completely, in part, or not at all.
+                outcome = rng.choices(("complete", "partial", "lost"), (2, 6, 2))[0]
+                start = 0
+                while start < len(part):
+                    sector_end = ((position + start) // SECTOR_BYTES + 1) * SECTOR_BYTES
+                    end = min(len(part), sector_end - position)
+                    if outcome == "complete" or (outcome == "partial" and rng.random() < 0.5):
+                        _apply(file.durable, position + start, part[start:end])
+                    start = end
             file.unsynced_changes.clear()
             file.visible[:] = file.durable
 
@@ -130,13 +132,14 @@ class OpenSimulatedFile:
         self._file = file
 
     def write(self, position: int, parts: Sequence[bytes]) -> None:
+        """Write each part in two halves, so that a fault may occur between them."""
         for part in parts:
-            middle = len(part) // 2
-            for half, data in ((position, part[:middle]), (position + middle, part[middle:])):
+            half_bytes = len(part) // 2
+            for half_position, data in ((position, part[:half_bytes]), (position + half_bytes, part[half_bytes:])):
                 self._disk.on_operation("write")
-                self._disk.take_room(max(0, half + len(data) - len(self._file.visible)))
-                _apply(self._file.visible, half, data)
-                self._file.unsynced_changes.append((half, data))
+                self._disk.take_room(max(0, half_position + len(data) - len(self._file.visible)))
+                _apply(self._file.visible, half_position, data)
+                self._file.unsynced_changes.append((half_position, data))
             position += len(part)
 
     def sync(self) -> None:

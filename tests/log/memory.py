@@ -76,14 +76,14 @@ class MemoryLog:
         self._check_open()
         self._state.check_readable(shard, offset)
         records = self._records.get(shard, [])
-        answer: list[Record] = []
+        records_to_return: list[Record] = []
         size_bytes = 0
-        for record in records[bisect.bisect_right(records, offset, key=lambda each: each.end) :]:
+        for record in records[bisect.bisect_right(records, offset, key=lambda record: record.end) :]:
             size_bytes += record.batch.size_bytes
-            if (end is not None and record.offset >= end) or (answer and size_bytes > limit_bytes):
+            if (end is not None and record.offset >= end) or (records_to_return and size_bytes > limit_bytes):
                 break
-            answer.append(record)
-        return answer
+            records_to_return.append(record)
+        return records_to_return
 
     async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
         self._check_open()
@@ -92,8 +92,8 @@ class MemoryLog:
     async def find_offset(self, shard: Shard, time_ms: int) -> int:
         self._check_open()
         records = self._records.get(shard, [])
-        place = bisect.bisect_left(records, time_ms, key=lambda record: record.time_ms)
-        return records[place].offset if place < len(records) else self._state.read_watermark(shard)
+        index = bisect.bisect_left(records, time_ms, key=lambda record: record.time_ms)
+        return records[index].offset if index < len(records) else self._state.read_watermark(shard)
 
     def list_shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
         self._check_open()
@@ -115,10 +115,10 @@ class MemoryLog:
         """Remove all released rows."""
         for shard, records in self._records.items():
             summary = self._state.shards[shard]
-            first_place = bisect.bisect_right(records, summary.released, key=lambda record: record.end)
-            summary.start = records[first_place].offset if first_place < len(records) else summary.watermark
-            summary.size_bytes = sum(record.batch.size_bytes for record in records[first_place:])
-            del records[:first_place]
+            first_index = bisect.bisect_right(records, summary.released, key=lambda record: record.end)
+            summary.start = records[first_index].offset if first_index < len(records) else summary.watermark
+            summary.size_bytes = sum(record.batch.size_bytes for record in records[first_index:])
+            del records[:first_index]
 
     def _begin_group(self) -> Group:
         now_ms = self._clock.now_ms()

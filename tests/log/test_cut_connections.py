@@ -40,8 +40,6 @@ SECONDS = 30.0
 APPENDS_MIN = 50
 APPEND_S_MAX = 300.0
 """The maximum time of an append: `request_timeout_s`, and additional time for a busy machine."""
-Rows = list[tuple[str, int, bytes]]
-"""(producer, sequence, payload) of each append to a shard."""
 
 
 @contextmanager
@@ -76,38 +74,41 @@ async def cause_faults(proxy: FaultProxy, rng: random.Random, is_done: Callable[
 async def append_until_done(
     logs: list[KafkaLog], name: str, seed: int, is_done: Callable[[], bool]
 ) -> dict[Shard, list[tuple[int, bytes]]]:
-    """Append to any of the logs, and repeat each append until it is acknowledged. Return the appends by shard."""
-    rng, model, sequence = random.Random(f"{name} {seed}"), defaultdict(list), 0
+    """Append to any of the logs, and repeat each append until it is acknowledged.
+
+    Return (sequence, payload) of the appends to each shard.
+    """
+    rng, appended, sequence = random.Random(f"{name} {seed}"), defaultdict(list), 0
     while not is_done() or sequence < APPENDS_MIN // WRITERS:
-        rows: dict[Shard, Batch] = {}
+        batches: dict[Shard, Batch] = {}
         for shard in rng.sample(SHARDS, rng.choice((1, 1, 2, 3))):
             size_bytes = rng.choice((10, 10, 1000, 2 * RECORD_BYTES_MAX + 1))
-            rows[shard] = Batch(rng.randrange(1, 4), rng.randbytes(size_bytes))
+            batches[shard] = Batch(rng.randrange(1, 4), rng.randbytes(size_bytes))
         while True:
             try:
                 async with asyncio.timeout(APPEND_S_MAX):
-                    await rng.choice(logs).append(rows, StreamProducer(name, sequence))
+                    await rng.choice(logs).append(batches, StreamProducer(name, sequence))
             except (CommitUnknown, LogUnavailable, TooManyRequests):
                 await asyncio.sleep(rng.uniform(0, 0.2))
             else:
                 break
-        for shard, batch in rows.items():
-            model[shard].append((sequence, batch.payload))
+        for shard, batch in batches.items():
+            appended[shard].append((sequence, batch.payload))
         sequence += 1
-    return model
+    return appended
 
 
 async def read_appends(log: KafkaLog, shard: Shard) -> dict[str, list[tuple[int, bytes]]]:
-    """Return the appends of each producer to a shard, in the order of the log."""
+    """Return (sequence, payload) of the appends of each producer to a shard, in the order of the log."""
     await log.catch_up()
-    offset, rows = 0, defaultdict(list)
+    offset, appends = 0, defaultdict(list)
     while records := await log.read(shard, offset, limit_bytes=LIMIT_BYTES):
         for record in records:
             assert record.offset == offset
-            rows[record.producer].append((record.sequence, record.batch.payload))
+            appends[record.producer].append((record.sequence, record.batch.payload))
             offset = record.end
     assert log.read_watermarks([shard]) == {shard: offset}
-    return rows
+    return appends
 
 
 @pytest.mark.slow
@@ -120,18 +121,22 @@ async def test_log_in_kafka_stores_each_append_once_if_connections_fail(tmp_path
             open_kafka_log(address, SystemClock(), KafkaLimits()) as first_log,
             open_kafka_log(address, SystemClock(), KafkaLimits()) as second_log,
         ):
-            until_s = time.monotonic() + SECONDS
+            end_s = time.monotonic() + SECONDS
 
             def is_done() -> bool:
-                return time.monotonic() > until_s
+                return time.monotonic() > end_s
 
-            faults, *models = await asyncio.gather(
+            faults, *appends_by_writer = await asyncio.gather(
                 cause_faults(proxy, random.Random(seed), is_done),
                 *(append_until_done([first_log, second_log], f"w{number}", seed, is_done) for number in range(WRITERS)),
             )
             async with open_kafka_log(address, SystemClock(), KafkaLimits()) as third_log:
                 for shard in SHARDS:
-                    expected = {f"w{number}": model[shard] for number, model in enumerate(models) if model[shard]}
+                    expected = {
+                        f"w{number}": appends[shard]
+                        for number, appends in enumerate(appends_by_writer)
+                        if appends[shard]
+                    }
                     for log in (first_log, second_log, third_log):
                         assert await read_appends(log, shard) == expected, (seed, faults)
 
@@ -149,20 +154,20 @@ async def test_log_in_files_stores_each_append_once_if_connections_fail(tmp_path
         ]
         properties = {"seamark.stream.enabled": "true", "seamark.stream.shards": "2"}
         create_table(client, ("db", "t"), {"type": "struct", "fields": fields}, properties=properties)
-        until_s = time.monotonic() + SECONDS
+        end_s = time.monotonic() + SECONDS
 
         def write_rows(name: str) -> int:
             rng, number = random.Random(f"{name} {seed}"), 0
             with stream_writer(SeamarkClient(proxy.url), ("db", "t"), producer=name) as writer:
-                while time.monotonic() < until_s or number < APPENDS_MIN // WRITERS:
+                while time.monotonic() < end_s or number < APPENDS_MIN // WRITERS:
                     count = rng.choice((1, 10, 1000))
-                    writer.write([{"producer": name, "number": number + place} for place in range(count)])
+                    writer.write([{"producer": name, "number": number + index} for index in range(count)])
                     writer.flush()
                     number += count
             return number
 
         names = [f"w{number}" for number in range(WRITERS)]
-        fault_task = asyncio.create_task(cause_faults(proxy, random.Random(seed), lambda: time.monotonic() > until_s))
+        fault_task = asyncio.create_task(cause_faults(proxy, random.Random(seed), lambda: time.monotonic() > end_s))
         counts = await asyncio.gather(*(asyncio.to_thread(write_rows, name) for name in names))
         faults = await fault_task
         rows = await asyncio.to_thread(lambda: seamark.scan(client, "db.t").to_arrow().to_pylist())

@@ -44,8 +44,10 @@ def find_last_segment(disk: SimulatedDisk) -> SimulatedFile:
 async def test_record_torn_at_any_byte_is_removed_and_earlier_records_remain() -> None:
     disk, record_ends = await write_records(3)
     data = find_last_segment(disk).visible
-    end = len(data[: record_ends[2] - HEADER_BYTES].rstrip(b"\0"))
-    for cut_end in range(record_ends[1], end):
+    _, second_end, third_end = record_ends
+    # A cut that removes only zeros leaves the record complete, because the rest of the file has zeros too.
+    last_byte_end = len(data[: third_end - HEADER_BYTES].rstrip(b"\0"))
+    for cut_end in range(second_end, last_byte_end):
         for tail in (b"", bytes(len(data) - cut_end)):
             disk_copy = copy_disk(disk)
             find_last_segment(disk_copy).visible[:] = data[:cut_end] + tail
@@ -59,21 +61,21 @@ async def test_record_torn_at_any_byte_is_removed_and_earlier_records_remain() -
 
 
 async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
-    disk, record_ends = await write_records(3)
+    disk, (*_, last_end) = await write_records(3)
     noticed_count = 0
-    for place in range(record_ends[2]):
+    for position in range(last_end):
         disk_copy = copy_disk(disk)
-        find_last_segment(disk_copy).visible[place] ^= 1 << place % 8
+        find_last_segment(disk_copy).visible[position] ^= 1 << position % 8
         intact_copy = copy_disk(disk_copy)
         try:
             async with open_log(disk_copy) as log:
-                assert await read_texts(log, A) == ["row 0", "row 1", "row 2"], place
+                assert await read_texts(log, A) == ["row 0", "row 1", "row 2"], position
                 assert log.find_producer("p").sequence == 2
         except Corrupt:
             noticed_count += 1
             contents = {name: file.visible for name, file in disk_copy.files.items()}
             assert contents == {name: file.visible for name, file in intact_copy.files.items()}
-    assert noticed_count > record_ends[2] // 2
+    assert noticed_count > last_end // 2
 
 
 async def test_flipped_bit_in_a_complete_segment_is_detected_at_the_start_or_by_the_reader() -> None:
@@ -89,15 +91,16 @@ async def test_flipped_bit_in_a_complete_segment_is_detected_at_the_start_or_by_
             await log.store_indexes()
         names = [name for name in disk.files if name.endswith(".segment")]
         assert len(names) > 2
-        starts = 0
-        for place in range(len(disk.files[names[1]].visible)):
+        successful_starts = 0
+        _, damaged_name, *_ = names
+        for position in range(len(disk.files[damaged_name].visible)):
             disk_copy = copy_disk(disk)
-            disk_copy.files[names[1]].visible[place] ^= 1 << place % 8
+            disk_copy.files[damaged_name].visible[position] ^= 1 << position % 8
             with suppress(Corrupt):
                 async with open_log(disk_copy, limits) as log:
-                    starts += 1
-                    assert await read_texts(log, A) == rows, place
-        assert (starts > 300) is bool(released_offset)
+                    successful_starts += 1
+                    assert await read_texts(log, A) == rows, position
+        assert (successful_starts > 300) is bool(released_offset)
 
 
 async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
@@ -108,12 +111,12 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
             await log.append({A: build_batch(f"row {number}"), B: build_batch("y", 3)})
         await log.store_indexes()
     rows = [f"row {number}" for number in range(12)]
-    (name, *_) = (name for name in disk.files if name.endswith(".index"))
-    for place in range(len(disk.files[name].visible)):
+    name = next(name for name in disk.files if name.endswith(".index"))
+    for position in range(len(disk.files[name].visible)):
         disk_copy = copy_disk(disk)
-        disk_copy.files[name].visible[place] ^= 1 << place % 8
+        disk_copy.files[name].visible[position] ^= 1 << position % 8
         async with open_log(disk_copy, limits) as log:
-            assert await read_texts(log, A) == rows, place
+            assert await read_texts(log, A) == rows, position
     damaged_copy = copy_disk(disk)
     del damaged_copy.files[name]
     async with open_log(damaged_copy, limits) as log:
@@ -193,14 +196,14 @@ async def test_a_write_that_fills_the_disk_leaves_no_partial_record() -> None:
         for failing_write in range(2):
             writes = iter(range(100))
 
-            def fail(work: str, failing_write: int = failing_write, writes=writes) -> None:
-                if work == "write" and next(writes) == failing_write:
+            def fail(operation: str, failing_write: int = failing_write, writes=writes) -> None:
+                if operation == "write" and next(writes) == failing_write:
                     raise OSError(errno.ENOSPC, "No space left on device")
 
             disk.on_operation = fail
             with pytest.raises(LogFull):
                 await log.append({A: build_batch("second" * 100), B: build_batch("z")})
-            disk.on_operation = lambda work: None
+            disk.on_operation = lambda operation: None
             async with open_log(copy_disk(disk)) as other_log:
                 assert other_log.read_watermarks([A, B]) == {A: 1, B: 0}
         await log.append({A: build_batch("third")})
@@ -210,8 +213,8 @@ async def test_a_write_that_fills_the_disk_leaves_no_partial_record() -> None:
 async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() -> None:
     disk = SimulatedDisk()
 
-    def fail(work: str) -> None:
-        if work == "sync":
+    def fail(operation: str) -> None:
+        if operation == "sync":
             raise OSError(errno.EIO, "Input/output error")
 
     async with open_log(disk) as log:
@@ -219,7 +222,7 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
         disk.on_operation = fail
         with pytest.raises(CommitUnknown, match="same sequence number"):
             await log.append({A: build_batch("second")}, StreamProducer("p", 1))
-        disk.on_operation = lambda work: None
+        disk.on_operation = lambda operation: None
         for refused_call in (log.append({A: build_batch("x")}), log.read(A, 0, limit_bytes=1), log.wait({A: 9}, 1)):
             with pytest.raises(LogUnavailable, match="restart the server"):
                 await refused_call

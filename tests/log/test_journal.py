@@ -61,72 +61,73 @@ def apply_records(records: list[tuple[int, JournalRecord]], start: int) -> Journ
 def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "HEAD_PIECE_BYTES", 50)
     rng = random.Random(seed)
-    first_reader = JournalReader(0)
+    full_reader = JournalReader(0)
     records: list[tuple[int, JournalRecord]] = []
     heads: list[int] = []
-    kafka = 0
+    kafka_offset = 0
 
     def write(data: bytes) -> None:
         record = decode_record(data)
-        first_reader.read(len(records), record)
+        full_reader.read(len(records), record)
         records.append((len(records), record))
 
     for step in range(60):
         now_ms, shard = step * HOUR_MS, Shard(rng.choice("st"), rng.randrange(2))
-        watermark = first_reader.journal.state.read_watermark(shard)
-        kind = rng.random()
-        if kind < 0.6:
-            kafka += 1
-            entry = RowsEntry(shard.stream, shard.number, rng.randint(1, 3), 10, 0, (kafka,))
+        watermark = full_reader.journal.state.read_watermark(shard)
+        drawn_kind = rng.random()
+        if drawn_kind < 0.6:
+            kafka_offset += 1
+            entry = RowsEntry(shard.stream, shard.number, rng.randint(1, 3), 10, 0, (kafka_offset,))
             name = rng.choice(("", "p", "q"))
-            gates = ((shard.stream, first_reader.journal.read_gate(shard.stream).number),)
+            gates = ((shard.stream, full_reader.journal.read_gate(shard.stream).number),)
             sequence = rng.randrange(9) if name else -1
             request: Request = AppendRequest((entry,), name, sequence, 0, sparse=True, gates=gates)
-        elif kind < 0.8:
+        elif drawn_kind < 0.8:
             request = ReleaseRequest(((shard.stream, shard.number, rng.randint(0, watermark)),))
-        elif kind < 0.85:
+        elif drawn_kind < 0.85:
             request = FenceRequest(rng.choice("pq"))
-        elif kind < 0.87:
+        elif drawn_kind < 0.87:
             request = RemoveRequest("s")
-        elif kind < 0.9:
-            gate = first_reader.journal.read_gate(shard.stream)
+        elif drawn_kind < 0.9:
+            gate = full_reader.journal.read_gate(shard.stream)
             request = MoveGatesRequest(((shard.stream, gate.number),), not gate.is_closed)
         else:
-            starts = first_reader.journal.choose_starts(
-                oldest_ms=now_ms - 9 * HOUR_MS, batches_max=8, bytes_max=1 << 30
-            )
+            starts = full_reader.journal.choose_starts(oldest_ms=now_ms - 9 * HOUR_MS, batches_max=8, bytes_max=1 << 30)
             request = TrimRequest(tuple(starts), 20 * HOUR_MS)
         write(encode_group(build_group(request, time_ms=now_ms)))
-        first_reader.journal.check_invariants()
+        full_reader.journal.check_invariants()
         if rng.random() < 0.1:
-            head = first_reader.journal.applied
-            for piece in encode_head(first_reader.journal.summarize(), f"head {step}", head):
+            head = full_reader.journal.applied
+            for piece in encode_head(full_reader.journal.summarize(), f"head {step}", head):
                 if rng.random() < 0.3:  # Another replica writes at the same time.
-                    kafka += 1
-                    write(encode_group(build_group(build_append(kafka), time_ms=now_ms)))
+                    kafka_offset += 1
+                    write(encode_group(build_group(build_append(kafka_offset), time_ms=now_ms)))
                 write(piece)
             heads.append(head)
     for head in heads:
-        later_records = apply_records(records, head)
-        assert later_records.is_recovered
-        assert later_records.journal.applied == len(records)
-        assert encode_state(later_records.journal) == encode_state(first_reader.journal)
-        later_records.journal.check_invariants()
+        late_reader = apply_records(records, head)
+        assert late_reader.is_recovered
+        assert late_reader.journal.applied == len(records)
+        assert encode_state(late_reader.journal) == encode_state(full_reader.journal)
+        late_reader.journal.check_invariants()
 
 
 def test_gate_refuses_appends_that_were_checked_before_it_moved() -> None:
     state = JournalState()
     row_entry = RowsEntry("t", 0, 1, 10, 0, (1,))
 
-    def append(number: int, sequence: int) -> object:
-        """Append a row that was checked when the gate had this number. Return None if it is stored."""
-        request = AppendRequest((row_entry,), "p", sequence, gates=(("t", number),))
+    def append(gate_number: int, sequence: int) -> object:
+        """Append a row that was checked when the gate had this number.
+
+        Return None if it is stored, and otherwise the outcome.
+        """
+        request = AppendRequest((row_entry,), "p", sequence, gates=(("t", gate_number),))
         (outcome,) = state.apply(build_group(request))
         state.check_invariants()
         return None if isinstance(outcome, Acknowledgement) and not outcome.duplicate else outcome
 
-    def move(number: int, *, is_closed: bool) -> object:
-        return state.apply(build_group(MoveGatesRequest((("t", number), ("u", number)), is_closed)))[0]
+    def move(gate_number: int, *, is_closed: bool) -> object:
+        return state.apply(build_group(MoveGatesRequest((("t", gate_number), ("u", gate_number)), is_closed)))[0]
 
     assert append(0, 0) is None
     assert move(0, is_closed=True) is None
@@ -202,8 +203,8 @@ def test_an_append_whose_rows_are_deleted_is_refused() -> None:
     state = JournalState()
     state.apply(build_group(build_append(5), ReleaseRequest((("t", 0, 1),))))
     state.apply(build_group(TrimRequest((ShardStart("t", 0, 1, 6),), HOUR_MS)))
-    refused_groups, acknowledgement = state.apply(build_group(build_append(3), build_append(6)))
-    assert isinstance(refused_groups, LogUnavailable)
+    refusal, acknowledgement = state.apply(build_group(build_append(3), build_append(6)))
+    assert isinstance(refusal, LogUnavailable)
     assert isinstance(acknowledgement, Acknowledgement)
     assert acknowledgement.positions[0].offset == 1
 
@@ -220,8 +221,8 @@ def test_retention_keeps_all_records_of_a_batch_with_a_piece_that_was_written_ag
     state.apply(build_group(ReleaseRequest((("t", 0, 2),))))
     (start,) = state.choose_starts(oldest_ms=1 << 60, batches_max=9, bytes_max=1 << 30)
     assert (start.offset, start.record) == (2, 6)
-    (refused_append,) = state.apply(build_group(build_append(7, 3)))
-    assert isinstance(refused_append, LogUnavailable)
+    (refusal,) = state.apply(build_group(build_append(7, 3)))
+    assert isinstance(refusal, LogUnavailable)
 
 
 def test_retention_removes_the_oldest_released_batches_first() -> None:

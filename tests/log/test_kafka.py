@@ -67,8 +67,8 @@ async def test_two_processes_see_the_same_order_of_rows_and_producers(two_logs: 
     appends = []
     for number in range(20):
         for name, log in (("a", first_log), ("b", second_log)):
-            text = build_batch(f"{name}{number}")
-            appends.append(log.append({A: text, OTHER: text}))
+            batch = build_batch(f"{name}{number}")
+            appends.append(log.append({A: batch, OTHER: batch}))
     await asyncio.gather(*appends)
     await first_log.append({A: build_batch("p0")}, StreamProducer("p", 0))
     assert (await second_log.append({A: build_batch("p0")}, StreamProducer("p", 0))).duplicate
@@ -115,7 +115,7 @@ async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) 
 class _ForgetfulProducer:
     """A producer whose cluster stores the first records, but does not report their offsets.
 
-    It reports the offsets of records smaller than `size_bytes_min`.
+    It reports the offsets of records smaller than `size_bytes_min`, and of all records after `forgotten_batches`.
     """
 
     def __init__(self, settings: dict[str, Any], *, forgotten_batches: int, size_bytes_min: int = 0) -> None:
@@ -237,8 +237,8 @@ class _LateConsumer:
         return getattr(self._consumer, name)
 
     def poll(self, timeout_s: float) -> Any:
-        is_reader = threading.current_thread().name.startswith("kafka-read")
-        return self._late_messages.pop() if is_reader and self._late_messages else self._consumer.poll(timeout_s)
+        is_read_thread = threading.current_thread().name.startswith("kafka-read")
+        return self._late_messages.pop() if is_read_thread and self._late_messages else self._consumer.poll(timeout_s)
 
 
 async def test_error_of_another_topic_does_not_end_a_read(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,11 +272,11 @@ class _ElectingConsumer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)
 
-    def get_watermark_offsets(self, place: Any, **options: Any) -> tuple[int, int]:
+    def get_watermark_offsets(self, topic_partition: Any, **options: Any) -> tuple[int, int]:
         if self._refusals:
             self._refusals -= 1
             raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
-        offsets: tuple[int, int] = self._consumer.get_watermark_offsets(place, **options)
+        offsets: tuple[int, int] = self._consumer.get_watermark_offsets(topic_partition, **options)
         return offsets
 
 
@@ -291,9 +291,8 @@ async def test_a_log_opens_while_its_new_journal_has_no_leader(kafka: Kafka, mon
 async def test_a_topic_from_which_kafka_removes_rows_is_refused(kafka: Kafka) -> None:
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     admin = AdminClient({"bootstrap.servers": kafka.address})
-    await asyncio.wrap_future(
-        admin.create_topics([NewTopic(address.make_topic_name(A.stream), 1)])[address.make_topic_name(A.stream)]
-    )
+    topic = address.make_topic_name(A.stream)
+    await asyncio.wrap_future(admin.create_topics([NewTopic(topic, 1)])[topic])
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         with pytest.raises(LogUnavailable, match=r"its retention\.ms is 604800000\. Set it to -1"):
             await log.append({A: build_batch("x")})

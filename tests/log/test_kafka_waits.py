@@ -23,19 +23,23 @@ LIMITS = KafkaLimits(answer_timeout_s=0.2, request_timeout_s=60)
 
 
 class StuckBroker:
-    """A cluster in memory that does not answer the step `stuck_call`."""
+    """A cluster in memory that does not answer the step `stuck_call`: write, journal, follow or "range for ever".
+
+    For "range" it answers with an error, and for "fault" it raises an unexpected error.
+    """
 
     identity = "kafka/stuck"
 
     def __init__(self) -> None:
         self.stuck_call = ""
-        self.questions = 0
+        self.range_requests = 0
         self._listener: JournalListener | None = None
         self._journal: list[bytes] = []
         self._end_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._end_future.set_result(None)
 
     async def _answer(self, step: str) -> None:
+        """Return at once, or never if this step is stuck."""
         if self.stuck_call == step:
             await asyncio.Event().wait()
 
@@ -59,7 +63,7 @@ class StuckBroker:
         return {}
 
     async def read_journal_range(self) -> JournalRange:
-        self.questions += 1
+        self.range_requests += 1
         if self.stuck_call == "range":
             await asyncio.sleep(0.01)
             raise LogUnavailable("the cluster does not answer")
@@ -130,10 +134,10 @@ async def test_appends_are_refused_after_an_unexpected_error_of_the_writer(monke
 
 async def test_concurrent_readers_share_one_failed_request_for_the_end_of_the_journal() -> None:
     async with open_stuck_log() as (broker, log):
-        broker.stuck_call, broker.questions = "range", 0
+        broker.stuck_call, broker.range_requests = "range", 0
         outcomes = await asyncio.gather(*(log.catch_up() for _ in range(20)), return_exceptions=True)
         assert {str(outcome) for outcome in outcomes} == {"the cluster does not answer"}
-        assert broker.questions <= 2
+        assert broker.range_requests <= 2
         broker.stuck_call = ""
         await log.catch_up()
 

@@ -123,13 +123,13 @@ async def test_segment_files_are_readable_only_by_their_owner(tmp_path: Path) ->
 
 
 async def test_many_opens_leave_no_descriptor_open(tmp_path: Path) -> None:
-    descriptors_before = None
+    first_count = None
     for _ in range(20):
         async with open_segment_log(tmp_path, SystemClock(), SMALL_SEGMENTS) as log:
             await log.append({A: build_batch("x" * 300)})
-        now = len(os.listdir("/proc/self/fd"))
-        descriptors_before = descriptors_before or now
-        assert now <= descriptors_before
+        count = len(os.listdir("/proc/self/fd"))
+        first_count = first_count or count
+        assert count <= first_count
 
 
 async def test_a_waiting_reader_is_refused_when_the_log_closes(tmp_path: Path) -> None:
@@ -275,16 +275,18 @@ async def test_reader_gets_the_right_rows_before_the_log_notices_that_a_segment_
 ) -> None:
     """The disk already has the new segment, while the log still has the positions of the old segment."""
     disk, clock = SimulatedDisk(), SimulatedClock(1)
-    is_held, release = asyncio.Event(), asyncio.Event()
+    was_reached, may_continue = asyncio.Event(), asyncio.Event()
 
     class HeldRunner(DirectRunner):
+        """Holds the end of the first rewrite of a segment until the test lets it continue."""
+
         is_active = False
 
         async def read(self, work):
             result = work()
             if self.is_active and work.func is rewrite_segment:
-                is_held.set()
-                await release.wait()
+                was_reached.set()
+                await may_continue.wait()
             return result
 
     runner = HeldRunner()
@@ -299,14 +301,14 @@ async def test_reader_gets_the_right_rows_before_the_log_notices_that_a_segment_
         await log.release({A: 30})
         runner.is_active = True
         trim_task = asyncio.create_task(log.trim())
-        await is_held.wait()
-        reading = asyncio.create_task(log.read(B, 3, limit_bytes=1))
+        await was_reached.wait()
+        read_task = asyncio.create_task(log.read(B, 3, limit_bytes=1))
         for _ in range(10):
             await asyncio.sleep(0)
         runner.is_active = False
-        release.set()
+        may_continue.set()
         await trim_task
-        assert await reading == [expected[3]]
+        assert await read_task == [expected[3]]
         assert await read_all(log, B) == expected
 
 
@@ -373,8 +375,8 @@ async def test_positions_of_idle_producers_are_forgotten_but_their_sequences_are
         await log.append({A: build_batch("x" * 500)}, StreamProducer("p", 0))
         clock.advance(3_600_000)
         await log.append({A: build_batch("x" * 900)})
-        repeated_offsets = await log.append({A: build_batch("x" * 500)}, StreamProducer("p", 0))
-        assert (repeated_offsets.duplicate, repeated_offsets.positions) == (True, ())
+        repeated_answer = await log.append({A: build_batch("x" * 500)}, StreamProducer("p", 0))
+        assert (repeated_answer.duplicate, repeated_answer.positions) == (True, ())
         await log.append({A: build_batch("y")}, StreamProducer("p", 1))
 
 

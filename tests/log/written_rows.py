@@ -1,6 +1,6 @@
 """A writer whose rows identify their append, and a check that compares the rows of a log with the acknowledgements.
 
-`python -m tests.log.written_rows FOLDER SEED` appends to the log in a folder until it is killed, and prints each
+`python -m tests.log.written_rows FOLDER` appends to the log in a folder until it is killed, and prints each
 acknowledgement.
 """
 
@@ -10,6 +10,7 @@ import asyncio
 import random
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -41,7 +42,9 @@ def build_rows(producer: str, sequence: int) -> dict[Shard, Batch]:
     }
 
 
-async def append_until_cancelled(log: StreamLog, name: str, acknowledged_appends) -> None:
+async def append_until_cancelled(
+    log: StreamLog, name: str, report_append: Callable[[AcknowledgedAppend], None]
+) -> None:
     """Append until the task is cancelled, and sometimes repeat an append."""
     state = await log.fence(name)
     rng = random.Random(f"{name} {state.epoch}")
@@ -50,10 +53,12 @@ async def append_until_cancelled(log: StreamLog, name: str, acknowledged_appends
         producer = StreamProducer(name, sequence, state.epoch)
         answer = await log.append(build_rows(name, sequence), producer)
         if rng.random() < 0.1:
-            second_answer = await log.append(build_rows(name, sequence), producer)
-            assert (second_answer.duplicate, second_answer.positions) == (True, answer.positions)
-        acknowledged_appends(
-            AcknowledgedAppend(name, sequence, {SHARDS.index(p.shard): p.offset for p in answer.positions})
+            repeated_answer = await log.append(build_rows(name, sequence), producer)
+            assert (repeated_answer.duplicate, repeated_answer.positions) == (True, answer.positions)
+        report_append(
+            AcknowledgedAppend(
+                name, sequence, {SHARDS.index(position.shard): position.offset for position in answer.positions}
+            )
         )
         sequence += 1
 
@@ -61,28 +66,31 @@ async def append_until_cancelled(log: StreamLog, name: str, acknowledged_appends
 def check_rows(
     records: dict[Shard, list[Record]], acknowledged_appends: list[AcknowledgedAppend], starts: dict[Shard, int]
 ) -> None:
-    """Check the rows of a log: no row is lost or occurs twice, and appends are complete and in order."""
-    places: dict[tuple[str, int], dict[Shard, int]] = defaultdict(dict)
+    """Check the rows of a log: no row is lost or occurs twice, and appends are complete and in order.
+
+    `starts` has the first offset of each shard that the log still has.
+    """
+    offsets_by_append: dict[tuple[str, int], dict[Shard, int]] = defaultdict(dict)
     for shard, shard_records in records.items():
         end = starts[shard]
-        last_numbers: dict[str, int] = {}
+        last_sequences: dict[str, int] = {}
         for record in shard_records:
             assert record.offset == end, "offsets must have no gap"
             end = record.end
-            assert record.sequence > last_numbers.get(record.producer, -1), (
+            assert record.sequence > last_sequences.get(record.producer, -1), (
                 "the rows of a producer must be in order, and no row may occur twice"
             )
-            last_numbers[record.producer] = record.sequence
+            last_sequences[record.producer] = record.sequence
             assert record.batch == build_rows(record.producer, record.sequence)[shard], "rows are unchanged"
-            places[record.producer, record.sequence][shard] = record.offset
+            offsets_by_append[record.producer, record.sequence][shard] = record.offset
     if not any(starts.values()):
-        for (producer, sequence), offsets in places.items():
+        for (producer, sequence), offsets in offsets_by_append.items():
             assert set(offsets) == set(build_rows(producer, sequence)), "an append must be complete"
     for acknowledged_append in acknowledged_appends:
         for index, offset in acknowledged_append.offsets.items():
             shard = SHARDS[index]
-            shard_records = places[acknowledged_append.producer, acknowledged_append.sequence].get(shard)
-            assert shard_records == offset or offset < starts[shard], (
+            actual_offset = offsets_by_append[acknowledged_append.producer, acknowledged_append.sequence].get(shard)
+            assert actual_offset == offset or offset < starts[shard], (
                 f"an acknowledged row is lost: {acknowledged_append}"
             )
 

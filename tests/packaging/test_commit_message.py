@@ -56,8 +56,8 @@ def test_fault_of_a_message_is_reported(message: str, fault: str) -> None:
 def test_hook_rejects_a_message_without_a_body(tmp_path: Path) -> None:
     hooks = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     (hook,) = [hook for hook in hooks if hook.get("stages") == ["commit-msg"]]
-    message = tmp_path / "COMMIT_EDITMSG"
+    message_file = tmp_path / "COMMIT_EDITMSG"
     for text, status in (("Add a limit\n", 1), ("Add a limit\n\nMemory was unbounded.\n", 0)):
-        message.write_text(text)
-        command = [sys.executable, *hook["entry"].split()[1:], str(message)]
+        message_file.write_text(text)
+        command = [sys.executable, *hook["entry"].split()[1:], str(message_file)]
         assert subprocess.run(command, cwd=REPO, capture_output=True).returncode == status

@@ -39,7 +39,7 @@ PARTS = {
     "moving": (("moving",), ("seamark.connector.moving", *MOVE_COMMANDS)),
 }
 """By part: the extras that it needs, and the packages whose modules can all be imported with them."""
-ELSEWHERE = (
+MODULES_OF_EXTRAS = (
     "seamark.connector.analysis",
     "seamark.connector.cubes",
     "seamark.connector.duckdb",
@@ -51,10 +51,11 @@ ELSEWHERE = (
     "seamark.formats.runtime.connections",
     "seamark.formats.runtime.protocol_errors",
 )
-"""Modules of the client's packages that need the libraries of an extra"""
+"""Modules of the client's packages that need the libraries of an extra."""
 OTHER_COMMANDS = ("seamark.commands.trino_proxy", *DEMO_COMMANDS, *SQL_COMMANDS, *MOVE_COMMANDS)
-"""Commands that need the libraries of other extras than that of the server"""
+"""Commands that need the libraries of other extras than that of the server."""
 
+# The script hides the modules HIDDEN from imports, and imports the modules NAMES.
 IMPORT_ALL = """
 import importlib, sys
 from importlib.machinery import PathFinder
@@ -71,21 +72,24 @@ for name in NAMES:
 
 
 def list_requirements(lines: list[str]) -> Iterator[str]:
+    """Yield the names of the distributions, without their versions and extras."""
     for line in lines:
         yield re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0]
 
 
 def compute_closure(names: Iterator[str]) -> set[str]:
     """Return the normalised names of these distributions and of all their installed requirements."""
-    todo, results = list(names), set()
-    while todo:
-        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
-        if name in results:
+    pending_names, closure = list(names), set()
+    while pending_names:
+        name = re.sub(r"[-_.]+", "-", pending_names.pop()).lower()
+        if name in closure:
             continue
-        results.add(name)
-        required_names = [line for line in distribution(name).requires or () if "extra ==" not in line]
-        todo += [requirement for requirement in list_requirements(required_names) if is_installed(requirement)]
-    return results
+        closure.add(name)
+        requirement_lines = [line for line in distribution(name).requires or () if "extra ==" not in line]
+        pending_names += [
+            required_name for required_name in list_requirements(requirement_lines) if is_installed(required_name)
+        ]
+    return closure
 
 
 def is_installed(name: str) -> bool:
@@ -108,8 +112,8 @@ def list_top_modules(names: set[str]) -> set[str]:
 
 def list_project_libraries() -> set[str]:
     """Return all libraries that the project names."""
-    listing = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
-    return compute_closure(name for name in list_requirements(listing) if is_installed(name))
+    requirements = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
+    return compute_closure(name for name in list_requirements(requirements) if is_installed(name))
 
 
 def list_modules_below(package: str) -> Iterator[str]:
@@ -123,17 +127,17 @@ def list_modules_below(package: str) -> Iterator[str]:
 
 
 def list_part_modules(part: str) -> list[str]:
-    packages = PARTS[part][1]
-    actual_names = []
+    _, packages = PARTS[part]
+    module_names = []
     for package in packages:
-        names = [package] if package == "seamark" else list_modules_below(package)
-        for name in names:
-            if part == "client" and name.startswith(ELSEWHERE):
+        package_modules = [package] if package == "seamark" else list_modules_below(package)
+        for name in package_modules:
+            if part == "client" and name.startswith(MODULES_OF_EXTRAS):
                 continue
             if part == "server" and name.startswith(OTHER_COMMANDS):
                 continue
-            actual_names.append(name)
-    return actual_names
+            module_names.append(name)
+    return module_names
 
 
 @pytest.mark.few_cases(1)
@@ -141,8 +145,9 @@ def list_part_modules(part: str) -> list[str]:
     "part", [pytest.param(part, marks=[] if part in ("client", "server") else pytest.mark.slow) for part in PARTS]
 )
 def test_each_part_can_be_imported_with_only_the_libraries_of_its_extra(part: str) -> None:
-    listing = [*PROJECT["dependencies"], *(line for extra in PARTS[part][0] for line in EXTRAS[extra])]
-    allowed_names = compute_closure(list_requirements(listing))
+    extras, _ = PARTS[part]
+    requirements = [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
+    allowed_names = compute_closure(list_requirements(requirements))
     hidden_modules = list_top_modules(list_project_libraries()) - list_top_modules(allowed_names)
     assert hidden_modules
     script = f"HIDDEN = {sorted(hidden_modules)!r}\nNAMES = {list_part_modules(part)!r}\n{IMPORT_ALL}"
@@ -187,9 +192,9 @@ def test_client_never_imports_the_server() -> None:
     """
     script = "import sys, seamark; [getattr(seamark, name) for name in seamark.__all__]; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
-    packages = {name.split(".")[1] for name in result.stdout.split() if name.startswith("seamark.")}
-    assert packages >= {"connector", "formats"}
-    assert packages.isdisjoint({"commands", "metaserver"})
+    subpackages = {name.split(".")[1] for name in result.stdout.split() if name.startswith("seamark.")}
+    assert subpackages >= {"connector", "formats"}
+    assert subpackages.isdisjoint({"commands", "metaserver"})
 
 
 @pytest.mark.parametrize(

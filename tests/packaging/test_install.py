@@ -22,6 +22,8 @@ LINES = (
 
 
 class Terminal(io.StringIO):
+    """An output that claims to be a terminal."""
+
     def isatty(self) -> bool:
         return True
 
@@ -32,10 +34,10 @@ def script() -> dict[str, Any]:
 
 
 def test_packages_are_counted_once_over_all_locks(script: dict[str, Any], tmp_path: Path) -> None:
-    first, second = tmp_path / "a.lock", tmp_path / "b.lock"
-    first.write_text("numpy==2.4.6 \\\n    --hash=sha256:aa\nrich==15.0.0\n")
-    second.write_text("rich==15.0.0\nyarl==1.25.1\n")
-    assert script["count_packages"]([first, second]) == 3
+    lock, other_lock = tmp_path / "a.lock", tmp_path / "b.lock"
+    lock.write_text("numpy==2.4.6 \\\n    --hash=sha256:aa\nrich==15.0.0\n")
+    other_lock.write_text("rich==15.0.0\nyarl==1.25.1\n")
+    assert script["count_packages"]([lock, other_lock]) == 3
 
 
 def test_terminal_shows_each_step_of_pip(script: dict[str, Any]) -> None:

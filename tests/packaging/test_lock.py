@@ -31,9 +31,9 @@ def test_lock_with_hashes_has_the_same_pins_as_the_lock() -> None:
 
 @pytest.mark.parametrize("lock", ["requirements.demo.lock", "requirements.ssb.lock"])
 def test_locks_of_the_demo_are_parts_of_the_hashed_lock(lock: str) -> None:
-    part = read_pins(lock)
-    assert part
-    assert part.items() <= read_pins("requirements.hashed.lock").items()
+    pins = read_pins(lock)
+    assert pins
+    assert pins.items() <= read_pins("requirements.hashed.lock").items()
 
 
 @pytest.mark.slow

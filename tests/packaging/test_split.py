@@ -46,6 +46,7 @@ FILES = {
 
 @pytest.fixture
 def wheels(tmp_path: Path) -> tuple[Path, Path]:
+    """Return the wheel of the clients and the wheel of the server, which are split from a wheel with FILES."""
     wheel_path = tmp_path / "seamark-1.2-cp311-cp311-manylinux_2_34_x86_64.whl"
     with zipfile.ZipFile(wheel_path, "w") as archive:
         for name, text in FILES.items():
@@ -59,12 +60,12 @@ def list_names(wheel: Path) -> set[str]:
 
 
 def test_each_file_is_in_one_of_the_wheels(wheels: tuple[Path, Path]) -> None:
-    client, server = (list_names(wheel) for wheel in wheels)
-    assert not client & server
-    assert {name for name in client | server if ".dist-info/" not in name} == {
+    client_names, server_names = (list_names(wheel) for wheel in wheels)
+    assert not client_names & server_names
+    assert {name for name in client_names | server_names if ".dist-info/" not in name} == {
         name for name in FILES if ".dist-info/" not in name
     }
-    assert {name for name in server if ".dist-info/" not in name} == {
+    assert {name for name in server_names if ".dist-info/" not in name} == {
         "seamark/metaserver/server.py",
         "seamark/commands/main.py",
     }
@@ -75,30 +76,31 @@ def test_each_file_is_in_one_of_the_wheels(wheels: tuple[Path, Path]) -> None:
 
 
 def test_server_wheel_requires_the_client_and_has_the_commands(wheels: tuple[Path, Path]) -> None:
-    client, server = (
+    client_metadata, server_metadata = (
         Parser().parsestr(zipfile.ZipFile(wheel).read(f"{stem}-1.2.dist-info/METADATA").decode())
         for wheel, stem in zip(wheels, ("seamark_client", "seamark"), strict=True)
     )
-    assert (client["Name"], server["Name"]) == ("seamark-client", "seamark")
-    assert client.get_all("Requires-Dist") == ["numpy>=2", 'pyspark>=4; extra == "spark"']
-    assert client.get_all("Provides-Extra") == ["spark"]
-    assert server.get_all("Requires-Dist") == [
+    assert (client_metadata["Name"], server_metadata["Name"]) == ("seamark-client", "seamark")
+    assert client_metadata.get_all("Requires-Dist") == ["numpy>=2", 'pyspark>=4; extra == "spark"']
+    assert client_metadata.get_all("Provides-Extra") == ["spark"]
+    assert server_metadata.get_all("Requires-Dist") == [
         "seamark-client==1.2",
         'aiohttp>=3; extra == "server"',
         'pyspark>=4; extra == "spark"',
     ]
-    assert client["Summary"] == server["Summary"] == SUMMARY
-    assert client.get_payload() == server.get_payload() == "The description → ä.\n"
-    assert "seamark_client-1.2.dist-info/entry_points.txt" not in list_names(wheels[0])
-    assert "seamark-1.2.dist-info/entry_points.txt" in list_names(wheels[1])
+    assert client_metadata["Summary"] == server_metadata["Summary"] == SUMMARY
+    assert client_metadata.get_payload() == server_metadata.get_payload() == "The description → ä.\n"
+    client_wheel, server_wheel = wheels
+    assert "seamark_client-1.2.dist-info/entry_points.txt" not in list_names(client_wheel)
+    assert "seamark-1.2.dist-info/entry_points.txt" in list_names(server_wheel)
 
 
 def test_records_have_the_hash_of_each_file(wheels: tuple[Path, Path]) -> None:
     for wheel, stem in zip(wheels, ("seamark_client", "seamark"), strict=True):
         archive = zipfile.ZipFile(wheel)
         rows = list(csv.reader(archive.read(f"{stem}-1.2.dist-info/RECORD").decode().splitlines()))
-        assert {row[0] for row in rows} == list_names(wheel)
-        for name, digest, size in rows[:-1]:
+        assert {name for name, _, _ in rows} == list_names(wheel)
+        for name, digest, size in rows[:-1]:  # The last row is the RECORD itself, which has no hash.
             data = archive.read(name)
             assert int(size) == len(data)
             assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")

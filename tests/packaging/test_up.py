@@ -22,15 +22,15 @@ def test_servers_of_the_up_command_run_until_an_interrupt(tmp_path: Path, postgr
     process = ManagedProcess(ARGUMENTS, log=tmp_path / "up.log", cwd=REPO)
     process.start(lambda: "Ready." in process.log.read_text(), timeout_s=120)
     addresses = dict(re.findall(r"^(\w+) +(\S+?),?(?: .*)?$", process.log.read_text(), re.MULTILINE))
-    keys = read_env_file(CONFIG)
+    s3_settings = read_env_file(CONFIG)
     catalog = load_catalog(
         "up",
         type="rest",
         uri=addresses["Seamark"],
         **{
             "s3.endpoint": addresses["S3"],
-            "s3.access-key-id": keys["ROOT_ACCESS_KEY"],
-            "s3.secret-access-key": keys["ROOT_SECRET_KEY"],
+            "s3.access-key-id": s3_settings["ROOT_ACCESS_KEY"],
+            "s3.secret-access-key": s3_settings["ROOT_SECRET_KEY"],
         },
     )
     catalog.create_namespace("shop")

@@ -25,7 +25,7 @@ USES = {
     "trino": "import seamark.commands.trino_proxy",
     "server": "import seamark.metaserver.server",
 }
-"""The purpose of each extra"""
+"""Statements that must run with each extra. The empty name stands for no extra."""
 
 
 def run_command(*command: str | Path, cwd: Path, **env: str) -> str:
@@ -122,9 +122,18 @@ def test_wheel_has_one_package_and_no_sources_of_kernels(wheel: Path) -> None:
 def test_each_extra_works_in_a_separate_environment(extra: str, wheel: Path, other_cache: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python_path = tmp_path / "venv" / "bin" / "python"
-    expected = f"{wheel}[{extra}]" if extra else str(wheel)
+    requirement = f"{wheel}[{extra}]" if extra else str(wheel)
     run_command(
-        python_path, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", expected, other_cache, cwd=tmp_path
+        python_path,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "-c",
+        REPO / "requirements.lock",
+        requirement,
+        other_cache,
+        cwd=tmp_path,
     )
     run_command(python_path, "-c", USES[extra], cwd=tmp_path)
     for name in ("cache", "commands", "connector", "formats", "metaserver"):
@@ -137,9 +146,9 @@ def test_each_extra_works_in_a_separate_environment(extra: str, wheel: Path, oth
     for command in ("explain", "buckets", "index", "indexer"):
         assert "TABLE" in run_command(seamark, command, "--help", cwd=tmp_path) or command == "indexer"
     if extra != "server":
-        refusal = subprocess.run([seamark, "serve"], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert refusal.returncode == 2
-        assert "pip install 'seamark[server]'" in refusal.stderr
+        rejected_command = subprocess.run([seamark, "serve"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert rejected_command.returncode == 2
+        assert "pip install 'seamark[server]'" in rejected_command.stderr
 
 
 APPENDS_AND_READS = """
@@ -196,15 +205,16 @@ except ModuleNotFoundError:
 def test_client_wheel_writes_plans_and_reads_without_the_server_wheel(
     split_wheels: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    python_path = create_environment(tmp_path / "venv", split_wheels[0])
+    client_wheel, _ = split_wheels
+    python_path = create_environment(tmp_path / "venv", client_wheel)
     assert not (python_path.parent / "seamark").exists()
     server = ServerThread(tmp_path / "home")
     server.start()
     try:
-        imported_output = run_command(python_path, "-c", PLANS_AND_READS, server.url, cwd=tmp_path).strip()
+        imported_path = run_command(python_path, "-c", PLANS_AND_READS, server.url, cwd=tmp_path).strip()
     finally:
         server.stop()
-    assert Path(imported_output).is_relative_to(tmp_path / "venv")
+    assert Path(imported_path).is_relative_to(tmp_path / "venv")
 
 
 def test_server_runs_from_the_server_wheel_with_the_client_wheel(
@@ -221,8 +231,8 @@ def find_other_python(version: str) -> str | None:
         and subprocess.run([python_path, "-c", ""], capture_output=True, check=False).returncode == 0
     ):
         return python_path
-    installed_pythons = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    return str(installed_pythons[-1]) if installed_pythons else None
+    pyenv_pythons = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    return str(pyenv_pythons[-1]) if pyenv_pythons else None
 
 
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
@@ -231,13 +241,13 @@ def test_wheel_of_another_python_serves_writes_and_plans(version: str, tmp_path:
     if python_path is None:
         pytest.skip(f"no Python {version} here")
     run_command(python_path, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
-    venv_path = tmp_path / "venv" / "bin" / "python"
+    venv_python = tmp_path / "venv" / "bin" / "python"
     source = tmp_path / "source"
     run_command("git", "clone", "-q", REPO, source, cwd=tmp_path)
-    run_command(venv_path, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source, cwd=tmp_path)
+    run_command(venv_python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source, cwd=tmp_path)
     (wheel,) = tmp_path.glob("seamark-*.whl")
     assert f"cp{version.replace('.', '')}-" in wheel.name
     run_command(
-        venv_path, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", f"{wheel}[server]", cwd=tmp_path
+        venv_python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", f"{wheel}[server]", cwd=tmp_path
     )
-    run_command(venv_path, "-c", APPENDS_AND_READS, cwd=tmp_path)
+    run_command(venv_python, "-c", APPENDS_AND_READS, cwd=tmp_path)

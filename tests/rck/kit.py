@@ -42,10 +42,7 @@ KIT_FOLDERS = tuple(Path("/tmp") / namespace for namespace in ("ns", "newdb", "n
 
 @dataclass(frozen=True)
 class KitReport:
-    """The outcome of a run.
-
-    It has the number of tests, the names of skipped tests, and the messages of failed tests by name.
-    """
+    """The outcome of a run: the number of tests, the names of skipped tests, and the messages of failures by test."""
 
     tests: int
     skipped_tests: frozenset[str]
@@ -54,23 +51,25 @@ class KitReport:
 
 def read_report(path: Path) -> KitReport:
     """Read JUnit's XML report."""
-    skipped_tests, failed_tests, count = set(), {}, 0
+    skipped_tests, failures, count = set(), {}, 0
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         count += 1
         name = case.get("name", "")
         if case.find("skipped") is not None:
             skipped_tests.add(name)
-        for kind in ("failure", "error"):
-            found_part = case.find(kind)
-            if found_part is not None:
-                failed_tests[name] = (found_part.get("message") or found_part.text or "").strip()[:500]
-    return KitReport(count, frozenset(skipped_tests), failed_tests)
+        for element_name in ("failure", "error"):
+            element = case.find(element_name)
+            if element is not None:
+                failures[name] = (element.get("message") or element.text or "").strip()[:500]
+    return KitReport(count, frozenset(skipped_tests), failures)
 
 
 def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "all") -> KitReport:
     """Run the kit (20 to 60 s) against `uri`. Output and report stay in `folder`.
 
     Args:
+        uri: The URI of the catalog.
+        folder: A folder for the output, the report and temporary files.
         warehouse: The warehouse to request. Without it the kit requests `rck_warehouse`.
         description: The tests to run: all, catalog, view or a JUnit selector.
     """
@@ -84,14 +83,18 @@ def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "
         "RCK_OPTS": " ".join([*OPTIONS, *SHORT_LIVED, f"-Djava.io.tmpdir={temporary_folder}"]),
         "TMPDIR": str(temporary_folder),
     }
-    remaining_folders = [path for path in KIT_FOLDERS if not path.exists()]
+    new_folders = [path for path in KIT_FOLDERS if not path.exists()]
     try:
-        with (folder / "rck.log").open("wb") as out:
+        with (folder / "rck.log").open("wb") as log_file:
             subprocess.run(
-                ["bash", str(RCK / "run.sh"), uri, warehouse, description], env=env, stdout=out, stderr=out, timeout=900
+                ["bash", str(RCK / "run.sh"), uri, warehouse, description],
+                env=env,
+                stdout=log_file,
+                stderr=log_file,
+                timeout=900,
             )
     finally:
-        for path in remaining_folders:
+        for path in new_folders:
             shutil.rmtree(path, ignore_errors=True)
     report = folder / "reports" / "TEST-junit-jupiter.xml"
     if not report.exists():

@@ -20,6 +20,8 @@ def write_tables(warehouse: Path, count: int, *, first: int = 0, files: int = 3)
     Return the newest file of each table name.
 
     Args:
+        warehouse: The folder of the warehouse.
+        count: The number of tables.
         first: The number of the first table.
         files: The number of metadata files of each table.
     """

@@ -45,11 +45,11 @@ def _write_catalog(home: Path, seed: int) -> None:
         RandomCatalog(server.base_url, seed).run(ACTIONS)
     delete_database(home)
     rng = random.Random(seed)
-    first = 0
-    while first < TABLES:
-        count = min(rng.randint(50, 400), TABLES - first)
-        write_tables(home / "warehouse", count, first=first, files=rng.randint(1, 4))
-        first += count
+    written_count = 0
+    while written_count < TABLES:
+        count = min(rng.randint(50, 400), TABLES - written_count)
+        write_tables(home / "warehouse", count, first=written_count, files=rng.randint(1, 4))
+        written_count += count
 
 
 @pytest.mark.slow
@@ -59,24 +59,24 @@ def test_large_catalog_equals_itself_after_commands_that_were_killed(tmp_path: P
     rng = random.Random(seed)
     _write_catalog(home, seed)
     rebuild = ("rebuild", "--home", str(home))
-    lasts_s = measure_s(lambda: _run(*rebuild))
+    uninterrupted_s = measure_s(lambda: _run(*rebuild))
     expected = _read_catalog(home)
     assert len(expected["entries"]) >= TABLES
 
     delete_database(home)
     for _ in range(KILLS):
-        kill_command(tmp_path, rng.uniform(0, lasts_s / 2), *rebuild)
+        kill_command(tmp_path, rng.uniform(0, uninterrupted_s / 2), *rebuild)
     _run(*rebuild)
     assert _read_catalog(home) == expected
 
     file, restored_home = tmp_path / "backup", tmp_path / "restored"
     restored_home.mkdir()
-    lasts_s = measure_s(lambda: _run("backup", str(file), "--home", str(home)))
+    uninterrupted_s = measure_s(lambda: _run("backup", str(file), "--home", str(home)))
     restore = ("restore", str(file), "--home", str(restored_home), "--overwrite", "--warehouse")
     restore = (*restore, (home / "warehouse").as_uri())
     for _ in range(KILLS):
-        kill_command(tmp_path, rng.uniform(0, lasts_s), "backup", str(file), "--overwrite", "--home", str(home))
-        kill_command(tmp_path, rng.uniform(0, 2 * lasts_s), *restore)
+        kill_command(tmp_path, rng.uniform(0, uninterrupted_s), "backup", str(file), "--overwrite", "--home", str(home))
+        kill_command(tmp_path, rng.uniform(0, 2 * uninterrupted_s), *restore)
     _run(*restore)
     assert _read_catalog(restored_home) == expected
 
@@ -84,21 +84,23 @@ def test_large_catalog_equals_itself_after_commands_that_were_killed(tmp_path: P
     moved_home.mkdir()
     migrate = ("migrate", "--home", str(home), "--to", f"sqlite://{moved_home / 'seamark.db'}", "--overwrite")
     for _ in range(KILLS):
-        kill_command(tmp_path, rng.uniform(0, 2 * lasts_s), *migrate)
+        kill_command(tmp_path, rng.uniform(0, 2 * uninterrupted_s), *migrate)
     _run(*migrate)
     assert _read_catalog(moved_home) == expected == _read_catalog(home)
 
     env = {"SEAMARK_ALLOWED_LOCATIONS": (home / "warehouse").as_uri()}
-    twin_home, target_home = tmp_path / "twin", tmp_path / "target"
+    uninterrupted_home, target_home = tmp_path / "twin", tmp_path / "target"
     with Seamark(home) as origin:
-        with Seamark(twin_home, env=env) as twin:
+        with Seamark(uninterrupted_home, env=env) as uninterrupted_server:
             # Snapshots of the random tables name manifest lists elsewhere, which an import refuses.
-            lasts_s = measure_s(lambda: _run("import", origin.base_url, "--url", twin.base_url, code=1))
+            uninterrupted_s = measure_s(
+                lambda: _run("import", origin.base_url, "--url", uninterrupted_server.base_url, code=1)
+            )
         with Seamark(target_home, env=env) as target:
             command = ("import", origin.base_url, "--url", target.base_url)
             for _ in range(KILLS):
-                kill_command(tmp_path, rng.uniform(0, lasts_s / KILLS), *command)
+                kill_command(tmp_path, rng.uniform(0, uninterrupted_s / KILLS), *command)
             _run(*command, code=1)
     imported = _read_catalog(target_home)
-    assert imported == _read_catalog(twin_home)
+    assert imported == _read_catalog(uninterrupted_home)
     assert len(imported["entries"]) >= TABLES

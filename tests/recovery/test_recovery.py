@@ -49,21 +49,21 @@ def seed() -> int:
 def test_restored_backup_of_a_running_server_equals_its_catalog(tmp_path: Path, seed: int) -> None:
     home, file = tmp_path / "home", tmp_path / "backup"
     with Seamark(home) as server:
-        world = RandomCatalog(server.base_url, seed)
-        world.run(ACTIONS)
+        catalog = RandomCatalog(server.base_url, seed)
+        catalog.run(ACTIONS)
         run_command(home, "backup", str(file))
         listing_before = list_catalog(server.base_url)
-        refusal = run_seamark("restore", str(file), "--home", str(home))
-        assert "Stop it before you run seamark restore" in refusal.stderr
-        assert "with another --home" not in refusal.stderr
-        world.run(ACTIONS)
-    elsewhere = ("--warehouse", (tmp_path / "elsewhere").as_uri())
-    report = run_command(home, "restore", str(file), "--overwrite", *elsewhere, code=1)
+        rejected_command = run_seamark("restore", str(file), "--home", str(home))
+        assert "Stop it before you run seamark restore" in rejected_command.stderr
+        assert "with another --home" not in rejected_command.stderr
+        catalog.run(ACTIONS)
+    other_warehouse = ("--warehouse", (tmp_path / "elsewhere").as_uri())
+    report = run_command(home, "restore", str(file), "--overwrite", *other_warehouse, code=1)
     assert "is outside the warehouse and the allowed locations of this command" in report
     assert "missing in storage" not in report
-    refusal = run_seamark("restore", str(file), "--home", str(home))
-    assert refusal.returncode == 2
-    assert "--overwrite" in refusal.stderr
+    rejected_command = run_seamark("restore", str(file), "--home", str(home))
+    assert rejected_command.returncode == 2
+    assert "--overwrite" in rejected_command.stderr
     run_command(home, "restore", str(file), "--overwrite")
     with Seamark(home) as server:
         assert list_catalog(server.base_url) == listing_before
@@ -72,14 +72,14 @@ def test_restored_backup_of_a_running_server_equals_its_catalog(tmp_path: Path, 
 def test_restore_advances_pointers_and_rebuild_adds_later_tables(tmp_path: Path, seed: int) -> None:
     home, file = tmp_path / "home", tmp_path / "backup"
     with Seamark(home) as server:
-        world = RandomCatalog(server.base_url, seed)
-        world.run(ACTIONS)
+        catalog = RandomCatalog(server.base_url, seed)
+        catalog.run(ACTIONS)
         run_command(home, "backup", str(file))
         listing_before = list_catalog(server.base_url)
         for _ in range(ACTIONS):
-            world.commit()
-            world.create_table()
-            world.replace_view()
+            catalog.commit()
+            catalog.create_table()
+            catalog.replace_view()
         listing_after = list_catalog(server.base_url)
     changed_names = {
         name
@@ -89,14 +89,12 @@ def test_restore_advances_pointers_and_rebuild_adds_later_tables(tmp_path: Path,
     }
     assert changed_names
     report = json.loads(run_command(home, "restore", str(file), "--overwrite", "--json"))
-    assert {later_table["name"] for later_table in report["later"]} == changed_names
-    assert not any(later_table["is-advanced"] for later_table in report["later"])
+    assert {entry["name"] for entry in report["later"]} == changed_names
+    assert not any(entry["is-advanced"] for entry in report["later"])
     with Seamark(home) as server:
         assert list_catalog(server.base_url) == listing_before
     advance_report = json.loads(run_command(home, "restore", str(file), "--overwrite", "--advance", "--json"))
-    assert {
-        later_table["name"] for later_table in advance_report["later"] if later_table["is-advanced"]
-    } == changed_names
+    assert {entry["name"] for entry in advance_report["later"] if entry["is-advanced"]} == changed_names
     assert not advance_report["findings"]
     run_rebuild(home)
     with Seamark(home) as server:
@@ -108,9 +106,9 @@ def test_migration_to_postgres_and_back_keeps_the_catalog(tmp_path: Path, seed: 
     with Seamark(home) as server:
         RandomCatalog(server.base_url, seed).run(ACTIONS)
         listing_before = list_catalog(server.base_url)
-        refusal = run_seamark("migrate", "--to", postgres_url, "--home", str(home))
-        assert refusal.returncode == 2
-        assert "A server or another command runs" in refusal.stderr
+        rejected_command = run_seamark("migrate", "--to", postgres_url, "--home", str(home))
+        assert rejected_command.returncode == 2
+        assert "A server or another command runs" in rejected_command.stderr
     run_command(home, "migrate", "--to", postgres_url)
     with Seamark(home, database=postgres_url) as server:
         assert list_catalog(server.base_url) == listing_before
@@ -124,15 +122,15 @@ def test_migration_to_postgres_and_back_keeps_the_catalog(tmp_path: Path, seed: 
 def test_rebuild_restores_the_catalog_from_the_warehouse(tmp_path: Path, seed: int) -> None:
     home = tmp_path / "home"
     with Seamark(home) as server:
-        world = RandomCatalog(server.base_url, seed)
-        world.run(3 * ACTIONS)
+        catalog = RandomCatalog(server.base_url, seed)
+        catalog.run(3 * ACTIONS)
         listing_before = list_catalog(server.base_url)
     delete_database(home)
     report = run_rebuild(home)
     # A rebuilt table has the name with which it was created, unless several tables had this name.
-    counts = Counter(world.created_objects.values())
+    counts = Counter(catalog.created_objects.values())
     assert {table["uuid"]: (table["kind"], table["name"]) for table in report["registered"]} == {
-        uuid: created_name for uuid, created_name in world.created_objects.items() if counts[created_name] == 1
+        uuid: created_name for uuid, created_name in catalog.created_objects.items() if counts[created_name] == 1
     }
     with Seamark(home) as server:
         listing_after = list_catalog(server.base_url)
@@ -147,8 +145,8 @@ def test_rebuild_restores_the_catalog_from_the_warehouse(tmp_path: Path, seed: i
 def test_rebuild_with_chosen_names_restores_the_catalog(tmp_path: Path, seed: int) -> None:
     home = tmp_path / "home"
     with Seamark(home) as server:
-        world = RandomCatalog(server.base_url, seed)
-        world.run(3 * ACTIONS)
+        catalog = RandomCatalog(server.base_url, seed)
+        catalog.run(3 * ACTIONS)
         listing_before = list_catalog(server.base_url)
     names = {
         get_location(kind, content): name
@@ -156,10 +154,9 @@ def test_rebuild_with_chosen_names_restores_the_catalog(tmp_path: Path, seed: in
         for name, content in listing_before[kind].items()
     } | {row["metadata-location"]: None for row in listing_before["dropped"].values()}
     (tmp_path / "names.json").write_text(json.dumps(names))
-    database = (home / "seamark.db").read_bytes()
     delete_database(home)
     dry_report = run_rebuild(home, "--dry-run", "--names", str(tmp_path / "names.json"))
-    assert not (home / "seamark.db").exists(), database[:4]
+    assert not (home / "seamark.db").exists()
     assert run_rebuild(home, "--names", str(tmp_path / "names.json")) == dry_report
     with Seamark(home) as server:
         listing_after = list_catalog(server.base_url)
@@ -168,6 +165,7 @@ def test_rebuild_with_chosen_names_restores_the_catalog(tmp_path: Path, seed: in
 
 
 def index_by_uuid(listing: Listing) -> dict[str, Any]:
+    """Return the tables, views and functions of a catalog by their UUIDs."""
     return {
         get_uuid(kind, content): content for kind in ("table", "view", "function") for content in listing[kind].values()
     }

@@ -44,11 +44,11 @@ def test_table_is_moved_back_to_the_snapshot_of_the_time(server: Seamark, client
     create_table(client, "t", 4)
     code, text = roll_back(server, "db.t", "--dry-run", snapshot_id=2)
     assert (code, "1 table would be moved back" in text) == (0, True), text
-    assert client.head("t")[0] == 4
+    assert client.read_head("t")[0] == 4
     assert roll_back(server, "db.t", snapshot_id=2)[0] == 0
-    assert client.head("t")[0] == 2
+    assert client.read_head("t")[0] == 2
     assert roll_back(server, "db.t", snapshot_id=4)[0] == 0
-    assert client.head("t")[0] == 4
+    assert client.read_head("t")[0] == 4
 
 
 def test_namespace_is_moved_back_in_one_transaction(server: Seamark, client: HttpClient) -> None:
@@ -57,7 +57,7 @@ def test_namespace_is_moved_back_in_one_transaction(server: Seamark, client: Htt
     code, text = roll_back(server, "--namespace", "db", "--json", snapshot_id=2)
     assert code == 0, text
     assert json.loads(text) == [{"table": "db.a", "from": 4, "to": 2}]
-    assert [client.head(name)[0] for name in ("a", "b", "c", "empty")] == [2, 2, 1, None]
+    assert [client.read_head(name)[0] for name in ("a", "b", "c", "empty")] == [2, 2, 1, None]
 
 
 def test_table_without_a_snapshot_at_the_time_stops_the_rollback_unless_skipped(
@@ -68,9 +68,9 @@ def test_table_without_a_snapshot_at_the_time_stops_the_rollback_unless_skipped(
     assert client.append(7, None, 50, "young")[0] == 200
     code, text = roll_back(server, "--namespace", "db", snapshot_id=2)
     assert (code, "db.young: the table had no snapshot" in text) == (1, True), text
-    assert client.head("old")[0] == 3
+    assert client.read_head("old")[0] == 3
     assert roll_back(server, "--namespace", "db", "--skip", snapshot_id=2)[0] == 0
-    assert (client.head("old")[0], client.head("young")[0]) == (2, 7)
+    assert (client.read_head("old")[0], client.read_head("young")[0]) == (2, 7)
 
 
 def test_rollback_needs_a_table_or_a_namespace(server: Seamark) -> None:

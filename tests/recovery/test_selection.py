@@ -31,9 +31,9 @@ def do_overlap(first_file: FoundFile, second_file: FoundFile) -> bool:
     return first_folder.startswith(second_folder) or second_folder.startswith(first_folder)
 
 
-@pytest.mark.parametrize("round_", range(examples(100, 8)))
-def test_selected_locations_never_overlap_and_folders_with_their_own_uuid_are_preferred(round_: int) -> None:
-    rng = random.Random(first_seed() * 1000 + round_)
+@pytest.mark.parametrize("case", range(examples(100, 8)))
+def test_selected_locations_never_overlap_and_folders_with_their_own_uuid_are_preferred(case: int) -> None:
+    rng = random.Random(first_seed() * 1000 + case)
     files = []
     folders = ["file:///lake/a"]
     for number in range(rng.randint(2, 12)):
@@ -51,12 +51,14 @@ def test_selected_locations_never_overlap_and_folders_with_their_own_uuid_are_pr
             selected_files,
         )
     for file in files:
-        rivals = [other_file for other_file in files if other_file is not file and do_overlap(file, other_file)]
-        if not rivals:
+        overlapping_files = [
+            other_file for other_file in files if other_file is not file and do_overlap(file, other_file)
+        ]
+        if not overlapping_files:
             assert file in selected_files
         if has_folder_of_its_uuid(file) and not any(
             has_folder_of_its_uuid(other_file) and file.table_location.startswith(other_file.table_location)
-            for other_file in rivals
+            for other_file in overlapping_files
         ):
             assert file in selected_files, "the folder with its own UUID is not inside another such folder"
 

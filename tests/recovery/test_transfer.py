@@ -41,12 +41,13 @@ ROWS = 3
 
 def create_old_database(path: Path, version: int) -> None:
     """Create a database as the program of a version did, with rows in each table."""
-    tokens = {"text": "TEXT", "int": "INTEGER", "bytes": "BLOB", "table": "STRICT, WITHOUT ROWID"}
+    # The words of SQLite for the placeholders of the migrations.
+    words_of_sqlite = {"text": "TEXT", "int": "INTEGER", "bytes": "BLOB", "table": "STRICT, WITHOUT ROWID"}
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL)")
-        for step in MIGRATIONS[:version]:
-            for sql in step.get("", ()):
-                connection.execute(sql.format(**tokens))
+        for statements_by_dialect in MIGRATIONS[:version]:
+            for sql in statements_by_dialect.get("", ()):
+                connection.execute(sql.format(**words_of_sqlite))
         connection.execute("INSERT INTO schema_version VALUES (?)", (version,))
         for name in list_tables(connection):
             for number in range(ROWS):
@@ -54,13 +55,14 @@ def create_old_database(path: Path, version: int) -> None:
 
 
 def add_row(connection: sqlite3.Connection, table: str, number: int) -> None:
+    """Insert a row whose values differ from those of every other number and column."""
     values: list[Any] = []
-    for _, column, kind, *_ in connection.execute(f"PRAGMA table_info({table})").fetchall():
+    for _, column, column_type, *_ in connection.execute(f"PRAGMA table_info({table})").fetchall():
         if column == "position":
             values.append(f"{100 + number if table == 'instants' else number + 1:020d}")
-        elif kind == "TEXT":
+        elif column_type == "TEXT":
             values.append(f"{column} {number} é\U0001f600 {table}")
-        elif kind == "BLOB":
+        elif column_type == "BLOB":
             values.append(bytes((number, 0, 255)))
         else:
             values.append(number + (1 << 40))
@@ -71,7 +73,7 @@ def list_tables(connection: sqlite3.Connection) -> list[str]:
     rows = connection.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT IN ('schema_version', 'backup_info')"
     )
-    return sorted(row[0] for row in rows)
+    return sorted(name for (name,) in rows)
 
 
 def read_sqlite_content(path: Path, columns: dict[str, str] | None = None) -> Content:
@@ -79,15 +81,16 @@ def read_sqlite_content(path: Path, columns: dict[str, str] | None = None) -> Co
     with closing(sqlite3.connect(path)) as connection:
         columns_by_table = columns or dict.fromkeys(list_tables(connection), "*")
         return {
-            name: sorted(connection.execute(f"SELECT {text} FROM {name}"), key=repr)
-            for name, text in columns_by_table.items()
+            name: sorted(connection.execute(f"SELECT {column_names} FROM {name}"), key=repr)
+            for name, column_names in columns_by_table.items()
         }
 
 
 def list_columns(path: Path) -> dict[str, str]:
+    """Return the names of the columns, as text of a SELECT, by table. MOVED_TABLES are left out."""
     with closing(sqlite3.connect(path)) as connection:
         return {
-            name: ", ".join(row[1] for row in connection.execute(f"PRAGMA table_info({name})"))
+            name: ", ".join(column for _, column, *_ in connection.execute(f"PRAGMA table_info({name})"))
             for name in list_tables(connection)
             if name not in MOVED_TABLES
         }
@@ -97,8 +100,8 @@ async def read_postgres_content(url: str, columns: dict[str, str]) -> Content:
     connection = await asyncpg.connect(url)
     try:
         return {
-            name: sorted((tuple(row) for row in await connection.fetch(f"SELECT {text} FROM {name}")), key=repr)
-            for name, text in columns.items()
+            name: sorted((tuple(row) for row in await connection.fetch(f"SELECT {column_names} FROM {name}")), key=repr)
+            for name, column_names in columns.items()
         }
     finally:
         await connection.close()
@@ -210,8 +213,8 @@ async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: 
         if source is not None:
             await move_database(source, url)
         async with open_store(url, clock=clock) as store:
-            for instant in range(3):
-                ids.append(f"{number}-{instant}")
+            for instant_number in range(3):
+                ids.append(f"{number}-{instant_number}")
                 await store.transact([RecordInstant(instant=make_instant(ids[-1]))])
             instants = await store.list_instants(InstantFilter(), 100)
             assert [instant.id for instant in instants] == ids
@@ -223,14 +226,14 @@ async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: 
 
 
 async def test_copy_to_postgres_begins_after_all_epochs_of_the_source(tmp_path: Path, postgres_url: str) -> None:
-    path, highest = tmp_path / "a.db", f"0005{9:032x}"
+    path, highest_position = tmp_path / "a.db", f"0005{9:032x}"
     create_old_database(path, NEWEST)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("UPDATE instants SET position = ? WHERE id LIKE 'id 1%'", (highest,))
+        connection.execute("UPDATE instants SET position = ? WHERE id LIKE 'id 1%'", (highest_position,))
     await move_database(f"sqlite://{path}", postgres_url)
     async with open_store(postgres_url, clock=SimulatedClock(seed=1)) as store:
         await store.transact([RecordInstant(instant=make_instant("later"))])
-        later_instants = await store.list_instants(InstantFilter(since=highest), 100)
+        later_instants = await store.list_instants(InstantFilter(since=highest_position), 100)
         assert [instant.id for instant in later_instants] == ["later"]
 
 

@@ -25,7 +25,7 @@ from tests.recovery.test_recovery import delete_database, run_rebuild
 from tests.services.seamark import Seamark
 
 Json = dict[str, Any]
-NOWHERE_UUID = "00000000-0000-4000-8000-000000000001"
+FORGED_UUID = "00000000-0000-4000-8000-000000000001"
 
 
 @dataclass
@@ -49,10 +49,13 @@ class Warehouse:
     def find_folder(self, name: str) -> Path:
         return self.find_metadata_file(name).parent.parent
 
-    def write(self, folder: Path, metadata: Json, number: int, mark: str = "") -> str:
-        """Write a metadata file with a valid digest in its name, and return its location."""
+    def write(self, folder: Path, metadata: Json, number: int, file_id: str = "") -> str:
+        """Write a metadata file with a valid digest in its name, and return its location.
+
+        The name begins with the number and `file_id`, by default a random UUID.
+        """
         data = json.dumps(metadata).encode()
-        path = folder / f"{number:05d}-{mark or uuid.uuid4()}{choose_file_suffix(data)}"
+        path = folder / f"{number:05d}-{file_id or uuid.uuid4()}{choose_file_suffix(data)}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         return f"file://{path}"
@@ -67,7 +70,7 @@ class Warehouse:
         """Check that the folder of each table is claimed by the table, or by an entry without a name."""
         with closing(sqlite3.connect(self.home / "seamark.db")) as connection:
             claims = connection.execute("SELECT uuid, location FROM claims").fetchall()
-            unnamed_uuids = {row[0] for row in connection.execute("SELECT uuid FROM retained")}
+            unnamed_uuids = {unnamed_uuid for (unnamed_uuid,) in connection.execute("SELECT uuid FROM retained")}
         for name in self.tables:
             folder, own_uuid = f"file://{self.find_folder(name)}", self.tables[name]["metadata"]["table-uuid"]
             owners = {owner for owner, location in claims if do_overlap(location, folder)}
@@ -78,8 +81,8 @@ class Warehouse:
         return {table["name"]: table["location"] for table in rebuild_report["registered"]}
 
 
-def do_overlap(location: str, other: str) -> bool:
-    return f"{location}/".startswith(f"{other}/") or f"{other}/".startswith(f"{location}/")
+def do_overlap(location: str, other_location: str) -> bool:
+    return f"{location}/".startswith(f"{other_location}/") or f"{other_location}/".startswith(f"{location}/")
 
 
 @pytest.fixture
@@ -118,7 +121,7 @@ def build_location_in_other_folder(warehouse: Warehouse) -> str:
 def write_location_of_another_table(warehouse: Warehouse) -> str:
     metadata = warehouse.read_metadata("theirs.u") | {
         "location": f"file://{warehouse.find_folder('ours.t')}",
-        "table-uuid": NOWHERE_UUID,
+        "table-uuid": FORGED_UUID,
     }
     return warehouse.write(warehouse.find_folder("theirs.u") / "metadata", metadata, 99)
 
@@ -126,7 +129,7 @@ def write_location_of_another_table(warehouse: Warehouse) -> str:
 def write_location_around_all_tables(warehouse: Warehouse) -> str:
     metadata = warehouse.read_metadata("theirs.u") | {
         "location": f"file://{warehouse.root}/ours",
-        "table-uuid": NOWHERE_UUID,
+        "table-uuid": FORGED_UUID,
     }
     return warehouse.write(warehouse.root / "ours" / "metadata", metadata, 0)
 
@@ -144,13 +147,13 @@ def write_path_of_a_future_table(warehouse: Warehouse) -> str:
 
 
 def write_table_inside_a_table(warehouse: Warehouse) -> str:
-    inner_folder = f"{warehouse.find_folder('theirs.u')}/evil-{NOWHERE_UUID.replace('-', '')}"
-    metadata = warehouse.read_metadata("theirs.u") | {"location": f"file://{inner_folder}", "table-uuid": NOWHERE_UUID}
+    inner_folder = f"{warehouse.find_folder('theirs.u')}/evil-{FORGED_UUID.replace('-', '')}"
+    metadata = warehouse.read_metadata("theirs.u") | {"location": f"file://{inner_folder}", "table-uuid": FORGED_UUID}
     return warehouse.write(Path(inner_folder) / "metadata", metadata, 0)
 
 
 def write_location_outside_the_warehouse(warehouse: Warehouse) -> str:
-    metadata = warehouse.read_metadata("theirs.u") | {"location": "file:///etc", "table-uuid": NOWHERE_UUID}
+    metadata = warehouse.read_metadata("theirs.u") | {"location": "file:///etc", "table-uuid": FORGED_UUID}
     return warehouse.write(warehouse.find_folder("theirs.u") / "metadata", metadata, 99)
 
 
@@ -270,11 +273,11 @@ def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
     with Seamark(warehouse.home) as server:
         client = HttpClient(server.base_url)
         assert client.call("DELETE", "/v1/namespaces/ours/tables/t")[0] == 204
-        status, second_table = client.create_table("t", "ours")
+        status, new_table = client.create_table("t", "ours")
         assert status == 200
     rebuild_report = warehouse.run_rebuild()
     assert set(warehouse.list_registered_locations(rebuild_report)) == {"theirs.u"}
-    for location in (second_table["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
+    for location in (new_table["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
         assert "Several tables, views or functions have this name" in list_reasons(rebuild_report, location)[0]
 
 

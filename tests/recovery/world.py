@@ -15,6 +15,8 @@ from tests.catalog.rig import build_append
 from tests.faults.rigs.http import HttpClient
 
 SEPARATOR = "\x1f"
+LEVELS_MAX = 3
+"""The maximum number of levels of a namespace."""
 Path = tuple[str, ...]
 Listing = dict[str, dict[str, Any]]
 
@@ -56,7 +58,7 @@ class RandomCatalog:
 
     def create_namespace(self) -> None:
         parent = self._rng.choice([(), *self.namespaces]) if self.namespaces else ()
-        path = (*parent, self._draw_name())[-3:] if len(parent) < 3 else (self._draw_name(),)
+        path = (*parent, self._draw_name()) if len(parent) < LEVELS_MAX else (self._draw_name(),)
         self._call_and_check("POST", "/v1/namespaces", {"namespace": list(path), "properties": {"owner": path[-1]}})
         self.namespaces.append(path)
 
@@ -90,20 +92,20 @@ class RandomCatalog:
         path, name = self._rng.choice(list(self.tables.values()))
         route = f"{build_namespace_route(path)}/tables/{name}"
         metadata = self._call_and_check("GET", f"{route}?snapshots=all")["metadata"]
-        kind = self._rng.choice(("properties", "append", "append", "branch"))
+        change_kind = self._rng.choice(("properties", "append", "append", "branch"))
         requirements: list[Any] = []
         updates: list[Any] = [{"action": "set-properties", "updates": {"p": str(self._rng.random())}}]
-        head = metadata.get("current-snapshot-id")
-        head = None if head in (None, -1) else head
-        if kind == "append":
+        parent_id = metadata.get("current-snapshot-id")
+        parent_id = None if parent_id in (None, -1) else parent_id
+        if change_kind == "append":
             snapshot_id = self._rng.randrange(1, 1 << 60)
-            requirements, updates = build_append(snapshot_id, head, metadata["last-sequence-number"] + 1)
-        elif kind == "branch" and head is not None:
+            requirements, updates = build_append(snapshot_id, parent_id, metadata["last-sequence-number"] + 1)
+        elif change_kind == "branch" and parent_id is not None:
             branch = {
                 "action": "set-snapshot-ref",
                 "ref-name": self._draw_name(),
                 "type": "branch",
-                "snapshot-id": head,
+                "snapshot-id": parent_id,
             }
             updates = [branch]
         self._call_and_check("POST", route, {"requirements": requirements, "updates": updates})
@@ -120,13 +122,14 @@ class RandomCatalog:
         kind, live_objects = self._rng.choice((("tables", self.tables), ("views", self.views)))
         if live_objects:
             uuid = self._rng.choice(list(live_objects))
-            (path, name), target = live_objects[uuid], (self._rng.choice(self.namespaces), self._draw_name())
+            path, name = live_objects[uuid]
+            new_path, new_name = self._rng.choice(self.namespaces), self._draw_name()
             body = {
                 "source": {"namespace": list(path), "name": name},
-                "destination": {"namespace": list(target[0]), "name": target[1]},
+                "destination": {"namespace": list(new_path), "name": new_name},
             }
             self._call_and_check("POST", f"/v1/{kind}/rename", body)
-            live_objects[uuid] = target
+            live_objects[uuid] = (new_path, new_name)
 
     def drop(self) -> None:
         if self.tables:
@@ -139,10 +142,10 @@ class RandomCatalog:
     def undrop_table(self) -> None:
         if self.dropped_objects:
             uuid = self._rng.choice(list(self.dropped_objects))
-            target = (self._rng.choice(self.namespaces), self._draw_name())
-            body = {"namespace": list(target[0]), "name": target[1]}
+            path, name = self._rng.choice(self.namespaces), self._draw_name()
+            body = {"namespace": list(path), "name": name}
             self._call_and_check("POST", f"/api/v1/dropped/{self.dropped_objects.pop(uuid)}/undrop", body)
-            self.tables[uuid] = target
+            self.tables[uuid] = (path, name)
 
 
 def encode(path: Path) -> str:
@@ -154,7 +157,10 @@ def build_namespace_route(path: Path) -> str:
 
 
 def list_catalog(base_url: str) -> Listing:
-    """Return all namespaces, tables, views, functions and dropped tables of a server, by kind and name."""
+    """Return all namespaces, tables, views, functions and dropped tables of a server, by kind and name.
+
+    The content of a table or a view is (metadata file, metadata).
+    """
     client = HttpClient(base_url)
 
     def get(path: str) -> Any:
@@ -187,14 +193,19 @@ def list_catalog(base_url: str) -> Listing:
 
 def get_uuid(kind: str, content: Any) -> str:
     """Return the UUID of a table, view or function in a listing."""
-    uuid: str = content["function-uuid"] if kind == "function" else content[1][f"{kind}-uuid"]
+    if kind == "function":
+        uuid: str = content["function-uuid"]
+    else:
+        _, metadata = content
+        uuid = metadata[f"{kind}-uuid"]
     return uuid
 
 
 def get_location(kind: str, content: Any) -> str:
     """Return the metadata file of a table or view in a listing."""
     assert kind != "function"
-    location: str = content[0]
+    location: str
+    location, _ = content
     return location
 
 

@@ -26,12 +26,15 @@ import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.ObjectMapper;
 import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.node.ArrayNode;
 import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.node.ObjectNode;
 
-/** Iceberg's own planner over tables on local disk: one JSON request a line on stdin, one JSON answer a line on stdout. */
+/**
+ * Plans scans of tables on a local disk with Iceberg's own planner. Each line of the input is a request in JSON, and each
+ * line of the output is its answer.
+ */
 public class JavaPlanner {
   private static final ObjectMapper JSON = new ObjectMapper();
   private static final FileIO IO = new LocalIO();
 
-  private static String loaded = null;
+  private static String loadedLocation = null;
   private static TableMetadata metadata = null;
 
   public static void main(String[] args) throws Exception {
@@ -41,9 +44,9 @@ public class JavaPlanner {
       ObjectNode answer = JSON.createObjectNode();
       try {
         plan(JSON.readTree(line), answer);
-      } catch (Exception | StackOverflowError refused) {
+      } catch (Exception | StackOverflowError error) {
         answer.removeAll();
-        answer.put("error", refused.getClass().getSimpleName() + ": " + refused.getMessage());
+        answer.put("error", error.getClass().getSimpleName() + ": " + error.getMessage());
       }
       answers.println(answer);
       answers.flush();
@@ -52,54 +55,54 @@ public class JavaPlanner {
 
   private static void plan(JsonNode request, ObjectNode answer) throws Exception {
     String location = request.get("metadata").asText();
-    if (!location.equals(loaded)) {
+    if (!location.equals(loadedLocation)) {
       metadata = TableMetadataParser.read(IO, location);
-      loaded = location;
+      loadedLocation = location;
     }
     TableMetadata base = metadata;
     boolean caseSensitive = request.get("case-sensitive").asBoolean();
     TableScan scan;
     if (!request.hasNonNull("snapshot-id")) {
-      scan = tableOf(base).newScan();
+      scan = openTable(base).newScan();
     } else if (request.get("names").asText().equals("snapshot")) {
-      scan = tableOf(base).newScan().useSnapshot(request.get("snapshot-id").asLong());
+      scan = openTable(base).newScan().useSnapshot(request.get("snapshot-id").asLong());
     } else {
-      // a branch is read with the table's current schema, whatever snapshot it is at
+      // Iceberg reads a branch with the current schema of the table, whatever its snapshot.
       SnapshotRef ref = SnapshotRef.branchBuilder(request.get("snapshot-id").asLong()).build();
-      base = TableMetadata.buildFrom(base).setRef("asked", ref).discardChanges().build();
-      scan = tableOf(base).newScan().useRef("asked");
+      base = TableMetadata.buildFrom(base).setRef("requested", ref).discardChanges().build();
+      scan = openTable(base).newScan().useRef("requested");
     }
-    Expression filter = expression(request.get("filter"), scan.schema());
+    Expression filter = parseExpression(request.get("filter"), scan.schema());
     scan = scan.caseSensitive(caseSensitive).filter(filter);
     ArrayNode tasks = answer.putArray("tasks");
     try (CloseableIterable<FileScanTask> planned = scan.planFiles()) {
       for (FileScanTask task : planned) {
-        ObjectNode written = tasks.addObject();
-        written.put("path", task.file().location());
-        ArrayNode deletes = written.putArray("deletes");
+        ObjectNode taskDocument = tasks.addObject();
+        taskDocument.put("path", task.file().location());
+        ArrayNode deletes = taskDocument.putArray("deletes");
         for (DeleteFile delete : task.deletes()) {
-          boolean vector = delete.contentOffset() != null;
-          deletes.add(vector ? delete.location() + "#" + delete.contentOffset() : delete.location());
+          boolean isVector = delete.contentOffset() != null;
+          deletes.add(isVector ? delete.location() + "#" + delete.contentOffset() : delete.location());
         }
-        written.set("residual", JSON.readTree(ExpressionParser.toJson(task.residual())));
+        taskDocument.set("residual", JSON.readTree(ExpressionParser.toJson(task.residual())));
       }
     }
   }
 
-  private static BaseTable tableOf(TableMetadata metadata) {
+  private static BaseTable openTable(TableMetadata metadata) {
     return new BaseTable(new StaticTableOperations(metadata, IO), "oracle", report -> {});
   }
 
-  /** Parsed with the schema, as ISO literals need; a predicate that this refuses is parsed as Java writes its own. */
-  private static Expression expression(JsonNode json, Schema schema) {
+  /** Parses a filter. ISO literals need the schema. Other predicates are parsed without it, as Java writes them. */
+  private static Expression parseExpression(JsonNode json, Schema schema) {
     String type = json.isObject() ? json.get("type").asText() : "";
     switch (type) {
       case "and":
-        return Expressions.and(expression(json.get("left"), schema), expression(json.get("right"), schema));
+        return Expressions.and(parseExpression(json.get("left"), schema), parseExpression(json.get("right"), schema));
       case "or":
-        return Expressions.or(expression(json.get("left"), schema), expression(json.get("right"), schema));
+        return Expressions.or(parseExpression(json.get("left"), schema), parseExpression(json.get("right"), schema));
       case "not":
-        return Expressions.not(expression(json.get("child"), schema));
+        return Expressions.not(parseExpression(json.get("child"), schema));
       default:
         try {
           return ExpressionParser.fromJson(json.toString(), schema);

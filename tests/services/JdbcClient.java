@@ -8,8 +8,9 @@ import java.sql.SQLException;
 import java.util.Properties;
 
 /**
- * Runs statements by Trino's JDBC driver. Arguments: the URL, then for each statement its text, the count of its
- * parameters, and these as {@code bigint:1} or {@code varchar:x}. Prints the columns, the rows, and an empty line.
+ * Runs statements with Trino's JDBC driver. Its arguments are the URL and, for each statement, its text, the number of
+ * its parameters, and the parameters, such as {@code bigint:1} or {@code varchar:x}. For each statement, it prints the
+ * columns, the rows and an empty line.
  */
 public class JdbcClient
 {
@@ -32,14 +33,14 @@ public class JdbcClient
                 }
             }
         }
-        System.exit(0); // the driver's threads stay for a minute
+        System.exit(0); // Otherwise the threads of the driver would delay the end for a minute.
     }
 
-    private static void bind(PreparedStatement statement, int number, String given)
+    private static void bind(PreparedStatement statement, int number, String typeAndValue)
             throws SQLException
     {
-        String value = given.substring(given.indexOf(':') + 1);
-        switch (given.substring(0, given.indexOf(':'))) {
+        String value = typeAndValue.substring(typeAndValue.indexOf(':') + 1);
+        switch (typeAndValue.substring(0, typeAndValue.indexOf(':'))) {
             case "bigint" -> statement.setLong(number, Long.parseLong(value));
             case "decimal" -> statement.setBigDecimal(number, new BigDecimal(value));
             default -> statement.setString(number, value);

@@ -21,8 +21,8 @@ import java.util.Optional;
 import java.util.UUID;
 
 /**
- * Spools results into files of one folder, which clients fetch through the coordinator. Trino's own manager, which
- * spools into object storage, is in its server archive alone, and no Maven repository has it.
+ * Stores spooled results in files of one folder. Clients fetch them through the coordinator. Trino's own manager, which
+ * stores them in object storage, is only in the archive of the server, and in no Maven repository.
  */
 public class LocalSpooling
         implements Plugin

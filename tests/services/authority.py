@@ -97,8 +97,8 @@ class Authority:
             .next_update(now + datetime.timedelta(seconds=valid_s))
         )
         for files in revoked_files:
-            number = x509.load_pem_x509_certificate(files.certificate.read_bytes()).serial_number
-            entry = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now).build()
+            serial_number = x509.load_pem_x509_certificate(files.certificate.read_bytes()).serial_number
+            entry = x509.RevokedCertificateBuilder().serial_number(serial_number).revocation_date(now).build()
             builder = builder.add_revoked_certificate(entry)
         return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 

@@ -1,4 +1,4 @@
-"""Run `seamark …` commands that end in a process that is forked from a process with the server imported."""
+"""Run `seamark …` commands. If possible, they are forked from a process that has already imported the server."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def run_seamark(
                 check=False,
             )  # fmt: skip
         try:
-            code = process.wait(timeout_s)
+            exit_code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(timeout_s)
             raise
         output.seek(0)
         errors.seek(0)
-        return subprocess.CompletedProcess(argv, code, output.read().decode(), errors.read().decode())
+        return subprocess.CompletedProcess(argv, exit_code, output.read().decode(), errors.read().decode())

@@ -1,10 +1,10 @@
 """A process that has imported the server's modules and forks servers, because imports take most of a start's CPU time.
 
-Only tests use it, after they called `enable()`. A bench starts new interpreters. The child runs the same script or
+Only tests use it, after they called `enable()`. Benchmarks start new interpreters. The child runs the same script or
 module as `__main__`, with its own session, folder and environment, and with its output in its log. If the environment
 differs in a variable that modules may read during their import, the program is started as a new interpreter.
 
-A server with several workers spawns them. In a child of the fork server, these workers are forks of the child.
+A server with several workers normally spawns them. In a child of the fork server, these workers are forks of the child.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ MODULES = (
     "seamark.metaserver.objects.local",
     "tests.faults.rigs.dying_server",
 )
-_OWN = ("SEAMARK_", "PYTHONPATH", "PYTEST_", "PYSPARK_", "SPARK_")
+_OWN_PREFIXES = ("SEAMARK_", "PYTHONPATH", "PYTEST_", "PYSPARK_", "SPARK_")
 """Prefixes of environment variables that no module reads during its import."""
-_SHELLS = {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}
+_SHELL_VARIABLES = {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}
 """Environment variables of a shell that no module reads during its import."""
 _MESSAGE_BYTES = 1 << 20
 _environment: dict[str, str] | None = None
@@ -92,10 +92,10 @@ class ForkServer:
     def fork(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int, errors: int
     ) -> ForkedProcess:
-        end_pipe, child_end = os.pipe()
-        wish = {"argv": list(argv), "env": dict(env), "cwd": str(cwd or Path.cwd()), "umask": _read_umask()}
-        socket.send_fds(self._socket, [json.dumps(wish).encode()], [output, errors, child_end])
-        os.close(child_end)
+        end_pipe, child_pipe = os.pipe()
+        request = {"argv": list(argv), "env": dict(env), "cwd": str(cwd or Path.cwd()), "umask": _read_umask()}
+        socket.send_fds(self._socket, [json.dumps(request).encode()], [output, errors, child_pipe])
+        os.close(child_pipe)
         pid = int(self._socket.recv(_MESSAGE_BYTES) or 0)
         if not pid:
             os.close(end_pipe)
@@ -135,12 +135,18 @@ def fork(
 
 
 def _list_foreign_variables(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if not name.startswith(_OWN) and name not in _SHELLS}
+    """Return the variables that a module may read during its import."""
+    return {
+        name: value
+        for name, value in env.items()
+        if not name.startswith(_OWN_PREFIXES) and name not in _SHELL_VARIABLES
+    }
 
 
 def _read_umask() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
+    _, umask = next(line for line in lines if line.startswith("Umask:")).split()
+    return int(umask, 8)
 
 
 def _serve(control: socket.socket) -> dict[str, object] | None:
@@ -149,11 +155,11 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
     Return None at the end. In a child, return the program that the child must run.
     """
     children: dict[int, int] = {}
-    wake_reader, wake = os.pipe()
+    wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_reader, False)
-    os.set_blocking(wake, False)
+    os.set_blocking(wake_writer, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     while True:
         ready_pipes = select.select([control, wake_reader], [], [])[0]
         if wake_reader in ready_pipes:
@@ -174,7 +180,7 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for descriptor in (wake_reader, wake, end_pipe, *children.values()):
+        for descriptor in (wake_reader, wake_writer, end_pipe, *children.values()):
             os.close(descriptor)
         os.setsid()
         control.send(str(os.getpid()).encode())  # From here on, signals to the process group reach the child.
@@ -183,11 +189,12 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
         os.dup2(errors, 2)
         os.close(output)
         os.close(errors)
-        wish: dict[str, object] = json.loads(message)
-        return wish
+        request: dict[str, object] = json.loads(message)
+        return request
 
 
 def reap_children(children: dict[int, int]) -> None:
+    """Send the exit codes of ended children to their callers. `children` has the pipe of each child, by its id."""
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -239,12 +246,12 @@ def _run_worker(program: str, descriptors: Sequence[int]) -> NoReturn:
     atexit._clear()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in descriptors:
+    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, signal.SIG_DFL)
+    for descriptor_name in os.listdir("/proc/self/fd"):
+        if int(descriptor_name) > 2 and int(descriptor_name) not in descriptors:
             with suppress(OSError):  # The descriptor of the folder listing is closed already.
-                os.close(int(name))
+                os.close(int(descriptor_name))
     values.ValueClass = values.get_value_class()  # The supervisor has set the folder of the workers' metrics.
     sys.argv = ["-c", "--multiprocessing-fork"]
     code = 1
@@ -278,10 +285,10 @@ def main() -> None:
     migrated_database.copy_migrated_databases()
     gc.collect()
     gc.freeze()  # A garbage collection in a child would copy all pages.
-    wish = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if wish is not None:
+    request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if request is not None:
         try:
-            run_program(**wish)  # type: ignore[arg-type]
+            run_program(**request)  # type: ignore[arg-type]
         except SystemExit as exit_error:
             if isinstance(exit_error.code, str):
                 raise

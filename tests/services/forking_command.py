@@ -24,14 +24,14 @@ from tests.services.fork_server import ForkedProcess, fork
 _MESSAGE_BYTES = 1 << 20
 _PROGRAM = """#!{python} -IS
 import json, os, signal, socket, sys
-asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-asked.connect({address!r})
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.connect({address!r})
 request = {{"arguments": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}
-socket.send_fds(asked, [json.dumps(request).encode()], [1, 2])
-pid = int(asked.recv(64))
+socket.send_fds(connection, [json.dumps(request).encode()], [1, 2])
+pid = int(connection.recv(64))
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda received, _: os.kill(pid, received))
-code = int(asked.recv(64) or 1)
+code = int(connection.recv(64) or 1)
 if code < 0:
     signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
     os.kill(os.getpid(), -code)
@@ -70,27 +70,27 @@ def _open_folder(exit_stack: contextlib.ExitStack, path: Path) -> int:
 def _accept(listener: socket.socket, process_ids: set[int]) -> None:
     with contextlib.suppress(OSError):  # The block has ended.
         while True:
-            request, _ = listener.accept()
-            threading.Thread(target=_serve_request, args=(request, process_ids), daemon=True).start()
+            connection, _ = listener.accept()
+            threading.Thread(target=_serve_request, args=(connection, process_ids), daemon=True).start()
 
 
-def _serve_request(requested_socket: socket.socket, process_ids: set[int]) -> None:
+def _serve_request(connection: socket.socket, process_ids: set[int]) -> None:
     """Start the requested process, and send its id and later its exit code. End it if the caller ends."""
-    with requested_socket:
-        message, outputs, _, _ = socket.recv_fds(requested_socket, _MESSAGE_BYTES, 2)
+    with connection:
+        message, outputs, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 2)
         request = json.loads(message)
         process = _start(request, *outputs)
         for descriptor in outputs:
             os.close(descriptor)
         process_ids.add(process.pid)
-        requested_socket.send(str(process.pid).encode())
+        connection.send(str(process.pid).encode())
         # The caller may have been killed, for example because its server did not end in time.
-        threading.Thread(target=_end_with, args=(requested_socket, process.pid, process_ids), daemon=True).start()
+        threading.Thread(target=_end_with, args=(connection, process.pid, process_ids), daemon=True).start()
         code = process.wait()
         process_ids.discard(process.pid)
         with contextlib.suppress(OSError):
-            requested_socket.send(str(code).encode())
-            requested_socket.shutdown(socket.SHUT_RDWR)
+            connection.send(str(code).encode())
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def _start(request: dict[str, object], output: int, errors: int) -> ForkedProcess | subprocess.Popen[bytes]:
@@ -108,9 +108,10 @@ def _start(request: dict[str, object], output: int, errors: int) -> ForkedProces
     )
 
 
-def _end_with(requested_socket: socket.socket, pid: int, process_ids: set[int]) -> None:
+def _end_with(connection: socket.socket, pid: int, process_ids: set[int]) -> None:
+    """Wait until the caller closes the connection, and then kill the process if it still runs."""
     with contextlib.suppress(OSError):
-        requested_socket.recv(1)
+        connection.recv(1)
     if pid in process_ids:
         _kill(pid)
 

@@ -26,8 +26,13 @@ SOURCE = Path(__file__).with_name("JavaPlanner.java")
 class PlanRequest:
     """A request for one scan.
 
-    It has the metadata file's URI, the REST filter as JSON text, and a snapshot id (None for the current snapshot).
-    `names` says which column names the filter uses with a snapshot: "current" or "snapshot".
+    Attributes:
+        metadata: The URI of the metadata file.
+        filter: The filter of the REST API as JSON text.
+        snapshot_id: The id of the snapshot, or None for the current snapshot.
+        names: The column names that the filter uses: those of the current schema ("current") or of the snapshot's
+            schema ("snapshot").
+        case_sensitive: Whether the names in the filter are case-sensitive.
     """
 
     metadata: str
@@ -37,14 +42,14 @@ class PlanRequest:
     case_sensitive: bool = True
 
     def encode_line(self) -> bytes:
-        wire = {
+        document = {
             "metadata": self.metadata,
             "filter": json.loads(self.filter),
             "snapshot-id": self.snapshot_id,
             "names": self.names,
             "case-sensitive": self.case_sensitive,
         }
-        return json.dumps(wire).encode() + b"\n"
+        return json.dumps(document).encode() + b"\n"
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def send_lines(stdin: IO[bytes], lines: list[bytes]) -> None:
 def _parse_plan(answer: dict[str, Any]) -> JavaPlan:
     if "error" in answer:
         return JavaPlan({}, answer["error"])
-    tasks = [PlannedTask(t["path"], frozenset(t["deletes"]), t["residual"]) for t in answer["tasks"]]
+    tasks = [PlannedTask(task["path"], frozenset(task["deletes"]), task["residual"]) for task in answer["tasks"]]
     return JavaPlan({task.path: task for task in tasks}, None)
 
 
@@ -115,18 +120,18 @@ def run_java_planner(log: Path) -> Iterator[JavaPlanner]:
     classes = compile_java(SOURCE, classpath)
     argv = [find_java_17(), "-Xmx1g", *SHORT_LIVED, "-Diceberg.worker.num-threads=2"]
     argv += ["-cp", ":".join([str(classes), *classpath]), "JavaPlanner"]
-    with log.open("ab") as err:
-        child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err)
-    with child:
+    with log.open("ab") as errors:
+        jvm = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+    with jvm:
         try:
-            yield JavaPlanner(child, log)
+            yield JavaPlanner(jvm, log)
         finally:
-            if child.stdin is not None:
-                child.stdin.close()
+            if jvm.stdin is not None:
+                jvm.stdin.close()
             try:
-                child.wait(60)
+                jvm.wait(60)
             except subprocess.TimeoutExpired:
-                child.kill()
+                jvm.kill()
 
 
 def _build_classpath() -> list[str]:

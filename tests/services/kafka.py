@@ -95,10 +95,10 @@ def run_kafka_broker(
         "num.network.threads": "2",
         "num.io.threads": "4",
     }
-    properties, logging = folder / "server.properties", folder / "log4j2.properties"
+    properties, logging_config = folder / "server.properties", folder / "log4j2.properties"
     properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    logging.write_text(_LOGGING_CONFIG)
-    options = ["-Xmx512m", *SHORT_LIVED, f"-Dlog4j2.configurationFile={logging}", f"-Dkafka.logs.dir={folder}"]
+    logging_config.write_text(_LOGGING_CONFIG)
+    options = ["-Xmx512m", *SHORT_LIVED, f"-Dlog4j2.configurationFile={logging_config}", f"-Dkafka.logs.dir={folder}"]
     argv = [find_java_17(), *options, "-cp", f"{jars}/*", "kafka.Kafka", str(properties)]
     process = ManagedProcess(argv, log=folder / "kafka.log", cwd=folder)
     kafka = Kafka(process, f"{host}:{port}")

@@ -32,8 +32,8 @@ def _find_binary(name: str) -> str:
     On Debian, the client programs on PATH are a Perl script. It takes five times as much CPU time to start as psql
     itself.
     """
-    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name), reverse=True)
-    program_path = next((str(f / name) for f in folders if (f / name).exists()), None) or shutil.which(name)
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
+    program_path = next((str(path / name) for path in folders if (path / name).exists()), None) or shutil.which(name)
     if program_path is None:
         raise ServiceFailed(f"{name} not found: run `make services`")
     return program_path
@@ -59,18 +59,8 @@ class Postgres:
 
     def run_sql(self, statement: str, database: str = "postgres") -> str:
         """Run `statement` with psql. Return the rows as text, one in each line, with columns separated by |."""
-        argv = [
-            _find_binary("psql"),
-            "-X",
-            "-q",
-            "-A",
-            "-t",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-c",
-            statement,
-            self.make_url(database),
-        ]
+        options = ["--no-psqlrc", "--quiet", "--no-align", "--tuples-only", "--set=ON_ERROR_STOP=1"]
+        argv = [_find_binary("psql"), *options, "--command", statement, self.make_url(database)]
         result = subprocess.run(argv, capture_output=True, text=True, timeout=60)
         if result.returncode:
             raise ServiceFailed(f"{statement!r}: {result.stderr.strip()}")
@@ -87,11 +77,11 @@ class Postgres:
 
         This takes a tenth of the time of creating another database.
         """
-        name = url.rsplit("/", 1)[1]
-        other_sessions = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
-        ended_sessions = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
+        database_name = _get_database_name(url)
+        other_sessions = f"FROM pg_stat_activity WHERE datname = '{database_name}' AND pid <> pg_backend_pid()"
+        end_sessions = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
         create_schema = "CREATE SCHEMA public AUTHORIZATION pg_database_owner; GRANT USAGE ON SCHEMA public TO PUBLIC"
-        self.run_sql(f"{ended_sessions}; DROP SCHEMA public CASCADE; {create_schema}", name)
+        self.run_sql(f"{end_sessions}; DROP SCHEMA public CASCADE; {create_schema}", database_name)
 
     def delete_rows(self, url: str, keep: Sequence[str], replacement_sql: str) -> None:
         """Delete the rows of all tables except `keep`. This takes less time than creating the tables again.
@@ -104,13 +94,18 @@ class Postgres:
         other_sessions = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         kept_tables = ", ".join(f"'{name}'" for name in keep)
         tables = f"SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ({kept_tables})"
-        delete = f"DO $$ DECLARE t text; BEGIN FOR t IN {tables} LOOP EXECUTE 'DELETE FROM ' || t; END LOOP; END $$"
+        delete_all = f"DO $$ DECLARE t text; BEGIN FOR t IN {tables} LOOP EXECUTE 'DELETE FROM ' || t; END LOOP; END $$"
         end_sessions = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
-        self.run_sql(f"{end_sessions}; {delete}; {replacement_sql}", url.rsplit("/", 1)[1])
+        self.run_sql(f"{end_sessions}; {delete_all}; {replacement_sql}", _get_database_name(url))
 
     def drop_database(self, url: str) -> None:
         """Drop the database of `url`, and end all its connections."""
-        self.run_sql(f'DROP DATABASE IF EXISTS "{url.rsplit("/", 1)[1]}" WITH (FORCE)')
+        self.run_sql(f'DROP DATABASE IF EXISTS "{_get_database_name(url)}" WITH (FORCE)')
+
+
+def _get_database_name(url: str) -> str:
+    _, name = url.rsplit("/", 1)
+    return name
 
 
 def _create_cluster(data: Path, password: Path) -> None:
@@ -121,8 +116,8 @@ def _create_cluster(data: Path, password: Path) -> None:
     """
     initdb = Path(_find_binary("initdb"))
     # Only the user who created a cluster may read it.
-    name = f"{initdb.resolve().parents[1].name}-{initdb.stat().st_mtime_ns}-{os.geteuid()}"
-    cluster_folder = CACHE / "postgres-clusters" / name
+    copy_name = f"{initdb.resolve().parents[1].name}-{initdb.stat().st_mtime_ns}-{os.geteuid()}"
+    cluster_folder = CACHE / "postgres-clusters" / copy_name
     if cluster_folder.exists():
         _copy_folder(cluster_folder, data)
         return

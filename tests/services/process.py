@@ -28,6 +28,7 @@ CACHE = REPO / ".cache"
 DEPLOY = REPO / "deploy"
 
 _living: set[ManagedProcess] = set()
+"""The processes that were started and have not ended, as far as this process knows."""
 
 
 class ServiceFailed(Exception):
@@ -41,6 +42,9 @@ So a chosen port stays free until its use, and while its server is stopped befor
 """
 
 
+_WORKERS_MAX = 8
+"""The number of processes of a test run that never choose the same port."""
+
 _drawn: set[int] = set()
 """Ports that this process has chosen. A test may choose several ports before it uses the first."""
 
@@ -51,10 +55,10 @@ def choose_free_port() -> int:
     This process chooses the port again only after all other ports.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    share = _PORTS[worker % 8 :: 8]
-    if _drawn.issuperset(share):
+    ports_of_worker = _PORTS[worker % _WORKERS_MAX :: _WORKERS_MAX]
+    if _drawn.issuperset(ports_of_worker):
         _drawn.clear()
-    ports = [port for port in share if port not in _drawn]
+    ports = [port for port in ports_of_worker if port not in _drawn]
     for port in random.sample(ports, len(ports)):
         _drawn.add(port)
         with contextlib.suppress(OSError), socket.socket() as probe:
@@ -96,7 +100,7 @@ class ManagedProcess:
         self.log = log
         self._env = {**os.environ, **(env or {})}
         self._cwd = cwd
-        self._forked_process = forked
+        self._is_forked = forked
         self._child: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
@@ -115,10 +119,10 @@ class ManagedProcess:
         Raises:
             ServiceFailed: The child was not ready in time. The message has the end of its log.
         """
-        with self.log.open("ab") as out:
-            self._child = fork(self.argv, self._env, self._cwd, out.fileno()) if self._forked_process else None
+        with self.log.open("ab") as log_file:
+            self._child = fork(self.argv, self._env, self._cwd, log_file.fileno()) if self._is_forked else None
             self._child = self._child or subprocess.Popen(
-                self.argv, env=self._env, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                self.argv, env=self._env, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file,
                 start_new_session=True,
             )  # fmt: skip
         _living.add(self)
@@ -133,10 +137,10 @@ class ManagedProcess:
                 raise ServiceFailed(f"{self.argv[0]} was not ready after {timeout_s:g} s\n{self.log_tail()}")
             time.sleep(0.05)
 
-    def send(self, number: int) -> None:
+    def send(self, signal_number: int) -> None:
         """Send the signal `number` to the whole process group. If the group has already ended, nothing happens."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+            os.killpg(self.pid, signal_number)
 
     def wait(self, timeout_s: float) -> int:
         """Wait for the end of the child for at most `timeout_s` seconds, and return its exit code."""

@@ -120,9 +120,9 @@ def manage_users(s3: S3, *arguments: str) -> None:
 
 
 def find_versitygw() -> str | None:
-    gopath = Path(os.environ.get("GOPATH", Path.home() / "go")) / "bin" / "versitygw"
-    places = [CACHE / "bin" / "versitygw", gopath]
-    return next((str(p) for p in places if p.exists()), shutil.which("versitygw"))
+    go_binary = Path(os.environ.get("GOPATH", Path.home() / "go")) / "bin" / "versitygw"
+    paths = [CACHE / "bin" / "versitygw", go_binary]
+    return next((str(path) for path in paths if path.exists()), shutil.which("versitygw"))
 
 
 def _build_versitygw(binary: str, root: Path, port: int, settings: dict[str, str], log: Path) -> ManagedProcess:
@@ -135,8 +135,8 @@ def _build_s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -
     jars = CACHE / "s3proxy"
     if not any(jars.glob("s3proxy-*.jar")):
         raise ServiceFailed("no S3 server: neither versitygw nor .cache/s3proxy exists; run `make services`")
-    properties = root.parent / "s3proxy.properties"
-    lines = {
+    properties_file = root.parent / "s3proxy.properties"
+    settings_of_s3proxy = {
         "s3proxy.endpoint": f"http://127.0.0.1:{port}",
         "s3proxy.authorization": "aws-v2-or-v4",
         "s3proxy.identity": settings["ROOT_ACCESS_KEY"],
@@ -144,15 +144,24 @@ def _build_s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -
         "jclouds.provider": "filesystem-nio2",
         "jclouds.filesystem.basedir": str(root),
     }
-    properties.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-    logging = root.parent / "logback.xml"
-    logging.write_text(
+    properties_file.write_text("".join(f"{key}={value}\n" for key, value in settings_of_s3proxy.items()))
+    logging_config = root.parent / "logback.xml"
+    logging_config.write_text(
         '<configuration><appender name="out" class="ch.qos.logback.core.ConsoleAppender"><encoder>'
         "<pattern>%d %level %logger %msg%n</pattern></encoder></appender>"
         '<root level="WARN"><appender-ref ref="out"/></root></configuration>'
     )
-    argv = [find_java_17(), "-Xmx512m", *SHORT_LIVED, f"-Dlogback.configurationFile={logging}", "-cp", f"{jars}/*"]
-    return ManagedProcess([*argv, "org.gaul.s3proxy.Main", "--properties", str(properties)], log=log, cwd=root.parent)
+    argv = [
+        find_java_17(),
+        "-Xmx512m",
+        *SHORT_LIVED,
+        f"-Dlogback.configurationFile={logging_config}",
+        "-cp",
+        f"{jars}/*",
+    ]
+    return ManagedProcess(
+        [*argv, "org.gaul.s3proxy.Main", "--properties", str(properties_file)], log=log, cwd=root.parent
+    )
 
 
 @contextmanager

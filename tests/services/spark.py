@@ -32,7 +32,8 @@ def _read_result(connection: Any) -> Any:
 
     PySpark leaves the socket to the garbage collector. Its warning would fail the test that runs at this time.
     """
-    file, sock = pyspark.util.local_connect_and_auth(connection[0], connection[1])
+    port, secret, *_ = connection
+    file, sock = pyspark.util.local_connect_and_auth(port, secret)
     sock.settimeout(None)
     sock.close()  # The socket is closed when `file` is closed.
     return file

@@ -51,8 +51,8 @@ class Trino:
 
     def start(self) -> None:
         """Start Trino, or restart it after its process has ended. The ports stay the same."""
-        info = f"{self.base_url}/v1/info"
-        self.process.start(lambda: is_http_ok(info, contains='"starting":false'), timeout_s=180)
+        info_url = f"{self.base_url}/v1/info"
+        self.process.start(lambda: is_http_ok(info_url, contains='"starting":false'), timeout_s=180)
 
     def rows(self, sql: str, session: dict[str, str] | None = None, *, catalog: str = CATALOG) -> list[list[Any]]:
         """Run `sql`, and return all rows. `session` has session properties.
@@ -82,13 +82,18 @@ def _assemble_iceberg_plugin() -> Path:
 
 
 def _write_service_entry(jar: Path, plugin: str, classes: Path | None = None) -> None:
+    """Write a jar that names the class `plugin` as a plugin of Trino, and that has the files of `classes`."""
     with zipfile.ZipFile(jar, "w") as file:
         file.writestr("META-INF/services/io.trino.spi.Plugin", f"{plugin}\n")
-        for item in sorted(classes.glob("*.class")) if classes else []:
-            file.write(item, item.name)
+        for class_file in sorted(classes.glob("*.class")) if classes else []:
+            file.write(class_file, class_file.name)
 
 
 def _install_plugins(folder: Path, home: Path, plugin_jars: Sequence[Path], *, spooling: bool) -> Path:
+    """Create the folder of plugins with the Iceberg plugin, and that for spooled results if `spooling` is set.
+
+    `home` is the home of the JDK. `plugin_jars` replace the jars of the Iceberg plugin.
+    """
     plugins = folder / "plugin"
     plugins.mkdir()
     assembled = _assemble_iceberg_plugin()

@@ -42,8 +42,8 @@ def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iter
     """Open both servers and Trino. `properties` are additional properties of Trino."""
     warehouse = f"s3://{s3.create_bucket()}/warehouse"
     certificate, key = create_self_signed(folder)
-    pair = folder / "trino.pem"
-    pair.write_text(key.read_text() + certificate.read_text())
+    key_and_certificate = folder / "trino.pem"
+    key_and_certificate.write_text(key.read_text() + certificate.read_text())
     with (
         Seamark(folder / "local") as local_server,
         Seamark(folder / "remote", warehouse=warehouse, env=s3.build_seamark_env()) as remote_server,
@@ -53,7 +53,7 @@ def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iter
             more_catalogs={REMOTE: remote_server.base_url},
             s3=s3,
             spooling=True,
-            certificate=pair,
+            certificate=key_and_certificate,
             by_name=True,
             properties=properties,
         ) as trino,
@@ -65,8 +65,18 @@ def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iter
 def create_self_signed(folder: Path) -> tuple[Path, Path]:
     """Return a self-signed certificate for this machine, and its key."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    results = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", "req", "-x509", *kind, *names, *results], check=True, capture_output=True)
+    key_options = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    name_options = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    outputs = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", "-x509", *key_options, *name_options, *outputs], check=True, capture_output=True)
     return certificate, key

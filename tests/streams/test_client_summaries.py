@@ -34,7 +34,7 @@ async def test_engine_cannot_commit_a_snapshot_that_claims_to_be_a_flush(stream:
 
     with pytest.raises(Exception, match=f"has the key '{key}', which only the server writes"):
         await asyncio.to_thread(append, {key: "0:0-1000"})
-    assert await stream.snapshots() == 1
+    assert await stream.count_snapshots() == 1
     await asyncio.to_thread(append, {"source": "nightly"})
     await stream.post({"id": 3})
     assert sorted(list_ids(await read_batches(stream))) == [1, 2, 3]

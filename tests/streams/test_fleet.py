@@ -129,7 +129,7 @@ async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list
     await fleet[0].post({"id": 0})
     tables = await _list_tables(fleet)
     await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
-    position = f"1.{tables[0].uuid}.none.0.after"
+    position = f"1.{tables[0].uuid}.none.0.after"  # The position before the first row in the log.
     read_ids: list[int] = []
     for number in range(1, 13):
         writer, reader = fleet[number % 2], fleet[(number + 1) % 2]
@@ -231,6 +231,7 @@ async def test_gate_of_a_server_that_stopped_is_opened_by_another_server(
     components = first_server.server.components
     entry = await components.catalog.tables.load_entry(("db",), "t")
     log = cast("SharedLog", await components.streams.open_log(entry, await _load_metadata(first_server)))
+    # This is the state after a server that stopped between the closing and the opening of a gate.
     stopped_gates = TableGates(components.store, components.clock, lease_s=1.0)
     monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0.1)
     await stopped_gates._take_lease(entry.uuid, "stopped")
@@ -300,9 +301,9 @@ async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again
 
     async def prepare_removal(server: StreamServer, read_snapshot_id: int | None) -> bool:
         """Prepare a commit that has read a snapshot. Return True if it has flushed the waiting rows."""
-        count_before = await server.snapshots()
+        count_before = await server.count_snapshots()
         await server.server.components.streams.flush_for_removal(entry, read_snapshot_id)
-        return await server.snapshots() > count_before
+        return await server.count_snapshots() > count_before
 
     table = await asyncio.to_thread(first_server.catalog.load_table, "db.t")
     await second_server.post({"id": 2})

@@ -97,8 +97,8 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
 
     def read() -> None:
         snapshot = open_table(SeamarkClient(url), TABLE, At()).history[0]
-        for index in (At(snapshot_id=snapshot.snapshot_id), At(ref="main"), At(as_of_ms=snapshot.timestamp_ms)):
-            assert scan_ids(url, at=index) == [1]
+        for at in (At(snapshot_id=snapshot.snapshot_id), At(ref="main"), At(as_of_ms=snapshot.timestamp_ms)):
+            assert scan_ids(url, at=at) == [1]
         for version in (str(snapshot.snapshot_id), "'main'"):
             assert query_rows(url, f"SELECT id FROM db.t FOR VERSION AS OF {version}") == [(1,)]
         client = SeamarkClient(url).with_fresh_rows()
@@ -123,12 +123,9 @@ async def test_scans_of_an_open_table_read_the_same_rows_while_new_rows_arrive(s
     assert await asyncio.to_thread(count_planned_rows, opened_table) == 3
     assert await asyncio.to_thread(client.explain, TABLE, at=At(snapshot_id=opened_table.snapshot_id)) is not None
     assert await asyncio.to_thread(scan_ids, stream.server.url) == [1, 2, 3, 4, 5]
-    (snapshot,) = [
-        open_snapshot
-        for open_snapshot in stream.server.components.streams.snapshots._by_id.values()
-        if open_snapshot.made_s
-    ][:1]
-    snapshot.used_s -= 10_000
+    fresh_snapshots = stream.server.components.streams.snapshots._by_id.values()
+    snapshot = next(snapshot for snapshot in fresh_snapshots if snapshot.made_s)
+    snapshot.used_s -= 10_000  # The last use was so long ago that the snapshot has expired.
     with pytest.raises(InvalidRequest, match="it has expired; load the table again"):
         await asyncio.to_thread(count_planned_rows, opened_table)
 
@@ -253,8 +250,8 @@ READERS: dict[str, Callable[[str], list[int]]] = {
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(12, judged_number=1)))
 async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_path: Path, seed: int) -> None:
-    rng, number = random.Random(seed), 0
-    flushed_ids, waiting_ids, states = set[int](), set[int](), dict[int, set[int]]()
+    rng, last_id = random.Random(seed), 0
+    flushed_ids, waiting_ids, ids_by_snapshot = set[int](), set[int](), dict[int, set[int]]()
 
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream, properties={"format-version": rng.choice(["2", "3"])})
@@ -263,15 +260,17 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
         def build_rows(numbers: list[int]) -> list[dict[str, Any]]:
             return [{"id": number, "name": "ab"[number % 2]} for number in numbers]
 
-        def build_change(action: str) -> None:
+        def apply_change(action: str) -> None:
             nonlocal flushed_ids, waiting_ids
             if action == "append":
-                table = pa.table({"id": pa.array(numbers, pa.int64()), "name": ["ab"[each % 2] for each in numbers]})
+                table = pa.table(
+                    {"id": pa.array(numbers, pa.int64()), "name": ["ab"[number % 2] for number in numbers]}
+                )
                 seamark.append(client, TABLE, table)
                 flushed_ids |= set(numbers)
             elif action == "delete":
                 seamark.delete(client, TABLE, where=f"id < {numbers[0] - 20}")
-                flushed_ids = {each for each in flushed_ids | waiting_ids if each >= numbers[0] - 20}
+                flushed_ids = {row_id for row_id in flushed_ids | waiting_ids if row_id >= numbers[0] - 20}
                 waiting_ids = set()
             elif action == "update":
                 query_rows(url, f"UPDATE db.t SET name = 'b' WHERE id = {numbers[0] - 1}")
@@ -281,20 +280,20 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             elif action == "insert":
                 query_rows(url, f"INSERT INTO db.t SELECT {numbers[0]}, 'a', NULL FROM db.t LIMIT 1")
                 flushed_ids |= {numbers[0]} if flushed_ids | waiting_ids else set()
-            elif action == "rollback" and states:
-                head = rng.choice(sorted(states))
+            elif action == "rollback" and ids_by_snapshot:
+                head = rng.choice(sorted(ids_by_snapshot))
                 update = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": head}
                 client._request_json(
                     "POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": [update]}
                 )
-                flushed_ids = set(states[head])
+                flushed_ids = set(ids_by_snapshot[head])
 
         for _ in range(14):
             action = rng.choice(
                 ["post", "post", "flush", "append", "delete", "update", "compact", "insert", "rollback"]
             )
-            numbers = list(range(number + 1, number + 1 + rng.randint(1, 9)))
-            number = numbers[-1]
+            numbers = list(range(last_id + 1, last_id + 1 + rng.randint(1, 9)))
+            last_id = numbers[-1]
             if action == "post" or not (flushed_ids or waiting_ids):
                 await stream.post(*build_rows(numbers))
                 waiting_ids |= set(numbers)
@@ -306,11 +305,11 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
                     await stream.flush()
                 flushed_ids, waiting_ids = flushed_ids | waiting_ids, set()
             else:
-                await asyncio.to_thread(build_change, action)
+                await asyncio.to_thread(apply_change, action)
             opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
             if opened_table.snapshot_id is not None:
-                states.setdefault(opened_table.snapshot_id, set(flushed_ids))
-                assert states[opened_table.snapshot_id] == flushed_ids, action
+                ids_by_snapshot.setdefault(opened_table.snapshot_id, set(flushed_ids))
+                assert ids_by_snapshot[opened_table.snapshot_id] == flushed_ids, action
             for name in rng.sample(sorted(READERS), 2):
                 reader_task = asyncio.create_task(asyncio.to_thread(READERS[name], url))
                 if rng.random() < 0.3 and stream.server.components.streams.tables:
@@ -319,7 +318,7 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
                 assert await reader_task == sorted(flushed_ids | waiting_ids), (action, name)
             opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
             if opened_table.snapshot_id is not None:
-                states.setdefault(opened_table.snapshot_id, set(flushed_ids))
+                ids_by_snapshot.setdefault(opened_table.snapshot_id, set(flushed_ids))
 
 
 async def test_java_client_reads_rows_that_were_acknowledged_before_it_loaded_the_table(stream: StreamServer) -> None:

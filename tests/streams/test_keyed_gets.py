@@ -67,8 +67,8 @@ async def get_rows(stream: StreamServer, *keys: Any, **body: Any) -> Any:
 
 
 async def read_refusal(stream: StreamServer, body: Any, status: int = 400) -> str:
-    refusal, answer = await post_keys(stream, body)
-    assert refusal == status, answer
+    actual_status, answer = await post_keys(stream, body)
+    assert actual_status == status, answer
     return str(answer["error"]["message"])
 
 
@@ -76,7 +76,7 @@ async def test_rows_of_keys_are_returned_before_and_after_their_flush(stream: St
     assert await get_rows(stream, 1) == {"rows": [], "missing": [0]}
     await stream.post({"id": 1, "name": "a", "day": "2026-01-31"}, {"id": 2, "name": "b"})
     for _ in range(2):
-        answer = await get_rows(stream, 2, 7, {"id": 1}["id"], 2)
+        answer = await get_rows(stream, 2, 7, 1, 2)
         assert answer == {
             "rows": [{"id": 2, "name": "b", "day": None}, {"id": 1, "name": "a", "day": "2026-01-31"}],
             "missing": [1],
@@ -204,12 +204,12 @@ async def test_values_of_all_types_have_the_form_of_appended_rows(tmp_path: Path
         "days": ["2026-01-31", None],
         "sizes": {"keys": ["a", "b"], "values": [[1, 2], []]},
     }
-    far_row = {"day": "9999-12-31", "x": "NaN", "place": {"town": None, "day": None}, "days": []}
+    extreme_row = {"day": "9999-12-31", "x": "NaN", "place": {"town": None, "day": None}, "days": []}
     posted_rows = [
         {"id": ids[0], **full_row},
         {"id": ids[1]},
         {"id": ids[2], **full_row, "place": None},
-        {"id": ids[3], **far_row},
+        {"id": ids[3], **extreme_row},
     ]
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream, TYPES, properties={KEY: "id"})
@@ -257,8 +257,8 @@ async def test_gets_of_random_keys_equal_a_dictionary_of_the_rows(tmp_path: Path
                     expected |= {key: f"{round_number}.{key}" for key in ids}
             requested_ids = [rng.randrange(22) for _ in range(rng.randint(0, 12))]
             answer = await get_rows(stream, *requested_ids, select=["id", "name"])
-            firsts = list(dict.fromkeys(requested_ids))
+            distinct_ids = list(dict.fromkeys(requested_ids))
             assert answer == {
-                "rows": [{"id": key, "name": expected[key]} for key in firsts if key in expected],
-                "missing": [requested_ids.index(key) for key in firsts if key not in expected],
+                "rows": [{"id": key, "name": expected[key]} for key in distinct_ids if key in expected],
+                "missing": [requested_ids.index(key) for key in distinct_ids if key not in expected],
             }

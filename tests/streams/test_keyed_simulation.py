@@ -59,11 +59,13 @@ def flush_without_deletes(patch: pytest.MonkeyPatch) -> None:
     """Make a flush add rows without deleting the rows that they replace."""
     commit = RemoteTables.commit
 
-    async def add(tables: RemoteTables, entry, metadata, files, ranges, deletes=None, index_files=()):
+    async def commit_without_deletes(
+        tables: RemoteTables, entry, metadata, files, ranges, deletes=None, index_files=()
+    ):
         empty_deletes = None if deletes is None else deletes._replace(content_files=[b"{}"])
         return await commit(tables, entry, metadata, files, ranges, empty_deletes)
 
-    patch.setattr(RemoteTables, "commit", add)
+    patch.setattr(RemoteTables, "commit", commit_without_deletes)
 
 
 def commit_deletes_of_an_older_version(patch: pytest.MonkeyPatch) -> None:
@@ -79,8 +81,8 @@ def commit_deletes_of_an_older_version(patch: pytest.MonkeyPatch) -> None:
 
 def take_earlier_rows_for_later_ones(patch: pytest.MonkeyPatch) -> None:
     """Keep the earlier of two rows with the same key."""
-    slices = StreamTable._read_slices
-    patch.setattr(StreamTable, "_read_slices", lambda table, *args: slices(table, *args)[::-1])
+    read_slices = StreamTable._read_slices
+    patch.setattr(StreamTable, "_read_slices", lambda table, *args: read_slices(table, *args)[::-1])
 
 
 def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
@@ -108,13 +110,13 @@ def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_last_append(patch: pytest.MonkeyPatch) -> None:
     """Omit the last append of a range of offsets from the file."""
-    slices = StreamTable._read_slices
+    read_slices = StreamTable._read_slices
 
-    def drop(table: StreamTable, *args):
-        rows = slices(table, *args)
+    def omit_last_slice(table: StreamTable, *args):
+        rows = read_slices(table, *args)
         return rows[:-1] or rows
 
-    patch.setattr(StreamTable, "_read_slices", drop)
+    patch.setattr(StreamTable, "_read_slices", omit_last_slice)
 
 
 MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = [
@@ -130,16 +132,16 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = [
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("mutate", "expected", "first"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS]
+    ("mutate", "message", "start_seed"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS]
 )
 def test_the_simulation_detects_each_mutation(
-    mutate: Callable[[pytest.MonkeyPatch], None], expected: str, first: int, monkeypatch: pytest.MonkeyPatch
+    mutate: Callable[[pytest.MonkeyPatch], None], message: str, start_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutate(monkeypatch)
-    for seed in range(first, first + MUTATION_SEEDS):
+    for seed in range(start_seed, start_seed + MUTATION_SEEDS):
         try:
             run_world(seed)
         except InvariantBroken as error:
-            assert re.search(expected, str(error)), error  # noqa: PT017
+            assert re.search(message, str(error)), error  # noqa: PT017
             return
     pytest.fail("the simulation does not detect the mutation")

@@ -386,10 +386,10 @@ async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> N
     properties |= rng.choice(({}, {"seamark.index.ids": "record(id)"}))
     partition = PartitionSpec(PartitionField(1, 1000, BucketTransform(3), "bucket"))
     spec = {"partition_spec": partition} if rng.random() < 0.5 else {}
-    for life in range(3):
+    for run_number in range(3):
         async with open_stream_server(tmp_path) as stream:
             client = IndexClient(stream.server.url)
-            if not life:
+            if run_number == 0:
                 await create_stream_table(stream, SCHEMA, properties=properties, **spec)
             for _ in range(12):
                 step = rng.choice(("write", "write", "write", "read", "read", "flush", "upsert", "delete", "compact"))

@@ -45,6 +45,7 @@ from seamark.metaserver.streams.positions import (
 from tests.seeds import first_seed, mark_fast
 
 UUID = "00000000-0000-4000-8000-000000000001"
+SEEDS_PER_TEST = 200
 
 
 @dataclass
@@ -76,12 +77,13 @@ class PositionModel:
         self.flushed_offsets = dict.fromkeys(range(shards), 0)
         self.log_hash = hash_log("log 0")
         self.history = SnapshotHistory()
+        # The rows that each snapshot added, and all rows that it has.
         self.added_ids: dict[int, list[int]] = {}
         self.live_ids: dict[int | None, list[int]] = {None: []}
         self._ids = itertools.count(1)
         self._numbers = itertools.count(1)
 
-    def table(self) -> ReadableTable:
+    def make_table(self) -> ReadableTable:
         shards = {
             shard: ShardState(self.starts[shard], len(rows), self.flushed_offsets[shard], 0)
             for shard, rows in self.log.items()
@@ -153,16 +155,16 @@ class TokenReader:
     """A reader that keeps only its token between reads."""
 
     token: str
-    missing_ids: list[int] = field(default_factory=list)
+    earlier_ids: list[int] = field(default_factory=list)
     """The rows before the position at which the reader started."""
     seen_counts: Counter[int] = field(default_factory=Counter)
     failure: str = ""
 
-    def read(self, model: PositionModel, steps: int) -> bool:
-        """Read at most `steps` steps. Return True if the reader has reached the end of the rows."""
-        for _ in range(steps):
+    def read(self, model: PositionModel, steps_max: int) -> bool:
+        """Read at most `steps_max` steps. Return True if the reader has reached the end of the rows."""
+        for _ in range(steps_max):
             try:
-                step = choose_next_step(parse_position(self.token, UUID), model.table())
+                step = choose_next_step(parse_position(self.token, UUID), model.make_table())
             except (OffsetOutOfRange, BadRequest) as error:
                 self.failure = error.message
                 return True
@@ -178,6 +180,7 @@ class TokenReader:
                     offsets = {}
                     for shard, (start, end) in step.ranges.items():
                         assert model.starts[shard] <= start < end <= len(model.log[shard])
+                        # A reader may stop within a range. It reads at least one row if the step has only one range.
                         offsets[shard] = model.rng.randint(start + (len(step.ranges) == 1), end)
                         self.seen_counts.update(model.log[shard][start : offsets[shard]])
                     self.token = step.position.advance(offsets).encode()
@@ -186,7 +189,7 @@ class TokenReader:
 
 def start_reader(model: PositionModel) -> TokenReader | None:
     """Return a reader at a random kind of start position, or None if the position is gone."""
-    table = model.table()
+    table = model.make_table()
     match model.rng.choice(("earliest", "latest", "snapshot", "time")):
         case "earliest":
             return TokenReader(find_earliest_position(UUID, table).encode())
@@ -206,9 +209,9 @@ def start_reader(model: PositionModel) -> TokenReader | None:
     return None
 
 
-@pytest.mark.parametrize("first", mark_fast(range(first_seed(), first_seed() + 4000, 200), 1))
-def test_readers_of_random_histories_get_each_row_once(first: int) -> None:
-    for seed in range(first, first + 200):
+@pytest.mark.parametrize("start_seed", mark_fast(range(first_seed(), first_seed() + 4000, SEEDS_PER_TEST), 1))
+def test_readers_of_random_histories_get_each_row_once(start_seed: int) -> None:
+    for seed in range(start_seed, start_seed + SEEDS_PER_TEST):
         check_readers(seed)
 
 
@@ -227,7 +230,7 @@ def check_readers(seed: int) -> None:
     for reader in readers:
         while not reader.failure and not reader.read(model, 1):
             pass
-        expected = Counter(model.rows) - Counter(reader.missing_ids)
+        expected = Counter(model.rows) - Counter(reader.earlier_ids)
         if reader.failure:
             assert any(text in reader.failure for text in ("removed", "expired", "another log")), (seed, reader.failure)
             assert reader.seen_counts <= expected, f"seed {seed}: a reader has repeated a row before it failed"
@@ -240,7 +243,7 @@ def test_most_random_readers_do_not_fail() -> None:
     for seed in range(200):
         rng = Random(seed)
         model = PositionModel(rng, 2, rebuild_chance=0)
-        reader = TokenReader(find_earliest_position(UUID, model.table()).encode())
+        reader = TokenReader(find_earliest_position(UUID, model.make_table()).encode())
         for _ in range(30):
             model.change_at_random()
             reader.read(model, 2)
@@ -252,33 +255,33 @@ def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
     model = PositionModel(Random(1), 1)
     model.commit("append", model.draw_rows())
     base = model.history.current_snapshot_id
-    position_before = find_position_after_snapshot(UUID, model.table(), base)
+    position_before = find_position_after_snapshot(UUID, model.make_table(), base)
     model.log[0] += [100, 101]
     model.commit("append", [100, 101], [FlushedRange(0, 0, 2)])
     model.flushed_offsets[0] = 2
     model.history.current_snapshot_id = base
     model.log[0].append(102)
     with pytest.raises(BadRequest, match="a rollback has removed"):
-        choose_next_step(position_before, model.table())
-    step = choose_next_step(position_before, model.table(), skips_changes=True)
+        choose_next_step(position_before, model.make_table())
+    step = choose_next_step(position_before, model.make_table(), skips_changes=True)
     assert isinstance(step, LogRows)
     assert step.ranges == {0: (2, 3)}
     position_after = ReadPosition(UUID, 2, (2,))
     with pytest.raises(BadRequest, match="not an ancestor"):
-        choose_next_step(position_after, model.table())
+        choose_next_step(position_after, model.make_table())
 
 
 def test_read_ends_at_its_until_position() -> None:
     model = PositionModel(Random(1), 2)
     model.log[0] += [1, 2]
-    start = find_earliest_position(UUID, model.table())
-    until = find_latest_position(UUID, model.table())
+    start = find_earliest_position(UUID, model.make_table())
+    until = find_latest_position(UUID, model.make_table())
     model.log[0].append(3)
     model.log[1].append(4)
-    step = choose_next_step(start, model.table(), until=until)
+    step = choose_next_step(start, model.make_table(), until=until)
     assert isinstance(step, LogRows)
     assert step.ranges == {0: (0, 2)}
-    assert isinstance(choose_next_step(step.position.advance({0: 2}), model.table(), until=until), End)
+    assert isinstance(choose_next_step(step.position.advance({0: 2}), model.make_table(), until=until), End)
 
 
 @pytest.mark.parametrize(
@@ -325,24 +328,24 @@ def test_snapshot_whose_summary_is_no_flush_of_this_table_is_read_as_an_append(o
 def test_flushes_before_a_rebuild_are_read_as_appends() -> None:
     model = PositionModel(Random(1), 1)
     model.log[0] += [1, 2]
-    old_position = find_latest_position(UUID, model.table())
+    old_position = find_latest_position(UUID, model.make_table())
     model.rebuild()
     model.log[0] += [3, 4, 5]
     model.flush(1.0)
     first_snapshot_id, second_snapshot_id = model.history.by_id
-    start = find_position_after_snapshot(UUID, model.table(), None)
-    step = choose_next_step(parse_position(start.encode(), UUID), model.table())
+    start = find_position_after_snapshot(UUID, model.make_table(), None)
+    step = choose_next_step(parse_position(start.encode(), UUID), model.make_table())
     assert isinstance(step, Files)
     assert (step.snapshot_id, step.position.offsets) == (first_snapshot_id, (0,))
-    step = choose_next_step(step.position, model.table())
+    step = choose_next_step(step.position, model.make_table())
     assert isinstance(step, LogRows)
     assert step.ranges == {0: (0, 3)}
     later_position = step.position.advance({0: 3})
-    assert choose_next_step(later_position, model.table()) == End(
+    assert choose_next_step(later_position, model.make_table()) == End(
         msgspec.structs.replace(later_position, snapshot_id=second_snapshot_id)
     )
     with pytest.raises(BadRequest, match="offsets of another log"):
-        choose_next_step(old_position, model.table())
+        choose_next_step(old_position, model.make_table())
 
 
 def test_flush_of_an_earlier_server_is_a_flush_of_the_table() -> None:

@@ -58,7 +58,7 @@ async def test_read_server_without_a_log_shows_flushed_rows_and_refuses_changes(
         uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         with pytest.raises(ReadOnlyServer, match="send a statement that changes rows of a stream table to one of"):
             await components.streams.flush(uuid)
-        assert await writer.snapshots() == 1
+        assert await writer.count_snapshots() == 1
 
 
 @pytest.mark.slow
@@ -79,9 +79,9 @@ async def test_read_server_returns_waiting_rows_and_never_flushes_them(
         # The writer has stopped, so the rows stay in the log until a writing server flushes them.
         streams = reader.server.components.streams
         (table,) = streams.tables.values()
-        rounds: list[str] = []
-        monkeypatch.setattr(table, "follow", record_calls(table.follow, "follow", rounds))
-        await until(lambda: len(rounds) > 3)  # The rows were due for a flush in each of these rounds.
+        follow_calls: list[str] = []
+        monkeypatch.setattr(table, "follow", record_calls(table.follow, "follow", follow_calls))
+        await until(lambda: len(follow_calls) > 3)  # The rows were due for a flush in each of these rounds.
         assert (table.flushed, table.unflushed_rows) == ({0: 1}, 1)
         assert streams.counts.flushes == streams.counts.failed_flushes == 0
         assert await reader.ids() == [1, 2]

@@ -150,7 +150,7 @@ async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(
 
     task = asyncio.create_task(asyncio.to_thread(follow))
     for number in (2, 3, 4):
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # The reader probably waits for rows again.
         await (append_batch(stream, number) if number == 3 else stream.post({"id": number}))
     async with asyncio.timeout(SOON_S):
         await task
@@ -167,7 +167,7 @@ async def test_a_waiting_reader_gets_the_first_row_that_is_ever_appended(
     start = await asyncio.to_thread(_locate, stream, "latest")
     url = f"{stream.server.url}/api/v1/tables/db/t/rows?after={start}&wait={WAIT_S}"
     waiting_task = asyncio.create_task(stream.server.http.get(url))
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.2)  # The server probably has the request and waits.
     await stream.post({"id": 2})
     async with asyncio.timeout(SOON_S), await waiting_task as answer:
         assert answer.status == 200, await answer.text()
@@ -238,24 +238,24 @@ async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_fl
 async def test_read_from_a_position_within_a_file_continues_with_the_next_row(tmp_path: Path) -> None:
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
-        count = BATCH_ROWS + 10
-        await append_batch(stream, *range(count))
+        row_count = BATCH_ROWS + 10
+        await append_batch(stream, *range(row_count))
         await append_batch(stream, -1)
         first_batch, *_ = await read_batches(stream)
         assert "~" in first_batch.position
         later_rows = await read_batches(stream, from_=first_batch.position)
-        assert Counter(list_ids([first_batch, *later_rows])) == Counter([*range(count), -1])
+        assert Counter(list_ids([first_batch, *later_rows])) == Counter([*range(row_count), -1])
 
 
 async def test_rows_keep_their_values_after_a_schema_change(stream: StreamServer) -> None:
     await stream.post({"id": 1, "name": "a"})
 
-    def add_column() -> None:
+    def change_schema() -> None:
         with stream.catalog.load_table("db.t").update_schema() as update:
             update.rename_column("name", "title")
             update.delete_column("day")
 
-    await asyncio.to_thread(add_column)
+    await asyncio.to_thread(change_schema)
     await stream.post({"id": 2, "title": "b"})
     batches = await read_batches(stream)
     assert [row for batch in batches for row in batch.rows.to_pylist()] in (
@@ -291,9 +291,9 @@ async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: in
                     case "flush":
                         await stream.server.http.post(f"{stream.server.url}/api/v1/tables/db/t/flush")
                     case "start":
-                        offset = rng.choice(("earliest", "latest"))
-                        position = await asyncio.to_thread(_locate, stream, offset)
-                        readers.append((position, Counter(), 0 if offset == "earliest" else len(model)))
+                        start_position = rng.choice(("earliest", "latest"))
+                        position = await asyncio.to_thread(_locate, stream, start_position)
+                        readers.append((position, Counter(), 0 if start_position == "earliest" else len(model)))
                     case "read":
                         readers = [await _read_some(stream, rng, *reader) for reader in readers]
             assert sorted(list_ids(await read_batches(stream))) == sorted(model)

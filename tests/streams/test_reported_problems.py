@@ -106,7 +106,7 @@ async def test_first_rows_of_an_ended_server_are_committed_after_its_restart(
         async with open_stream_server(tmp_path) as stream:
             await create_stream_table(stream)
             await stream.post({"id": 1})
-            assert await stream.snapshots() == 0
+            assert await stream.count_snapshots() == 0
     async with open_stream_server(tmp_path) as stream:
         await wait_for_snapshots(stream, "t", 1)
         assert await stream.ids() == [1]
@@ -157,7 +157,7 @@ async def test_idle_shards_delay_neither_flushes_nor_readers(tmp_path: Path) -> 
             assert await stream.flush() + await stream.flush() <= 1
             assert sorted(list_ids(await read_batches(stream))) == list(range(number + 1))
         (table,) = stream.server.components.streams.tables.values()
-        assert sorted(table.flushed.values()) == [0] * 7 + [3]
+        assert sorted(table.flushed.values()) == [0] * 7 + [3]  # All rows of a producer are in one shard.
 
 
 async def test_first_flush_keeps_existing_rows_of_the_table(tmp_path: Path) -> None:
@@ -300,19 +300,19 @@ async def test_deletion_vectors_that_a_flush_replaces_stay_for_earlier_snapshots
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream, test_keyed_tables.SCHEMA, properties={"format-version": "3"})
         expected: list[dict[int, str]] = []
-        snapshots: list[int] = []
+        snapshot_ids: list[int] = []
         model: dict[int, str] = {}
         for changed_rows in (range(6), (0, 1), (1, 2), (3,)):
             model |= {key: f"n{len(expected)}" for key in changed_rows}
             await stream.post(*({"id": key, "name": model[key]} for key in changed_rows))
             assert await stream.flush() in (0, len(changed_rows))
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
-            snapshots.append(table.metadata.current_snapshot_id or 0)
+            snapshot_ids.append(table.metadata.current_snapshot_id or 0)
             expected.append(dict(model))
             assert await test_keyed_tables.read_names(stream) == model
         client = SeamarkClient(stream.server.url)
-        for snapshot, rows in zip(snapshots, expected, strict=True):
-            scan = await asyncio.to_thread(seamark.scan, client, "db.t", at=At(snapshot_id=snapshot))
+        for snapshot_id, rows in zip(snapshot_ids, expected, strict=True):
+            scan = await asyncio.to_thread(seamark.scan, client, "db.t", at=At(snapshot_id=snapshot_id))
             actual_rows = (await asyncio.to_thread(scan.to_arrow)).to_pylist()
             assert sorted((row["id"], row["name"]) for row in actual_rows) == sorted(rows.items())
 

@@ -42,6 +42,7 @@ from tests.server.rig import RunningServer, run_server
 from tests.waits import PATIENCE_S, until
 
 NEVER_MS = 3_600_000
+"""An interval between flushes that is longer than any test."""
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
     NestedField(2, "name", StringType()),
@@ -88,7 +89,7 @@ class StreamServer:
         (uuid,) = self.server.components.streams.tables
         return await self.server.components.streams.flush(uuid)
 
-    async def snapshots(self) -> int:
+    async def count_snapshots(self) -> int:
         table = await asyncio.to_thread(self.catalog.load_table, "db.t")
         return len(table.metadata.snapshots)
 
@@ -142,11 +143,11 @@ async def test_the_first_rows_of_an_empty_table_are_committed_without_a_delay(st
     """Spark plans no scan of a table without a snapshot, so it would read no rows."""
     await stream.post({"id": 1})
     async with asyncio.timeout(PATIENCE_S):
-        while not await stream.snapshots():
+        while not await stream.count_snapshots():
             await asyncio.sleep(0.02)
     await stream.post({"id": 2})
     await asyncio.sleep(0.3)
-    assert await stream.snapshots() == 1
+    assert await stream.count_snapshots() == 1
     assert await stream.ids() == [1, 2]
 
 
@@ -169,7 +170,7 @@ async def test_first_flush_is_repeated_only_after_a_failure(
     await stream.post({"id": 2})
     is_released.set()
     async with asyncio.timeout(PATIENCE_S):
-        while not await stream.snapshots():
+        while not await stream.count_snapshots():
             await asyncio.sleep(0.02)
     await asyncio.sleep(0.3)
     assert len(attempts) == 2
@@ -279,6 +280,8 @@ _ROWS = 20_000
         pa.Array.from_buffers(
             pa.string_view(),
             _ROWS,
+            # Each view has the length of its text, a prefix, the number of a buffer, and the position in this buffer.
+            # The last buffer has the characters.
             [None, pa.py_buffer(struct.pack("<i4sii", 500_000, b"xxxx", 0, 0) * _ROWS), _LONG_TEXT.buffers()[2]],
         ),
         pa.FixedSizeListArray.from_arrays(pa.nulls(_ROWS * 1000), 1000),
@@ -358,14 +361,14 @@ async def test_server_flushes_rows_of_an_earlier_process_after_a_full_interval(t
         await stream.post({"id": 1})
         await stream.flush()
         await stream.post({"id": 2})
-        snapshots = await stream.snapshots()
+        snapshots = await stream.count_snapshots()
     async with open_stream_server(tmp_path) as stream:
         await asyncio.sleep(2)
-        assert await stream.snapshots() == snapshots
+        assert await stream.count_snapshots() == snapshots
         assert await stream.ids() == [1, 2]
     async with open_stream_server(tmp_path, stream_flush_interval_ms=100) as stream:
         async with asyncio.timeout(PATIENCE_S):
-            while await stream.snapshots() == snapshots:
+            while await stream.count_snapshots() == snapshots:
                 await asyncio.sleep(0.02)
 
 
@@ -399,7 +402,7 @@ async def test_rows_are_refused_at_the_limit_of_memory_until_a_flush(tmp_path: P
                     break
         else:
             # A flush ran while the writer was writing.
-            assert await stream.snapshots() > 1
+            assert await stream.count_snapshots() > 1
         (table,) = stream.server.components.streams.tables.values()
         await until(lambda: table.size_bytes == 0)
         await stream.post({"id": 2})
@@ -439,11 +442,11 @@ async def test_announced_body_that_never_arrives_delays_other_bodies_only_for_a_
     components = stream.server.components
     room, half_bytes = components.streams.body_room, components.settings.stream_memory_bytes // 2
     (table,) = components.streams.tables.values()
-    loaded = await components.catalog.tables.load(("db",), "t")
-    async with asyncio.timeout(PATIENCE_S), room.await_arrival(loaded, half_bytes, "ann"):
-        async with room.await_arrival(loaded, half_bytes, "bob"):
+    loaded_table = await components.catalog.tables.load(("db",), "t")
+    async with asyncio.timeout(PATIENCE_S), room.await_arrival(loaded_table, half_bytes, "ann"):
+        async with room.await_arrival(loaded_table, half_bytes, "bob"):
             assert table.arriving_bytes == 2 * half_bytes
-        async with room.reserve([(loaded, half_bytes // 2)], "bob"):  # The body of Ann reserves nothing.
+        async with room.reserve([(loaded_table, half_bytes // 2)], "bob"):  # The body of Ann reserves nothing.
             pass
     assert (table.arriving_bytes, room.sender_count) == (0, 0)
 
@@ -456,23 +459,23 @@ async def test_body_waits_only_for_a_time_for_earlier_bodies(
     room, half_bytes = components.streams.body_room, components.settings.stream_memory_bytes // 2
     (table,) = components.streams.tables.values()
     await until(lambda: table.size_bytes == 0)
-    loaded = await components.catalog.tables.load(("db",), "t")
+    loaded_table = await components.catalog.tables.load(("db",), "t")
 
     async def reserve(size_bytes: int) -> int:
-        async with asyncio.timeout(2 * PATIENCE_S), room.reserve([(loaded, size_bytes)], "bob"):
+        async with asyncio.timeout(2 * PATIENCE_S), room.reserve([(loaded_table, size_bytes)], "bob"):
             return table.reserved_bytes
 
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room._WAITING_SHARE", 1e9)
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
     table.appending_bytes = half_bytes // 2
-    earlier = asyncio.create_task(reserve(half_bytes))  # There is no memory for this body.
+    earlier_task = asyncio.create_task(reserve(half_bytes))  # There is no memory for this body.
     await until(lambda: room.waiter_count == 1)
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", 0.01)
     with pytest.raises(TooManyRequests):
         await reserve(half_bytes)
     assert await reserve(half_bytes // 8) == half_bytes // 8
     table.appending_bytes = 0
-    assert await earlier == half_bytes
+    assert await earlier_task == half_bytes
     assert (table.reserved_bytes, room.waiter_count) == (0, 0)
 
 
@@ -489,8 +492,8 @@ async def test_unflushed_table_cannot_use_the_memory_of_other_tables(tmp_path: P
         await until(lambda: streams.tables[uuid].size_bytes == 0)
         streams._flushes[uuid].not_before_s = float("inf")  # This is the state after several failed flushes.
         row = json.dumps([{"id": 1, "name": "x" * 100_000}]).encode()
-        answers = [(await stream.send(row))[0] for _ in range(8)]
-        assert (answers[0], answers[-1]) == (200, 429), answers
+        statuses = [(await stream.send(row))[0] for _ in range(8)]
+        assert (statuses[0], statuses[-1]) == (200, 429), statuses
         url = f"{stream.server.url}/api/v1/tables/db/other/rows"
         for _ in range(8):
             async with stream.server.http.post(url, data=row, headers={"Content-Type": "application/json"}) as answer:
@@ -573,7 +576,7 @@ async def test_drop_hides_unflushed_rows_and_undrop_restores_them(stream: Stream
     await stream.post({"id": 2})
     await asyncio.to_thread(stream.catalog.drop_table, "db.t")
     streams = stream.server.components.streams
-    await until(lambda: _look(stream) and not streams.tables)
+    await until(lambda: _mark_flushes_as_due(stream) and not streams.tables)
     _, dropped_tables = await stream.server.get("/api/v1/dropped")
     async with stream.server.http.post(
         f"{stream.server.url}/api/v1/dropped/{dropped_tables['dropped'][0]['id']}/undrop"
@@ -582,7 +585,8 @@ async def test_drop_hides_unflushed_rows_and_undrop_restores_them(stream: Stream
     assert await stream.ids() == [1, 2]
 
 
-def _look(stream: StreamServer) -> bool:
+def _mark_flushes_as_due(stream: StreamServer) -> bool:
+    """Make each table due for a flush. Return True, so that a condition can repeat this."""
     for state in stream.server.components.streams._flushes.values():
         state.is_due = True
     return True
@@ -640,9 +644,9 @@ async def test_readers_get_each_row_once_during_random_writes_flushes_and_restar
             await stream.flush()
 
     schema = Schema(*SCHEMA.fields[:2])
-    for restart in range(2):
+    for run_number in range(2):
         async with open_stream_server(tmp_path) as stream:
-            if not restart:
+            if run_number == 0:
                 shards = {"seamark.stream.shards": str(rng.choice([1, 3]))}
                 await create_stream_table(
                     stream, schema, partition_spec=rng.choice([BY_NAME, PartitionSpec()]), properties=shards

@@ -95,11 +95,11 @@ async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
         streams, clock = stream.server.components.streams, stream.server.components.clock
         seal, ends_ms = streams.snapshots._shared_snapshots.seal, []
 
-        def note_end(uuid: str, snapshot: Snapshot, *, until_ms: int) -> Mapping[str, str]:
+        def record_end(uuid: str, snapshot: Snapshot, *, until_ms: int) -> Mapping[str, str]:
             ends_ms.append(until_ms)
             return seal(uuid, snapshot, until_ms=until_ms)
 
-        monkeypatch.setattr(streams.snapshots._shared_snapshots, "seal", note_end)
+        monkeypatch.setattr(streams.snapshots._shared_snapshots, "seal", record_end)
         await stream.post({"id": 2})
         assert await stream.ids() == [1, 2]
         await stream.flush()
@@ -139,15 +139,15 @@ async def test_tables_opened_at_one_server_have_the_rows_of_the_model_at_another
         for number in range(25):
             action = rng.choice(["post", "post", "post", "flush", "delete", "open", "read"])
             if action == "post" or not rows:
-                id_ = rng.choice([*rows, number]) if KEY in properties else number
-                await first_server.post({"id": id_, "name": f"n{number}"})
-                rows[id_] = f"n{number}"
+                row_id = rng.choice([*rows, number]) if KEY in properties else number
+                await first_server.post({"id": row_id, "name": f"n{number}"})
+                rows[row_id] = f"n{number}"
             elif action == "flush":
                 await first_server.flush()
             elif action == "delete":
-                last_id = rng.choice(list(rows))
-                await asyncio.to_thread(seamark.delete, client, TABLE, where=f"id = {last_id}")
-                del rows[last_id]
+                deleted_id = rng.choice(list(rows))
+                await asyncio.to_thread(seamark.delete, client, TABLE, where=f"id = {deleted_id}")
+                del rows[deleted_id]
             elif action == "open":
                 opened_tables.append((await asyncio.to_thread(open_table, client, TABLE, At()), dict(rows)))
             elif opened_tables:
@@ -192,10 +192,10 @@ async def test_record_without_a_valid_signature_or_after_its_expiry_is_ignored()
     assert await find(make_process(b"x" * 32)) is None
     ((name, record),) = sealed_record.items()
     objects[make_fresh_location(folder, 8)] = objects[location]  # This copies the record of another snapshot.
-    objects[make_fresh_location(folder, 9)] = write_list({name: record[:-8] + "AAAAAAAA"})
+    objects[make_fresh_location(folder, 9)] = write_list({name: record[:-8] + "AAAAAAAA"})  # The signature is changed.
     objects[make_fresh_location(folder, 10)] = write_list({name: "no Base64 \u4e2d"})
     objects[make_fresh_location(folder, 11)] = write_list({})
-    objects[make_fresh_location(folder, 12)] = objects[location][:60]
+    objects[make_fresh_location(folder, 12)] = objects[location][:60]  # This file is truncated.
     for snapshot_id in range(8, 13):
         assert await find(make_process(), snapshot_id) is None
     clock.advance(1001)

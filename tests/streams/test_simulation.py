@@ -96,7 +96,7 @@ def accept_appends_in_any_order(patch: pytest.MonkeyPatch) -> None:
     def accept(group: Group, producer):
         summary = group._find_producer(producer.name)
         appends = summary.appends if summary is not None else ()
-        return next((each.acknowledge() for each in appends if each.sequence == producer.sequence), None)
+        return next((append.acknowledge() for append in appends if append.sequence == producer.sequence), None)
 
     patch.setattr(Group, "_check_sequence", accept)
 
@@ -111,11 +111,11 @@ def flush_without_comparing(patch: pytest.MonkeyPatch) -> None:
     """Make a flush add its rows although the offsets have moved."""
     commit = SimulatedCatalog.commit
 
-    def add(catalog: SimulatedCatalog, *args) -> None:
+    def commit_without_comparing(catalog: SimulatedCatalog, *args) -> None:
         catalog.compares = False
         commit(catalog, *args)
 
-    patch.setattr(SimulatedCatalog, "commit", add)
+    patch.setattr(SimulatedCatalog, "commit", commit_without_comparing)
 
 
 def serve_rows_of_the_last_process_without_a_sync(patch: pytest.MonkeyPatch) -> None:
@@ -140,15 +140,15 @@ def follow_no_flush(patch: pytest.MonkeyPatch) -> None:
 
 def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
     """Use watermarks of different times for two shards, so that a reader sees half of an append."""
-    watermarks = StreamTable.read_watermarks
-    earlier_offsets: dict[int, dict[int, int]] = {}
+    read_watermarks = StreamTable.read_watermarks
+    last_watermarks: dict[int, dict[int, int]] = {}
 
     def mix_watermarks(table: StreamTable) -> dict[int, int]:
-        now = watermarks(table)
-        earlier_watermarks = earlier_offsets.get(id(table), now)
-        earlier_offsets[id(table)] = now
-        last_time = max(now)
-        return {**now, last_time: max(earlier_watermarks.get(last_time, 0), table.flushed[last_time])}
+        watermarks = read_watermarks(table)
+        earlier_watermarks = last_watermarks.get(id(table), watermarks)
+        last_watermarks[id(table)] = watermarks
+        last_shard = max(watermarks)
+        return {**watermarks, last_shard: max(earlier_watermarks.get(last_shard, 0), table.flushed[last_shard])}
 
     patch.setattr(StreamTable, "read_watermarks", mix_watermarks)
 
@@ -163,8 +163,8 @@ def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
             entry = group.entries.pop()
             assert isinstance(entry, AppendEntry)
             group.entries += [
-                AppendEntry(entry.time_ms, (each,), entry.producer, entry.epoch, entry.sequence)
-                for each in entry.batches
+                AppendEntry(entry.time_ms, (batch,), entry.producer, entry.epoch, entry.sequence)
+                for batch in entry.batches
             ]
         return answer
 
@@ -176,13 +176,13 @@ def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
             request = log._requests.popleft()
             if request.future.done():
                 continue
-            entries = len(group.entries)
+            entry_count = len(group.entries)
             try:
                 answers.append((request.future, request.admit(group)))
             except SeamarkError as error:
                 request.future.set_exception(error)
                 continue
-            for entry, batch in zip(group.entries[entries:], request.batches, strict=False):
+            for entry, batch in zip(group.entries[entry_count:], request.batches, strict=False):
                 frames.append((encode_meta(entry), list_payloads([batch])))
         if not frames or await log._store(group, frames, 0, answers):
             for future, answer in answers:
@@ -225,7 +225,7 @@ def decide_by_a_setting_of_the_server(patch: pytest.MonkeyPatch) -> None:
     """Make each server forget producers by its own limit, so that servers decide differently."""
     apply, limits = JournalState.apply, itertools.cycle((2, 1 << 62))
 
-    def forget(state: JournalState, group):
+    def forget_producers(state: JournalState, group):
         outcomes = apply(state, group)
         if "limit" not in state.__dict__:  # Servers with consecutive numbers get different limits.
             state.__dict__["limit"] = next(limits)
@@ -234,21 +234,21 @@ def decide_by_a_setting_of_the_server(patch: pytest.MonkeyPatch) -> None:
         state.state.producer_counts = Counter(map(parse_owner, state.state.producers))
         return outcomes
 
-    patch.setattr(JournalState, "apply", forget)
+    patch.setattr(JournalState, "apply", forget_producers)
 
 
 def delete_rows_that_came_late(patch: pytest.MonkeyPatch) -> None:
     """Delete Kafka's records up to the last released row, and with them rows that arrived late."""
     trim = JournalState._trim
 
-    def forget(state: JournalState, request: TrimRequest, now_ms: int) -> None:
+    def trim_late_rows(state: JournalState, request: TrimRequest, now_ms: int) -> None:
         trim(state, request, now_ms)
         for start in request.starts:
             shard = Shard(start.stream, start.number)
             if shard in state._first_records:
                 state._first_records[shard] = max(start.record + 1, state._first_records[shard])
 
-    patch.setattr(JournalState, "_trim", forget)
+    patch.setattr(JournalState, "_trim", trim_late_rows)
 
 
 def begin_at_any_head(patch: pytest.MonkeyPatch) -> None:
@@ -320,20 +320,20 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, bool, int]] = [
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    ("mutate", "expected", "fleet", "first"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS]
+    ("mutate", "message", "fleet", "start_seed"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS]
 )
 def test_the_simulation_detects_each_mutation(
     mutate: Callable[[pytest.MonkeyPatch], None],
-    expected: str,
+    message: str,
     fleet: bool,
-    first: int,
+    start_seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mutate(monkeypatch)
-    for seed in range(first, first + MUTATION_SEEDS):
+    for seed in range(start_seed, start_seed + MUTATION_SEEDS):
         try:
             run_world(seed, fleet=fleet)
         except InvariantBroken as error:
-            assert re.search(expected, str(error)), error  # noqa: PT017
+            assert re.search(message, str(error)), error  # noqa: PT017
             return
     pytest.fail("the simulation does not detect the mutation")

@@ -186,9 +186,9 @@ async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> Non
             async with stream.server.http.get(f"{stream.server.url}/metrics") as answer:
                 return set(lines) <= set((await answer.text()).splitlines())
 
-        counts = [f"seamark_stream_{name}_total" for name in ("appended_rows", "flushed_rows", "refused_appends")]
+        names = [f"seamark_stream_{name}_total" for name in ("appended_rows", "flushed_rows", "refused_appends")]
         async with asyncio.timeout(60):
-            while not await is_shown(f"{counts[0]} 2.0", f"{counts[1]} 2.0", f"{counts[2]} 1.0"):
+            while not await is_shown(f"{names[0]} 2.0", f"{names[1]} 2.0", f"{names[2]} 1.0"):
                 await asyncio.sleep(0.1)
 
 
@@ -243,8 +243,12 @@ async def test_errors_of_flushes_are_shown_only_to_principals_that_may_list_file
         for problem, is_blocked in (("late flush", False), ("blocked flush", True)):
             state.is_blocked = is_blocked
             for name, is_shown in (("ann", True), ("bob", False)):
-                words = {"tables/db/t/stream": "flush-error", "streams": "flush-error", "tables/db/t/health": problem}
-                for path, word in words.items():
+                words_by_path = {
+                    "tables/db/t/stream": "flush-error",
+                    "streams": "flush-error",
+                    "tables/db/t/health": problem,
+                }
+                for path, word in words_by_path.items():
                     status, document = await server.get(f"/api/v1/{path}", headers=headers[name])
                     text = json.dumps(document)
                     assert (status, word in text, secret in text) == (200, True, is_shown), text
@@ -274,7 +278,7 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
         (table,) = server.components.streams.tables.values()
         # This is the state during a hanging flush.
         server.components.streams._flushes[table.uuid].not_before_s = float("inf")
-        table.appending_bytes += 600 << 10
+        table.appending_bytes += 600 << 10  # This is more than half of the memory.
         server.components.streams.topic_counts.waiting[table.uuid] = "the log is busy"
         server.components.streams.topic_counts.lost[table.uuid] = 1
         clock.ahead_ms = 4 * NEVER_MS
@@ -287,17 +291,17 @@ async def test_reader_without_rights_on_the_namespace_sees_no_stream(tmp_path: P
         await create_stream_table(stream)
         await stream.post({"id": 1})
         store, clock = stream.server.components.store, stream.server.components.clock
-        secrets = {
+        tokens = {
             name: await create_token(
                 store, clock, name, None, [Grant(name, "reader", namespace) for namespace in grants]
             )
             for name, grants in (("rita", [("db",)]), ("mallory", [("evil",)]), ("nobody", []))
         }
     async with run_server(tmp_path, auth="token") as server:
-        columns_by_table = {}
-        for name, secret in secrets.items():
-            status, page = await server.get("/api/v1/streams", headers={"Authorization": f"Bearer {secret}"})
+        tables_by_principal = {}
+        for name, user_token in tokens.items():
+            status, page = await server.get("/api/v1/streams", headers={"Authorization": f"Bearer {user_token}"})
             assert status == 200, page
-            columns_by_table[name] = [listed_stream["table"] for listed_stream in page["streams"]]
-        assert columns_by_table == {"rita": ["t"], "mallory": [], "nobody": []}
+            tables_by_principal[name] = [listed_stream["table"] for listed_stream in page["streams"]]
+        assert tables_by_principal == {"rita": ["t"], "mallory": [], "nobody": []}
         assert (await server.get("/api/v1/streams"))[0] == 401

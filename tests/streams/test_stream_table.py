@@ -84,10 +84,10 @@ async def test_a_pointer_from_before_a_flush_is_refused() -> None:
     async with open_world() as world:
         table = world.open()
         await table.append({0: build_batch(1)})
-        acknowledged_before = dict(world.flushed)
+        offsets_before_flush = dict(world.flushed)
         await table.flush()
         with pytest.raises(CommitConflict, match="read its pointer again"):
-            await table.get_fresh_rows(acknowledged_before)
+            await table.get_fresh_rows(offsets_before_flush)
 
 
 async def test_the_flush_of_a_second_owner_adds_no_row_twice() -> None:
@@ -95,8 +95,8 @@ async def test_the_flush_of_a_second_owner_adds_no_row_twice() -> None:
         first_table, second_table = world.open(), world.open()
         await first_table.append({0: build_batch(1, 2)})
         await second_table.append({0: build_batch(3)})
-        results = await asyncio.gather(first_table.flush(), second_table.flush(), return_exceptions=True)
-        assert sum(result for result in results if isinstance(result, int)) == 3
+        outcomes = await asyncio.gather(first_table.flush(), second_table.flush(), return_exceptions=True)
+        assert sum(result for result in outcomes if isinstance(result, int)) == 3
         assert world.read_files(world.files) == [1, 2, 3]
         for owner in (first_table, second_table):
             assert await world.read(owner) == [1, 2, 3]
@@ -155,6 +155,7 @@ async def test_readers_get_each_row_once_in_order_with_random_writers_owners_and
         async def write(table: StreamTable) -> None:
             nonlocal sent_count
             numbers = [sent_count := sent_count + 1 for _ in range(rng.randint(1, 3))]
+            # The numbers are in the two shards alternately.
             shards = {shard: build_batch(*numbers[shard::2]) for shard in (0, 1) if numbers[shard::2]}
             await table.append(shards)
             acknowledged_numbers.update(numbers)
@@ -199,7 +200,7 @@ async def test_reader_sees_all_rows_of_an_append_after_half_of_its_fresh_files_f
         store = world.create
 
         async def fail_at_second_shard(location: str, data: bytes, *, durable: bool = True) -> None:
-            if json.loads(data)[-1] == 5:
+            if json.loads(data)[-1] == 5:  # The file has the row of the shard 1.
                 world.create = store  # type: ignore[method-assign]
                 raise RetryLater("the storage is busy")
             await store(location, data)
@@ -240,9 +241,9 @@ async def test_flush_leaves_out_rows_that_arrive_after_the_table_was_loaded() ->
         load = world.load
 
         async def load_before_an_append(uuid: str) -> tuple[Entry, TableMetadata]:
-            loaded = await load(uuid)
+            loaded_table = await load(uuid)
             await other_table.append({0: build_batch(2)})
-            return loaded
+            return loaded_table
 
         world.load = load_before_an_append  # type: ignore[method-assign]
         assert await table.flush() == 1
@@ -255,11 +256,11 @@ async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(mon
     async with open_world() as world:
         table = world.open()
         await table.append({0: build_batch(1)})
-        tries, create = 0, world.create
+        attempt_count, create = 0, world.create
 
         async def fail(location: str, data: bytes, *, durable: bool = True) -> None:
-            nonlocal tries
-            tries += 1
+            nonlocal attempt_count
+            attempt_count += 1
             await asyncio.sleep(0.02)
             raise RetryLater("the storage does not answer")
 
@@ -267,7 +268,7 @@ async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(mon
         reads = [asyncio.create_task(world.read(table)) for _ in range(20)]
         errors = await asyncio.gather(*reads, return_exceptions=True)
         assert {str(error) for error in errors} == {"the storage does not answer"}
-        assert tries <= 2
+        assert attempt_count <= 2
         world.create = create  # type: ignore[method-assign]
         assert await world.read(table) == [1]
 
@@ -313,15 +314,13 @@ def test_name_of_the_table_producer_is_the_same_as_in_earlier_versions() -> None
 def write_parts(parts: FreshParts, end: int, cut_position: int | None = None) -> list[int]:
     """Write the parts up to an offset. Return the number of rows of each part."""
     ranges = parts.choose_ranges(0, end, cut_position)
-    part_sizes = [
-        FreshPart(
-            0, each.start, each.end, (EncodedFile(f"{each.start}-{each.end}", b"", b"{}", each.end - each.start),)
-        )
-        for each in ranges
+    new_parts = [
+        FreshPart(0, new.start, new.end, (EncodedFile(f"{new.start}-{new.end}", b"", b"{}", new.end - new.start),))
+        for new in ranges
     ]
-    parts.replace(part_sizes)
+    parts.replace(new_parts)
     parts.check_invariants()
-    return [part.end - part.start for part in part_sizes]
+    return [part.end - part.start for part in new_parts]
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=5)))
@@ -332,6 +331,7 @@ def test_reads_of_a_growing_table_write_small_parts_and_leave_few_parts(seed: in
         end += added_rows
         (rows,) = write_parts(parts, end)
         written_rows += rows
+        # A table with many rows has parts of about a sixteenth of its rows.
         assert rows <= max(MERGED_ROWS_MAX, end // 16, added_rows)
         assert len(parts.parts) <= 50
         assert parts.get_covered_offset(0) == end

@@ -33,7 +33,9 @@ class NumberFiles:
         self.file_count = 0
 
     def encode(self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None) -> list[EncodedFile]:
-        numbers = [number for part in rows for number in json.loads(part.payload)[part.first : part.first + part.rows]]
+        numbers: list[int] = []
+        for row_slice in rows:
+            numbers += json.loads(row_slice.payload)[row_slice.first : row_slice.first + row_slice.rows]
         self.file_count += 1
         location = f"{folder or 'data'}/{self.file_count}"
         return [EncodedFile(location, json.dumps(numbers).encode(), b"{}", len(numbers))]
@@ -55,7 +57,9 @@ class StreamWorld:
         self.flushed = dict.fromkeys(range(shards), 0)
         self.busy_chance = 0.0
         self.fails: list[str] = []
-        """The faults of the next commits, in order."""
+        """The faults of the next commits, the last fault first.
+        `refused` is a conflict. `lost` and `found` are unknown outcomes: the commit failed, or it succeeded.
+        """
         self.row_files = NumberFiles()
 
     def entry(self) -> Entry:

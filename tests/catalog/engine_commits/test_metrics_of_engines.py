@@ -18,7 +18,7 @@ from seamark.metaserver.catalog.ownership.own_files import find_foreign_paths
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.engine_commits import commit_manifests, engine_commits
 from seamark.metaserver.objects.port import ObjectStore
-from tests.catalog.appender import EngineAppender, Row, _read_rows, read_list, read_snapshot
+from tests.catalog.appender import DELETED, EngineAppender, Row, _read_rows, read_list, read_snapshot
 from tests.catalog.appends import (
     DB,
     append_files,
@@ -32,11 +32,11 @@ from tests.seeds import first_seed
 from tests.waits import until
 
 ID, TEXT = 1, 2
-CUT = "El cliente llamó".encode()[:-1]
+TRUNCATED_TEXT = "El cliente llamó".encode()[:-1]  # Its last character has only one of its two bytes.
 VERSIONS = [2, 3]
 
 
-class CountedReads:
+class CountingObjects:
     """Storage that counts the reads of each file."""
 
     def __init__(self, objects: ObjectStore) -> None:
@@ -51,9 +51,11 @@ class CountedReads:
         return await self._objects.read(location, limit_bytes=limit_bytes)
 
 
-def build_metrics(**by_name: dict[int, Any]) -> Row:
+def build_metrics(**values_by_name: dict[int, Any]) -> Row:
     """Return metrics fields of a data file as fastavro writes them."""
-    return {name: [{"key": key, "value": value} for key, value in values.items()] for name, values in by_name.items()}
+    return {
+        name: [{"key": key, "value": value} for key, value in values.items()] for name, values in values_by_name.items()
+    }
 
 
 def encode_long(number: int) -> bytes:
@@ -63,11 +65,11 @@ def encode_long(number: int) -> bytes:
 WRONG_METRICS: list[tuple[Row, Row]] = [
     # A text is truncated within a character, as DuckDB 1.5.5 does.
     (
-        build_metrics(lower_bounds={TEXT: CUT}, upper_bounds={TEXT: b"El cliente llamp"}),
-        build_metrics(lower_bounds={TEXT: CUT[:-1]}, upper_bounds={TEXT: b"El cliente llamp"}),
+        build_metrics(lower_bounds={TEXT: TRUNCATED_TEXT}, upper_bounds={TEXT: b"El cliente llamp"}),
+        build_metrics(lower_bounds={TEXT: TRUNCATED_TEXT[:-1]}, upper_bounds={TEXT: b"El cliente llamp"}),
     ),
     (build_metrics(lower_bounds={TEXT: b"\xc3"}), build_metrics(lower_bounds={})),
-    (build_metrics(upper_bounds={TEXT: CUT}), build_metrics(upper_bounds={})),
+    (build_metrics(upper_bounds={TEXT: TRUNCATED_TEXT}), build_metrics(upper_bounds={})),
     (build_metrics(lower_bounds={TEXT: b"a\xed\xa0\x80"}), build_metrics(lower_bounds={TEXT: b"a"})),
     # The length of a bound differs from the length of its type.
     (build_metrics(lower_bounds={ID: b"\0" * 3, TEXT: b"a"}), build_metrics(lower_bounds={TEXT: b"a"})),
@@ -87,6 +89,7 @@ WRONG_METRICS: list[tuple[Row, Row]] = [
     ),
     (build_metrics(value_counts={ID: -1}), build_metrics(value_counts={})),
 ]
+"""Metrics that an engine writes, and the metrics to which the server corrects them."""
 RIGHT_METRICS = build_metrics(
     value_counts={ID: 3, TEXT: 3},
     null_value_counts={ID: 0, TEXT: 3},
@@ -110,7 +113,9 @@ async def read_metrics(rig: CatalogRig) -> dict[str, dict[str, dict[int, Any]]]:
         for row in _read_rows(listing["manifest_path"])
     ]
     return {
-        row["data_file"]["file_path"]: index_metrics_by_name(row["data_file"]) for row in rows if row["status"] != 2
+        row["data_file"]["file_path"]: index_metrics_by_name(row["data_file"])
+        for row in rows
+        if row["status"] != DELETED
     }
 
 
@@ -129,7 +134,8 @@ async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> N
             file = snapshot[path]
             assert (file.snapshot_id, file.sequence_number) == (client.snapshot_id, client.sequence)
             if version > 2:
-                assert sorted(item.first_row_id for item in snapshot.values()) == [3 * n for n in range(number + 1)]
+                # Each file has three rows.
+                assert sorted(added.first_row_id for added in snapshot.values()) == [3 * n for n in range(number + 1)]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -160,14 +166,14 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
     if is_full:
         monkeypatch.setattr(engine_commits, "_PRELOADING_COMMITS_MAX", 0)
     caller = Caller(principal_name="ann", request_id="r", confined_to=confined_namespaces)
-    async with open_rig(tmp_path, wrap_objects=CountedReads) as rig:
+    async with open_rig(tmp_path, wrap_objects=CountingObjects) as rig:
         await create_rebasing_table(rig, 3)
         await append_files(rig, {f"{(await load_metadata(rig))['location']}/data/a": 1})
         client = EngineAppender(await load_metadata(rig), file=RIGHT_METRICS)
         commit_of_engine = client.commit({f"{client.metadata['location']}/data/b": 3})
         locations = [client.manifest_list, *client.manifests]
         objects = rig.catalog.context.objects
-        assert isinstance(objects, CountedReads)
+        assert isinstance(objects, CountingObjects)
         checked_names: list[set[str]] = []
 
         async def find_and_record(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
@@ -188,19 +194,20 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
                 assert [objects.reads[location] for location in locations] == [0 if is_full else 1] * 2
         await commit_task
         assert [objects.reads[location] for location in locations] == [1, 1]
-        assert checked_names == [{client.folder}], "the database is asked once for each folder"
+        assert checked_names == [{client.folder}], "the database is queried once for each folder"
 
 
 async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create_rebasing_table(rig, 2)
-        client = EngineAppender(await load_metadata(rig), file=WRONG_METRICS[0][0])
+        wrong_metrics, _ = WRONG_METRICS[0]
+        client = EngineAppender(await load_metadata(rig), file=wrong_metrics)
         request = client.commit({"file:///data/a": 3})
         first_answer = await commit_table(rig, request)
-        second_commit = await commit_table(rig, request)
+        second_answer = await commit_table(rig, request)
         assert (
             first_answer.metadata.current_snapshot_id
-            == second_commit.metadata.current_snapshot_id
+            == second_answer.metadata.current_snapshot_id
             == client.snapshot_id
         )
         assert len((await load_metadata(rig))["snapshots"]) == 1
@@ -236,6 +243,7 @@ async def test_metrics_of_overtaken_and_merged_appends_are_corrected(tmp_path: P
 async def test_commit_with_an_unreadable_manifest_is_not_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create_rebasing_table(rig, 2)
-        client = EngineAppender(await load_metadata(rig), file=WRONG_METRICS[0][0], manifest_row={"manifest_length": 7})
+        wrong_metrics, _ = WRONG_METRICS[0]
+        client = EngineAppender(await load_metadata(rig), file=wrong_metrics, manifest_row={"manifest_length": 7})
         await commit_table(rig, client.commit({"file:///data/a": 3}))
         assert find_head_snapshot(await load_metadata(rig))["manifest-list"] == client.manifest_list

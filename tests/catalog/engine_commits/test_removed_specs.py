@@ -21,7 +21,7 @@ async def test_spec_of_files_in_any_snapshot_cannot_be_removed(tmp_path: Path) -
     """No reader could read these files, and the spec would get another id if it was added again."""
     capture = WrapperCapture(BusyObjects)
     async with open_rig(tmp_path, wrap_objects=capture) as rig:
-        await rig.table()
+        await rig.create_table()
         await append_files(rig, {"a": 1})
         for buckets in (2, 4):
             field = {"source-id": 1, "transform": f"bucket[{buckets}]", "name": f"b{buckets}"}

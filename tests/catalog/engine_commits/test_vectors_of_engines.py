@@ -19,9 +19,9 @@ from tests.catalog.appender import (
     EXISTING,
     EngineAppender,
     Row,
-    _list_schema,
     _read_rows,
     _write,
+    build_list_schema,
     read_list,
 )
 from tests.catalog.appends import append_files, commit_table, find_head_snapshot, load_metadata
@@ -29,13 +29,13 @@ from tests.catalog.rig import BusyObjects, CatalogRig, open_rig
 from tests.support.wrapper_capture import WrapperCapture
 
 
-def build_entry(snapshot_id: int, status: int, number: int | None, data: Row) -> Row:
+def build_entry(snapshot_id: int, status: int, sequence_number: int | None, data: Row) -> Row:
     plain_fields = {"partition": {}, "record_count": 1, "file_size_in_bytes": 100}
     return {
         "status": status,
         "snapshot_id": snapshot_id,
-        "sequence_number": number,
-        "file_sequence_number": number,
+        "sequence_number": sequence_number,
+        "file_sequence_number": sequence_number,
         "data_file": plain_fields | data,
     }
 
@@ -54,43 +54,47 @@ async def commit_delete_files(
     """
     assert client.parent is not None
     data = [row for row in read_list(client.parent) if row["content"] == 0]
-    rows = [client._build_manifest_row(entries), *data]
+    rows = [client.build_manifest_row(entries), *data]
     client.manifest_list = f"{client.folder}/snap-{client.snapshot_id}-client.avro"
-    _write(client.manifest_list, _list_schema(3), rows, {"snapshot-id": str(client.snapshot_id)})
-    await commit_table(rig, client._request({}, [], 0, is_append=False))
+    _write(client.manifest_list, build_list_schema(3), rows, {"snapshot-id": str(client.snapshot_id)})
+    await commit_table(rig, client.build_commit({}, [], 0, is_append=False))
     (listed_row,) = (row for row in read_list(find_head_snapshot(await load_metadata(rig))) if row["content"] == 1)
     assert listed_row["sequence_number"] == client.sequence
     listed_rows = _read_rows(listed_row["manifest_path"])
-    numbers = [client.sequence if item["sequence_number"] is None else item["sequence_number"] for item in listed_rows]
+    numbers = [
+        client.sequence if listed["sequence_number"] is None else listed["sequence_number"] for listed in listed_rows
+    ]
     assert listed_row["min_sequence_number"] == min(numbers)
     return {
-        f"{item['data_file']['file_path']} {item['data_file']['content_offset']}": (
-            item["status"],
-            item["snapshot_id"],
-            item["sequence_number"],
-            item["file_sequence_number"],
+        f"{listed['data_file']['file_path']} {listed['data_file']['content_offset']}": (
+            listed["status"],
+            listed["snapshot_id"],
+            listed["sequence_number"],
+            listed["file_sequence_number"],
         )
-        for item in listed_rows
+        for listed in listed_rows
     }
 
 
 async def test_sequence_numbers_chosen_by_the_engine_are_kept(tmp_path: Path) -> None:
     """With the snapshot's own number, a rewritten equality delete file would delete later rows."""
     async with open_rig(tmp_path) as rig:
-        await rig.table(properties={"format-version": "3"})
+        await rig.create_table(properties={"format-version": "3"})
         await append_files(rig, {"a": 1, "b": 1})
         first_appender = EngineAppender(await load_metadata(rig))
         puffin, equality = (f"{first_appender.metadata['location']}/data/{name}" for name in ("p.puffin", "eq.parquet"))
-        a, b = build_vector(puffin, "a", 4), build_vector(puffin, "b", 44)
+        vector_a, vector_b = build_vector(puffin, "a", 4), build_vector(puffin, "b", 44)
         await commit_delete_files(
-            rig, first_appender, [build_entry(first_appender.snapshot_id, ADDED, None, item) for item in (a, b)]
+            rig,
+            first_appender,
+            [build_entry(first_appender.snapshot_id, ADDED, None, vector) for vector in (vector_a, vector_b)],
         )
         second_appender = EngineAppender(await load_metadata(rig))
-        rewritten = {"content": 2, "file_path": equality, "file_format": "PARQUET", "equality_ids": [1]}
+        rewritten_file = {"content": 2, "file_path": equality, "file_format": "PARQUET", "equality_ids": [1]}
         entries = [
-            build_entry(second_appender.snapshot_id, DELETED, first_appender.sequence, a),
-            build_entry(first_appender.snapshot_id, EXISTING, first_appender.sequence, b),
-            build_entry(second_appender.snapshot_id, ADDED, 1, rewritten) | {"file_sequence_number": None},
+            build_entry(second_appender.snapshot_id, DELETED, first_appender.sequence, vector_a),
+            build_entry(first_appender.snapshot_id, EXISTING, first_appender.sequence, vector_b),
+            build_entry(second_appender.snapshot_id, ADDED, 1, rewritten_file) | {"file_sequence_number": None},
             build_entry(second_appender.snapshot_id, ADDED, None, build_vector(f"{puffin}-2", "a", 4)),
         ]
         assert await commit_delete_files(rig, second_appender, entries) == {
@@ -104,46 +108,48 @@ async def test_removal_of_vectors_is_not_committed_while_the_storage_does_not_an
     """Without the correction, rows of other data files could come back."""
     capture = WrapperCapture(BusyObjects)
     async with open_rig(tmp_path, wrap_objects=capture) as rig:
-        await rig.table(properties={"format-version": "3"})
+        await rig.create_table(properties={"format-version": "3"})
         await append_files(rig, {"a": 1, "b": 1})
         appender = EngineAppender(await load_metadata(rig))
         puffin = f"{appender.metadata['location']}/data/p.puffin"
         vectors = [build_vector(puffin, path, offset) for path, offset in (("a", 4), ("b", 44))]
-        await commit_delete_files(rig, appender, [build_entry(appender.snapshot_id, ADDED, None, v) for v in vectors])
+        await commit_delete_files(
+            rig, appender, [build_entry(appender.snapshot_id, ADDED, None, vector) for vector in vectors]
+        )
         appender = EngineAppender(await load_metadata(rig))
-        mark = build_entry(appender.snapshot_id, DELETED, appender.sequence - 1, vectors[0])
-        stays = build_entry(appender.snapshot_id, EXISTING, appender.sequence - 1, vectors[1])
+        removed_entry = build_entry(appender.snapshot_id, DELETED, appender.sequence - 1, vectors[0])
+        kept_entry = build_entry(appender.snapshot_id, EXISTING, appender.sequence - 1, vectors[1])
         capture.wrapper.is_busy = True
         with pytest.raises(RetryLater):
-            await commit_delete_files(rig, appender, [mark, stays])
+            await commit_delete_files(rig, appender, [removed_entry, kept_entry])
         capture.wrapper.is_busy = False
-        assert list(await commit_delete_files(rig, appender, [mark, stays])) == [f"{puffin} 44"]
+        assert list(await commit_delete_files(rig, appender, [removed_entry, kept_entry])) == [f"{puffin} 44"]
 
 
-async def test_marks_over_the_memory_limit_are_counted_before_they_are_read(
+async def test_removed_entries_over_the_memory_limit_are_counted_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A manifest of a megabyte may have a million marks, each of which takes a kilobyte in memory."""
+    """A manifest of a megabyte may have a million removed entries. Each takes a kilobyte in memory."""
 
     def refuse(*_: object) -> None:
-        raise AssertionError("the marks were read")
+        raise AssertionError("the removed entries were read")
 
     monkeypatch.setattr(manifest_corrections, "_MEMORY_BYTES", 5 * manifests._ENTRY_BYTES)
     async with open_rig(tmp_path) as rig:
-        await rig.table(properties={"format-version": "3"})
+        await rig.create_table(properties={"format-version": "3"})
         await append_files(rig, {"a": 1, "b": 1})
         first_appender = EngineAppender(await load_metadata(rig))
         puffin = f"{first_appender.metadata['location']}/data/p.puffin"
-        vectors = [build_vector(puffin, "a", offset) for offset in range(4, 244, 40)]
+        vectors = [build_vector(puffin, "a", offset) for offset in range(4, 244, 40)]  # Six vectors have 40 bytes each.
         await commit_delete_files(
             rig, first_appender, [build_entry(first_appender.snapshot_id, ADDED, None, vector) for vector in vectors]
         )
         second_appender = EngineAppender(await load_metadata(rig))
-        marks = [
+        removed_entries = [
             build_entry(second_appender.snapshot_id, DELETED, first_appender.sequence, vector) for vector in vectors[1:]
         ]
-        stays = build_entry(first_appender.snapshot_id, EXISTING, first_appender.sequence, vectors[0])
+        kept_entry = build_entry(first_appender.snapshot_id, EXISTING, first_appender.sequence, vectors[0])
         monkeypatch.setattr(manifests, "list_removals", refuse)
-        assert len(await commit_delete_files(rig, second_appender, [*marks, stays])) == 6, (
+        assert len(await commit_delete_files(rig, second_appender, [*removed_entries, kept_entry])) == 6, (
             "the commit is as the engine wrote it"
         )

@@ -27,6 +27,7 @@ from tests.catalog.appends import (
     commit_table,
     create_rebasing_table,
     find_head_snapshot,
+    get_added_snapshot,
     load_metadata,
 )
 from tests.catalog.rig import CALLER, RacingStore, open_rig
@@ -38,16 +39,16 @@ async def test_overtaken_append_is_rebased_onto_the_newer_appends(tmp_path: Path
     async with open_rig(tmp_path) as rig:
         await create_rebasing_table(rig, version)
         await append_files(rig, {"a": 1})
-        appender, expected_rows = EngineAppender(await load_metadata(rig)), {"late-1": 10, "late-2": 5}
-        request = appender.commit(expected_rows)
+        appender, late_files = EngineAppender(await load_metadata(rig)), {"late-1": 10, "late-2": 5}
+        request = appender.commit(late_files)
         await append_files(rig, {"b": 2})
-        last_file = await append_files(rig, {"c": 3})
+        last_appender = await append_files(rig, {"c": 3})
         committed_table = await commit_table(rig, request)
         metadata = await load_metadata(rig)
         snapshot = find_head_snapshot(metadata)
         assert committed_table.metadata.current_snapshot_id == snapshot["snapshot-id"] == appender.snapshot_id
-        assert snapshot["parent-snapshot-id"] == last_file.snapshot_id
-        assert snapshot["sequence-number"] == metadata["last-sequence-number"] == last_file.sequence + 1
+        assert snapshot["parent-snapshot-id"] == last_appender.snapshot_id
+        assert snapshot["sequence-number"] == metadata["last-sequence-number"] == last_appender.sequence + 1
         files = read_snapshot(snapshot)
         assert {path: file.sequence_number for path, file in files.items()} == {
             "a": 1, "b": 2, "c": 3, "late-1": 4, "late-2": 4
@@ -72,7 +73,7 @@ async def test_manifest_rewritten_after_a_rejection_is_read_again(tmp_path: Path
         await append_files(rig, {"a": 1})
         appender = EngineAppender(await load_metadata(rig))
         request = appender.commit({"old-1": 1, "old-2": 1})
-        request[1][0]["snapshot"]["summary"]["added-data-files"] = "3"
+        get_added_snapshot(request)["summary"]["added-data-files"] = "3"
         await append_files(rig, {"b": 2})
         with pytest.raises(CommitConflict):
             await commit_table(rig, request)
@@ -84,27 +85,30 @@ async def test_manifest_rewritten_after_a_rejection_is_read_again(tmp_path: Path
 
 
 def _add_property_change(client: EngineAppender, commit: Commit) -> None:
-    commit[1].append({"action": "set-properties", "updates": {"x": "1"}})
+    _, updates = commit
+    updates.append({"action": "set-properties", "updates": {"x": "1"}})
 
 
 def _change_operation(client: EngineAppender, commit: Commit) -> None:
-    commit[1][0]["snapshot"]["summary"]["operation"] = "overwrite"
+    get_added_snapshot(commit)["summary"]["operation"] = "overwrite"
 
 
 def _add_second_requirement(client: EngineAppender, commit: Commit) -> None:
-    commit[0].append({"type": "assert-current-schema-id", "current-schema-id": 7})
+    requirements, _ = commit
+    requirements.append({"type": "assert-current-schema-id", "current-schema-id": 7})
 
 
 def _set_other_parent(client: EngineAppender, commit: Commit) -> None:
-    commit[0][1]["snapshot-id"] = 12345
+    (_, branch_requirement), _ = commit
+    branch_requirement["snapshot-id"] = 12345
 
 
 def _name_missing_list(client: EngineAppender, commit: Commit) -> None:
-    commit[1][0]["snapshot"]["manifest-list"] = f"{client.folder}/none.avro"
+    get_added_snapshot(commit)["manifest-list"] = f"{client.folder}/none.avro"
 
 
 def _list_outside(client: EngineAppender, commit: Commit) -> None:
-    commit[1][0]["snapshot"]["manifest-list"] = "file:///etc/passwd"
+    get_added_snapshot(commit)["manifest-list"] = "file:///etc/passwd"
 
 
 def _truncate_manifest(client: EngineAppender, commit: Commit) -> None:
@@ -113,10 +117,10 @@ def _truncate_manifest(client: EngineAppender, commit: Commit) -> None:
 
 
 def _change_counts(client: EngineAppender, commit: Commit) -> None:
-    commit[1][0]["snapshot"]["summary"]["added-data-files"] = "2"
+    get_added_snapshot(commit)["summary"]["added-data-files"] = "2"
 
 
-REQUESTS = [
+REQUEST_CHANGES = [
     _add_property_change, _change_operation, _add_second_requirement, _set_other_parent, _name_missing_list,
     _list_outside, _truncate_manifest, _change_counts,
 ]  # fmt: skip
@@ -125,7 +129,7 @@ ENTRY = {
     "snapshot_id": 1, "sequence_number": 1, "file_sequence_number": 1,
     "data_file": OLD_FILE_ROW | {"file_size_in_bytes": 100},
 }  # fmt: skip
-KNOBS: dict[str, dict[str, Any]] = {
+WRONG_OPTIONS: dict[str, dict[str, Any]] = {
     "its entries have sequence numbers": {"entry": {"sequence_number": 2, "file_sequence_number": 2}},
     "its entries have file sequence numbers": {"entry": {"file_sequence_number": 2}},
     "its entries name another snapshot": {"entry": {"snapshot_id": 4}},
@@ -147,18 +151,18 @@ KNOBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.few_cases(8)
 @pytest.mark.parametrize(
-    "spoil", [*REQUESTS, *KNOBS], ids=lambda case: case if isinstance(case, str) else case.__name__[1:]
+    "fault", [*REQUEST_CHANGES, *WRONG_OPTIONS], ids=lambda case: case if isinstance(case, str) else case.__name__[1:]
 )
 async def test_inconsistent_append_is_rejected_and_changes_nothing(
-    tmp_path: Path, spoil: str | Callable[[EngineAppender, Commit], None]
+    tmp_path: Path, fault: str | Callable[[EngineAppender, Commit], None]
 ) -> None:
     async with open_rig(tmp_path) as rig:
         await create_rebasing_table(rig, 3)
         await append_files(rig, {"a": 1})
-        client = EngineAppender(await load_metadata(rig), **(KNOBS[spoil] if isinstance(spoil, str) else {}))
+        client = EngineAppender(await load_metadata(rig), **(WRONG_OPTIONS[fault] if isinstance(fault, str) else {}))
         request = client.commit({"late": 1})
-        if not isinstance(spoil, str):
-            spoil(client, request)
+        if not isinstance(fault, str):
+            fault(client, request)
         await append_files(rig, {"b": 2})
         metadata, files_before = await load_metadata(rig), await rig.list_files()
         with pytest.raises(CommitConflict):
@@ -194,13 +198,14 @@ async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Pat
         await create_rebasing_table(rig)
         await append_files(rig, {"a": 1})
         metadata = await load_metadata(rig)
-        same_id = EngineAppender(metadata).commit({"other": 1})
-        thief = EngineAppender(metadata)
+        request_with_same_id = EngineAppender(metadata).commit({"other": 1})
+        appender_of_same_manifest = EngineAppender(metadata)
         first_append = await append_files(rig, {"b": 1})
-        same_id[1][0]["snapshot"]["snapshot-id"] = same_id[1][1]["snapshot-id"] = first_append.snapshot_id
-        thief.manifest_row = {"manifest_path": first_append.manifests[0]}
+        _, updates = request_with_same_id
+        updates[0]["snapshot"]["snapshot-id"] = updates[1]["snapshot-id"] = first_append.snapshot_id
+        appender_of_same_manifest.manifest_row = {"manifest_path": first_append.manifests[0]}
         loaded_table = await load_metadata(rig)
-        for request in (same_id, thief.commit({"b": 1})):
+        for request in (request_with_same_id, appender_of_same_manifest.commit({"b": 1})):
             with pytest.raises(CommitConflict):
                 await commit_table(rig, request)
         assert await load_metadata(rig) == loaded_table
@@ -226,7 +231,7 @@ async def test_append_that_needs_too_many_manifest_reads_is_rejected(
 @pytest.mark.parametrize("value", ["none", "", "true", "overwrite"])
 async def test_appends_are_rebased_only_for_tables_that_enable_it(tmp_path: Path, value: str) -> None:
     async with open_rig(tmp_path) as rig:
-        await rig.table(properties={"seamark.commit.rebase": value})
+        await rig.create_table(properties={"seamark.commit.rebase": value})
         request = EngineAppender(await load_metadata(rig)).commit({"late": 1})
         await append_files(rig, {"a": 1})
         with pytest.raises(CommitConflict, match="branch main was created concurrently"):
@@ -239,7 +244,7 @@ async def test_appends_are_rebased_only_for_tables_that_enable_it(tmp_path: Path
 async def test_transaction_of_several_tables_is_not_rebased(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create_rebasing_table(rig)
-        await rig.table("u")
+        await rig.create_table("u")
         request = EngineAppender(await load_metadata(rig)).commit({"late": 1})
         await append_files(rig, {"a": 1})
         changes = [
@@ -328,9 +333,9 @@ async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: 
             await load_metadata(rig), snapshot={"timestamp-ms": (await load_metadata(rig))["last-updated-ms"] + 50_000}
         )
         late_request = EngineAppender(await load_metadata(rig)).commit({"late": 3})
-        late_request[1][0]["snapshot"]["summary"] |= {"manifests-kept": "0", "total-equality-deletes": "0"}
+        get_added_snapshot(late_request)["summary"] |= {"manifests-kept": "0", "total-equality-deletes": "0"}
         request = first_appender.commit({"a": 1})
-        del request[1][0]["snapshot"]["summary"]["total-records"]
+        del get_added_snapshot(request)["summary"]["total-records"]
         await commit_table(rig, request)
         await commit_table(rig, late_request)
         snapshot = find_head_snapshot(await load_metadata(rig))
@@ -375,10 +380,10 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         await append_files(rig, {"c": 3}, merge=1)
         files_before = await rig.list_files()
 
-        async def intrude() -> None:
+        async def commit_first() -> None:
             await append_files(other_rig, {"d": 4})
 
-        capture.wrapper.intruder = intrude
+        capture.wrapper.run_before_swap = commit_first
         await commit_table(rig, request)
         await rig.publisher.close()
         metadata = await load_metadata(rig)
@@ -386,7 +391,8 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         assert {path: file.sequence_number for path, file in files.items()} == {
             "a": 1, "b": 2, "c": 3, "d": 4, "late": 5
         }  # fmt: skip
-        # Two metadata files, the intruder's manifest and list, our list, and one more manifest if a merge was undone.
+        # Two metadata files, the manifest and the list of the other server, the rebased list, and a manifest if a
+        # merge was undone.
         assert len(await rig.list_files() - files_before) == 2 + 2 + 1 + merges
 
 
@@ -401,10 +407,10 @@ class ForgetfulStore:
         return getattr(self._store, name)
 
     async def transact(self, operations: Any) -> list[Any]:
-        results: list[Any] = [] if self.forgets and len(operations) == 1 else await self._store.transact(operations)
+        answers: list[Any] = [] if self.forgets and len(operations) == 1 else await self._store.transact(operations)
         if self.forgets:
             raise CommitUnknown("injected: the reply was lost")
-        return results
+        return answers
 
 
 async def test_rebase_with_an_unknown_outcome_keeps_its_files(tmp_path: Path) -> None:
@@ -424,14 +430,16 @@ async def test_rebase_with_an_unknown_outcome_keeps_its_files(tmp_path: Path) ->
         assert committed_table.metadata.last_sequence_number == 2
 
 
-@pytest.mark.parametrize("apart", [False, True])
-async def test_merge_overtaken_by_another_merge_is_undone_but_its_files_are_added(tmp_path: Path, apart: bool) -> None:
+@pytest.mark.parametrize("is_separate", [False, True])
+async def test_merge_overtaken_by_another_merge_is_undone_but_its_files_are_added(
+    tmp_path: Path, is_separate: bool
+) -> None:
     async with open_rig(tmp_path) as rig:
         await create_rebasing_table(rig, 3)
         for name in ("a", "b", "c"):
             await append_files(rig, {name: 1})
         first_appender, second_appender = [
-            EngineAppender(await load_metadata(rig), merge=3, writes_merged_entries_apart=apart) for _ in range(2)
+            EngineAppender(await load_metadata(rig), merge=3, writes_merged_entries_apart=is_separate) for _ in range(2)
         ]
         requests = [first_appender.commit({"one": 10}), second_appender.commit({"two": 20})]
         for request in requests:
@@ -440,9 +448,9 @@ async def test_merge_overtaken_by_another_merge_is_undone_but_its_files_are_adde
         manifests = read_list(find_head_snapshot(metadata))
         manifest_paths = {row["manifest_path"] for row in manifests}
         assert set(first_appender.manifests) <= manifest_paths
-        assert manifest_paths & set(second_appender.manifests) == set(second_appender.manifests[:1] if apart else []), (
-            "the list omits manifests that add no file"
-        )
+        assert manifest_paths & set(second_appender.manifests) == set(
+            second_appender.manifests[:1] if is_separate else []
+        ), "the list omits manifests that add no file"
         assert [
             row["added_files_count"] for row in manifests if row["added_snapshot_id"] == second_appender.snapshot_id
         ] == [1]

@@ -53,7 +53,7 @@ class BranchModel:
         spans = sorted((file.first_row_id, file.first_row_id + file.records) for file in files.values())
         for (_, end), (start, _) in itertools.pairwise(spans):
             assert end <= start, f"{label}: two files have the same row ids"
-        assert not spans or spans[-1][1] <= metadata["next-row-id"], label
+        assert all(end <= metadata["next-row-id"] for _, end in spans), label
 
 
 @dataclass
@@ -61,26 +61,26 @@ class AppendHistory:
     """A random history of engines that load, wait, and commit late. Every append must succeed."""
 
     rig: CatalogRig
-    source: random.Random
+    rng: random.Random
     model: BranchModel = field(default_factory=BranchModel)
     clients: list[tuple[EngineAppender, Commit, dict[str, int]]] = field(default_factory=list)
-    count: int = 0
+    file_count: int = 0
 
     async def begin(self) -> None:
         """Let a client write all its files without committing them."""
         metadata = await load_metadata(self.rig)
-        branch = self.source.choice(["main", "main", "main", *metadata.get("refs", {})])
+        branch = self.rng.choice(["main", "main", "main", *metadata.get("refs", {})])
         files = {}
-        for _ in range(self.source.randint(1, 3)):
-            self.count += 1
-            files[f"file-{self.count}"] = self.source.randint(1, 9)
-        merge, commits_separately = self.source.choice([0, 0, 0, 1, 2, 9]), self.source.random() < 0.3
+        for _ in range(self.rng.randint(1, 3)):
+            self.file_count += 1
+            files[f"file-{self.file_count}"] = self.rng.randint(1, 9)
+        merge, commits_separately = self.rng.choice([0, 0, 0, 1, 2, 9]), self.rng.random() < 0.3
         client = EngineAppender(metadata, branch=branch, merge=merge, writes_merged_entries_apart=commits_separately)
         self.clients.append((client, client.commit(files), files))
 
     async def finish(self) -> None:
         if self.clients:
-            client, request, files = self.clients.pop(self.source.randrange(len(self.clients)))
+            client, request, files = self.clients.pop(self.rng.randrange(len(self.clients)))
             committed_table = await commit_table(self.rig, request)
             assert committed_table.metadata.refs[client.branch].snapshot_id == client.snapshot_id
             self.model.branches[client.branch].update(files)
@@ -89,12 +89,12 @@ class AppendHistory:
         metadata = await load_metadata(self.rig)
         files = self.model.branches["main"]
         if files:
-            removed_files = self.source.sample(sorted(files), self.source.randint(1, min(3, len(files))))
+            removed_files = self.rng.sample(sorted(files), self.rng.randint(1, min(3, len(files))))
             await commit_table(self.rig, EngineAppender(metadata).commit({}, removed_files))
             for path in removed_files:
                 del files[path]
 
-    async def draw_branch(self) -> None:
+    async def create_branch(self) -> None:
         metadata = await load_metadata(self.rig)
         if "main" in metadata.get("refs", {}) and "dev" not in self.model.branches:
             snapshot_id = find_head_snapshot(metadata)["snapshot-id"]
@@ -106,16 +106,18 @@ class AppendHistory:
         await commit_table(self.rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
 
     async def run(self, steps: int, *, upgrades: bool, label: str) -> None:
-        moves: list[Callable[[], Any]] = [self.begin] * 5 + [self.finish] * 4 + [self.delete, self.draw_branch]
+        possible_steps: list[Callable[[], Any]] = (
+            [self.begin] * 5 + [self.finish] * 4 + [self.delete, self.create_branch]
+        )
         for step in range(steps):
-            move = self.source.choice(moves)
+            change = self.rng.choice(possible_steps)
             if upgrades and step == steps // 2:
                 self.clients.clear()  # Engines that loaded version 2 cannot commit to version 3.
-                move = self.upgrade_to_version_3
-            await move()
+                change = self.upgrade_to_version_3
+            await change()
             metadata = await load_metadata(self.rig)
             if metadata.get("refs"):
-                self.model.check(metadata, f"{label}, step {step}, {move.__name__}")
+                self.model.check(metadata, f"{label}, step {step}, {change.__name__}")
             else:
                 assert self.model.branches == {"main": {}}
 

@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.manifest_policy import REWRITTEN_BY_MARK
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.commit.rewriting.manifest_rewrite import RewriteManifestsRequest
 from tests.catalog.appender import Commit, EngineAppender, LiveFile, Row, read_list, read_manifest, read_snapshot
-from tests.catalog.appends import DB, find_head_snapshot
+from tests.catalog.appends import DB, find_head_snapshot, get_added_snapshot
 from tests.catalog.rig import CALLER
 from tests.seeds import first_seed, mark_fast
 from tests.server.rig import RunningServer, run_server
@@ -81,7 +81,7 @@ class ServiceHistory:
     """
 
     table: ServedTable
-    source: random.Random
+    rng: random.Random
     files: dict[str, int] = field(default_factory=dict)
     """The record counts of the live data files, by path."""
     deletes: set[str] = field(default_factory=set)
@@ -91,21 +91,21 @@ class ServiceHistory:
 
     async def begin(self, merge: int | None = None) -> PendingCommit:
         """Build a random commit on the current head. It stays open while other commits overtake it."""
-        source, files = self.source, self.files
-        document: dict[str, int] = {}
-        for _ in range(source.randint(1, 3)):
+        rng, files = self.rng, self.files
+        added_files: dict[str, int] = {}
+        for _ in range(rng.randint(1, 3)):
             self.count += 1
-            document[f"file-{self.count}"] = source.randint(1, 9)
-        removed_files = source.sample(sorted(files), min(len(files), source.choice([0, 0, 1, 2])))
-        removed_files += source.sample(sorted(self.deletes), min(len(self.deletes), source.choice([0, 0, 1])))
-        deletes = [f"deletes-{self.count}-{number}" for number in range(source.choice([0, 0, 1, 2]))]
+            added_files[f"file-{self.count}"] = rng.randint(1, 9)
+        removed_files = rng.sample(sorted(files), min(len(files), rng.choice([0, 0, 1, 2])))
+        removed_files += rng.sample(sorted(self.deletes), min(len(self.deletes), rng.choice([0, 0, 1])))
+        deletes = [f"deletes-{self.count}-{number}" for number in range(rng.choice([0, 0, 1, 2]))]
         if merge is None:
-            merge = source.choice([0, 0, 1, 2, 9])
-        client = EngineAppender(await self.table.load(), merge=merge, writes_merged_entries_apart=source.random() < 0.3)
+            merge = rng.choice([0, 0, 1, 2, 9])
+        client = EngineAppender(await self.table.load(), merge=merge, writes_merged_entries_apart=rng.random() < 0.3)
         return PendingCommit(
             client,
-            client.commit(document, removed_files, deletes),
-            document,
+            client.commit(added_files, removed_files, deletes),
+            added_files,
             removed_files,
             deletes,
             self.rows_version,
@@ -118,19 +118,19 @@ class ServiceHistory:
             with pytest.raises(CommitConflict):
                 await self.table.commit(pending_commit.request)
             return
-        overtook = (await self.table.load()).get("current-snapshot-id")
+        head_id = (await self.table.load()).get("current-snapshot-id")
         await self.table.commit(pending_commit.request)
         metadata = await self.table.load()
         snapshot = find_head_snapshot(metadata)
         assert snapshot["snapshot-id"] == pending_commit.client.snapshot_id
         if (
             pending_commit.client.expected_snapshot_id is not None
-            and overtook != pending_commit.client.expected_snapshot_id
+            and head_id != pending_commit.client.expected_snapshot_id
         ):
             self.overtaken += 1
             is_undo = bool(snapshot["summary"].get(REPLACEMENTS_UNDONE))
             assert snapshot["parent-snapshot-id"] == (
-                pending_commit.client.expected_snapshot_id if is_undo else overtook
+                pending_commit.client.expected_snapshot_id if is_undo else head_id
             )
             if pending_commit.removed_files or pending_commit.deletes:  # An append that merged lists the files again.
                 manifest_paths = {row["manifest_path"] for row in read_list(snapshot)}
@@ -148,38 +148,38 @@ class ServiceHistory:
     async def replace(self) -> None:
         """Compact some files into one file with as many rows."""
         metadata = await self.table.load()
-        removed_files = self.source.sample(sorted(self.files), min(len(self.files), self.source.randint(1, 4)))
+        removed_files = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 4)))
         self.count += 1
         path = f"{metadata['location']}/data/merged-{self.count}.parquet"
-        records = sum(self.files[item] for item in removed_files)
+        records = sum(self.files[removed] for removed in removed_files)
         file = {"content": "data", "file-path": path, "file-format": "parquet", "spec-id": 0, "partition": []}
         body = {
             "operation": "replace",
             "read-snapshot-id": metadata["current-snapshot-id"],
             "add": [{**file, "file-size-in-bytes": 100, "record-count": records}],
-            "remove": [{"file-path": item} for item in removed_files],
+            "remove": [{"file-path": removed} for removed in removed_files],
         }
         url = f"{self.table.server.url}/api/v1/tables/db/t/commit"
         async with self.table.server.http.post(url, json=body) as answer:
             assert answer.status == 200, await answer.text()
-        for item in removed_files:
-            del self.files[item]
+        for removed in removed_files:
+            del self.files[removed]
         self.files[path] = records
         self.check(await self.table.load(), "replaced")
 
     async def run(self, rounds: int) -> None:
         for _ in range(rounds):
-            for _ in range(self.source.randint(2, 4)):
+            for _ in range(self.rng.randint(2, 4)):
                 await self.finish(await self.begin(merge=0))
-            pending_commits = [await self.begin() for _ in range(self.source.choice([1, 1, 2]))]
-            for _ in range(self.source.choice([1, 1, 2])):
-                if self.source.random() < 0.5:
+            pending_commits = [await self.begin() for _ in range(self.rng.choice([1, 1, 2]))]
+            for _ in range(self.rng.choice([1, 1, 2])):
+                if self.rng.random() < 0.5:
                     await self.replace()
                 elif await self.table.rewrite():
                     self.check(await self.table.load(), "rewritten")
-            self.source.shuffle(pending_commits)
-            for item in pending_commits:
-                await self.finish(item)
+            self.rng.shuffle(pending_commits)
+            for commit in pending_commits:
+                await self.finish(commit)
 
     def check(self, metadata: Row, label: str) -> None:
         """Check that the live files are those of the engines, with their original sequence numbers and row ids."""
@@ -197,19 +197,19 @@ class ServiceHistory:
             numbers = file.snapshot_id, file.sequence_number, file.file_sequence_number
             assert self.numbers.setdefault(path, numbers) == numbers, f"{label}: {path} was renumbered"
         if metadata["format-version"] > 2:
-            firsts = {path: file.first_row_id for path, file in live_files[0].items()}
-            for path, first_row_id in firsts.items():
+            first_row_ids = {path: file.first_row_id for path, file in live_files[0].items()}
+            for path, first_row_id in first_row_ids.items():
                 assert self.row_ids.setdefault(path, first_row_id) == first_row_id, (
                     f"{label}: the rows of {path} were renumbered"
                 )
             spans = sorted(
                 (first_row_id, first_row_id + self.files[path])
-                for path, first_row_id in firsts.items()
+                for path, first_row_id in first_row_ids.items()
                 if first_row_id is not None
             )
-            assert len(spans) == len(firsts), label
+            assert len(spans) == len(first_row_ids), label
             assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), label
-            assert not spans or spans[-1][1] <= metadata["next-row-id"], label
+            assert all(end <= metadata["next-row-id"] for _, end in spans), label
 
 
 @pytest.mark.parametrize("version", mark_fast([3, 2], 1))
@@ -222,6 +222,7 @@ async def test_commit_is_not_rejected_because_of_rewritten_manifests_or_files(tm
             await history.run(8)
             overtaken += history.overtaken
             undone += history.undone
+    # The histories test the rule only if other commits overtook many commits.
     assert overtaken > 15
     assert undone > 3
 
@@ -240,9 +241,11 @@ async def test_undone_replacement_is_removed_from_the_history(tmp_path: Path) ->
         replaced_table = await table.load()
         (new_path,) = set(read_snapshot(find_head_snapshot(replaced_table))) - {"a", "b", "c"}
         await table.commit(pending_append)
-        undone = await table.load()
-        assert find_head_snapshot(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced_table["current-snapshot-id"])
-        assert find_head_snapshot(undone)["parent-snapshot-id"] == table_before["current-snapshot-id"]
+        undone_table = await table.load()
+        assert find_head_snapshot(undone_table)["summary"][REPLACEMENTS_UNDONE] == str(
+            replaced_table["current-snapshot-id"]
+        )
+        assert find_head_snapshot(undone_table)["parent-snapshot-id"] == table_before["current-snapshot-id"]
         deletes = {
             "content": "position-deletes",
             "file-path": f"{table_before['location']}/data/d.parquet",
@@ -272,12 +275,12 @@ async def test_undone_replacement_stays_in_the_history_for_an_earlier_expiration
             await history.replace()
         snapshot_ids = [snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]]
         await table.commit(pending_commit)
-        undone = snapshot_ids[1:]
+        undone_ids = snapshot_ids[1:]
         assert find_head_snapshot(await table.load())["summary"][REPLACEMENTS_UNDONE] == ",".join(
-            map(str, reversed(undone))
+            map(str, reversed(undone_ids))
         )
         await table.commit(([], [{"action": "remove-snapshots", "snapshot-ids": snapshot_ids}]))
-        assert {snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]} > set(undone)
+        assert {snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]} > set(undone_ids)
         assert snapshot_ids[0] not in {snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]}
 
 
@@ -289,7 +292,7 @@ async def test_snapshot_with_a_false_mark_of_rewritten_manifests_is_not_trusted(
         name, value = REWRITTEN_BY_MARK
         forged_summary = {"operation": "replace", name: value}
         request = EngineAppender(await table.load()).commit({}, ["b"])
-        request[1][0]["snapshot"]["summary"] = forged_summary
+        get_added_snapshot(request)["summary"] = forged_summary
         await table.commit(request)
         with pytest.raises(CommitConflict):
             await table.commit(pending_commit)
@@ -306,7 +309,7 @@ async def test_append_is_rebased_over_replaced_files_but_rejected_after_changed_
             await table.commit(EngineAppender(await table.load()).commit({path: 1}))
         pending_commit = EngineAppender(await table.load(), merge=merge).commit({"late": 5})
         compaction = EngineAppender(await table.load()).commit({"abc": 3}, ["a", "b", "c"])
-        compaction[1][0]["snapshot"]["summary"]["operation"] = operation
+        get_added_snapshot(compaction)["summary"]["operation"] = operation
         await table.commit(compaction)
         if operation == "replace":
             await table.commit(pending_commit)
@@ -326,7 +329,7 @@ async def test_append_is_not_rebased_over_a_replacement_that_adds_rows(tmp_path:
         table_before = await table.load()
         pending_commit = EngineAppender(table_before).commit({"late": 5})
         wrong_replacement = EngineAppender(await table.load()).commit({"b": 3}, ["a"])
-        wrong_replacement[1][0]["snapshot"]["summary"]["operation"] = "replace"
+        get_added_snapshot(wrong_replacement)["summary"]["operation"] = "replace"
         await table.commit(wrong_replacement)
         with pytest.raises(CommitConflict):
             await table.commit(pending_commit)

@@ -96,7 +96,7 @@ def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBP
         actual_filter = evaluate_filter(
             bind(parsed_filter.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows)
         )
-        expected = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
+        expected = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duckdb_text}").fetchall()}
         assert set(np.flatnonzero(actual_filter).tolist()) == expected, f"seed {seed}: {sql.seamark_text}"
         judged_count += 1
     assert judged_count > 4 * count / 15, "more than a quarter of the drawn predicates can be evaluated exactly"

@@ -60,7 +60,8 @@ class CubeRig:
         """Return the outcome in the proxy's header."""
 
         def read_final_outcome() -> str:
-            outcome = post_statement(self.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "cubed"})[0]
+            headers = {"X-Trino-User": user, "X-Trino-Schema": "cubed"}
+            outcome, _ = post_statement(self.proxy.port, sql, **headers)
             return "" if "recently" in outcome or "slow" in outcome else outcome.partition("; ms=")[0]
 
         return str(wait_for_result(read_final_outcome))
@@ -70,8 +71,8 @@ class CubeRig:
 def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CubeRig]:
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
     folder = tmp_path_factory.mktemp("cubes")
-    limits = ("--budget-ms", "10000", "--hold", "20", "--plan-header", "--cubes", "on")
-    with run_trino_proxy(folder, "--trino", coordinator.base_url, *limits, seamark=seamark.base_url) as proxy:
+    flags = ("--budget-ms", "10000", "--hold", "20", "--plan-header", "--cubes", "on")
+    with run_trino_proxy(folder, "--trino", coordinator.base_url, *flags, seamark=seamark.base_url) as proxy:
         catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
         catalog.create_namespace_if_not_exists("cubed")
         catalog.close()
@@ -81,11 +82,14 @@ def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def create_table_with_cube(
     rig: CubeRig, name: str, schema: pa.Schema, parts: list[pa.Table], cube: tuple[list[str], list[str]]
 ) -> None:
-    """Create a table with a file for each part, and build a cube of all files except the last."""
+    """Create a table with a file for each part, and build a cube of all files except the last.
+    `cube` has the dimensions and the measures.
+    """
+    dimensions, measures = cube
     catalog = load_catalog("seamark", type="rest", uri=rig.seamark.base_url)
     table = catalog.create_table(f"cubed.{name}", schema=schema)
     with closing(IndexClient(rig.seamark.base_url)) as client, closing(InProcessWorkers()) as workers:
-        client.put_index(f"cubed.{name}", "cube", kind="cube", columns=cube[0], measures=cube[1], shrink=1)
+        client.put_index(f"cubed.{name}", "cube", kind="cube", columns=dimensions, measures=measures, shrink=1)
         for part in parts[:-1]:
             table.append(part)
         build(client, f"cubed.{name}", "cube", workers)
@@ -107,7 +111,8 @@ def test_random_queries_return_the_same_rows_from_cubes(rig: CubeRig) -> None:
         )
         for _ in range(20):
             source = f"random{seed}"
-            source += f" FOR VERSION AS OF {rng.choice(versions)[0]}" if rng.random() < 0.2 else ""
+            (snapshot_id,) = rng.choice(versions)
+            source += f" FOR VERSION AS OF {snapshot_id}" if rng.random() < 0.2 else ""
             sql = aggregates.query(dimensions, measures, source)
             if rng.random() < 0.2 and " WHERE " not in sql:
                 condition = rng.choice(("id < 100", "k BETWEEN -3 AND 7", "name <> 'q'"))
@@ -123,7 +128,7 @@ def test_random_queries_of_many_forms_return_the_same_rows_from_cubes(rig: CubeR
         rng = random.Random(seed)
         wide_queries = WideQueries(rng, TRINO)
         dimensions, measures = wide_queries.draw_cube()
-        measures = define_cube(dimensions, measures)[1]
+        _, measures = define_cube(dimensions, measures)
         parts = [draw_wide_rows(rng, 30, overflows=rng.random() < 0.1) for _ in range(3)]
         cube = (quote_terms(dimensions), quote_terms(measures))
         create_table_with_cube(rig, f"wide{seed}", WIDE_SCHEMA, parts, cube)
@@ -140,9 +145,9 @@ def test_random_queries_of_many_forms_return_the_same_rows_from_cubes(rig: CubeR
 
 
 def test_subtotals_and_constants_follow_from_a_cube(rig: CubeRig) -> None:
-    kinds = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32())])
+    schema = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32())])
     create_table_with_cube(
-        rig, "facts", kinds, [build_facts(part) for part in range(3)], (["day(ts)", "country"], ["avg(n)"])
+        rig, "facts", schema, [build_facts(part) for part in range(3)], (["day(ts)", "country"], ["avg(n)"])
     )
     for sql in (
         "SELECT country, grouping(country), count(1), sum(1), count(country), avg(n), min(country) "
@@ -153,9 +158,10 @@ def test_subtotals_and_constants_follow_from_a_cube(rig: CubeRig) -> None:
         assert isinstance(rig.compare(sql), Counter), sql
         assert "; cube=cube:2" in rig.read_outcome(sql), sql
         assert "cubed.facts=1/3" in rig.read_outcome(sql)
-    connection = [query_rows(port, "SELECT COUNTRY, count(*) FROM facts GROUP BY 1", user="anna", schema="cubed")
-                  for port in (rig.trino.port, rig.proxy.port)]  # fmt: skip
-    assert sorted(connection[0], key=repr) == sorted(connection[1], key=repr)
+    grouped = "SELECT COUNTRY, count(*) FROM facts GROUP BY 1"
+    direct_rows = query_rows(rig.trino.port, grouped, user="anna", schema="cubed")
+    proxied_rows = query_rows(rig.proxy.port, grouped, user="anna", schema="cubed")
+    assert sorted(direct_rows, key=repr) == sorted(proxied_rows, key=repr)
     assert "no-cube=cube: " in rig.read_outcome("SELECT n, count(*) FROM facts WHERE n > 0 GROUP BY n")
 
 
@@ -167,27 +173,27 @@ def build_facts(part: int) -> pa.Table:
 
 def test_distinct_values_are_estimated_from_sketches(rig: CubeRig) -> None:
     """Trino merges the sketches of all groups. If a file has no entry, the original statement runs."""
-    kinds = pa.schema([("country", pa.string()), ("id", pa.int64()), ("day", pa.date32())])
+    schema = pa.schema([("country", pa.string()), ("id", pa.int64()), ("day", pa.date32())])
     countries = ["FR", "DE", None, "IT"] * 10_000
     parts = [
         pa.table({"country": countries, "id": [part * 20_000 + number for number in range(40_000)],
-                  "day": pa.array([number % 700 for number in range(40_000)], pa.int32()).cast(pa.date32())}, kinds)
+                  "day": pa.array([number % 700 for number in range(40_000)], pa.int32()).cast(pa.date32())}, schema)
         for part in range(2)
     ]  # fmt: skip
     cube = (["country"], ["approx_distinct(id)", "approx_distinct(day)"])
-    create_table_with_cube(rig, "visitors", kinds, [*parts, parts[0].slice(0, 0)], cube)
+    create_table_with_cube(rig, "visitors", schema, [*parts, parts[0].slice(0, 0)], cube)
     text = "SELECT country, approx_distinct(id), approx_distinct(day) FROM visitors GROUP BY ROLLUP (country)"
     assert "; cube=cube:2" in rig.read_outcome(text)
-    rows = query_rows(rig.proxy.port, text, user="anna", schema="cubed")
+    estimated_rows = query_rows(rig.proxy.port, text, user="anna", schema="cubed")
     exact_text = re.sub(r"approx_distinct\((\w+)\)", r"count(DISTINCT \1)", text)
-    exact = query_rows(rig.proxy.port, exact_text, user="anna", schema="cubed")
+    exact_rows = query_rows(rig.proxy.port, exact_text, user="anna", schema="cubed")
     assert "; cube=" not in rig.read_outcome(exact_text)
-    for estimated, counted in zip(sorted(rows, key=repr), sorted(exact, key=repr), strict=True):
-        assert estimated[0] == counted[0]
-        for estimate, count in zip(estimated[1:], counted[1:], strict=True):
-            assert abs(estimate - count) <= 5 * STANDARD_ERROR * count, (estimated, counted)
-    empty = "SELECT approx_distinct(id), approx_distinct(id) FILTER (WHERE country = 'XX') FROM visitors"
-    assert query_rows(rig.proxy.port, f"{empty} WHERE country = 'YY'", user="anna", schema="cubed") == [[0, 0]]
+    for estimated_row, exact_row in zip(sorted(estimated_rows, key=repr), sorted(exact_rows, key=repr), strict=True):
+        assert estimated_row[0] == exact_row[0]
+        for estimate, count in zip(estimated_row[1:], exact_row[1:], strict=True):
+            assert abs(estimate - count) <= 5 * STANDARD_ERROR * count, (estimated_row, exact_row)
+    empty_query = "SELECT approx_distinct(id), approx_distinct(id) FILTER (WHERE country = 'XX') FROM visitors"
+    assert query_rows(rig.proxy.port, f"{empty_query} WHERE country = 'YY'", user="anna", schema="cubed") == [[0, 0]]
     with closing(load_catalog("seamark", type="rest", uri=rig.seamark.base_url)) as catalog:
         catalog.load_table("cubed.visitors").append(parts[0].slice(0, 5))
     rig.compare(text)
@@ -196,12 +202,12 @@ def test_distinct_values_are_estimated_from_sketches(rig: CubeRig) -> None:
 
 def test_row_filters_and_masks_of_a_table_with_a_cube_stay_in_force(rig: CubeRig) -> None:
     """With a row filter, or with a mask on a used column, Trino runs the original statement."""
-    kinds = pa.schema([("id", pa.int64()), ("country", pa.string()), ("card", pa.string())])
+    schema = pa.schema([("id", pa.int64()), ("country", pa.string()), ("card", pa.string())])
     parts = [
-        pa.table({"id": range(9), "country": ["FR", "DE", "IT"] * 3, "card": [f"c{part}"] * 9}, schema=kinds)
+        pa.table({"id": range(9), "country": ["FR", "DE", "IT"] * 3, "card": [f"c{part}"] * 9}, schema=schema)
         for part in range(3)
     ]
-    create_table_with_cube(rig, "orders", kinds, parts, (["country", "card"], ["sum(id)"]))
+    create_table_with_cube(rig, "orders", schema, parts, (["country", "card"], ["sum(id)"]))
     query_by_country = "SELECT country, sum(id) FROM orders GROUP BY country"
     query_by_card = "SELECT card, count(*) FROM orders GROUP BY card"
     assert "; cube=cube:2" in rig.read_outcome(query_by_country)
@@ -222,9 +228,9 @@ def test_row_filters_and_masks_of_a_table_with_a_cube_stay_in_force(rig: CubeRig
 
 def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
     """A row filter, a mask or a missing privilege on a dimension table has the same effect as without the cube."""
-    kinds = pa.schema([("area_id", pa.int32()), ("kind_id", pa.int64()), ("amount", pa.int64())])
+    schema = pa.schema([("area_id", pa.int32()), ("kind_id", pa.int64()), ("amount", pa.int64())])
     keys = {"area_id": [1, 2, 3, 9, None] * 4, "kind_id": [1, 2] * 10}
-    parts = [pa.table({**keys, "amount": range(part, part + 20)}, schema=kinds) for part in range(3)]
+    parts = [pa.table({**keys, "amount": range(part, part + 20)}, schema=schema) for part in range(3)]
     dimensions = {
         "areas": pa.table({"id": pa.array([1, 2, 3], pa.int32()), "country": ["FR", "DE", None], "card": ["c"] * 3}),
         "kinds": pa.table({"kind_id": pa.array([1, 2], pa.int64()), "label": ["a", "b"]}),
@@ -235,12 +241,12 @@ def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
     attributes = ["areas.country via area_id = id", "areas.card via area_id = id", "kinds.label via kind_id = kind_id"]
     with closing(IndexClient(rig.seamark.base_url)) as client:
         columns = pin_attributes(client, [f"cubed.{attribute}" for attribute in attributes])
-    create_table_with_cube(rig, "sales", kinds, parts, (columns, ["sum(amount)", "count(*)"]))
+    create_table_with_cube(rig, "sales", schema, parts, (columns, ["sum(amount)", "count(*)"]))
     join = "FROM sales s, areas a, kinds k WHERE s.area_id = a.id AND k.kind_id = s.kind_id"
     query_by_country = f"SELECT country, k.label, sum(s.amount) AS total, count(*) {join} GROUP BY country, k.label"
-    by_label = f"SELECT label, sum(s.amount) {join} AND country = 'FR' GROUP BY ROLLUP (label) ORDER BY label"
+    query_by_label = f"SELECT label, sum(s.amount) {join} AND country = 'FR' GROUP BY ROLLUP (label) ORDER BY label"
     query_by_card = f"SELECT card, count(*) {join} GROUP BY card"
-    for sql in (query_by_country, by_label, query_by_card):
+    for sql in (query_by_country, query_by_label, query_by_card):
         for user in ("anna", "rita", "dan", "sue"):
             rig.compare(sql, user)
         assert "; cube=cube:2" in rig.read_outcome(sql), sql
@@ -260,13 +266,13 @@ def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
 
 def test_facts_are_pruned_by_an_index_on_an_attribute(rig: CubeRig) -> None:
     """Users who may not read all rows of the dimension table get the rows that they get without the index."""
-    facts = pa.schema([("id", pa.int64()), ("area_id", pa.int32())])
+    schema = pa.schema([("id", pa.int64()), ("area_id", pa.int32())])
     areas = pa.table({"id": pa.array([1, 2, 3], pa.int32()), "country": ["FR", "DE", None], "card": ["c"] * 3})
     with closing(load_catalog("seamark", type="rest", uri=rig.seamark.base_url)) as catalog:
         catalog.create_table("cubed.regions", schema=areas.schema).append(areas)
-        table = catalog.create_table("cubed.visits", schema=facts)
+        table = catalog.create_table("cubed.visits", schema=schema)
         for area in (1, 2, 3):  # The key 9 has no partner, and so the bounds of the key leave out no file.
-            table.append(pa.table({"id": [area, area + 10, area + 20], "area_id": [0, area, 9]}, schema=facts))
+            table.append(pa.table({"id": [area, area + 10, area + 20], "area_id": [0, area, 9]}, schema=schema))
     with closing(IndexClient(rig.seamark.base_url)) as client, closing(InProcessWorkers()) as workers:
         columns = pin_attributes(client, ["cubed.regions.country via area_id = id"], add_partners=False)
         client.put_index("cubed.visits", "country", kind="bitmap", columns=columns)

@@ -91,28 +91,28 @@ def test_trino_reads_appends_and_deletes_rows_of_a_stream(stream: TrinoStream) -
 
 def test_trino_reads_the_rows_of_a_model_after_random_changes(stream: TrinoStream) -> None:
     seed = first_seed()
-    rng, model, number = random.Random(seed), {1}, 1
+    rng, model, last_id = random.Random(seed), {1}, 1
     for _ in range(30):
         match rng.choice(["post", "post", "flush", "insert", "delete"]):
             case "post":
-                numbers = range(number + 1, number + 1 + rng.randint(1, 5))
+                numbers = range(last_id + 1, last_id + 1 + rng.randint(1, 5))
                 stream.post(*numbers)
                 model |= set(numbers)
             case "flush":
                 stream.flush()
                 continue
             case "insert":
-                numbers = range(number + 1, number + 2)
+                numbers = range(last_id + 1, last_id + 2)
                 stream.run_sql(f"INSERT INTO t VALUES ({numbers[0]}, 'a')")
                 model |= set(numbers)
             case _:
-                numbers = range(number, number + 1)
+                numbers = range(last_id, last_id + 1)
                 stream.flush()
-                minimum = number - rng.randint(3, 9)
+                minimum = last_id - rng.randint(3, 9)
                 stream.run_sql(f"DELETE FROM t WHERE id < {minimum}")
-                model = {each for each in model if each >= minimum}
-        number = numbers[-1]
-        where = rng.choice(["", f" WHERE id >= {number - 2}"])
-        expected = sorted(each for each in model if not where or each >= number - 2)
+                model = {row_id for row_id in model if row_id >= minimum}
+        last_id = numbers[-1]
+        where = rng.choice(["", f" WHERE id >= {last_id - 2}"])
+        expected = sorted(row_id for row_id in model if not where or row_id >= last_id - 2)
         actual = stream.run_sql(f"SELECT id FROM t{where} ORDER BY id", is_planned=rng.random() < 0.7)
         assert actual == expected, (seed, where)

@@ -2,8 +2,8 @@
 
     SEAMARK_HOME=… SEAMARK_PORT=… python -m tests.faults.rigs.dying_server
 
-The file `<home>/fuse` has a line `STEP NTH`: the server dies at the NTH pass of this step, counted from the creation of
-the file. The components are real; a wrapper around one of them, added at the composition root, marks each step.
+The file `<home>/fuse` has a line `STEP NTH`: the server dies when it reaches STEP for the NTH time after the file was
+created. The components are real. Wrappers around the store and the objects tell `Fuse` that a step is reached.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FUSE = "fuse"
 
 
 class Fuse:
-    """Counts the passes of its step, and kills the process at the pass that the file states."""
+    """Counts how often the process reaches the step in the file, and kills it at the number that the file states."""
 
     def __init__(self, home: Path) -> None:
         self._file = home / FUSE
@@ -48,6 +48,8 @@ class Fuse:
 
 
 class Wrapper:
+    """Passes all calls on to `inner`. Subclasses replace the methods with steps at which the process may die."""
+
     def __init__(self, inner: Any, fuse: Fuse) -> None:
         self._inner = inner
         self._fuse = fuse
@@ -89,14 +91,14 @@ def main(settings: Settings) -> None:
         async with open_objects(*args, **options) as inner:
             yield DyingObjects(inner, fuse)
 
-    async def reply_and_pass(self: EngineCommits, *args: Any, **options: Any) -> Any:
+    async def commit_and_pass_step(self: EngineCommits, *args: Any, **options: Any) -> Any:
         result = await commit(self, *args, **options)
         fuse.pass_step("before-reply")
         return result
 
     server.open_store = open_dying_store  # type: ignore[attr-defined]
     server.open_objects = open_dying_objects  # type: ignore[attr-defined]
-    EngineCommits.commit = reply_and_pass  # type: ignore[method-assign]
+    EngineCommits.commit = commit_and_pass_step  # type: ignore[method-assign]
     server.run(settings, bind_socket(settings, shared=False), EXTENSIONS, lambda: None)
 
 

@@ -12,7 +12,7 @@ from tests.catalog.rig import SCHEMA, build_append
 
 
 def create_key() -> str:
-    """Return an idempotency key: a UUID of version 7."""
+    """Return an idempotency key: a UUID of version 7, whose version is in the bits from 76 to 79."""
     return str(uuid.UUID(int=(uuid.uuid4().int & ~(0xF << 76)) | 0x7 << 76))
 
 
@@ -21,7 +21,7 @@ class OutcomeUnknown(Exception):
 
 
 class HttpClient:
-    """A blocking client with one connection, which tells a lost answer from a refusal."""
+    """A blocking client with one connection. A lost answer raises an error, unlike a rejection by the server."""
 
     def __init__(self, base_url: str, timeout_s: float = 60) -> None:
         self._host = urlsplit(base_url).netloc
@@ -60,7 +60,7 @@ class HttpClient:
         self.call("POST", "/v1/namespaces", {"namespace": [namespace]})
         return self.call("POST", f"/v1/namespaces/{namespace}/tables", {"name": name, "schema": SCHEMA})
 
-    def head(self, name: str = "t") -> tuple[int | None, int]:
+    def read_head(self, name: str = "t") -> tuple[int | None, int]:
         """Return the id of the current snapshot, and the last sequence number."""
         status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
         assert status == 200, body

@@ -16,7 +16,7 @@ class Event:
 
     kind: str
     """The kind of operation: append or read."""
-    began: float
+    start_s: float
     end_s: float
     outcome: str
     """The outcome of an append is ok, conflict or unknown. The outcome of a read is ok."""
@@ -35,82 +35,90 @@ def find_violations(chain: list[int], events: list[Event], initial_value: int | 
         chain: The table's history, oldest first.
         initial_value: The head before the chain.
     """
-    results: list[str] = []
-    place = {value: index for index, value in enumerate(chain)}
-    if len(place) != len(chain):
-        results.append("the chain contains a snapshot twice")
+    violations: list[str] = []
+    index_by_value = {value: index for index, value in enumerate(chain)}
+    if len(index_by_value) != len(chain):
+        violations.append("the chain contains a snapshot twice")
     appends = {event.value: event for event in events if event.kind == "append" and event.outcome != "conflict"}
     for event in events:
         if event.kind != "append":
             continue
-        if event.outcome == "ok" and event.value not in place:
-            results.append(f"lost update: {event.value} was acknowledged and is not in the chain")
-        if event.outcome == "conflict" and event.value in place:
-            results.append(f"phantom: {event.value} was refused and is in the chain")
-        if event.outcome == "ok" and event.value in place:
-            index = place[event.value]
+        if event.outcome == "ok" and event.value not in index_by_value:
+            violations.append(f"lost update: {event.value} was acknowledged and is not in the chain")
+        if event.outcome == "conflict" and event.value in index_by_value:
+            violations.append(f"phantom: {event.value} was refused and is in the chain")
+        if event.outcome == "ok" and event.value in index_by_value:
+            index = index_by_value[event.value]
             predecessor = chain[index - 1] if index else initial_value
             if predecessor != event.expected_value:
-                results.append(f"{event.value} replaced {predecessor}, but was built on {event.expected_value}")
-    results += [f"nobody wrote {value}" for value in chain if value not in appends]
-    results += _find_real_time_violations(chain, appends)
+                violations.append(f"{event.value} replaced {predecessor}, but was built on {event.expected_value}")
+    violations += [f"no client wrote {value}" for value in chain if value not in appends]
+    violations += _find_real_time_violations(chain, appends)
     for event in events:
         if event.kind == "append" and event.outcome == "conflict":
-            results += _find_unfounded_conflict(event, chain, place, appends, initial_value)
+            violations += _find_unfounded_conflict(event, chain, index_by_value, appends, initial_value)
         if event.kind == "read":
-            results += _find_impossible_read(event, chain, place, appends, initial_value)
-    return results
+            violations += _find_impossible_read(event, chain, index_by_value, appends, initial_value)
+    return violations
 
 
 def _find_real_time_violations(chain: list[int], appends: dict[int | None, Event]) -> list[str]:
-    """Return the violations of real time: an append that ended before another began must precede it in the chain."""
-    results = []
-    latest_start, latest_value = float("-inf"), 0
+    """Return the violations of this rule: an append that ended before another began must precede it in the chain."""
+    violations = []
+    latest_start_s, latest_value = float("-inf"), 0
     for value in chain:
         event = appends.get(value)
         if event is None:
             continue
-        if event.outcome == "ok" and event.end_s < latest_start:
-            results.append(f"append {value} ended before append {latest_value} began, but is after it in the chain")
-        if event.began > latest_start:
-            latest_start, latest_value = event.began, value
-    return results
+        if event.outcome == "ok" and event.end_s < latest_start_s:
+            violations.append(f"append {value} ended before append {latest_value} began, but is after it in the chain")
+        if event.start_s > latest_start_s:
+            latest_start_s, latest_value = event.start_s, value
+    return violations
 
 
 def _compute_window(
-    head: int | None, chain: list[int], place: dict[int, int], appends: dict[int | None, Event]
+    head: int | None, chain: list[int], index_by_value: dict[int, int], appends: dict[int | None, Event]
 ) -> tuple[float, float]:
-    """Return the longest time in which `head` can have been current.
+    """Return (earliest time, latest time) at which `head` can have been current.
 
-    It lasts from the beginning of its append to the end of the append of its successor.
+    This time lasts from the start of its append to the end of the append of its successor.
     """
-    index = place.get(head, -1)
-    opens = appends[head].began if head in appends else float("-inf")
+    index = index_by_value.get(head, -1)
+    earliest_s = appends[head].start_s if head in appends else float("-inf")
     successor = appends.get(chain[index + 1]) if index + 1 < len(chain) else None
-    closes = successor.end_s if successor is not None and successor.outcome == "ok" else float("inf")
-    return opens, closes
+    latest_s = successor.end_s if successor is not None and successor.outcome == "ok" else float("inf")
+    return earliest_s, latest_s
 
 
 def _find_unfounded_conflict(
-    event: Event, chain: list[int], place: dict[int, int], appends: dict[int | None, Event], initial_value: int | None
+    event: Event,
+    chain: list[int],
+    index_by_value: dict[int, int],
+    appends: dict[int | None, Event],
+    initial_value: int | None,
 ) -> list[str]:
-    if event.expected_value != initial_value and event.expected_value not in place:
+    if event.expected_value != initial_value and event.expected_value not in index_by_value:
         return []  # The append was based on a head that never existed, so a conflict is right.
-    index = -1 if event.expected_value == initial_value else place[event.expected_value]  # type: ignore[index]
+    index = -1 if event.expected_value == initial_value else index_by_value[event.expected_value]  # type: ignore[index]
     successor = appends.get(chain[index + 1]) if index + 1 < len(chain) else None
-    if successor is None or successor.began > event.end_s:
+    if successor is None or successor.start_s > event.end_s:
         return [f"{event.value} was refused although {event.expected_value} was the head during the whole append"]
     return []
 
 
 def _find_impossible_read(
-    event: Event, chain: list[int], place: dict[int, int], appends: dict[int | None, Event], initial_value: int | None
+    event: Event,
+    chain: list[int],
+    index_by_value: dict[int, int],
+    appends: dict[int | None, Event],
+    initial_value: int | None,
 ) -> list[str]:
-    if event.value != initial_value and event.value not in place:
+    if event.value != initial_value and event.value not in index_by_value:
         return [f"read {event.value}, which is not in the chain"]
-    opens, closes = _compute_window(event.value, chain, place, appends)
-    if event.end_s < opens:
+    earliest_s, latest_s = _compute_window(event.value, chain, index_by_value, appends)
+    if event.end_s < earliest_s:
         return [f"read {event.value} before it was written"]
-    if event.began > closes:
+    if event.start_s > latest_s:
         return [f"stale read of {event.value}: its successor had been acknowledged"]
     return []

@@ -1,7 +1,7 @@
 """An HTTP proxy that loses requests and replies, like networks and load balancers.
 
-`fate(method, path)` decides the fate of a request. The proxy records the server's answers to forwarded requests, so
-that a test knows the outcomes that the client does not receive.
+`choose_fault(method, path)` decides the fault of a request. The proxy records the server's answers to forwarded
+requests, so that a test knows the outcomes that the client does not receive.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-FATES = ("lost request", "lost reply", "gateway timeout", "sent twice")
-"""The fates of a request.
+FAULTS = ("lost request", "lost reply", "gateway timeout", "sent twice")
+"""The faults of a request.
 
 - lost request: The request is lost.
 - lost reply: The server executes the request, but the connection breaks before the answer.
@@ -25,37 +25,37 @@ FATES = ("lost request", "lost reply", "gateway timeout", "sent twice")
 - sent twice: The load balancer sends the request twice and forwards the second answer.
 """
 
-Fate = Callable[[str, str], str | None]
+FaultChooser = Callable[[str, str], str | None]
 
 
-def choose_fates(seed: int, rate: float, *, applies: Callable[[str, str], bool]) -> Fate:
-    """Return a function that chooses one of FATES with probability `rate` for each (method, path) that `applies`
+def make_fault_chooser(seed: int, rate: float, *, applies: Callable[[str, str], bool]) -> FaultChooser:
+    """Return a function that chooses one of FAULTS with probability `rate` for each (method, path) that `applies`
     accepts.
 
     Print the seed.
     """
     print(f"lossy proxy: seed {seed}, rate {rate}")
-    source = random.Random(seed)
+    rng = random.Random(seed)
 
-    def choose_fate(method: str, path: str) -> str | None:
-        return source.choice(FATES) if applies(method, path) and source.random() < rate else None
+    def choose_fault(method: str, path: str) -> str | None:
+        return rng.choice(FAULTS) if applies(method, path) and rng.random() < rate else None
 
-    return choose_fate
+    return choose_fault
 
 
 class LossyProxy:
     """A proxy that clients reach at `base_url`.
 
-    `requests` has (fate, method, path, status of the server or None) of each request, in order.
+    `requests` has (fault, method, path, status of the server or None) of each request, in order.
     """
 
     def __init__(self, upstream: str) -> None:
         self.upstream = urlsplit(upstream).netloc
-        self.fate: Fate = lambda method, path: None
+        self.choose_fault: FaultChooser = lambda _method, _path: None
         self.requests: list[tuple[str | None, str, str, int | None]] = []
         self.base_url = ""
 
-    def ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> http.client.HTTPResponse:
+    def forward_request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> http.client.HTTPResponse:
         """Forward a request, and return the server's answer with its body in `.data`."""
         connection = http.client.HTTPConnection(self.upstream, timeout=60)
         try:
@@ -72,24 +72,24 @@ class _Handler(BaseHTTPRequestHandler):
     proxy: LossyProxy
 
     def _forward(self) -> None:
-        """Pass the request on according to the fate that the proxy draws for it."""
+        """Forward the request, with the fault that the proxy chooses for it."""
         proxy, method, path = self.proxy, self.command, self.path
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
-        fate = proxy.fate(method, path)
-        if fate == "lost request":
-            proxy.requests.append((fate, method, path, None))
+        fault = proxy.choose_fault(method, path)
+        if fault == "lost request":
+            proxy.requests.append((fault, method, path, None))
             return self._break_connection()
-        answer = proxy.ask(method, path, body, headers)
-        if fate == "sent twice":
-            answer = proxy.ask(method, path, body, headers)
-        proxy.requests.append((fate, method, path, answer.status))
-        if fate == "lost reply":
+        answer = proxy.forward_request(method, path, body, headers)
+        if fault == "sent twice":
+            answer = proxy.forward_request(method, path, body, headers)
+        proxy.requests.append((fault, method, path, answer.status))
+        if fault == "lost reply":
             return self._break_connection()
-        if fate == "gateway timeout":
+        if fault == "gateway timeout":
             return self._answer(504, [("Content-Type", "text/html")], b"<html>504 Gateway Timeout</html>")
-        skip = ("transfer-encoding", "content-length", "connection", "date", "server")
-        kept_headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in skip]
+        own_headers = ("transfer-encoding", "content-length", "connection", "date", "server")
+        kept_headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in own_headers]
         return self._answer(answer.status, kept_headers, answer.data)  # type: ignore[attr-defined]
 
     do_GET = do_POST = do_HEAD = do_DELETE = do_PUT = _forward  # noqa: N815  names that http.server looks for
@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
 def run_lossy_proxy(upstream: str) -> Iterator[LossyProxy]:
     """Open a proxy on a free port of 127.0.0.1 for the server at `upstream`.
 
-    It loses nothing until a test sets `fate`.
+    It loses nothing until a test sets `choose_fault`.
     """
     proxy = LossyProxy(upstream)
     handler = type("Handler", (_Handler,), {"proxy": proxy})

@@ -1,7 +1,8 @@
-"""A wrapper of `dying_server` for tests: it starts the server, arms it, and restarts it after its death."""
+"""Control of a `dying_server` for tests: start it, choose the step at which it dies, and restart it afterwards."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,15 +38,15 @@ class MortalServer:
         self._process.start(lambda: is_http_ok(f"{self.base_url}/readyz"), timeout_s=60)
         return HttpClient(self.base_url)
 
-    def run_until_death(self, step: str, nth: int, call: Any) -> None:
-        """Run the request `call`, during which the server must die at the `nth` pass of `step`."""
+    def run_until_death(self, step: str, nth: int, send_request: Any) -> None:
+        """Send a request, during which the server must die when it reaches `step` for the `nth` time."""
         (self.home / FUSE).write_text(f"{step} {nth}")
         try:
-            answer = call()
+            answer = send_request()
         except OutcomeUnknown:
-            assert self._process.wait(60) == -9
+            assert self._process.wait(60) == -signal.SIGKILL
             return
-        raise AssertionError(f"the server did not die at pass {nth} of {step}, but answered {answer}")
+        raise AssertionError(f"the server did not die at time {nth} of {step}, but answered {answer}")
 
     def __enter__(self) -> MortalServer:
         return self

@@ -45,12 +45,12 @@ def run_killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None 
 
 def main(number: int) -> None:
     """Run one SQL statement, and kill this process at the event with this number."""
-    passes_left = number
+    events_left = number
 
     def pass_event() -> None:
-        nonlocal passes_left
-        passes_left -= 1
-        if passes_left == 0:
+        nonlocal events_left
+        events_left -= 1
+        if events_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watch_method(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,9 +62,9 @@ def main(number: int) -> None:
 
         return call_and_pass
 
-    for kind, names in EVENTS:
-        for name in names:
-            setattr(kind, name, watch_method(getattr(kind, name)))
+    for class_, method_names in EVENTS:
+        for method_name in method_names:
+            setattr(class_, method_name, watch_method(getattr(class_, method_name)))
     statement_runs.main()
 
 

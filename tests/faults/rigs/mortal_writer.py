@@ -1,9 +1,9 @@
 """A job that changes a table batch by batch. Tests kill it at any moment and restart it, as a scheduler would.
 
-    python -m tests.faults.rigs.mortal_writer URL TABLE NOTES SEED BATCHES
+    python -m tests.faults.rigs.mortal_writer URL TABLE CHECKPOINT SEED BATCHES
 
-Batch n is the producer's sequence n. NOTES is its checkpoint, written after each batch: the number of batches known to
-be committed. So after a kill it may send its last batch again. SEED and n alone determine the content of a batch.
+Batch n is the producer's sequence n. After each batch, the job writes the number of committed batches to the file
+CHECKPOINT. So after a kill it may send its last batch again. SEED and n alone determine the content of a batch.
 """
 
 from __future__ import annotations
@@ -29,24 +29,21 @@ Model = dict[int, list[int]]
 
 def build_batch(seed: int, number: int) -> tuple[str, str, list[int]]:
     """Return (operation, mode, ids) of a batch."""
-    source = random.Random(seed * 100_003 + number)
-    choice = source.choices(("append", "upsert", "delete"), (2, 4, 1))[0]
-    return (
-        choice,
-        source.choice(("merge-on-read", "copy-on-write")),
-        source.sample(range(KEYS), source.randrange(1, 40)),
-    )
+    rng = random.Random(f"{seed} {number}")
+    (operation,) = rng.choices(("append", "upsert", "delete"), (2, 4, 1))
+    mode = rng.choice(("merge-on-read", "copy-on-write"))
+    return operation, mode, rng.sample(range(KEYS), rng.randrange(1, 40))
 
 
 def apply_batch(model: Model, seed: int, number: int) -> None:
     operation, _, ids = build_batch(seed, number)
-    for item in ids:
+    for row_id in ids:
         if operation == "append":
-            model.setdefault(item, []).append(number)
+            model.setdefault(row_id, []).append(number)
         else:
-            model.pop(item, None)
+            model.pop(row_id, None)
         if operation == "upsert":
-            model[item] = [number]
+            model[row_id] = [number]
 
 
 def commit_batch(client: SeamarkClient, table: str, seed: int, number: int) -> None:
@@ -60,13 +57,14 @@ def commit_batch(client: SeamarkClient, table: str, seed: int, number: int) -> N
     write(client, table, rows, producer=producer, **({} if operation == "append" else {"keys": ["id"], "mode": mode}))
 
 
-def main(url: str, table: str, notes: Path, seed: int, batches: int) -> None:
+def main(url: str, table: str, checkpoint: Path, seed: int, batches: int) -> None:
+    """Commit the batches that follow the checkpoint, and replace the checkpoint after each of them."""
     client = SeamarkClient(url)
-    for number in range(int(notes.read_text()), batches):
+    for number in range(int(checkpoint.read_text()), batches):
         commit_batch(client, table, seed, number)
-        part = notes.with_suffix(".part")
-        part.write_text(str(number + 1))
-        os.replace(part, notes)
+        new_checkpoint = checkpoint.with_suffix(".part")
+        new_checkpoint.write_text(str(number + 1))
+        os.replace(new_checkpoint, checkpoint)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 Besides the driver's JVM there are two executor JVMs, whose tasks and Python workers may be killed or delayed.
 
-    python -m tests.faults.rigs.spark_job URL TABLE NOTES SEED SCRATCH
+    python -m tests.faults.rigs.spark_job URL TABLE CHECKPOINT SEED SCRATCH
 
-`mortal_writer.build_batch` determines the batches. NOTES has the number of finished batches. If the file NOTES.last
-exists, the next batch is the last one. SCRATCH has Spark's event log.
+`mortal_writer.build_batch` determines the batches. The file CHECKPOINT has the number of finished batches. If the file
+CHECKPOINT.last exists, the next batch is the last one. The folder SCRATCH has Spark's event log.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def open_session(scratch: Path) -> SparkSession:
 
 def commit_batch(spark: SparkSession, client: SeamarkClient, table: str, seed: int, number: int) -> None:
     operation, mode, ids = build_batch(seed, number)
-    rows: DataFrame = spark.createDataFrame([(item, number) for item in ids], "id bigint, batch bigint")
+    rows: DataFrame = spark.createDataFrame([(row_id, number) for row_id in ids], "id bigint, batch bigint")
     rows = rows.repartition(BATCH_PARTITIONS)
     producer = ("job", number)
     if operation == "append":
@@ -83,16 +83,17 @@ def commit_batch(spark: SparkSession, client: SeamarkClient, table: str, seed: i
         write(rows.select("id"), table, client=client, mode="delete", producer=producer, driver_rows=0, **options)
 
 
-def main(url: str, table: str, notes: Path, seed: int, scratch: Path) -> None:
+def main(url: str, table: str, checkpoint: Path, seed: int, scratch: Path) -> None:
+    """Commit batches until the file `checkpoint` with the suffix .last exists."""
     spark, client = open_session(scratch), SeamarkClient(url)
     number, is_last = 0, False
     while not is_last:
-        is_last = notes.with_suffix(".last").exists()
+        is_last = checkpoint.with_suffix(".last").exists()
         commit_batch(spark, client, table, seed, number)
         number += 1
-        part = notes.with_suffix(".part")
-        part.write_text(str(number))
-        os.replace(part, notes)
+        new_checkpoint = checkpoint.with_suffix(".part")
+        new_checkpoint.write_text(str(number))
+        os.replace(new_checkpoint, checkpoint)
     spark.stop()
 
 

@@ -62,19 +62,27 @@ def _classify_outcome(status: int, body: dict[str, dict[str, str]] | None) -> st
 def append_until(
     stop: threading.Event,
     base_urls: Sequence[str],
-    number: int,
+    client_number: int,
     name: str,
-    notes: RecordedOutcomes,
-    source: random.Random,
+    recorded: RecordedOutcomes,
+    rng: random.Random,
 ) -> None:
     """Append with one client until `stop` is set.
 
     After a failure the client waits shortly and uses another replica, as engines do.
+
+    Args:
+        stop: The event that ends the client.
+        base_urls: The addresses of the replicas.
+        client_number: The number of the client, from which the ids of its snapshots follow.
+        name: The name of the table.
+        recorded: The outcomes, to which the client adds its own.
+        rng: The source of random choices.
     """
     clients = [HttpClient(url, timeout_s=90) for url in base_urls]
     attempt = 0
     while not stop.is_set():
-        client = source.choice(clients)
+        client = rng.choice(clients)
         began_s = time.monotonic()
         try:
             status, body = client.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
@@ -85,54 +93,54 @@ def append_until(
             stop.wait(0.05)
             continue
         if status != 200:
-            notes.unexplained_answers.append(f"load: {status} {body}")
+            recorded.unexplained_answers.append(f"load: {status} {body}")
             return
         head, sequence = body["metadata"].get("current-snapshot-id"), body["metadata"]["last-sequence-number"]
         head = None if head == -1 else head
-        notes.events.append(Event("read", began_s, time.monotonic(), "ok", value=head))
+        recorded.events.append(Event("read", began_s, time.monotonic(), "ok", value=head))
         attempt += 1
-        snapshot_id = number * 1_000_000 + attempt
+        snapshot_id = client_number * 1_000_000 + attempt  # No other client uses this id.
         began_s = time.monotonic()
         try:
-            status, body = source.choice(clients).append(snapshot_id, head, sequence + 1, name)
+            status, body = rng.choice(clients).append(snapshot_id, head, sequence + 1, name)
         except OutcomeUnknown:
             outcome: str | None = "unknown"
         else:
             outcome = _classify_outcome(status, body)
-        ended_s = time.monotonic()
+        end_s = time.monotonic()
         if outcome is None:
-            notes.unexplained_answers.append(f"commit: {status} {body}")
+            recorded.unexplained_answers.append(f"commit: {status} {body}")
             return
-        notes.outcomes[outcome] += 1
+        recorded.outcomes[outcome] += 1
         # A refused append is not recorded, so the check reports it if its snapshot is in the chain.
         if outcome != "refused":
-            notes.events.append(Event("append", began_s, ended_s, outcome, head, snapshot_id))
+            recorded.events.append(Event("append", began_s, end_s, outcome, head, snapshot_id))
         if outcome in ("refused", "unknown"):
             stop.wait(0.05)
 
 
 @contextmanager
 def run_writers(base_urls: Sequence[str], name: str, seed: int, clients: int = 4) -> Iterator[RecordedOutcomes]:
-    """Let `clients` write while the block runs. The yielded record is complete after the block."""
-    stop, notes = threading.Event(), RecordedOutcomes()
+    """Let this number of clients append while the block runs. The yielded outcomes are complete after the block."""
+    stop, recorded = threading.Event(), RecordedOutcomes()
     with ThreadPoolExecutor(clients) as pool:
-        work = [
-            pool.submit(append_until, stop, base_urls, number, name, notes, random.Random(seed * 100 + number))
+        writers = [
+            pool.submit(append_until, stop, base_urls, number, name, recorded, random.Random(seed * 100 + number))
             for number in range(1, clients + 1)
         ]
         try:
-            yield notes
+            yield recorded
         finally:
             stop.set()
-        for item in work:
-            item.result(timeout=120)
+        for writer in writers:
+            writer.result(timeout=120)
 
 
-def wait_for_commits(notes: RecordedOutcomes, count: int, timeout_s: float) -> bool:
+def wait_for_commits(recorded: RecordedOutcomes, count: int, timeout_s: float) -> bool:
     """Wait until `count` further commits are acknowledged. Return False if they were not within `timeout_s`."""
-    goal, deadline = notes.count_acknowledged() + count, time.monotonic() + timeout_s
-    while notes.count_acknowledged() < goal and not notes.unexplained_answers:
+    goal, deadline = recorded.count_acknowledged() + count, time.monotonic() + timeout_s
+    while recorded.count_acknowledged() < goal and not recorded.unexplained_answers:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
-    return not notes.unexplained_answers
+    return not recorded.unexplained_answers

@@ -38,12 +38,14 @@ def _draw_near(*centres: int, spread: int = 3) -> st.SearchStrategy[int]:
 
 
 def _draw_bits(strategy: st.SearchStrategy[int], bits: int) -> st.SearchStrategy[int]:
+    """Draw signed integers of this size: values of `strategy`, any values, and values near the limits."""
     half = 1 << bits - 1
     edges = _draw_near(-half + 12, half - 12, spread=12)
     return st.one_of(strategy, st.integers(-half, half - 1), edges).map(lambda v: max(-half, min(v, half - 1)))
 
 
 def _draw_times(unit: int) -> st.SearchStrategy[int]:
+    """Draw times in units of a part of a microsecond. Many are near the start of an hour around 1970 or in 2020."""
     hours = _draw_near(0, 24, -24, 31 * 24, 365 * 24, -365 * 24, 440_000, spread=30)
     moments = st.tuples(hours, st.sampled_from([0, 1, -1, HOUR // 2])).map(lambda t: (t[0] * HOUR + t[1]) * unit)
     return _draw_bits(st.one_of(moments, st.integers(-2 * 365 * DAY, 2 * 365 * DAY).map(lambda v: v * unit)), 64)
@@ -112,16 +114,16 @@ def draw_predicate(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = Tr
         ops += [Op.IS_NAN, Op.NOT_NAN]
     op = draw(st.sampled_from(ops))
 
-    def literal() -> Any:
-        outcome = draw(values[kind].filter(lambda value: not (isinstance(value, float) and math.isnan(value))))
-        outcome = compute_transform(transform, kind, outcome)
-        # Values near, but not equal to, the results of the truncation
-        is_moved = transform != "identity" and result_kind == "int" and abs(outcome) < 2**31 - 1
-        return outcome + draw(st.integers(-1, 1)) if is_moved else outcome
+    def draw_literal() -> Any:
+        value = draw(values[kind].filter(lambda value: not (isinstance(value, float) and math.isnan(value))))
+        value = compute_transform(transform, kind, value)
+        # Some literals are near a result of the transform, and not equal to it.
+        is_moved = transform != "identity" and result_kind == "int" and abs(value) < 2**31 - 1
+        return value + draw(st.integers(-1, 1)) if is_moved else value
 
-    count = {Op.IN: 3, Op.NOT_IN: 3, Op.IS_NULL: 0, Op.NOT_NULL: 0, Op.IS_NAN: 0, Op.NOT_NAN: 0}.get(op, 1)
-    literals = tuple(sorted({literal() for _ in range(count)}))
-    if len(literals) == 1 and count == 3:
+    literal_count = {Op.IN: 3, Op.NOT_IN: 3, Op.IS_NULL: 0, Op.NOT_NULL: 0, Op.IS_NAN: 0, Op.NOT_NAN: 0}.get(op, 1)
+    literals = tuple(sorted({draw_literal() for _ in range(literal_count)}))
+    if len(literals) == 1 and op in (Op.IN, Op.NOT_IN):  # All literals of the list are equal.
         op = Op.EQ if op == Op.IN else Op.NOT_EQ
     return Bound(op, column, f"c{column}", kind, transform, result_kind, literals)
 
@@ -131,9 +133,11 @@ def draw_expression(
 ) -> st.SearchStrategy[Expression]:
     return st.recursive(
         draw_predicate(columns, terms, values),
-        lambda children: st.tuples(
-            st.sampled_from([join_by_and, join_by_or]), st.lists(children, min_size=2, max_size=3)
-        ).map(lambda predicate_and_arguments: predicate_and_arguments[0](*predicate_and_arguments[1])),
+        lambda children: st.builds(
+            lambda join, parts: join(*parts),
+            st.sampled_from([join_by_and, join_by_or]),
+            st.lists(children, min_size=2, max_size=3),
+        ),
         max_leaves=5,
     )
 
@@ -154,7 +158,11 @@ def compute_partition(spec: PartitionSpec, columns: Mapping[int, str], row: Row,
     """Return the partition that a writer stores for the row.
 
     Args:
-        old: Compute it as Java up to 0.10, which rounded times before 1970 up, and for long columns as for former ints.
+        spec: The partition spec.
+        columns: The types of the columns by id.
+        row: The values of the row by column id.
+        old: Compute it as Iceberg's Java library up to version 0.10, which rounded times before 1970 up. A long column
+            was an int column when the row was written.
     """
     values: list[Value | None] = []
     for field in spec.fields:
@@ -217,14 +225,14 @@ def holds(predicate: Bound, value: Any, order: Order) -> bool:
         assert isinstance(prefix, str)
         return (value[: len(prefix)] == prefix) == (op == Op.STARTS_WITH)
     sort_key = order(kind, value)
-    orders = [order(kind, other) for other in predicate.values]
+    literal_keys = [order(kind, literal) for literal in predicate.values]
     return {
-        Op.LT: lambda: sort_key < orders[0],
-        Op.LT_EQ: lambda: sort_key <= orders[0],
-        Op.GT: lambda: sort_key > orders[0],
-        Op.GT_EQ: lambda: sort_key >= orders[0],
-        Op.EQ: lambda: sort_key == orders[0],
-        Op.NOT_EQ: lambda: sort_key != orders[0],
-        Op.IN: lambda: any(sort_key == other for other in orders),
-        Op.NOT_IN: lambda: all(sort_key != other for other in orders),
+        Op.LT: lambda: sort_key < literal_keys[0],
+        Op.LT_EQ: lambda: sort_key <= literal_keys[0],
+        Op.GT: lambda: sort_key > literal_keys[0],
+        Op.GT_EQ: lambda: sort_key >= literal_keys[0],
+        Op.EQ: lambda: sort_key == literal_keys[0],
+        Op.NOT_EQ: lambda: sort_key != literal_keys[0],
+        Op.IN: lambda: sort_key in literal_keys,
+        Op.NOT_IN: lambda: sort_key not in literal_keys,
     }[op]()

@@ -104,13 +104,15 @@ def test_binding_ignores_case_only_if_requested() -> None:
     assert bind_and_get_error({"type": "eq", "term": "PRICE", "value": 1}) == (
         "Cannot find column 'PRICE' in the table's schemas; did you mean Price?"
     )
-    twins = make_schema(build_field(1, "a"), build_field(2, "A"), build_field(3, "b"))
-    message = bind_and_get_error({"type": "is-null", "term": "a"}, schemas=(twins,), case_sensitive=False)
+    two_cases_schema = make_schema(build_field(1, "a"), build_field(2, "A"), build_field(3, "b"))
+    message = bind_and_get_error({"type": "is-null", "term": "a"}, schemas=(two_cases_schema,), case_sensitive=False)
     assert "it matches A, a" in message
-    assert bind_json({"type": "is-null", "term": "B"}, schemas=(twins,), case_sensitive=False) == make_bound(
+    assert bind_json({"type": "is-null", "term": "B"}, schemas=(two_cases_schema,), case_sensitive=False) == make_bound(
         Op.IS_NULL, 3, "b", "long"
     )
-    assert bind_json({"type": "is-null", "term": "A"}, schemas=(twins,)) == make_bound(Op.IS_NULL, 2, "A", "long")
+    assert bind_json({"type": "is-null", "term": "A"}, schemas=(two_cases_schema,)) == make_bound(
+        Op.IS_NULL, 2, "A", "long"
+    )
 
 
 def test_name_from_an_older_schema_is_found_newest_first() -> None:
@@ -118,22 +120,22 @@ def test_name_from_an_older_schema_is_found_newest_first() -> None:
     middle_schema = make_schema(
         build_field(1, "id", "long", True), build_field(2, "renamed", "int"), build_field(3, "b", "int"), schema_id=1
     )
-    now = make_schema(
+    current_schema = make_schema(
         build_field(1, "id", "long", True),
         build_field(2, "renamed", "long"),
         build_field(4, "b", "string", True),
         schema_id=2,
     )
-    schemas = (old_schema, middle_schema, now)
+    schemas = (old_schema, middle_schema, current_schema)
     assert bind_json({"type": "eq", "term": "renamed", "value": 5}, schemas=schemas) == make_bound(
         Op.EQ, 2, "renamed", "long", 5
     )
-    assert bind_json({"type": "eq", "term": "old", "value": 5}, schemas=(now, old_schema, middle_schema)) == make_bound(
-        Op.EQ, 2, "old", "int", 5
-    )
+    assert bind_json(
+        {"type": "eq", "term": "old", "value": 5}, schemas=(current_schema, old_schema, middle_schema)
+    ) == make_bound(Op.EQ, 2, "old", "int", 5)
     # The column is required now, but files of the snapshot may be older than the column.
     assert bind_json({"type": "is-null", "term": "b"}, schemas=schemas) == make_bound(Op.IS_NULL, 4, "b", "string")
-    assert bind_json({"type": "is-null", "term": "b"}, schemas=(now,)) == FALSE
+    assert bind_json({"type": "is-null", "term": "b"}, schemas=(current_schema,)) == FALSE
 
 
 def test_unknown_column_is_a_bad_request_that_suggests_similar_names() -> None:
@@ -165,8 +167,8 @@ def test_null_checks_fold_when_no_value_can_be_null(negated: bool) -> None:
 
 
 def test_columns_inside_lists_and_maps_are_bound_but_decide_nothing() -> None:
-    x = bind_json({"type": "lt", "term": "points.x", "value": 5})
-    assert x == Bound(Op.LT, 22, "points.element.x", "list", "identity", "double", (5.0,))
+    predicate = bind_json({"type": "lt", "term": "points.x", "value": 5})
+    assert predicate == Bound(Op.LT, 22, "points.element.x", "list", "identity", "double", (5.0,))
     # All fields are required, but an empty list has no elements.
     assert bind_json({"type": "is-null", "term": "points.x"}) == Bound(
         Op.IS_NULL, 22, "points.element.x", "list", "identity", "double", ()
@@ -287,6 +289,7 @@ def round_to_float(number: float) -> Exact:
 
 
 def build_moment(seconds: int, nanos: int, zone: str) -> tuple[object, Exact]:
+    """Return the text of a time that a client sends, and the time that it means."""
     text = (EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text}.{nanos:09d}{zone}", Fraction(seconds * SECOND_NS + nanos)
 
@@ -416,8 +419,10 @@ def to_json(sent: Sent) -> Any:
             return {"type": kind, "left": to_json(left), "right": to_json(right)}
         case ("in" | "not-in" as op, name, literals):
             return {"type": op, "term": name, "values": [json for json, _ in literals]}
-        case (op, name, literals):
-            return {"type": op, "term": name, **({"value": literals[0][0]} if literals else {})}
+        case (op, name, []):
+            return {"type": op, "term": name}
+        case (op, name, [(json, _)]):
+            return {"type": op, "term": name, "value": json}
     raise AssertionError(sent)
 
 
@@ -435,22 +440,22 @@ def is_match(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool 
             sides = is_match(left, row, negated=negated), is_match(right, row, negated=negated)
             return all(sides) if (kind == "and") != negated else any(sides)
     op, name, literals = sent
-    value = row[name][1]
-    nan = isinstance(value, float) and math.isnan(value)
+    _, value = row[name]
+    is_nan = isinstance(value, float) and math.isnan(value)
     expected = [meaning for _, meaning in literals]
     if op in ("is-null", "not-null"):
         return ((value is None) == (op == "is-null")) != negated
     if op in ("is-nan", "not-nan"):
-        return (nan == (op == "is-nan")) != negated
+        return (is_nan == (op == "is-nan")) != negated
     if op in ("eq", "not-eq", "in", "not-in"):
-        is_equal = value is not None and not nan and value in expected
+        is_equal = value is not None and not is_nan and value in expected
         return (is_equal == (op in ("eq", "in"))) != negated
     if op in ("starts-with", "not-starts-with"):
         return ((value is not None and value.startswith(expected[0])) == (op == "starts-with")) != negated
     if value is None:
         return False
-    order = 1 if nan else (value > expected[0]) - (value < expected[0])
-    outcomes = {"lt": order < 0, "lt-eq": order <= 0, "gt": order > 0, "gt-eq": order >= 0}[op]
+    comparison = 1 if is_nan else (value > expected[0]) - (value < expected[0])  # NaN is greater than all values.
+    outcomes = {"lt": comparison < 0, "lt-eq": comparison <= 0, "gt": comparison > 0, "gt-eq": comparison >= 0}[op]
     return outcomes != negated
 
 
@@ -466,12 +471,12 @@ def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
     assert isinstance(expression, Bound)
     value, expected = row[expression.column_id], expression.values
     assert all(type(item) is type(expected[0]) for item in expected)
-    nan = isinstance(value, float) and math.isnan(value)
+    is_nan = isinstance(value, float) and math.isnan(value)
     match expression.op:
         case Op.IS_NULL | Op.NOT_NULL:
             return (value is None) == (expression.op == Op.IS_NULL)
         case Op.IS_NAN | Op.NOT_NAN:
-            return nan == (expression.op == Op.IS_NAN)
+            return is_nan == (expression.op == Op.IS_NAN)
         case Op.EQ | Op.NOT_EQ | Op.IN | Op.NOT_IN:
             assert len(expected) == 1 if expression.op in (Op.EQ, Op.NOT_EQ) else len(expected) > 1
             return (value in expected) == (expression.op in (Op.EQ, Op.IN))
@@ -480,8 +485,10 @@ def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
             return bool(starts == (expression.op == Op.STARTS_WITH))
     if value is None:
         return False
-    order = 1 if nan else (value > expected[0]) - (value < expected[0])
-    return {Op.LT: order < 0, Op.LT_EQ: order <= 0, Op.GT: order > 0, Op.GT_EQ: order >= 0}[expression.op]
+    comparison = 1 if is_nan else (value > expected[0]) - (value < expected[0])
+    return {Op.LT: comparison < 0, Op.LT_EQ: comparison <= 0, Op.GT: comparison > 0, Op.GT_EQ: comparison >= 0}[
+        expression.op
+    ]
 
 
 @given(filters, st.lists(rows, min_size=1, max_size=8))
@@ -490,7 +497,8 @@ def test_bound_filter_matches_the_same_rows_as_the_clients_filter(
 ) -> None:
     expression = bind_json(to_json(sent), schemas=(WIDE,))
     for row in table:
-        values = {COLUMNS[name][0]: cell[0] for name, cell in row.items()}
+        column_ids = {name: column_id for name, (column_id, *_) in COLUMNS.items()}
+        values = {column_ids[name]: bound_value for name, (bound_value, _) in row.items()}
         assert holds(expression, values) == is_match(sent, row), expression
 
 

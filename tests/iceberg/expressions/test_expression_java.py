@@ -173,14 +173,14 @@ def test_java_binds_every_literal_to_the_same_value_and_reads_our_json(java: Jav
     ]
     negated = [(kind, {"type": "not", "child": filter_json}) for kind, filter_json in cases]
     filters = [*cases, *negated]
-    seamark_texts = [bind_as_json(filter_json) for _, filter_json in filters]
+    seamark_jsons = [bind_as_json(filter_json) for _, filter_json in filters]
     answers = java([filter_json for _, filter_json in filters])
-    second_java_texts = java(seamark_texts)
-    for (kind, filter_json), seamark_text, first, second in zip(
-        filters, seamark_texts, answers, second_java_texts, strict=True
+    answers_to_seamark = java(seamark_jsons)
+    for (kind, filter_json), seamark_json, answer, answer_to_seamark in zip(
+        filters, seamark_jsons, answers, answers_to_seamark, strict=True
     ):
-        assert seamark_text == normalize_answer(kind, first), filter_json
-        assert seamark_text == normalize_answer(kind, second), filter_json
+        assert seamark_json == normalize_answer(kind, answer), filter_json
+        assert seamark_json == normalize_answer(kind, answer_to_seamark), filter_json
 
 
 def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) -> None:
@@ -188,11 +188,15 @@ def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) 
     filters = [
         {"type": op, "term": NAMES[kind], "values": LITERALS[kind] * 2} for kind in kinds for op in ("in", "not-in")
     ]
-    seamark_texts = [bind_as_json(filter_json) for filter_json in filters]
-    for kind, seamark_text, first, second in zip(
-        [kind for kind in kinds for _ in range(2)], seamark_texts, java(filters), java(seamark_texts), strict=True
+    seamark_jsons = [bind_as_json(filter_json) for filter_json in filters]
+    for kind, seamark_json, answer, answer_to_seamark in zip(
+        [kind for kind in kinds for _ in range(2)], seamark_jsons, java(filters), java(seamark_jsons), strict=True
     ):
-        assert normalize_answer(kind, seamark_text) == normalize_answer(kind, first) == normalize_answer(kind, second)
+        assert (
+            normalize_answer(kind, seamark_json)
+            == normalize_answer(kind, answer)
+            == normalize_answer(kind, answer_to_seamark)
+        )
 
 
 def test_java_rejects_the_same_literals(java: Java) -> None:
@@ -228,12 +232,12 @@ def test_null_checks_and_term_names_equal_those_of_java(java: Java) -> None:
         filters += [{"type": op, "term": term, "value": literal} for op in COMPARISONS]
         filters += [{"type": "is-null", "term": term}, {"type": "not-null", "term": term}]
     filters += [{"type": op, "term": NAMES["string"], "value": "ä"} for op in ("starts-with", "not-starts-with")]
-    seamark_texts = [bind_as_json(filter_json) for filter_json in filters]
-    for filter_json, seamark_text, first, second in zip(
-        filters, seamark_texts, java(filters), java(seamark_texts), strict=True
+    seamark_jsons = [bind_as_json(filter_json) for filter_json in filters]
+    for filter_json, seamark_json, answer, answer_to_seamark in zip(
+        filters, seamark_jsons, java(filters), java(seamark_jsons), strict=True
     ):
-        assert seamark_text == first, filter_json
-        assert seamark_text == second, filter_json
+        assert seamark_json == answer, filter_json
+        assert seamark_json == answer_to_seamark, filter_json
 
 
 def test_java_rejects_the_same_predicates(java: Java) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg import expressions as iceberg
-from pyiceberg.schema import Schema as TheirSchema
+from pyiceberg.schema import Schema as PyIcebergSchema
 from pyiceberg.types import NestedField, PrimitiveType
 
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Not, Op, Or, Unbound
@@ -126,10 +126,11 @@ def nest_expression(levels: int) -> Any:
 
 
 def build_chain(links: int, side: str) -> Any:
+    """Return nested ORs. The left or the right side of each is the next OR."""
     nested_json: Any = A_JSON
-    other = "left" if side == "right" else "right"
+    other_side = "left" if side == "right" else "right"
     for _ in range(links):
-        nested_json = {"type": "or", side: nested_json, other: B_JSON}
+        nested_json = {"type": "or", side: nested_json, other_side: B_JSON}
     return nested_json
 
 
@@ -165,7 +166,7 @@ def test_long_chain_is_written_as_a_shallow_tree() -> None:
     depth, level = 0, [written_expression_json]
     while level:
         depth, level = depth + 1, [side for node in level if "left" in node for side in (node["left"], node["right"])]
-    assert depth == 14
+    assert depth == 14  # 5,000 leaves need 13 levels of nodes above them.
     assert parse_expression(written_expression_json) == Or((A,) * 5000)
 
 
@@ -173,8 +174,8 @@ names = st.sampled_from(["a", "b.c", "ö"])
 plain = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())
 
 
-def build_parts(kind: Any, *parts: st.SearchStrategy[Any]) -> st.SearchStrategy[iceberg.BooleanExpression]:
-    return st.tuples(*parts).map(lambda given_parts: kind(*given_parts))
+def draw_nodes(kind: Any, *parts: st.SearchStrategy[Any]) -> st.SearchStrategy[iceberg.BooleanExpression]:
+    return st.tuples(*parts).map(lambda drawn_parts: kind(*drawn_parts))
 
 
 COMPARISONS = (
@@ -186,7 +187,7 @@ COMPARISONS = (
 sets = st.one_of(st.sets(st.integers(), min_size=2), st.sets(st.text(), min_size=2))
 predicates = st.one_of(
     *(
-        build_parts(op, names)
+        draw_nodes(op, names)
         for op in (
             iceberg.IsNull,
             iceberg.NotNull,
@@ -194,15 +195,15 @@ predicates = st.one_of(
             iceberg.NotNaN,
         )
     ),
-    *(build_parts(op, names, plain) for op in COMPARISONS),
-    *(build_parts(op, names, st.text()) for op in (iceberg.StartsWith, iceberg.NotStartsWith)),
-    *(build_parts(op, names, sets) for op in (iceberg.In, iceberg.NotIn)),
+    *(draw_nodes(op, names, plain) for op in COMPARISONS),
+    *(draw_nodes(op, names, st.text()) for op in (iceberg.StartsWith, iceberg.NotStartsWith)),
+    *(draw_nodes(op, names, sets) for op in (iceberg.In, iceberg.NotIn)),
 )
 trees = st.recursive(
     predicates,
     lambda inner: st.one_of(
-        build_parts(iceberg.And, inner, inner),
-        build_parts(iceberg.Or, inner, inner),
+        draw_nodes(iceberg.And, inner, inner),
+        draw_nodes(iceberg.Or, inner, inner),
         inner.map(iceberg.Not),
     ),
     max_leaves=6,
@@ -263,7 +264,7 @@ def test_residuals_have_the_same_values_in_pyiceberg(case: tuple[str, list[Value
 
 def read_bound_value(expression: iceberg.BooleanExpression, kind: PrimitiveType) -> Any:
     assert isinstance(expression, iceberg.LessThanOrEqual)
-    bound = expression.bind(TheirSchema(NestedField(1, "c", kind)))
+    bound = expression.bind(PyIcebergSchema(NestedField(1, "c", kind)))
     assert isinstance(bound, iceberg.BoundLessThanOrEqual)
     return bound.literal.value
 

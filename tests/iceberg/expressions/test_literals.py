@@ -74,7 +74,7 @@ def test_literals_of_both_forms_are_read_by_column_type(kind: str, json: object,
 
 
 @pytest.mark.parametrize(
-    ("kind", "json", "place"),
+    ("kind", "json", "bound"),
     [
         ("int", 2**31, Above()),
         ("int", -(2**31) - 1, Below()),
@@ -110,8 +110,8 @@ def test_literals_of_both_forms_are_read_by_column_type(kind: str, json: object,
         ("timestamp", "+300000-01-01T00:00:00", Above()),
     ],
 )
-def test_literal_outside_the_type_is_ordered_exactly_among_its_values(kind: str, json: object, place: object) -> None:
-    assert parse_literal(kind, json) == place
+def test_literal_outside_the_type_is_ordered_exactly_among_its_values(kind: str, json: object, bound: object) -> None:
+    assert parse_literal(kind, json) == bound
 
 
 @pytest.mark.parametrize(
@@ -198,6 +198,7 @@ LIMITS = {
     "decimal(5, 2)": (2, -99_999, 99_999),
     "decimal(38, 38)": (38, -(10**38) + 1, 10**38 - 1),
 }
+"""The scale, the minimum and the maximum of each type."""
 
 texts = st.builds(
     lambda digits, point, sign: f"{sign}{digits[:point] or '0'}.{digits[point:] or '0'}",

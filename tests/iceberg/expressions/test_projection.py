@@ -29,6 +29,7 @@ from tests.iceberg.expressions.predicates import (
     draw_spec,
     draw_values_of,
     holds,
+    index_by_field,
     matches,
     order_like_java,
     order_like_python,
@@ -44,7 +45,11 @@ def build_predicate(op: Op, kind: str, *values: Value, transform: str = "identit
 
 def build_spec(*transforms: str) -> PartitionSpec:
     return PartitionSpec(
-        0, tuple(PartitionField(f"p{n}", name, source_id=1, field_id=1000 + n) for n, name in enumerate(transforms))
+        0,
+        tuple(
+            PartitionField(f"p{index}", name, source_id=1, field_id=1000 + index)
+            for index, name in enumerate(transforms)
+        ),
     )
 
 
@@ -65,29 +70,28 @@ def draw_row(draw: st.DrawFn, columns: dict[int, str]) -> dict[int, Value | None
 @given(st.data())
 @settings(max_examples=examples(EXAMPLES))
 def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st.DataObject) -> None:
+    # The filter and the spec may use a second column.
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column], 99: "int"}))
-    row, partition_fields = data.draw(draw_row(columns)), data.draw(draw_spec(columns))
+    row, spec = data.draw(draw_row(columns)), data.draw(draw_spec(columns))
     expression = data.draw(draw_expression(columns))
     assume(matches(expression, row, order_like_java) or matches(expression, row, order_like_python))
-    partition = compute_partition(partition_fields, columns, row, old=data.draw(st.booleans()))
-    projected_predicate = project_inclusive(expression, partition_fields)
-    assert may_match(projected_predicate, dict(zip((1000, 1001, 1002), partition, strict=False))), format_expression(
-        projected_predicate
-    )
+    partition = compute_partition(spec, columns, row, old=data.draw(st.booleans()))
+    projected_predicate = project_inclusive(expression, spec)
+    assert may_match(projected_predicate, index_by_field(spec, partition)), format_expression(projected_predicate)
 
 
 @given(st.data())
 @settings(max_examples=examples(EXAMPLES))
 def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st.DataObject) -> None:
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column]}))
-    row, partition_fields, request = (
+    row, spec, request = (
         data.draw(draw_row(columns)),
         data.draw(draw_spec(columns)),
         data.draw(draw_predicate(columns)),
     )
-    partition = compute_partition(partition_fields, columns, row, old=data.draw(st.booleans()))
-    projected_predicate = project_strict(request, partition_fields)
-    assume(must_match(projected_predicate, dict(zip((1000, 1001, 1002), partition, strict=False))))
+    partition = compute_partition(spec, columns, row, old=data.draw(st.booleans()))
+    projected_predicate = project_strict(request, spec)
+    assume(must_match(projected_predicate, index_by_field(spec, partition)))
     assert matches(request, row, order_like_java), format_expression(projected_predicate)
     assert matches(request, row, order_like_python), format_expression(projected_predicate)
 
@@ -98,6 +102,7 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
         ("identity", build_predicate(Op.LT, "int", 5), "p0 lt 5"),
         ("identity", build_predicate(Op.NOT_IN, "int", 5, 7), "p0 not-in 5 7"),
         ("identity", build_predicate(Op.IS_NAN, "float"), "p0 is-nan"),
+        # The specification gives the hash 2017239379 for 34.
         ("bucket[4]", build_predicate(Op.EQ, "long", 34), f"p0 eq {2017239379 % 4}"),
         ("bucket[4]", build_predicate(Op.LT, "long", 34), "p0 not-null"),
         ("bucket[4]", build_predicate(Op.NOT_EQ, "long", 34), "true"),
@@ -230,9 +235,9 @@ def test_wide_truncation_of_a_long_that_was_an_int_decides_nothing() -> None:
 
 
 def test_transform_of_several_columns_decides_nothing() -> None:
-    several = PartitionSpec(0, (PartitionField("p", "bucket[4]", source_ids=(1, 2), field_id=1000),))
-    assert project_inclusive(build_predicate(Op.EQ, "int", 1), several) == TRUE
-    assert project_strict(build_predicate(Op.NOT_EQ, "int", 1), several) == FALSE
+    two_column_spec = PartitionSpec(0, (PartitionField("p", "bucket[4]", source_ids=(1, 2), field_id=1000),))
+    assert project_inclusive(build_predicate(Op.EQ, "int", 1), two_column_spec) == TRUE
+    assert project_strict(build_predicate(Op.NOT_EQ, "int", 1), two_column_spec) == FALSE
     assert project_strict(build_predicate(Op.GT, "int", 1), build_spec("bucket[4]")) == FALSE
 
 
@@ -277,22 +282,27 @@ def test_source_bounds_prune_as_much_as_javas_transformed_bounds(data: st.DataOb
     kind, transform = data.draw(st.sampled_from(ORDERED_TRANSFORMS))
     query = data.draw(draw_predicate({1: kind}).filter(lambda predicate: predicate.transform == transform))
     lower, upper = sorted([data.draw(draw_values_of(kind)), data.draw(draw_values_of(kind))])
-    first, last = compute_transform(transform, kind, lower), compute_transform(transform, kind, upper)
-    assume(first <= last)  # type: ignore[operator]
+    lower_result, upper_result = compute_transform(transform, kind, lower), compute_transform(transform, kind, upper)
+    assume(lower_result <= upper_result)  # type: ignore[operator]
     assume(not is_wrapping(transform, kind))
     for nulls in (False, True):
         if is_kept_by_bounds(find_source_ranges(query), lower, upper, nulls):
-            assert is_kept_by_java(query, first, last, nulls), format_expression(find_source_ranges(query))
+            assert is_kept_by_java(query, lower_result, upper_result, nulls), format_expression(
+                find_source_ranges(query)
+            )
 
 
 def is_wrapping(transform: str, kind: str) -> bool:
+    """Return True if Java's results for the smallest values of the type wrap around to large values."""
     return (transform == "hour" and kind == "timestamp") or (transform == "truncate[10]" and kind != "decimal(9, 2)")
 
 
 def is_kept_by_java(bound: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
-    """Return whether `InclusiveMetricsEvaluator` keeps a file with these bounds of the column, and maybe nulls."""
+    """Return whether `InclusiveMetricsEvaluator` keeps a file with these bounds of the column.
+    If `nulls` is True, the file also has nulls.
+    """
     value: Any = bound.values[0] if bound.values else None
-    constant = not nulls and lower == upper
+    has_one_value = not nulls and lower == upper
     return {
         Op.IS_NULL: lambda: nulls,
         Op.NOT_NULL: lambda: True,
@@ -301,9 +311,9 @@ def is_kept_by_java(bound: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
         Op.GT: lambda: upper > value,
         Op.GT_EQ: lambda: upper >= value,
         Op.EQ: lambda: lower <= value <= upper,
-        Op.IN: lambda: any(lower <= other <= upper for other in bound.values),
-        Op.NOT_EQ: lambda: not (constant and lower == value),
-        Op.NOT_IN: lambda: not (constant and lower in bound.values),
+        Op.IN: lambda: any(lower <= literal <= upper for literal in bound.values),
+        Op.NOT_EQ: lambda: not (has_one_value and lower == value),
+        Op.NOT_IN: lambda: not (has_one_value and lower in bound.values),
         Op.STARTS_WITH: lambda: True,
         Op.NOT_STARTS_WITH: lambda: nulls or not (lower.startswith(value) and upper.startswith(value)),
     }[bound.op]()
@@ -324,7 +334,7 @@ def is_kept_by_bounds(expression: Expression, lower: Any, upper: Any, nulls: boo
 
 
 def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
-    days = tuple(range(0, 4 * RANGES_MAX, 2))
+    days = tuple(range(0, 4 * RANGES_MAX, 2))  # No two days are adjacent, so they are too many ranges.
     many_days = find_source_ranges(build_predicate(Op.IN, "timestamp", *days, transform="day"))
     assert format_expression(many_days) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"
     assert find_source_ranges(build_predicate(Op.NOT_IN, "timestamp", *days, transform="day")) == TRUE

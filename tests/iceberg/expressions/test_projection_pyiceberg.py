@@ -1,4 +1,5 @@
-"""Comparison of projections with PyIceberg: we skip what it skips, and our residuals decide what its residuals decide.
+"""Comparison of projections with PyIceberg.
+Seamark skips each partition that PyIceberg skips, and decides each predicate that PyIceberg's residuals decide.
 
 The tests exclude cases where PyIceberg differs from Java on purpose or by mistake: times before 1970, results that
 wrap around, zeros of two signs, NaN, comparisons with a null partition in residuals (it fails), and UUIDs.
@@ -21,8 +22,8 @@ from pyiceberg.expressions.literals import (
     StringLiteral,
 )
 from pyiceberg.expressions.visitors import expression_evaluator, inclusive_projection, residual_evaluator_of
-from pyiceberg.partitioning import PartitionField as TheirField
-from pyiceberg.partitioning import PartitionSpec as TheirSpec
+from pyiceberg.partitioning import PartitionField as PyIcebergField
+from pyiceberg.partitioning import PartitionSpec as PyIcebergSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 from pyiceberg.typedef import Record
@@ -65,6 +66,7 @@ TYPES: dict[str, tuple[IcebergType, Any]] = {
     "string": (StringType(), StringLiteral),
     "binary": (BinaryType(), BinaryLiteral),
 }
+"""The type in PyIceberg, and the function that makes a literal of it."""
 
 COLUMNS = dict(enumerate(TYPES, start=1))
 
@@ -122,10 +124,10 @@ def to_pyiceberg(expression: Expression) -> pyiceberg_expressions.BooleanExpress
     return result
 
 
-def to_pyiceberg_spec(spec: PartitionSpec) -> TheirSpec:
-    return TheirSpec(
+def to_pyiceberg_spec(spec: PartitionSpec) -> PyIcebergSpec:
+    return PyIcebergSpec(
         *(
-            TheirField(field.sources[0], field.field_id, parse_transform(field.transform), field.name)
+            PyIcebergField(field.sources[0], field.field_id, parse_transform(field.transform), field.name)
             for field in spec.fields
         )
     )
@@ -153,7 +155,7 @@ def test_partitions_that_pyiceberg_skips_are_skipped(data: st.DataObject) -> Non
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
     expression = data.draw(draw_expression(columns, terms=False, values=VALUES))
     partition = draw_partition(data, spec, nulls=True)
-    assume(may_match(project_inclusive(expression, spec), dict(zip((1000, 1001, 1002), partition, strict=False))))
+    assume(may_match(project_inclusive(expression, spec), index_by_field(spec, partition)))
     projected_predicate = inclusive_projection(SCHEMA, to_pyiceberg_spec(spec))(to_pyiceberg(expression))
     struct = Schema(*to_pyiceberg_spec(spec).partition_type(SCHEMA).fields)
     evaluate = expression_evaluator(struct, projected_predicate, case_sensitive=True)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from pyiceberg.table.metadata import TableMetadata as Theirs
+from pyiceberg.table.metadata import TableMetadata as PyIcebergMetadata
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.update import TableUpdate, update_table_metadata
 
@@ -60,23 +60,24 @@ def evolve_spec(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
         ids = tuple(range(1000, 1000 + len(fields)))
     else:
         fields, ids = [(1, f"bucket[{spec_id + 1}]", f"p{spec_id}")], (metadata.last_partition_id + 1,)
-    results: list[Json] = [{"action": "add-spec", "spec": build_spec(*fields, ids=ids, spec_id=spec_id)}]
+    updates: list[Json] = [{"action": "add-spec", "spec": build_spec(*fields, ids=ids, spec_id=spec_id)}]
     if draw(st.booleans()):
-        results.append({"action": "set-default-spec", "spec-id": -1})
-    return results
+        updates.append({"action": "set-default-spec", "spec-id": -1})
+    return updates
 
 
 def evolve_order(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
     order_id = max(o.order_id for o in metadata.sort_orders) + 1
-    results: list[Json] = [
+    updates: list[Json] = [
         {"action": "add-sort-order", "sort-order": build_order((1, f"truncate[{order_id}]"), order_id=order_id)}
     ]
     if draw(st.booleans()):
-        results.append({"action": "set-default-sort-order", "sort-order-id": -1})
-    return results
+        updates.append({"action": "set-default-sort-order", "sort-order-id": -1})
+    return updates
 
 
 def append_snapshot(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
+    # This number grows with each commit, also after snapshots were removed.
     number = len(metadata.snapshots) + metadata.last_sequence_number + len(metadata.snapshot_log) + 1
     snapshot_id = 1000 + number
     while snapshot_id in metadata.snapshots_by_id:
@@ -158,7 +159,8 @@ def draw_commit(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
     return updates
 
 
-def to_comparable(metadata: Theirs, *, expired: bool) -> dict[str, Any]:
+def to_comparable(metadata: PyIcebergMetadata, *, expired: bool) -> dict[str, Any]:
+    """Return the fields that must be equal in both implementations. `expired` is True after a removal of snapshots."""
     document = {name: getattr(metadata, name) for name in type(metadata).model_fields}
     document.pop("last_updated_ms")
     # PyIceberg does not update version 1's older names, and reads them only if the new names are missing.
@@ -168,8 +170,8 @@ def to_comparable(metadata: Theirs, *, expired: bool) -> dict[str, Any]:
     if expired:
         document["partition_statistics"] = None
         document["snapshots"] = [s.model_copy(update={"parent_snapshot_id": None}) for s in metadata.snapshots]
-    by_snapshot = {name: document[name] for name in ("statistics", "partition_statistics") if document[name]}
-    document.update({name: sorted(files, key=lambda f: f.snapshot_id) for name, files in by_snapshot.items()})
+    files_by_name = {name: document[name] for name in ("statistics", "partition_statistics") if document[name]}
+    document.update({name: sorted(files, key=lambda f: f.snapshot_id) for name, files in files_by_name.items()})
     return document
 
 

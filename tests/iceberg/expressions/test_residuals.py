@@ -1,5 +1,5 @@
-"""Tests of residuals: for each row of a partition, the residual gives the same answer as the filter, for every
-client.
+"""Tests of residuals. For each row of a partition and for every client, the residual and the filter have the same
+result.
 """
 
 from __future__ import annotations
@@ -55,27 +55,27 @@ def test_residual_agrees_with_the_filter_on_each_row_of_the_partition(data: st.D
         assert matches(residual, row, order) == matches(expression, row, order), residual
 
 
-DAY_100 = (100 * DAY, 101 * DAY)
+DAY_START, DAY_END = 100 * DAY, 101 * DAY
 
 
 @pytest.mark.parametrize(
     ("condition", "expected"),
     [
-        (build_predicate(Op.LT, "timestamp", DAY_100[0]), "false"),
-        (build_predicate(Op.LT, "timestamp", DAY_100[0] + 1), "rest"),
-        (build_predicate(Op.LT, "timestamp", DAY_100[1]), "true"),
-        (build_predicate(Op.GT_EQ, "timestamp", DAY_100[0]), "true"),
-        (build_predicate(Op.GT, "timestamp", DAY_100[0]), "rest"),
-        (build_predicate(Op.EQ, "timestamp", DAY_100[1]), "false"),
-        (build_predicate(Op.EQ, "timestamp", DAY_100[0]), "rest"),
-        (build_predicate(Op.NOT_EQ, "timestamp", DAY_100[1]), "true"),
-        (build_predicate(Op.NOT_IN, "timestamp", DAY_100[0], DAY_100[1]), "rest"),
+        (build_predicate(Op.LT, "timestamp", DAY_START), "false"),
+        (build_predicate(Op.LT, "timestamp", DAY_START + 1), "undecided"),
+        (build_predicate(Op.LT, "timestamp", DAY_END), "true"),
+        (build_predicate(Op.GT_EQ, "timestamp", DAY_START), "true"),
+        (build_predicate(Op.GT, "timestamp", DAY_START), "undecided"),
+        (build_predicate(Op.EQ, "timestamp", DAY_END), "false"),
+        (build_predicate(Op.EQ, "timestamp", DAY_START), "undecided"),
+        (build_predicate(Op.NOT_EQ, "timestamp", DAY_END), "true"),
+        (build_predicate(Op.NOT_IN, "timestamp", DAY_START, DAY_END), "undecided"),
         (build_predicate(Op.IS_NULL, "timestamp"), "false"),
         (build_predicate(Op.NOT_NULL, "timestamp"), "true"),
     ],
 )
 def test_day_partition_decides_a_timestamp_filter_or_keeps_it(condition: Bound, expected: str) -> None:
-    assert compute_residual(condition, "day", 100) == {"true": TRUE, "false": FALSE, "rest": condition}[expected]
+    assert compute_residual(condition, "day", 100) == {"true": TRUE, "false": FALSE, "undecided": condition}[expected]
 
 
 def test_comparisons_are_false_and_inequality_is_true_in_a_null_partition() -> None:
@@ -87,12 +87,17 @@ def test_comparisons_are_false_and_inequality_is_true_in_a_null_partition() -> N
 
 
 def test_only_undecided_predicates_remain_in_a_residual() -> None:
-    day, other = build_predicate(Op.LT, "timestamp", DAY_100[1]), Bound(Op.EQ, 2, "y", "int", "identity", "int", (1,))
-    inner_predicate = build_predicate(Op.GT, "timestamp", DAY_100[0] + 5)
-    assert compute_residual(And((day, other)), "day", 100) == other
-    assert compute_residual(And((day, other)), "day", 101) == FALSE
-    assert compute_residual(Or((And((inner_predicate, other)), day)), "day", 101) == other
-    assert compute_residual(And((inner_predicate, other, day)), "day", 100) == And((inner_predicate, other))
+    day_predicate, other_predicate = (
+        build_predicate(Op.LT, "timestamp", DAY_END),
+        Bound(Op.EQ, 2, "y", "int", "identity", "int", (1,)),
+    )
+    inner_predicate = build_predicate(Op.GT, "timestamp", DAY_START + 5)
+    assert compute_residual(And((day_predicate, other_predicate)), "day", 100) == other_predicate
+    assert compute_residual(And((day_predicate, other_predicate)), "day", 101) == FALSE
+    assert compute_residual(Or((And((inner_predicate, other_predicate)), day_predicate)), "day", 101) == other_predicate
+    assert compute_residual(And((inner_predicate, other_predicate, day_predicate)), "day", 100) == And(
+        (inner_predicate, other_predicate)
+    )
 
 
 def test_residual_of_an_unpartitioned_table_is_the_filter() -> None:
@@ -142,10 +147,10 @@ def test_single_value_is_decided_only_if_all_clients_agree(data: st.DataObject) 
     kind = data.draw(st.sampled_from(sorted(COLUMNS.values())))
     query = data.draw(draw_predicate({1: kind}, terms=False))
     value: Any = data.draw(st.none() | draw_values_of(kind))
-    javas, pythons = holds(query, value, order_like_java), holds(query, value, order_like_python)
-    assert evaluate(query, value) == (javas if javas == pythons else None)
-    assert may_match(query, {1: value}) == (javas or pythons)
-    assert must_match(query, {1: value}) == (javas and pythons)
+    java_answer, python_answer = holds(query, value, order_like_java), holds(query, value, order_like_python)
+    assert evaluate(query, value) == (java_answer if java_answer == python_answer else None)
+    assert may_match(query, {1: value}) == (java_answer or python_answer)
+    assert must_match(query, {1: value}) == (java_answer and python_answer)
 
 
 def test_field_without_a_value_decides_nothing() -> None:
@@ -169,11 +174,11 @@ def test_residual_uses_only_names_of_the_current_schema() -> None:
     )
     both_conditions = And((kept_field, build_equality(4, "old")))
     assert make_bindable(both_conditions, schema) is both_conditions
-    for other in (renamed_field, replaced_field, dropped_field):
-        assert make_bindable(other, schema) == TRUE
-        assert make_bindable(And((kept_field, other)), schema) == kept_field
-        assert make_bindable(Or((kept_field, other)), schema) == TRUE
-        assert make_bindable(And((kept_field, Or((other, FALSE)))), schema) == kept_field
+    for unbindable_predicate in (renamed_field, replaced_field, dropped_field):
+        assert make_bindable(unbindable_predicate, schema) == TRUE
+        assert make_bindable(And((kept_field, unbindable_predicate)), schema) == kept_field
+        assert make_bindable(Or((kept_field, unbindable_predicate)), schema) == TRUE
+        assert make_bindable(And((kept_field, Or((unbindable_predicate, FALSE)))), schema) == kept_field
     assert make_bindable(FALSE, schema) == FALSE
 
 
@@ -191,7 +196,7 @@ def test_residual_for_java_includes_both_zeros_if_either_satisfies_it() -> None:
         query_predicate = build_predicate(op, "double", *literals)
         widened_predicate = match_both_zeros(And((query_predicate, build_predicate(Op.EQ, "int", 0))))
         assert isinstance(widened_predicate, And)
-        first, second = widened_predicate.children
-        assert isinstance(first, Bound)
-        assert (first.op, repr(first.values)) == expected
-        assert second == build_predicate(Op.EQ, "int", 0)
+        first_predicate, second_predicate = widened_predicate.children
+        assert isinstance(first_predicate, Bound)
+        assert (first_predicate.op, repr(first_predicate.values)) == expected
+        assert second_predicate == build_predicate(Op.EQ, "int", 0)

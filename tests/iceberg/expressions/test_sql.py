@@ -62,13 +62,13 @@ ROWS = 80
 
 @dataclass(frozen=True)
 class Sql:
-    """One predicate as SQL of Seamark and as SQL of DuckDB.
+    """A predicate, or a part of it, as SQL of Seamark and as SQL of DuckDB.
 
     `is_used` is False if an expression cannot represent the whole predicate.
     """
 
     seamark_text: str
-    duck: str
+    duckdb_text: str
     is_used: bool = True
 
 
@@ -131,9 +131,11 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
         zoned_values = [
             f"{value}+00" if name == "tz" and value is not None else value for name, value in values.items()
         ]
-        marks = ", ".join("?" for _ in values)
-        row = "{'in': ?::INTEGER, 'deep': {'y': ?::INTEGER}}"
-        db.execute(f"INSERT INTO rows VALUES (?, {marks}, {row})", [number, *zoned_values, inner, deep_value])
+        placeholders = ", ".join("?" for _ in values)
+        struct_text = "{'in': ?::INTEGER, 'deep': {'y': ?::INTEGER}}"
+        db.execute(
+            f"INSERT INTO rows VALUES (?, {placeholders}, {struct_text})", [number, *zoned_values, inner, deep_value]
+        )
         new_row: Row = {field.id: to_row_value(COLUMNS[field.name][0], values[field.name]) for field in FIELDS}
         rows.append(new_row | {50: True, 51: inner, 52: True, 53: deep_value})
     yield db, rows
@@ -144,18 +146,18 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
 
 
 def draw_literal(rng: random.Random, name: str) -> Sql:
-    """Return a literal that suits a column. `used` is False if the literal is rounded or engines convert it."""
+    """Return a literal that suits a column. `is_used` is False if the literal is rounded or engines convert it."""
     literal_value = draw_value(rng, name)
     if literal_value is None:
-        return make_same("NULL")
+        return make_common_sql("NULL")
     match name:
         case "b":
-            return make_same(str(literal_value).upper())
+            return make_common_sql(str(literal_value).upper())
         case "s":
-            return make_same(quote_name(literal_value))
+            return make_common_sql(quote_text(literal_value))
         case "f" | "d":
             if math.isnan(literal_value):
-                return make_same("1e2")
+                return make_common_sql("1e2")
             return Sql(repr(literal_value), repr(literal_value), is_used=name == "d" or literal_value != 0.7)
         case "day":
             choices = [
@@ -164,7 +166,7 @@ def draw_literal(rng: random.Random, name: str) -> Sql:
                 f"'{literal_value}'",
                 f"TIMESTAMP '{literal_value} 12:00:00'",
             ]
-            return make_same(rng.choice(choices))
+            return make_common_sql(rng.choice(choices))
         case "ts":
             choices = [
                 f"TIMESTAMP '{literal_value}'",
@@ -172,26 +174,26 @@ def draw_literal(rng: random.Random, name: str) -> Sql:
                 f"DATE '{literal_value.date()}'",
                 f"CAST('{literal_value}' AS TIMESTAMP)",
             ]
-            return make_same(rng.choice(choices))
+            return make_common_sql(rng.choice(choices))
         case "tz":
-            return make_same(
+            return make_common_sql(
                 rng.choice(
                     [f"TIMESTAMPTZ '{literal_value}+00'", f"TIMESTAMPTZ '{literal_value + timedelta(hours=1)}+01'"]
                 )
             )
         case "t":
-            return make_same(rng.choice([f"TIME '{literal_value}'", f"CAST('{literal_value}' AS TIME)"]))
+            return make_common_sql(rng.choice([f"TIME '{literal_value}'", f"CAST('{literal_value}' AS TIME)"]))
         case "p" | "q":
-            return make_same(
+            return make_common_sql(
                 rng.choice([str(literal_value), str(literal_value + Decimal("0.0001")), str(int(literal_value))])
             )
         case "u":
-            return make_same(rng.choice([f"UUID '{literal_value}'", f"'{literal_value}'"]))
+            return make_common_sql(rng.choice([f"UUID '{literal_value}'", f"'{literal_value}'"]))
         case "x":
             return Sql(
                 f"X'{literal_value.hex()}'", "'" + "".join(f"\\x{byte:02X}" for byte in literal_value) + "'::BLOB"
             )
-    return make_same(
+    return make_common_sql(
         rng.choice(
             [
                 str(literal_value),
@@ -204,77 +206,85 @@ def draw_literal(rng: random.Random, name: str) -> Sql:
     )
 
 
-def make_same(text: str, *, used: bool = True) -> Sql:
+def make_common_sql(text: str, *, used: bool = True) -> Sql:
+    """Return a predicate with the same text in Seamark and in DuckDB."""
     return Sql(text, text, used)
 
 
-def quote_name(text: str) -> str:
+def quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
 def draw_column(rng: random.Random) -> tuple[str, Sql]:
-    """Return the name of a column to whose type literals are drawn, and the text of the column in a predicate."""
-    shape = rng.random()
-    if shape < 0.05:
+    """Return the text of a column in a predicate, and the name of a column of the same type, for literals."""
+    draw = rng.random()
+    if draw < 0.05:
         return "a", Sql("`two words`", '"Two Words"')
-    if shape < 0.12:
+    if draw < 0.12:
         return "a", Sql("ST.IN", 'st."in"')
-    if shape < 0.16:
-        return "a", make_same("st.deep.y")
-    name = rng.choice([item for item in COLUMNS if " " not in item])
-    return name, make_same(rng.choice([name, name.upper(), f'"{name}"']))
+    if draw < 0.16:
+        return "a", make_common_sql("st.deep.y")
+    name = rng.choice([column_name for column_name in COLUMNS if " " not in column_name])
+    return name, make_common_sql(rng.choice([name, name.upper(), f'"{name}"']))
 
 
 def draw_predicate(rng: random.Random, depth: int = 0) -> Sql:
-    shape = rng.random()
-    if depth < 3 and shape < 0.35:
+    draw = rng.random()
+    if depth < 3 and draw < 0.35:
         left, right = draw_predicate(rng, depth + 1), draw_predicate(rng, depth + 1)
         return join_predicates(f"({{}}) {rng.choice(['AND', 'OR', 'and'])} ({{}})", left, right)
-    if depth < 3 and shape < 0.5:
+    if depth < 3 and draw < 0.5:
         return join_predicates("NOT ({})", draw_predicate(rng, depth + 1))
     return draw_leaf(rng)
 
 
-def join_predicates(shape: str, *parts: Sql) -> Sql:
+def join_predicates(template: str, *parts: Sql) -> Sql:
     return Sql(
-        shape.format(*(part.seamark_text for part in parts)),
-        shape.format(*(part.duck for part in parts)),
+        template.format(*(part.seamark_text for part in parts)),
+        template.format(*(part.duckdb_text for part in parts)),
         all(part.is_used for part in parts),
     )
 
 
 def draw_leaf(rng: random.Random) -> Sql:
-    kind, name = draw_column(rng)
-    shape = rng.random()
-    if shape < 0.4:
-        sides = [name, draw_literal(rng, kind)]
+    literal_column, column = draw_column(rng)
+    draw = rng.random()
+    if draw < 0.4:
+        sides = [column, draw_literal(rng, literal_column)]
         if rng.random() < 0.3:
             sides.reverse()
         return join_predicates(f"{{}} {rng.choice(['=', '<>', '!=', '<', '<=', '>', '>='])} {{}}", *sides)
-    if shape < 0.5:
-        words = rng.choice(["BETWEEN", "NOT BETWEEN"])
-        return join_predicates(f"{{}} {words} {{}} AND {{}}", name, draw_literal(rng, kind), draw_literal(rng, kind))
-    if shape < 0.6:
-        literals = [draw_literal(rng, kind) for _ in range(rng.randint(1, 4))]
+    if draw < 0.5:
+        operator = rng.choice(["BETWEEN", "NOT BETWEEN"])
         return join_predicates(
-            f"{{}} {rng.choice(['IN', 'NOT IN'])} ({', '.join(['{}'] * len(literals))})", name, *literals
+            f"{{}} {operator} {{}} AND {{}}",
+            column,
+            draw_literal(rng, literal_column),
+            draw_literal(rng, literal_column),
         )
-    if shape < 0.68:
-        return join_predicates(f"{{}} IS {rng.choice(['', 'NOT '])}NULL", name)
-    if shape < 0.73:
-        return join_predicates(f"{{}} IS {rng.choice(['', 'NOT '])}DISTINCT FROM {{}}", name, draw_literal(rng, kind))
-    if shape < 0.78:
-        return make_same(f"b {rng.choice(['', 'IS TRUE', 'IS NOT TRUE', 'IS FALSE', 'IS NOT FALSE', '= TRUE'])}")
-    if shape < 0.86:
+    if draw < 0.6:
+        literals = [draw_literal(rng, literal_column) for _ in range(rng.randint(1, 4))]
+        return join_predicates(
+            f"{{}} {rng.choice(['IN', 'NOT IN'])} ({', '.join(['{}'] * len(literals))})", column, *literals
+        )
+    if draw < 0.68:
+        return join_predicates(f"{{}} IS {rng.choice(['', 'NOT '])}NULL", column)
+    if draw < 0.73:
+        return join_predicates(
+            f"{{}} IS {rng.choice(['', 'NOT '])}DISTINCT FROM {{}}", column, draw_literal(rng, literal_column)
+        )
+    if draw < 0.78:
+        return make_common_sql(f"b {rng.choice(['', 'IS TRUE', 'IS NOT TRUE', 'IS FALSE', 'IS NOT FALSE', '= TRUE'])}")
+    if draw < 0.86:
         return draw_like(rng)
-    if shape < 0.9:
+    if draw < 0.9:
         day = draw_value(rng, "day") or EPOCH
         cast_text = rng.choice(["CAST(ts AS DATE)", "CAST(day AS DATE)", "CAST(tz AS DATE)"])
-        return make_same(f"{cast_text} {rng.choice(['=', '<', '>=', '<>'])} DATE '{day}'")
-    if shape < 0.93:
+        return make_common_sql(f"{cast_text} {rng.choice(['=', '<', '>=', '<>'])} DATE '{day}'")
+    if draw < 0.93:
         cast_text, op = rng.choice(["ts", "day", "tz"]), rng.choice(["=", "<", ">", "<>"])
-        return make_same(f"year({cast_text}) {op} {rng.choice([1969, 1970, 2024])}")
-    return make_same(rng.choice(UNUSED_CONDITIONS), used=False)
+        return make_common_sql(f"year({cast_text}) {op} {rng.choice([1969, 1970, 2024])}")
+    return make_common_sql(rng.choice(UNUSED_CONDITIONS), used=False)
 
 
 UNUSED_CONDITIONS = (
@@ -298,13 +308,13 @@ UNUSED_CONDITIONS = (
 
 
 def draw_like(rng: random.Random) -> Sql:
-    words = rng.choice(["LIKE", "NOT LIKE"])
+    operator = rng.choice(["LIKE", "NOT LIKE"])
     pattern = rng.choice(["a%", "a", "%", "ab%", "a%%", "é%", "", "a\\%%", "A%"])
     if pattern == "a\\%%":
-        return make_same(f"s {words} 'a!%%' ESCAPE '!'")
+        return make_common_sql(f"s {operator} 'a!%%' ESCAPE '!'")
     if rng.random() < 0.3:
-        return make_same(f"s {words} {quote_name(rng.choice(['a_b', '%b', 'a%b', '_', 'a!_b']))}", used=False)
-    return make_same(f"s {words} {quote_name(pattern)}")
+        return make_common_sql(f"s {operator} {quote_text(rng.choice(['a_b', '%b', 'a%b', '_', 'a!_b']))}", used=False)
+    return make_common_sql(f"s {operator} {quote_text(pattern)}")
 
 
 def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:
@@ -325,25 +335,27 @@ def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]
 def compare_with_duckdb(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
     """Compare one random predicate with DuckDB, and return whether the whole predicate was used."""
     sql = draw_predicate(random.Random(seed))
-    actual_numbers = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
+    actual_numbers = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duckdb_text}").fetchall()}
     kept_rows, unused_parts = evaluate_sql(sql.seamark_text, rows)
     context = (
-        f"seed {seed}: {sql.seamark_text}\nDuckDB {sorted(actual_numbers)}\nours {sorted(kept_rows)}\n"
+        f"seed {seed}: {sql.seamark_text}\nDuckDB {sorted(actual_numbers)}\nSeamark {sorted(kept_rows)}\n"
         f"unused {unused_parts}"
     )
     assert actual_numbers <= kept_rows, context
     assert bool(unused_parts) <= (not sql.is_used), context
     if sql.is_used and not unused_parts:
-        numbers = [number for number, row in enumerate(rows) if row[5] == row[5] and row[6] == row[6]]
-        assert actual_numbers & set(numbers) == kept_rows & set(numbers), context
+        # A NaN, which does not equal itself, is only in the columns f (id 5) and d (id 6). Engines differ on such rows.
+        numbers = {number for number, row in enumerate(rows) if row[5] == row[5] and row[6] == row[6]}
+        assert actual_numbers & numbers == kept_rows & numbers, context
     return sql.is_used
 
 
 def test_expression_keeps_the_rows_of_duckdb_and_no_others_if_fully_used(
     table: tuple[duckdb.DuckDBPyConnection, list[Row]],
 ) -> None:
-    used_counts = [compare_with_duckdb(seed, *table) for seed in range(examples(1500, 80))]
-    assert len(used_counts) / 3 < sum(used_counts) < len(used_counts) * 14 / 15
+    are_used = [compare_with_duckdb(seed, *table) for seed in range(examples(1500, 80))]
+    # The test needs many predicates of both kinds.
+    assert len(are_used) / 3 < sum(are_used) < len(are_used) * 14 / 15
 
 
 @pytest.mark.slow
@@ -534,7 +546,8 @@ def test_numbers_compared_with_doubles_are_compared_as_doubles(text: str, equal_
         return
     assert sql.unused == ()
     bound = [
-        bind(parse_sql(item, BOUND_TO).expression, BOUND_TO, (), case_sensitive=False) for item in (text, equal_text)
+        bind(parse_sql(predicate, BOUND_TO).expression, BOUND_TO, (), case_sensitive=False)
+        for predicate in (text, equal_text)
     ]
     assert bound[0] == bound[1]
 

@@ -32,10 +32,10 @@ CLOSINGS = {"(": ")", "[": "]", " ": ""}
 @pytest.mark.parametrize("dialect", ["trino", "duckdb", "spark", None])
 def test_parsing_of_30_nested_levels_always_ends(dialect: str | None) -> None:
     sql_dialect = Dialect.get_or_raise(dialect)
-    for first, second in zip(OPENINGS, OPENINGS[3:] + OPENINGS[:3], strict=True):
+    for first_opening, second_opening in zip(OPENINGS, OPENINGS[3:] + OPENINGS[:3], strict=True):
         nested_text = "1"
-        for parser_input in (first, second) * 15:
-            nested_text = f"{parser_input}{nested_text}{CLOSINGS[parser_input[-1]]}"
+        for opening in (first_opening, second_opening) * 15:
+            nested_text = f"{opening}{nested_text}{CLOSINGS[opening[-1]]}"
         with suppress(SqlglotError, RecursionError):
             parse_statements(sql_dialect, f"SELECT {nested_text}")
 

@@ -30,7 +30,10 @@ import org.apache.iceberg.types.Conversions;
 import org.apache.iceberg.types.Type;
 import org.apache.iceberg.util.ByteBuffers;
 
-/** Manifests as Iceberg's own library reads them: a metadata file's URI a line in, a line of JSON of its snapshot out. */
+/**
+ * Reads manifests with Iceberg's own library. For each line of the input, which is the URI of a metadata file, it prints a
+ * line of JSON that describes the manifests of the current snapshot.
+ */
 public class ManifestPeer {
   private static final ObjectMapper JSON = new ObjectMapper();
   private static final FileIO IO = new LocalIO();
@@ -42,14 +45,14 @@ public class ManifestPeer {
       TableMetadata metadata = TableMetadataParser.read(IO, line);
       ArrayNode manifests = JSON.createArrayNode();
       for (ManifestFile manifest : metadata.currentSnapshot().allManifests(IO)) {
-        described(manifest, manifests.addObject(), metadata);
+        describeManifest(manifest, manifests.addObject(), metadata);
       }
       answers.println(manifests);
     }
     answers.flush();
   }
 
-  private static void described(ManifestFile manifest, ObjectNode out, TableMetadata metadata) throws Exception {
+  private static void describeManifest(ManifestFile manifest, ObjectNode out, TableMetadata metadata) throws Exception {
     out.put("manifest_path", manifest.path());
     out.put("manifest_length", manifest.length());
     out.put("partition_spec_id", manifest.partitionSpecId());
@@ -67,11 +70,11 @@ public class ManifestPeer {
     if (manifest.partitions() != null) {
       ArrayNode partitions = out.putArray("partitions");
       for (ManifestFile.PartitionFieldSummary summary : manifest.partitions()) {
-        ObjectNode said = partitions.addObject();
-        said.put("null", summary.containsNull());
-        said.put("nan", summary.containsNaN());
-        said.put("lower", hex(summary.lowerBound()));
-        said.put("upper", hex(summary.upperBound()));
+        ObjectNode summaryDocument = partitions.addObject();
+        summaryDocument.put("null", summary.containsNull());
+        summaryDocument.put("nan", summary.containsNaN());
+        summaryDocument.put("lower", encodeHex(summary.lowerBound()));
+        summaryDocument.put("upper", encodeHex(summary.upperBound()));
       }
     }
     ArrayNode files = out.putArray("files");
@@ -79,26 +82,26 @@ public class ManifestPeer {
     if (manifest.content() == ManifestContent.DATA) {
       try (CloseableIterable<DataFile> read = ManifestFiles.read(manifest, IO, metadata.specsById())) {
         for (DataFile file : read) {
-          ObjectNode said = files.addObject();
-          file(file, said, spec);
-          said.put("first_row_id", file.firstRowId());
+          ObjectNode document = files.addObject();
+          describeFile(file, document, spec);
+          document.put("first_row_id", file.firstRowId());
         }
       }
     } else {
       try (CloseableIterable<DeleteFile> read =
           ManifestFiles.readDeleteManifest(manifest, IO, metadata.specsById())) {
         for (DeleteFile file : read) {
-          ObjectNode said = files.addObject();
-          file(file, said, spec);
-          said.put("referenced_data_file", file.referencedDataFile());
-          said.put("content_offset", file.contentOffset());
-          said.put("content_size_in_bytes", file.contentSizeInBytes());
+          ObjectNode document = files.addObject();
+          describeFile(file, document, spec);
+          document.put("referenced_data_file", file.referencedDataFile());
+          document.put("content_offset", file.contentOffset());
+          document.put("content_size_in_bytes", file.contentSizeInBytes());
         }
       }
     }
   }
 
-  private static void file(ContentFile<?> file, ObjectNode out, PartitionSpec spec) {
+  private static void describeFile(ContentFile<?> file, ObjectNode out, PartitionSpec spec) {
     out.put("content", file.content().id());
     out.put("file_path", file.location());
     out.put("file_format", file.format().toString());
@@ -107,47 +110,47 @@ public class ManifestPeer {
     for (int i = 0; i < spec.fields().size(); i += 1) {
       Type type = spec.partitionType().fields().get(i).type();
       Object value = file.partition().get(i, Object.class);
-      partition.add(value == null ? null : hex(Conversions.toByteBuffer(type, value)));
+      partition.add(value == null ? null : encodeHex(Conversions.toByteBuffer(type, value)));
     }
     out.put("record_count", file.recordCount());
     out.put("file_size_in_bytes", file.fileSizeInBytes());
-    counts(out, "column_sizes", file.columnSizes());
-    counts(out, "value_counts", file.valueCounts());
-    counts(out, "null_value_counts", file.nullValueCounts());
-    counts(out, "nan_value_counts", file.nanValueCounts());
-    bounds(out, "lower_bounds", file.lowerBounds());
-    bounds(out, "upper_bounds", file.upperBounds());
-    out.put("key_metadata", hex(file.keyMetadata()));
-    numbers(out, "split_offsets", file.splitOffsets());
-    numbers(out, "equality_ids", file.equalityFieldIds());
+    putCounts(out, "column_sizes", file.columnSizes());
+    putCounts(out, "value_counts", file.valueCounts());
+    putCounts(out, "null_value_counts", file.nullValueCounts());
+    putCounts(out, "nan_value_counts", file.nanValueCounts());
+    putBounds(out, "lower_bounds", file.lowerBounds());
+    putBounds(out, "upper_bounds", file.upperBounds());
+    out.put("key_metadata", encodeHex(file.keyMetadata()));
+    putNumbers(out, "split_offsets", file.splitOffsets());
+    putNumbers(out, "equality_ids", file.equalityFieldIds());
     out.put("sort_order_id", file.sortOrderId());
     out.put("sequence_number", file.dataSequenceNumber());
     out.put("file_sequence_number", file.fileSequenceNumber());
   }
 
-  private static void counts(ObjectNode out, String name, Map<Integer, Long> by) {
-    if (by != null) {
-      ObjectNode said = out.putObject(name);
-      new TreeMap<>(by).forEach((column, count) -> said.put(column.toString(), count));
+  private static void putCounts(ObjectNode out, String name, Map<Integer, Long> valueByColumn) {
+    if (valueByColumn != null) {
+      ObjectNode values = out.putObject(name);
+      new TreeMap<>(valueByColumn).forEach((column, count) -> values.put(column.toString(), count));
     }
   }
 
-  private static void bounds(ObjectNode out, String name, Map<Integer, ByteBuffer> by) {
-    if (by != null) {
-      ObjectNode said = out.putObject(name);
-      new TreeMap<>(by).forEach((column, bound) -> said.put(column.toString(), hex(bound)));
+  private static void putBounds(ObjectNode out, String name, Map<Integer, ByteBuffer> valueByColumn) {
+    if (valueByColumn != null) {
+      ObjectNode values = out.putObject(name);
+      new TreeMap<>(valueByColumn).forEach((column, bound) -> values.put(column.toString(), encodeHex(bound)));
     }
   }
 
-  private static void numbers(ObjectNode out, String name, List<? extends Number> items) {
-    if (items != null) {
-      ArrayNode said = out.putArray(name);
-      items.forEach(item -> said.add(item.longValue()));
+  private static void putNumbers(ObjectNode out, String name, List<? extends Number> numbers) {
+    if (numbers != null) {
+      ArrayNode values = out.putArray(name);
+      numbers.forEach(number -> values.add(number.longValue()));
     }
   }
 
-  private static String hex(ByteBuffer held) {
-    return held == null ? null : HexFormat.of().formatHex(ByteBuffers.toByteArray(held));
+  private static String encodeHex(ByteBuffer bytes) {
+    return bytes == null ? null : HexFormat.of().formatHex(ByteBuffers.toByteArray(bytes));
   }
 
   private static class LocalIO implements FileIO {

@@ -27,7 +27,7 @@ CODECS = ["gzip", "gzip", "zstd", "snappy", "uncompressed", "ZSTD"]
 LONG_MAX = 2**63 - 1
 ADDED, EXISTING, DELETED = 1, 0, 2
 SEQUENCE, SNAPSHOT = 9, 4_711
-"""Of the snapshot that adds a case's manifests."""
+"""The sequence number and the id of the snapshot that adds the manifests of a table."""
 
 
 class ManifestTable:
@@ -41,15 +41,16 @@ class ManifestTable:
         """
         self.seed, self.version = seed, version
         self.rng = rng = random.Random(seed)
-        self.kinds = {i: draw_kind(rng, version) for i in range(1, rng.randint(2, 9))}
+        self.kinds = {column_id: draw_kind(rng, version) for column_id in range(1, rng.randint(2, 9))}
         self.values = {column: draw_pool(rng, kind, 6) for column, kind in self.kinds.items()}
+        # The id, the source column, the transform and the name of each partition field.
         self.fields: list[tuple[int, int, str, str]] = []
         names = rng.sample([name for name in NAMES if name not in avoided_names], 4)
-        for i in range(rng.choice([0, 1, 1, 2, 3, 4])):
+        for index in range(rng.choice([0, 1, 1, 2, 3, 4])):
             source = rng.choice(list(self.kinds))
             transform = draw_transform(rng, self.kinds[source], self.values[source], void=True)
             if strip_parameters(infer_result_kind(transform, self.kinds[source])) not in avoided_names:
-                self.fields.append((1000 + i, source, transform, names[i]))
+                self.fields.append((1000 + index, source, transform, names[index]))
         # No field has the name of a column, because only fields with identity transforms may have it.
         self.properties = {"write.avro.compression-codec": rng.choice(CODECS)} if rng.random() < 0.7 else {}
         self.metadata = self.read()
@@ -59,7 +60,10 @@ class ManifestTable:
 
     def build_json(self, **extra_fields: Any) -> dict[str, Any]:
         """Return the table's metadata."""
-        columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in self.kinds.items()]
+        columns = [
+            {"id": column_id, "name": f"c{column_id}", "required": False, "type": kind}
+            for column_id, kind in self.kinds.items()
+        ]
         schema = {"type": "struct", "schema-id": 0, "fields": columns}
         fields = [
             {"source-id": source, "field-id": field_id, "name": name, "transform": transform}
@@ -95,19 +99,19 @@ class ManifestTable:
     def partition_kinds(self) -> list[str]:
         return [infer_result_kind(transform, self.kinds[source]) for _, source, transform, _ in self.fields]
 
-    def partition(self) -> tuple[Any, ...]:
-        results = []
+    def draw_partition(self) -> tuple[Any, ...]:
+        partition_values = []
         for _, source, transform, _ in self.fields:
             value = None if self.rng.random() < 0.15 else self.rng.choice(self.values[source])
             if self.kinds[source] in FLOATS and self.rng.random() < 0.15:
                 value = math.nan
-            results.append(apply(transform, self.kinds[source], value))
-        return tuple(results)
+            partition_values.append(apply(transform, self.kinds[source], value))
+        return tuple(partition_values)
 
     def draw_file(self, content: int = 0) -> ContentFile:
         """Return a random file with this content. In version 3, position deletes are deletion vectors."""
         rng = self.rng
-        vector = content == 1 and self.version > 2
+        is_vector = content == 1 and self.version > 2
         size = rng.choice([0, 1, 4_000, 1 << 33])
         fields: dict[str, Any] = {}
         if content == 0:
@@ -116,7 +120,7 @@ class ManifestTable:
         elif content == 2:
             fields["equality_ids"] = tuple(rng.sample(list(self.kinds), rng.randint(1, len(self.kinds))))
             fields["sort_order_id"] = rng.choice([None, 0, 3])
-        elif vector:
+        elif is_vector:
             size = 4_000
             fields |= {"referenced_data_file": self.draw_path("d"), "content_offset": 4, "content_size_in_bytes": 99}
         elif self.version == 2:
@@ -124,14 +128,14 @@ class ManifestTable:
         return ContentFile(
             content=content,
             file_path=self.draw_path("f"),
-            file_format="PUFFIN" if vector else rng.choice(["PARQUET", "ORC", "AVRO"]),
+            file_format="PUFFIN" if is_vector else rng.choice(["PARQUET", "ORC", "AVRO"]),
             spec_id=0,
-            partition=self.partition(),
+            partition=self.draw_partition(),
             record_count=rng.choice([0, 1, 100, 2**40]),
             file_size_in_bytes=size,
             key_metadata=rng.choice([None, None, b"\x00key"]),
             **fields,
-            **({} if vector else self.build_statistics()),
+            **({} if is_vector else self.build_statistics()),
         )
 
     def draw_path(self, kind: str) -> str:
@@ -143,16 +147,16 @@ class ManifestTable:
         for column, kind in self.kinds.items():
             if rng.random() < 0.3:
                 continue
-            total = rng.choice([1, 7, 2**40])
+            value_count = rng.choice([1, 7, 2**40])
             document["column_sizes"][column] = rng.choice([0, 40, LONG_MAX])
-            document["value_counts"][column] = total
-            document["null_value_counts"][column] = rng.randint(0, total)
+            document["value_counts"][column] = value_count
+            document["null_value_counts"][column] = rng.randint(0, value_count)
             if kind in FLOATS:
-                document["nan_value_counts"][column] = rng.randint(0, total)
-            lower, upper = sorted(rng.choices(range(len(self.values[column])), k=2))
-            document["lower_bounds"][column] = to_bytes(kind, self.values[column][lower])
-            document["upper_bounds"][column] = to_bytes(kind, self.values[column][upper])
-        return {name: by_column or None for name, by_column in document.items()}
+                document["nan_value_counts"][column] = rng.randint(0, value_count)
+            lower_index, upper_index = sorted(rng.choices(range(len(self.values[column])), k=2))
+            document["lower_bounds"][column] = to_bytes(kind, self.values[column][lower_index])
+            document["upper_bounds"][column] = to_bytes(kind, self.values[column][upper_index])
+        return {name: values_by_column or None for name, values_by_column in document.items()}
 
     def draw_entry(self, content: int = 0) -> ManifestEntry:
         """Return an entry as a commit would write it. An added entry has sequence numbers, or inherits them."""
@@ -179,7 +183,10 @@ class ManifestTable:
         widened_kinds = {column: widen_kind(self.rng, kind) or kind for column, kind in self.kinds.items()}
         if self.version > 2:
             widened_kinds |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
-        columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in widened_kinds.items()]
+        columns = [
+            {"id": column_id, "name": f"c{column_id}", "required": False, "type": kind}
+            for column_id, kind in widened_kinds.items()
+        ]
         schema = {"type": "struct", "schema-id": 1, "fields": columns}
         old_schema = self.build_json()["schema"]
         return self.read(**{"schemas": [old_schema, schema], "schema": schema, "current-schema-id": 1})
@@ -201,7 +208,8 @@ def list_content_types(version: int) -> list[int]:
 
 
 def encode_entries(case: ManifestTable, entries: list[ManifestEntry], content: int = 0) -> WrittenManifest:
-    return write_manifest(iter(entries), metadata=case.metadata, spec_id=0, content=content)
+    """Return a manifest of files with this content. Delete manifests have the content 1 for both kinds of deletes."""
+    return write_manifest(iter(entries), metadata=case.metadata, spec_id=0, content=min(content, 1))
 
 
 def replace_fields(file: ContentFile, **fields: Any) -> ContentFile:
@@ -219,21 +227,21 @@ def inherit_values(
 
     The rules are in the specification, "Sequence Number Inheritance" and "First Row ID Inheritance".
     """
-    results = []
+    live_entries = []
     for entry in list_live_entries(entries):
         file, numbers = entry.file, (entry.sequence_number, entry.file_sequence_number)
         if version == 1:
             numbers = (0, 0)
         elif entry.status == ADDED:
             numbers = tuple(sequence if number is None else number for number in numbers)  # type: ignore[assignment]
-        known_first_row_id = None if version < 3 or entry.status == ADDED else file.first_row_id
-        if first_row_id is not None and known_first_row_id is None and content == 0:
-            known_first_row_id, first_row_id = first_row_id, first_row_id + file.record_count
-        file = replace_fields(file, first_row_id=known_first_row_id if version > 2 else None)
-        results.append(
+        file_first_row_id = None if version < 3 or entry.status == ADDED else file.first_row_id
+        if first_row_id is not None and file_first_row_id is None and content == 0:
+            file_first_row_id, first_row_id = first_row_id, first_row_id + file.record_count
+        file = replace_fields(file, first_row_id=file_first_row_id if version > 2 else None)
+        live_entries.append(
             ManifestEntry(entry.status, snapshot if entry.snapshot_id is None else entry.snapshot_id, *numbers, file)
         )
-    return results
+    return live_entries
 
 
 def to_comparable(value: Any) -> Any:
@@ -244,10 +252,10 @@ def to_comparable(value: Any) -> Any:
 
 
 def are_same(left: ManifestEntry, right: ManifestEntry) -> bool:
-    our_file, their_file = left.file, right.file
+    left_file, right_file = left.file, right.file
     return (
-        to_comparable(our_file.partition) == to_comparable(their_file.partition)
-        and replace_fields(our_file, partition=()) == replace_fields(their_file, partition=())
+        to_comparable(left_file.partition) == to_comparable(right_file.partition)
+        and replace_fields(left_file, partition=()) == replace_fields(right_file, partition=())
         and [left.status, left.snapshot_id, left.sequence_number, left.file_sequence_number]
         == [right.status, right.snapshot_id, right.sequence_number, right.file_sequence_number]
     )
@@ -256,14 +264,14 @@ def are_same(left: ManifestEntry, right: ManifestEntry) -> bool:
 def compute_summary(kind: str, values: list[Any]) -> dict[str, Any] | None:
     """Return a partition field's summary by the specification, or None if readers would order its UUIDs differently."""
     present_values = [value for value in values if value is not None]
-    numbers = [value for value in present_values if value == value]
+    numbers = [value for value in present_values if value == value]  # NaN does not equal itself.
     document: dict[str, Any] = {"null": len(present_values) < len(values), "nan": len(numbers) < len(present_values)}
     if kind == "uuid" and numbers:
         signed_numbers = sorted(numbers, key=lambda value: struct.unpack(">qq", value))
         if (signed_numbers[0], signed_numbers[-1]) != (min(numbers), max(numbers)):
             return None
-    order = sorted(numbers, key=lambda value: (value, math.copysign(1, value) if kind in FLOATS else 0))
-    bounds = (to_bytes(kind, order[0]), to_bytes(kind, order[-1])) if order else (None, None)
+    sorted_numbers = sorted(numbers, key=lambda value: (value, math.copysign(1, value) if kind in FLOATS else 0))
+    bounds = (to_bytes(kind, sorted_numbers[0]), to_bytes(kind, sorted_numbers[-1])) if sorted_numbers else (None, None)
     return document | {"lower": bounds[0], "upper": bounds[1]}
 
 

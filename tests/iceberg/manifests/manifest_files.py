@@ -30,6 +30,7 @@ Split = Callable[[int], list[int]]
 
 
 def encode_varint(value: int) -> bytes:
+    """Return a long in Avro's encoding: the zigzag value in groups of seven bits, the lowest group first."""
     value = (value << 1) ^ (value >> 63)
     out = bytearray()
     while value > 0x7F:
@@ -88,7 +89,7 @@ def encode(schema: Any, value: Any, split: Split = put_in_one_block) -> bytes:
 
 
 def _choose_branch(schema: list[Any], value: Any) -> int:
-    return next(i for i, branch in enumerate(schema) if (branch == "null") == (value is None))
+    return next(index for index, branch in enumerate(schema) if (branch == "null") == (value is None))
 
 
 def _encode_blocks(items: list[bytes], split: Split) -> bytes:
@@ -102,7 +103,7 @@ def _encode_blocks(items: list[bytes], split: Split) -> bytes:
 def compress(codec: str, data: bytes) -> bytes:
     match codec:
         case "deflate":
-            packer = zlib.compressobj(wbits=-15)
+            packer = zlib.compressobj(wbits=-15)  # A negative window size writes no zlib header.
             return packer.compress(data) + packer.flush()
         case "snappy":
             return pa.Codec("snappy").compress(data, asbytes=True) + zlib.crc32(data).to_bytes(4, "big")
@@ -136,6 +137,7 @@ def build_container(
     return out
 
 
+# The parts of a manifest entry, with their ids in the specification
 ENTRY = {"status": 0, "snapshot_id": 1, "sequence_number": 3, "file_sequence_number": 4, "data_file": 2}
 MAPS = {
     "column_sizes": (108, 117, 118, "long"),
@@ -145,7 +147,9 @@ MAPS = {
     "lower_bounds": (125, 126, 127, "bytes"),
     "upper_bounds": (128, 129, 130, "bytes"),
 }
+"""(field id, key id, value id, type of the values) of each map"""
 LISTS = {"split_offsets": (132, "long", 133), "equality_ids": (135, "int", 136)}
+"""(field id, type of the elements, element id) of each list"""
 OPTIONAL = {
     "key_metadata": (131, "bytes"),
     "sort_order_id": (140, "int"),
@@ -199,7 +203,7 @@ def build_manifest_schema(
     def make_optional_here(schema: Any) -> list[Any]:
         return make_optional(schema, null_last=null_last)
 
-    struct_fields = [build_field(name, 1000 + i, schema) for i, (name, schema) in enumerate(partition)]
+    struct_fields = [build_field(name, 1000 + index, schema) for index, (name, schema) in enumerate(partition)]
     file = [] if version == 1 else [build_field("content", 134, "int")]
     file += [
         build_field("file_path", 100, "string"),
@@ -246,23 +250,23 @@ def read_by_fastavro(data: bytes, prefix: str = "") -> list[dict[str, Any]]:
     return [
         _flatten_row(row, prefix, partition)
         for row in reader
-        if row[f"{prefix}status"] != 2  # type: ignore[index, call-overload]
+        if row[f"{prefix}status"] != DELETED  # type: ignore[index, call-overload]
     ]
 
 
 def _flatten_row(row: Any, prefix: str, partition: dict[str, Any]) -> dict[str, Any]:
     file = row[f"{prefix}data_file"]
-    results: dict[str, Any] = {name: row.get(prefix + name) for name in ENTRY if name != "data_file"}
+    values: dict[str, Any] = {name: row.get(prefix + name) for name in ENTRY if name != "data_file"}
     for name in ("content", "file_path", "file_format", "record_count", "file_size_in_bytes", *OPTIONAL, *LISTS):
-        results[name] = file.get(prefix + name)
+        values[name] = file.get(prefix + name)
     for name in MAPS:
         items = file.get(prefix + name) or []
-        results[name] = {item["key"]: item["value"] for item in items if item["value"] is not None}
-    results["partition"] = [
-        (1000 + i, to_raw_value(file[f"{prefix}partition"][field["name"]]))
-        for i, field in enumerate(partition["fields"])
+        values[name] = {item["key"]: item["value"] for item in items if item["value"] is not None}
+    values["partition"] = [
+        (1000 + index, to_raw_value(file[f"{prefix}partition"][field["name"]]))
+        for index, field in enumerate(partition["fields"])
     ]
-    return results
+    return values
 
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -291,6 +295,8 @@ def to_raw_value(value: Any) -> Any:
 
 
 DECIMAL_SCALE = 2
+DELETED = 2
+"""The status of a deleted entry."""
 
 
 def to_plain_entries(manifest: DecodedManifest) -> list[dict[str, Any]]:
@@ -303,26 +309,28 @@ def to_plain_entries(manifest: DecodedManifest) -> list[dict[str, Any]]:
         for row, text in zip(rows, list_texts(spans, manifest), strict=True):
             row[name] = text if name == "key_metadata" or text is None else text.decode()
     for name, (counts, values) in manifest.lists.items():
-        seed_iterator = iter(values.tolist())
+        value_iterator = iter(values.tolist())
         for row, count in zip(rows, counts.tolist(), strict=True):
-            row[name] = None if count < 0 else list(itertools.islice(seed_iterator, count))
-        assert next(seed_iterator, None) is None
-    for name, by_column in manifest.counts.items():
-        for column_id, (field_id, values) in by_column.items():
-            assert field_id.size
-            assert (field_id[1:] > field_id[:-1]).all()
-            for i, value in zip(field_id.tolist(), values.tolist(), strict=True):
-                rows[i][name][column_id] = value
+            row[name] = None if count < 0 else list(itertools.islice(value_iterator, count))
+        assert next(value_iterator, None) is None
+    for name, values_by_column in manifest.counts.items():
+        for column_id, (row_indexes, values) in values_by_column.items():
+            assert row_indexes.size
+            assert (row_indexes[1:] > row_indexes[:-1]).all()
+            for row_index, value in zip(row_indexes.tolist(), values.tolist(), strict=True):
+                rows[row_index][name][column_id] = value
     for name, bounds in manifest.bounds.items():
-        for column_id, (field_id, starts, lengths) in bounds.items():
-            assert field_id.size
-            assert (field_id[1:] > field_id[:-1]).all()
-            for i, value in zip(field_id.tolist(), list_texts(Spans(starts, lengths), manifest), strict=True):
-                rows[i][name][column_id] = value
-    columns = [list(partition_values(field, manifest)) for field in manifest.partition]
-    for i, row in enumerate(rows):
+        for column_id, (row_indexes, starts, lengths) in bounds.items():
+            assert row_indexes.size
+            assert (row_indexes[1:] > row_indexes[:-1]).all()
+            for row_index, value in zip(
+                row_indexes.tolist(), list_texts(Spans(starts, lengths), manifest), strict=True
+            ):
+                rows[row_index][name][column_id] = value
+    columns = [list(iterate_partition_values(field, manifest)) for field in manifest.partition]
+    for row_index, row in enumerate(rows):
         row["partition"] = [
-            (field.field_id, column[i]) for field, column in zip(manifest.partition, columns, strict=True)
+            (field.field_id, column[row_index]) for field, column in zip(manifest.partition, columns, strict=True)
         ]
     return rows
 
@@ -334,7 +342,7 @@ def list_texts(spans: Spans, manifest: DecodedManifest) -> list[bytes | None]:
     ]
 
 
-def partition_values(field: PartitionFieldValues, manifest: DecodedManifest) -> Iterator[Any]:
+def iterate_partition_values(field: PartitionFieldValues, manifest: DecodedManifest) -> Iterator[Any]:
     if field.spans is not None:
         for value in list_texts(field.spans, manifest):
             if value is not None and field.logical == "decimal":

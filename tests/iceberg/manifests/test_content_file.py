@@ -52,13 +52,13 @@ def test_pyiceberg_reads_our_json(seed: int, version: int, content: int) -> None
         assert getattr(iceberg_model, name) == getattr(file, name)
     assert (iceberg_model.key_metadata and bytes.fromhex(iceberg_model.key_metadata)) == file.key_metadata
     if isinstance(iceberg_model, RESTDataFile):
-        for name in STATISTICS[:4]:
+        for name in STATISTICS[:4]:  # The first four are counts, and the others are bounds.
             counts = getattr(iceberg_model, name)
             assert (counts and counts.to_dict()) == getattr(file, name)
         for name in STATISTICS[4:]:
             bounds = getattr(iceberg_model, name)
-            held_bounds = bounds and {column: bytes.fromhex(str(bound)) for column, bound in bounds.to_dict().items()}
-            assert held_bounds == getattr(file, name)
+            actual_bounds = bounds and {column: bytes.fromhex(str(bound)) for column, bound in bounds.to_dict().items()}
+            assert actual_bounds == getattr(file, name)
     elif isinstance(iceberg_model, RESTEqualityDeleteFile):
         assert tuple(iceberg_model.equality_ids or ()) == file.equality_ids
     else:
@@ -71,11 +71,13 @@ COLUMNS |= {9: "fixed[2]", 10: "boolean", 11: "int"}
 FIELDS = {0: [], 1: [(1, "identity")], 2: [(4, "identity"), (5, "day")], 3: [(7, "identity")], 4: [(3, "identity")]}
 FIELDS |= {5: [(1, "void")], 6: [(2, "truncate[3]")], 7: [(1, "zorder")], 8: [(9, "identity")], 9: [(11, "bucket[4]")]}
 FIELDS |= {10: [(8, "identity")]}
+"""The source column and the transform of each field, by the id of the partition spec."""
 
 
 def decode_table_of_version(version: int = 2) -> TableMetadata:
     columns: list[dict[str, Any]] = [
-        {"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in COLUMNS.items()
+        {"id": column_id, "name": f"c{column_id}", "required": False, "type": kind}
+        for column_id, kind in COLUMNS.items()
     ]
     nested_type = {"type": "list", "element-id": 13, "element": "int", "element-required": False}
     columns.append({"id": 12, "name": "list", "required": False, "type": nested_type})
@@ -108,9 +110,9 @@ def decode_table_of_version(version: int = 2) -> TableMetadata:
                         "source-id": source,
                         "transform": transform,
                         "name": f"p{source}",
-                        "field-id": 1000 + 10 * spec_id + i,
+                        "field-id": 1000 + 10 * spec_id + index,
                     }
-                    for i, (source, transform) in enumerate(fields)
+                    for index, (source, transform) in enumerate(fields)
                 ],
             }
             for spec_id, fields in FIELDS.items()
@@ -263,14 +265,14 @@ def test_error_of_an_invalid_file_has_a_limited_length() -> None:
 
 
 @pytest.mark.parametrize("junk", [None, [], "x", 7, {}, {"file-path": 3}])
-def test_json_that_is_not_a_file_is_rejected(junk: object) -> None:
+def test_json_that_is_not_a_file_is_rejected(json_value: object) -> None:
     with pytest.raises(BadRequest, match=r"^Invalid content file without a file-path: "):
-        decode_content_file(junk, TABLES[2])
+        decode_content_file(json_value, TABLES[2])
 
 
 NAMES = [*DATA, *EQUALITY, *VECTOR, *(name.replace("_", "-") for name in STATISTICS)]
 NAMES += ["key-metadata", "split-offsets", "sort-order-id", "first-row-id"]
-JUNK = st.recursive(
+ARBITRARY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["keys", "values"]), inner),
     max_leaves=5,
@@ -282,16 +284,16 @@ JUNK = st.recursive(
     valid_file=st.sampled_from([DATA, EQUALITY, POSITION, VECTOR]),
     version=st.sampled_from([1, 2, 3]),
     name=st.sampled_from(NAMES),
-    value=JUNK,
+    value=ARBITRARY_JSON,
     spec=st.sampled_from(list(FIELDS)),
-    partition=st.lists(JUNK, max_size=2),
+    partition=st.lists(ARBITRARY_JSON, max_size=2),
 )
 def test_random_json_is_rejected_or_read_as_a_file(
     valid_file: dict[str, Any], version: int, name: str, value: object, spec: int, partition: list[object]
 ) -> None:
-    junk = {**valid_file, "spec-id": spec, "partition": partition, name: value}
+    json_value = {**valid_file, "spec-id": spec, "partition": partition, name: value}
     try:
-        content_file = decode_content_file(junk, TABLES[version])
+        content_file = decode_content_file(json_value, TABLES[version])
     except BadRequest:
         return
     second_content_file = decode_content_file(encode_content_file(content_file, TABLES[version]), TABLES[version])

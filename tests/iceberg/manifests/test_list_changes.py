@@ -17,6 +17,7 @@ from tests.seeds import first_seed, mark_fast
 
 LISTS = 12
 COUNTS = {0: (0, 0), 1: (1, 1), 2: (0, 0)}
+"""The numbers of files and of rows by the status of entries: existing, added and deleted."""
 
 
 def make_manifest(rng: random.Random) -> Manifest:
@@ -27,22 +28,33 @@ def make_manifest(rng: random.Random) -> Manifest:
     partitions = rng.choice([None, [], [summary], [summary, summary]])
     counts = COUNTS | {1: (rng.choice([1, 200]), 1)}
     path = "m" * rng.randrange(1, 4)
-    return Manifest(path, rng.choice([5, 5000]), 0, rng.randrange(2), 1, 1, 7, [], partitions, None, counts)
+    return Manifest(
+        path,
+        length=rng.choice([5, 5000]),
+        content=0,
+        spec_id=rng.randrange(2),
+        sequence=1,
+        min_sequence=1,
+        snapshot_id=7,
+        entries=[],
+        partitions=partitions,
+        counts=counts,
+    )
 
 
 def change_randomly(manifests: list[Manifest], rng: random.Random) -> list[Manifest]:
-    change = rng.random()
-    place = rng.randrange(len(manifests) + 1)
-    if change < 0.3:
+    draw = rng.random()
+    position = rng.randrange(len(manifests) + 1)
+    if draw < 0.3:
         return [make_manifest(rng), *manifests]
-    if change < 0.5:
-        return [*manifests[:place], make_manifest(rng), *manifests[place:]]
-    if change < 0.7:
-        return [*manifests[:place], *manifests[place + rng.randrange(1, 4) :]]
-    if change < 0.8:
+    if draw < 0.5:
+        return [*manifests[:position], make_manifest(rng), *manifests[position:]]
+    if draw < 0.7:
+        return [*manifests[:position], *manifests[position + rng.randrange(1, 4) :]]
+    if draw < 0.8:
         return rng.sample(manifests, len(manifests))
-    if change < 0.9:
-        return [*manifests, *manifests[place:]]
+    if draw < 0.9:
+        return [*manifests, *manifests[position:]]
     return manifests
 
 
@@ -52,18 +64,18 @@ def test_manifest_list_decoded_with_a_base_equals_the_list_decoded_alone(round_n
     rng = random.Random(seed)
     styles = [Style.draw_style(rng) for _ in range(2)]
     manifests = [make_manifest(rng) for _ in range(rng.randrange(12))]
-    known_decoded_list: DecodedList | None = None
+    previous_list: DecodedList | None = None
     for number in range(LISTS):
         style = styles[0] if rng.random() < 0.9 else styles[1]
         data = list_bytes(
-            [(made_manifest, None) for made_manifest in manifests],
+            [(manifest, None) for manifest in manifests],
             version=2,
             style=style,
             header={"number": str(number)},
         )
-        decoded_list = decode_list(data, "l", known_decoded_list)
+        decoded_list = decode_list(data, "l", previous_list)
         assert decoded_list.manifests == decode_manifest_list(data, "l"), f"seed {seed}"
-        known_decoded_list = decoded_list
+        previous_list = decoded_list
         for _ in range(rng.randrange(3)):
             manifests = change_randomly(manifests, rng)
 
@@ -71,17 +83,18 @@ def test_manifest_list_decoded_with_a_base_equals_the_list_decoded_alone(round_n
 def test_manifest_list_with_a_new_manifest_reuses_the_other_manifests() -> None:
     rng = random.Random(1)
     style = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
-    made_manifests = [make_manifest(rng) for _ in range(50)]
+    old_manifests = [make_manifest(rng) for _ in range(50)]
 
-    def decode(manifests: list[Manifest], known_decoded_list: DecodedList | None) -> DecodedList:
+    def decode(manifests: list[Manifest], base_list: DecodedList | None) -> DecodedList:
         data = list_bytes([(manifest, None) for manifest in manifests], version=2, style=style, header={})
-        return decode_list(data, "l", known_decoded_list)
+        return decode_list(data, "l", base_list)
 
-    old_list = decode(made_manifests, None)
+    old_list = decode(old_manifests, None)
     added_manifest = make_manifest(rng)
-    for place in (0, 20, 50):
-        new_list = decode([*made_manifests[:place], added_manifest, *made_manifests[place:]], old_list)
+    for position in (0, 20, 50):
+        new_list = decode([*old_manifests[:position], added_manifest, *old_manifests[position:]], old_list)
         shared_ids = {id(manifest) for manifest in old_list.manifests} & {
             id(manifest) for manifest in new_list.manifests
         }
-        assert len(shared_ids) >= len(made_manifests) - 2
+        # At most two neighbours of the new manifest are decoded again.
+        assert len(shared_ids) >= len(old_manifests) - 2

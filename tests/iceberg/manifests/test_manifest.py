@@ -36,58 +36,59 @@ LETTERS = "aZ/=0 éß€漢𝄞"
 COLUMNS = [1, 2, 3, 4, 5, 1000, 70_000, -1, 2**31 - 1]
 
 
-def draw_value(chance: random.Random, schema: Any, name: str = "") -> Any:
+def draw_value(rng: random.Random, schema: Any, name: str = "") -> Any:
     """Return a random value of a schema. In unions it is (branch, value), so that every branch occurs."""
     kind = schema if isinstance(schema, str) else "union" if isinstance(schema, list) else schema["type"]
     logical = schema.get("logicalType") if isinstance(schema, dict) else None
-    count = chance.choice([0, 1, 2, 5])
+    count = rng.choice([0, 1, 2, 5])
     if logical == "decimal":
         limit = 10 ** schema["precision"]
-        return chance.randrange(1 - limit, limit).to_bytes(schema.get("size", 9), "big", signed=True)
+        return rng.randrange(1 - limit, limit).to_bytes(schema.get("size", 9), "big", signed=True)
     match kind:
         case "null":
             return None
         case "union":
-            branch = chance.randrange(len(schema))
-            return branch, draw_value(chance, schema[branch], name)
+            branch = rng.randrange(len(schema))
+            return branch, draw_value(rng, schema[branch], name)
         case "record":
-            return {field["name"]: draw_value(chance, field["type"], field["name"]) for field in schema["fields"]}
+            return {field["name"]: draw_value(rng, field["type"], field["name"]) for field in schema["fields"]}
         case "array":
-            return [draw_value(chance, schema["items"], name) for _ in range(count)]
+            return [draw_value(rng, schema["items"], name) for _ in range(count)]
         case "map":
-            return {f"k{i}": draw_value(chance, schema["values"], name) for i in range(count)}
+            return {f"k{index}": draw_value(rng, schema["values"], name) for index in range(count)}
         case "enum":
-            return chance.choice(schema["symbols"])
+            return rng.choice(schema["symbols"])
         case "boolean":
-            return chance.random() < 0.5
+            return rng.random() < 0.5
         case "string":
-            return "".join(chance.choices(LETTERS, k=chance.choice([0, 3, 40])))
+            return "".join(rng.choices(LETTERS, k=rng.choice([0, 3, 40])))
         case "float" | "double":
-            return chance.choice([0.0, -0.0, 1.5, -1e30, float("inf"), float("nan"), chance.random() * 2.0**-120])
+            return rng.choice([0.0, -0.0, 1.5, -1e30, float("inf"), float("nan"), rng.random() * 2.0**-120])
         case "fixed":
-            return chance.randbytes(schema["size"])
+            return rng.randbytes(schema["size"])
         case "bytes":
-            return chance.randbytes(chance.choice([0, 1, 20, 300]))
+            return rng.randbytes(rng.choice([0, 1, 20, 300]))
         case "int" if name.endswith("status"):
-            return chance.choice([0, 1, 1, 2])
+            return rng.choice([0, 1, 1, 2])
         case "int" | "long" if name == "key":
-            return chance.choice(COLUMNS)
+            return rng.choice(COLUMNS)
     if logical == "time-micros":
-        return chance.randrange(86_400_000_000)
+        return rng.randrange(86_400_000_000)
     if logical in ("date", "timestamp-micros"):  # fastavro creates dates, so the value must be in Python's range.
-        return chance.randint(-700_000, 2_900_000) * (1 if kind == "int" else 86_399_999_999)
-    bits = chance.choice([3, 8, 20, 31] if kind == "int" else [3, 8, 40, 63])
-    return chance.randint(-(2**bits) + (bits == 63), 2**bits - 1)  # The least long represents null.
+        # A time is a number of days that are a microsecond short, so times are not at midnight.
+        return rng.randint(-700_000, 2_900_000) * (1 if kind == "int" else 86_399_999_999)
+    bits = rng.choice([3, 8, 20, 31] if kind == "int" else [3, 8, 40, 63])
+    return rng.randint(-(2**bits) + (bits == 63), 2**bits - 1)  # The least long represents null.
 
 
-def draw_type(chance: random.Random, numbers: itertools.count[int], depth: int = 0) -> Any:
+def draw_type(rng: random.Random, numbers: itertools.count[int], depth: int = 0) -> Any:
     """Return a random schema, for fields that a later format may add."""
     name = f"t{next(numbers)}"
-    kind = chance.choice(["primitive", "fixed", "enum", "array", "map", "record", "union"])
+    kind = rng.choice(["primitive", "fixed", "enum", "array", "map", "record", "union"])
     if depth == 3 or kind == "primitive":
-        return chance.choice(["null", "boolean", "int", "long", "float", "double", "bytes", "string"])
-    child_types = [draw_type(chance, numbers, depth + 1) for _ in range(3)]
-    fields = [{"name": f"x{i}", "type": inner} for i, inner in enumerate(child_types[: chance.randint(0, 3)])]
+        return rng.choice(["null", "boolean", "int", "long", "float", "double", "bytes", "string"])
+    child_types = [draw_type(rng, numbers, depth + 1) for _ in range(3)]
+    fields = [{"name": f"x{index}", "type": inner} for index, inner in enumerate(child_types[: rng.randint(0, 3)])]
     union: list[Any] = ["null", "long", "string", {"type": "array", "items": child_types[0]}]
     document: dict[str, Any] = {
         "fixed": {"type": "fixed", "name": name, "size": 3},
@@ -95,47 +96,47 @@ def draw_type(chance: random.Random, numbers: itertools.count[int], depth: int =
         "array": {"type": "array", "items": child_types[0]},
         "map": {"type": "map", "values": child_types[0]},
         "record": {"type": "record", "name": name, "fields": fields},
-        "union": chance.sample(union, 4),
+        "union": rng.sample(union, 4),
     }
     return document[kind]
 
 
-def draw_schema(chance: random.Random, version: int, prefix: str) -> dict[str, Any]:
-    null_last = chance.random() < 0.5
+def draw_schema(rng: random.Random, version: int, prefix: str) -> dict[str, Any]:
+    null_last = rng.random() < 0.5
     partition = []
-    for i, kind in enumerate(chance.choices(PARTITION_TYPES, k=chance.choice([0, 1, 2, 6]))):
-        named_kind = kind | {"name": f"{kind['name']}_{i}"} if isinstance(kind, dict) and "name" in kind else kind
-        is_plain = kind == "null" or chance.random() < 0.3
-        partition.append((f"p{i}", named_kind if is_plain else files.make_optional(named_kind, null_last=null_last)))
-    form = chance.choice(["plain", "plain", "reversed", "nullable", "wider", "long keys"])
+    for index, kind in enumerate(rng.choices(PARTITION_TYPES, k=rng.choice([0, 1, 2, 6]))):
+        named_kind = kind | {"name": f"{kind['name']}_{index}"} if isinstance(kind, dict) and "name" in kind else kind
+        is_plain = kind == "null" or rng.random() < 0.3
+        partition.append(
+            (f"p{index}", named_kind if is_plain else files.make_optional(named_kind, null_last=null_last))
+        )
+    form = rng.choice(["plain", "plain", "reversed", "nullable", "wider", "long keys"])
     schema = files.build_manifest_schema(version, partition, null_last=null_last, prefix=prefix, map_form=form)
     numbers = itertools.count()
     file_fields = next(field for field in schema["fields"] if field["name"] == f"{prefix}data_file")["type"]["fields"]
     for fields in (schema["fields"], file_fields):
-        for _ in range(chance.randint(0, 2)):
-            unknown_field = {"name": f"unknown{next(numbers)}", "type": draw_type(chance, numbers)}
-            if chance.random() < 0.5:
+        for _ in range(rng.randint(0, 2)):
+            unknown_field = {"name": f"unknown{next(numbers)}", "type": draw_type(rng, numbers)}
+            if rng.random() < 0.5:
                 unknown_field["field-id"] = 9000 + next(numbers)
-            fields.insert(chance.randint(0, len(fields)), unknown_field)
+            fields.insert(rng.randint(0, len(fields)), unknown_field)
     return schema
 
 
-def draw_manifest(chance: random.Random, version: int, codec: str, prefix: str) -> bytes:
-    schema = draw_schema(chance, version, prefix)
+def draw_manifest(rng: random.Random, version: int, codec: str, prefix: str) -> bytes:
+    schema = draw_schema(rng, version, prefix)
 
-    def draw_run_lengths(length: int) -> list[int]:
+    def draw_block_sizes(length: int) -> list[int]:
         sizes = []
         while length:
-            size = chance.randint(1, length)
-            sizes.append(size if chance.random() < 0.5 else -size)
+            size = rng.randint(1, length)
+            sizes.append(size if rng.random() < 0.5 else -size)
             length -= size
         return sizes
 
-    rows = [
-        files.encode(schema, draw_value(chance, schema), draw_run_lengths) for _ in range(chance.choice([0, 1, 10, 40]))
-    ]
-    offsets = sorted(chance.choices(range(len(rows) + 1), k=chance.randint(0, 3)))
-    blocks = [rows[a:b] for a, b in itertools.pairwise([0, *offsets, len(rows)])]
+    rows = [files.encode(schema, draw_value(rng, schema), draw_block_sizes) for _ in range(rng.choice([0, 1, 10, 40]))]
+    offsets = sorted(rng.choices(range(len(rows) + 1), k=rng.randint(0, 3)))
+    blocks = [rows[start:end] for start, end in itertools.pairwise([0, *offsets, len(rows)])]
     return files.build_container(schema, blocks, codec=codec)
 
 
@@ -175,7 +176,7 @@ def build_entry(schema: dict[str, Any], **changes: Any) -> dict[str, Any]:
         name, kind = field["name"], field["type"]
         if name in changes:
             row[name] = changes[name]
-        elif records := [item for item in (kind if isinstance(kind, list) else [kind]) if is_record(item)]:
+        elif records := [branch for branch in (kind if isinstance(kind, list) else [kind]) if is_record(branch)]:
             row[name] = build_entry(records[0], **changes)
         elif isinstance(kind, list) and "null" in kind:
             row[name] = None
@@ -193,7 +194,10 @@ SCHEMA = files.build_manifest_schema(3, [("day", ["null", "int"])])
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_each_codec_decodes_to_the_same_rows(codec: str) -> None:
-    rows = [build_entry(SCHEMA, day=i, file_path=f"s3://b/t/ü-{i}.parquet", split_offsets=[4, i]) for i in range(500)]
+    rows = [
+        build_entry(SCHEMA, day=number, file_path=f"s3://b/t/ü-{number}.parquet", split_offsets=[4, number])
+        for number in range(500)
+    ]
     plain_entries = files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows), "m.avro"))
     assert len(plain_entries) == 500
     assert (
@@ -204,15 +208,15 @@ def test_each_codec_decodes_to_the_same_rows(codec: str) -> None:
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 def test_manifests_of_fastavro_are_read(codec: str) -> None:
     rows = [
-        build_entry(SCHEMA, day=i, status=i % 3, value_counts=[{"key": 1, "value": i}], lower_bounds=[])
-        for i in range(400)
+        build_entry(SCHEMA, day=number, status=number % 3, value_counts=[{"key": 1, "value": number}], lower_bounds=[])
+        for number in range(400)
     ]
-    out = io.BytesIO()
-    fastavro.writer(out, fastavro.parse_schema(SCHEMA), rows, codec=codec, sync_interval=1000)
-    decoded_manifest = decode_manifest(out.getvalue(), "m.avro")
-    assert decoded_manifest.rows == sum(i % 3 != 2 for i in range(400))
+    buffer = io.BytesIO()
+    fastavro.writer(buffer, fastavro.parse_schema(SCHEMA), rows, codec=codec, sync_interval=1000)
+    decoded_manifest = decode_manifest(buffer.getvalue(), "m.avro")
+    assert decoded_manifest.rows == sum(number % 3 != 2 for number in range(400))
     assert drop_later_fields(files.to_plain_entries(decoded_manifest)) == drop_later_fields(
-        files.read_by_fastavro(out.getvalue())
+        files.read_by_fastavro(buffer.getvalue())
     )
 
 
@@ -241,18 +245,19 @@ def repeat_first(ids: list[int]) -> list[int]:
 @pytest.mark.few_cases(10)
 @pytest.mark.parametrize("odd_row", [None, 0, 1, 99, 149])
 @pytest.mark.parametrize(
-    "unlike", [lambda ids: ids[::-1], lambda ids: ids[1:], lambda ids: [*ids, 9], repeat_first, lambda ids: []]
+    "change_ids", [lambda ids: ids[::-1], lambda ids: ids[1:], lambda ids: [*ids, 9], repeat_first, lambda ids: []]
 )
 def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
-    odd_row: int | None, unlike: Callable[[list[int]], list[int]]
+    odd_row: int | None, change_ids: Callable[[list[int]], list[int]]
 ) -> None:
     """Rows that all name the same columns in the same order are decoded on a faster path."""
-    usual_values, rows = [4, 1, 7], []
-    for i in range(150):
-        ids = unlike(usual_values) if i == odd_row else usual_values
-        counts = [{"key": id_, "value": 10 * i + index} for index, id_ in enumerate(ids)]
-        bounds = [{"key": id_, "value": b"%d" % (i + index)} for index, id_ in enumerate(ids)]
-        rows.append(build_entry(SCHEMA, day=i, status=2 * (i % 7 == 5), value_counts=counts, upper_bounds=bounds))
+    usual_ids, rows = [4, 1, 7], []
+    for number in range(150):
+        ids = change_ids(usual_ids) if number == odd_row else usual_ids
+        counts = [{"key": id_, "value": 10 * number + index} for index, id_ in enumerate(ids)]
+        bounds = [{"key": id_, "value": b"%d" % (number + index)} for index, id_ in enumerate(ids)]
+        status = files.DELETED if number % 7 == 5 else 0
+        rows.append(build_entry(SCHEMA, day=number, status=status, value_counts=counts, upper_bounds=bounds))
     data = build_manifest(SCHEMA, *rows, codec="deflate")
     assert drop_later_fields(files.to_plain_entries(decode_manifest(data, "m.avro"))) == drop_later_fields(
         files.read_by_fastavro(data)
@@ -264,7 +269,7 @@ def test_last_value_is_used_when_all_rows_name_a_column_twice() -> None:
     decoded_manifest = decode_manifest(
         build_manifest(SCHEMA, *[build_entry(SCHEMA, value_counts=counts)] * 5), "m.avro"
     )
-    assert [item["value_counts"] for item in files.to_plain_entries(decoded_manifest)] == [{3: 2}] * 5
+    assert [entry["value_counts"] for entry in files.to_plain_entries(decoded_manifest)] == [{3: 2}] * 5
 
 
 @pytest.mark.parametrize("blocks", [[], [[]], [[], []]])
@@ -310,9 +315,12 @@ def test_partition_fields_without_any_id_are_rejected() -> None:
 
 def test_field_id_takes_precedence_over_the_name() -> None:
     schema = files.build_manifest_schema(2, [])
-    fields = schema["fields"][-1]["type"]["fields"]
-    by_name = {field["name"]: field for field in fields}
-    by_name["record_count"]["name"], by_name["file_size_in_bytes"]["name"] = "file_size_in_bytes", "record_count"
+    fields = schema["fields"][-1]["type"]["fields"]  # The last field of an entry is the data file.
+    fields_by_name = {field["name"]: field for field in fields}
+    fields_by_name["record_count"]["name"], fields_by_name["file_size_in_bytes"]["name"] = (
+        "file_size_in_bytes",
+        "record_count",
+    )
     row = build_entry(schema, record_count=1000, file_size_in_bytes=5)
     [actual] = files.to_plain_entries(decode_manifest(build_manifest(schema, row), "m.avro"))
     assert (actual["record_count"], actual["file_size_in_bytes"]) == (5, 1000)
@@ -330,8 +338,8 @@ def test_unions_of_several_number_or_text_types_are_read() -> None:
     ]
     plain_entries = files.to_plain_entries(decode_manifest(build_manifest(schema, *rows), "m.avro"))
     assert [row["file_path"] for row in plain_entries] == ["one", "two", "three"]
-    assert [row["partition"][0][1] for row in plain_entries] == [5, 2**40, None]
-    assert [row["partition"][1][1] for row in plain_entries] == [files.to_raw_value(0.5), files.to_raw_value(0.1), None]
+    partitions = [tuple(value for _, value in row["partition"]) for row in plain_entries]
+    assert partitions == [(5, files.to_raw_value(0.5)), (2**40, files.to_raw_value(0.1)), (None, None)]
 
 
 def test_named_type_may_be_reused() -> None:
@@ -341,7 +349,8 @@ def test_named_type_may_be_reused() -> None:
     schema["fields"] += [{"name": "more", "type": ["null", symbol]}, {"name": "again", "type": symbol}]
     row = files.encode(schema, build_entry(schema, a=b"12", b=b"34", more="X", again="X"))
     schema["fields"][-1]["type"] = "org.example.e"
-    partition = schema["fields"][-3]["type"]["fields"][3]["type"]["fields"]
+    data_file = schema["fields"][-3]["type"]  # The two fields above follow the data file.
+    partition = next(field["type"]["fields"] for field in data_file["fields"] if field["name"] == "partition")
     partition[1]["type"][1] = "id"
     [actual] = files.to_plain_entries(decode_manifest(files.build_container(schema, [[row]]), "m.avro"))
     assert actual["partition"] == [(1000, b"12"), (1001, b"34")]
@@ -350,15 +359,18 @@ def test_named_type_may_be_reused() -> None:
 def test_decoder_keeps_only_the_stored_bounds_of_a_thousand_columns() -> None:
     """Each entry has statistics of four of a thousand columns; no memory of size rows × columns is allocated."""
     rows = [
-        build_entry(SCHEMA, lower_bounds=[{"key": (i * 7 + k) % 1000, "value": b"v%d" % i} for k in range(4)])
-        for i in range(1000)
+        build_entry(
+            SCHEMA,
+            lower_bounds=[{"key": (number * 7 + position) % 1000, "value": b"v%d" % number} for position in range(4)],
+        )
+        for number in range(1000)
     ]
     decoded_manifest = decode_manifest(build_manifest(SCHEMA, *rows), "m.avro")
     lower = decoded_manifest.bounds["lower_bounds"]
     assert set(lower) == set(range(1000))
     assert sum(len(index) for index, _, _ in lower.values()) == 4000
     assert files.to_plain_entries(decoded_manifest)[999]["lower_bounds"] == {
-        (999 * 7 + k) % 1000: b"v999" for k in range(4)
+        (999 * 7 + position) % 1000: b"v999" for position in range(4)
     }
 
 
@@ -372,7 +384,9 @@ def test_last_value_is_used_when_an_entry_names_a_column_twice() -> None:
 def test_any_buffer_type_is_accepted() -> None:
     data = build_manifest(SCHEMA, build_entry(SCHEMA), codec="null")
     expected = files.to_plain_entries(decode_manifest(data, "m.avro"))
-    mutable = bytearray(b"before" + data + b"after")
-    decoded_manifest = decode_manifest(memoryview(mutable)[6:-5], "m.avro", inflated_limit_bytes=INFLATED_LIMIT_BYTES)
-    mutable.clear()  # The decoder keeps no reference to the input.
+    buffer = bytearray(b"before" + data + b"after")
+    manifest_view = memoryview(buffer)[len(b"before") : -len(b"after")]
+    decoded_manifest = decode_manifest(manifest_view, "m.avro", inflated_limit_bytes=INFLATED_LIMIT_BYTES)
+    del manifest_view  # A buffer with a view cannot be cleared.
+    buffer.clear()  # The decoder keeps no reference to the input.
     assert files.to_plain_entries(decoded_manifest) == expected

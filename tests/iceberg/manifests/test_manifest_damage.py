@@ -32,7 +32,7 @@ ROWS = [
     )
     for i in range(12)
 ]
-"""Enough for two blocks of six rows, with entries in each map."""
+"""The rows of two blocks with six rows each. Every map has entries."""
 
 
 def make_manifest(codec: str = "null") -> bytes:
@@ -42,13 +42,13 @@ def make_manifest(codec: str = "null") -> bytes:
 
 def is_decoded(data: bytes, decode: Any = decode_manifest) -> bool:
     """Return whether the data can be decoded. Any error except Corrupt with the file's name fails the test."""
-    refusal = None
+    error_message = None
     try:
         decoded_rows = decode(data, "the-file")
     except Corrupt as error:
-        refusal = error.message
-    if refusal is not None:
-        assert refusal.startswith("the-file: ")
+        error_message = error.message
+    if error_message is not None:
+        assert error_message.startswith("the-file: ")
         return False
     if decode is decode_manifest:
         # Every span must be in the heap, and the lengths of every list must add up.
@@ -60,65 +60,67 @@ def is_decoded(data: bytes, decode: Any = decode_manifest) -> bool:
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_truncated_manifest_is_corrupt_unless_it_ends_between_blocks(codec: str) -> None:
     data = make_manifest(codec)
-    ends = [end for end in range(len(data)) if data[:end].endswith(files.SYNC)]
+    block_ends = [end for end in range(len(data)) if data[:end].endswith(files.SYNC)]
     readable_lengths = [end for end in range(len(data)) if is_decoded(data[:end])]
-    assert len(ends) == 2
-    assert readable_lengths == ends
+    assert len(block_ends) == 2
+    assert readable_lengths == block_ends
     assert decode_manifest(data, "m").rows == 12
 
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_flipped_bytes_are_corrupt_or_decode_to_valid_rows(codec: str) -> None:
-    _flip(make_manifest(codec), rounds=1500, seed=zlib.crc32(codec.encode()))
+    check_flipped_bytes(make_manifest(codec), rounds=1500, seed=zlib.crc32(codec.encode()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_flipped_bytes_in_manifests_of_any_schema_are_corrupt_or_decode_to_valid_rows(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(10):
-        data = draw_manifest(chance, chance.choice([1, 2, 3]), chance.choice(["null", "null", "deflate"]), "")
-        _flip(data, rounds=150, seed=chance.randrange(2**32))
+        data = draw_manifest(rng, rng.choice([1, 2, 3]), rng.choice(["null", "null", "deflate"]), "")
+        check_flipped_bytes(data, rounds=150, seed=rng.randrange(2**32))
 
 
-def _flip(data: bytes, *, rounds: int, seed: int) -> None:
+def check_flipped_bytes(data: bytes, *, rounds: int, seed: int) -> None:
     """Flip random bytes. Half of them are after the header, because its schema is most of a small file."""
-    chance, body = random.Random(seed), data.index(files.SYNC)
+    rng, body_start = random.Random(seed), data.index(files.SYNC)
     read_count = 0
     for round_number in range(rounds):
         damaged_bytes = bytearray(data)
-        for _ in range(chance.choice([1, 1, 1, 2, 5])):
-            offset = chance.randrange(body if round_number % 2 else 0, len(data))
-            damaged_bytes[offset] = chance.choice(
-                [0, 1, 0x7F, 0x80, 0xFF, damaged_bytes[offset] ^ 1 << chance.randrange(8)]
-            )
-        if chance.random() < 0.2:
-            offset = chance.randrange(len(damaged_bytes))
-            damaged_bytes[offset : offset + chance.randrange(20)] = chance.randbytes(chance.randrange(20))
+        for _ in range(rng.choice([1, 1, 1, 2, 5])):
+            offset = rng.randrange(body_start if round_number % 2 else 0, len(data))
+            damaged_bytes[offset] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, damaged_bytes[offset] ^ 1 << rng.randrange(8)])
+        if rng.random() < 0.2:
+            offset = rng.randrange(len(damaged_bytes))
+            damaged_bytes[offset : offset + rng.randrange(20)] = rng.randbytes(rng.randrange(20))
         try:
             read_count += is_decoded(bytes(damaged_bytes))
         except BaseException:
-            print(f"seed {seed}, turn {round_number}: {bytes(damaged_bytes).hex()}")
+            print(f"seed {seed}, round {round_number}: {bytes(damaged_bytes).hex()}")
             raise
     assert read_count < rounds
 
 
 def test_damaged_manifest_list_is_corrupt_or_decodes() -> None:
-    from_list = {"type": "record", "name": "manifest_file", "fields": []}
-    fields: list[dict[str, Any]] = from_list["fields"]  # type: ignore[assignment]
-    for name, i, kind in [("manifest_path", 500, "string"), ("manifest_length", 501, "long"), ("spec", 502, "int")]:
-        fields.append({"name": name, "field-id": i, "type": kind})
+    list_schema = {"type": "record", "name": "manifest_file", "fields": []}
+    fields: list[dict[str, Any]] = list_schema["fields"]  # type: ignore[assignment]
+    for name, field_id, kind in [
+        ("manifest_path", 500, "string"),
+        ("manifest_length", 501, "long"),
+        ("spec", 502, "int"),
+    ]:
+        fields.append({"name": name, "field-id": field_id, "type": kind})
     summary = {"type": "record", "name": "r508", "fields": []}
     summary["fields"] = [{"name": "lower", "field-id": 510, "type": ["null", "bytes"]}]
     fields.append({"name": "partitions", "field-id": 507, "type": {"type": "array", "items": summary}})
     row = {"manifest_path": "m.avro", "manifest_length": 10, "spec": 0, "partitions": [{"lower": b"x"}] * 3}
-    data = files.build_container(from_list, [[files.encode(from_list, row)] * 5])
+    data = files.build_container(list_schema, [[files.encode(list_schema, row)] * 5])
     assert len(decode_manifest_list(data, "the-file")) == 5
-    chance, read_count = random.Random(5), 0
+    rng, read_count = random.Random(5), 0
     for _ in range(2000):
         damaged_bytes = bytearray(data)
-        damaged_bytes[chance.randrange(len(data))] = chance.randrange(256)
+        damaged_bytes[rng.randrange(len(data))] = rng.randrange(256)
         read_count += is_decoded(bytes(damaged_bytes), decode_manifest_list)
     assert 0 < read_count < 2000
 
@@ -130,7 +132,7 @@ def build_block_file(*, count: int = 1, data: bytes, schema: Any = SCHEMA) -> by
 
 ENCODED_ROW = files.encode(SCHEMA, ROWS[0])
 TO_PATH = files.encode("int", 1) + b"\x00" * 3 + files.encode("int", 0)
-"""A row's bytes before its file_path: status, three nulls, content"""
+"""The bytes of a row before its file_path: the status, three nulls and the content."""
 FORTY_GIB = files.encode_varint(40 << 30)
 
 
@@ -187,7 +189,7 @@ def test_counts_of_lists_and_maps_are_checked_against_the_available_bytes() -> N
     row = files.encode(schema, build_entry(schema, column_sizes=[{"key": 1, "value": 1}]))
     filled_list = b"\x02\x02\x02\x02\x00"  # Branch 1, a block of one entry with its key and value, and the end.
     assert row.count(filled_list) == 1
-    for instead, message in [
+    for replacement, message in [
         (b"\x02" + FORTY_GIB, "column_sizes: a length or count is more"),
         (b"\x02" + files.encode_varint(-(2**63)), "column_sizes: a length or count is more"),
         (b"\x02" + files.encode_varint(-1) + FORTY_GIB, "column_sizes: a length or count is more"),
@@ -195,13 +197,13 @@ def test_counts_of_lists_and_maps_are_checked_against_the_available_bytes() -> N
         (b"\x02\x02" + files.encode_varint(2**31), "column_sizes: a number does not fit the 32 bits"),
     ]:
         with pytest.raises(Corrupt, match=message):
-            decode_manifest(build_block_file(schema=schema, data=row.replace(filled_list, instead)), "m")
+            decode_manifest(build_block_file(schema=schema, data=row.replace(filled_list, replacement)), "m")
 
 
-def add_unknown_fields(*kinds: Any) -> dict[str, Any]:
+def add_unknown_fields(*field_types: Any) -> dict[str, Any]:
     """Return the schema of a plain manifest, with fields of these types before all others."""
     schema = files.build_manifest_schema(2, [])
-    schema["fields"][:0] = [{"name": f"unknown{i}", "type": kind} for i, kind in enumerate(kinds)]
+    schema["fields"][:0] = [{"name": f"unknown{index}", "type": kind} for index, kind in enumerate(field_types)]
     return schema
 
 
@@ -270,9 +272,9 @@ def test_schema_nested_too_deeply_is_rejected() -> None:
 
 def test_named_types_that_double_at_every_level_are_rejected_quickly() -> None:
     doubling_types: list[Any] = [{"type": "record", "name": "r0", "fields": [{"name": "a", "type": "int"}]}]
-    for i in range(1, 40):
-        fields = [{"name": name, "type": f"r{i - 1}"} for name in "ab"]
-        doubling_types.append({"type": "record", "name": f"r{i}", "fields": fields})
+    for number in range(1, 40):
+        fields = [{"name": name, "type": f"r{number - 1}"} for name in "ab"]
+        doubling_types.append({"type": "record", "name": f"r{number}", "fields": fields})
     with pytest.raises(Corrupt, match="more than 20000 types"):
         decode_manifest(files.build_container(add_unknown_fields(*doubling_types), []), "the-file")
 
@@ -301,8 +303,8 @@ def test_entry_without_a_required_field_is_corrupt(field: str) -> None:
 
 def test_rows_of_null_records_do_not_multiply_memory() -> None:
     """Each row has two bytes and a hundred columns, and is rejected before the columns are allocated."""
-    schema = files.build_manifest_schema(2, [(f"p{i}", "long") for i in range(100)])
-    schema["fields"] = [schema["fields"][0], schema["fields"][-1]]
+    schema = files.build_manifest_schema(2, [(f"p{index}", "long") for index in range(100)])
+    schema["fields"] = [schema["fields"][0], schema["fields"][-1]]  # Only the status and the data file remain.
     schema["fields"][1]["type"] = ["null", schema["fields"][1]["type"]]
     with pytest.raises(Corrupt, match="claims more rows than its bytes can hold"):
         decode_manifest(build_block_file(count=1 << 20, data=b"\x02\x00" * (1 << 20), schema=schema), "the-file")
@@ -316,9 +318,9 @@ def test_block_that_inflates_past_the_limit_is_rejected(codec: str) -> None:
     tracemalloc.start()
     with pytest.raises(Corrupt, match="the-file: inflates to more than 1048576 bytes"):
         decode_manifest(data, "the-file", inflated_limit_bytes=1 << 20)
-    _, peak = tracemalloc.get_traced_memory()
+    _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 8 << 20
+    assert peak_bytes < 8 << 20
 
 
 def test_size_limit_applies_to_the_sum_of_all_blocks() -> None:
@@ -331,7 +333,7 @@ def test_size_limit_applies_to_the_sum_of_all_blocks() -> None:
 
 def test_column_ids_chosen_to_collide_are_rejected_quickly() -> None:
     """Four thousand ids have the same position in the kernel's hash table, so each is compared with all others."""
-    inverse = pow(2654435769, -1, 2**32)
+    inverse = pow(2654435769, -1, 2**32)  # The kernel multiplies an id by this number to find its position.
     ids = [(high << 21 | low) * inverse % 2**32 for high in range(32) for low in range(128)]
     signed_ids = [i - 2**32 if i >= 2**31 else i for i in ids]
     row = build_entry(SCHEMA, column_sizes=[{"key": key, "value": 1} for key in signed_ids])
@@ -372,12 +374,13 @@ def test_decoding_leaks_no_memory() -> None:
 def test_manifests_decoded_by_concurrent_threads_are_equal() -> None:
     """Several threads run the same program at the same time, and their columns must not mix."""
     manifests = [
-        build_manifest(SCHEMA, *(build_entry(SCHEMA, day=k, record_count=i) for i in range(300)), codec="deflate")
-        for k in range(8)
+        build_manifest(
+            SCHEMA, *(build_entry(SCHEMA, day=day, record_count=number) for number in range(300)), codec="deflate"
+        )
+        for day in range(8)
     ]
     with ThreadPoolExecutor(4) as pool:
-        for round_ in pool.map(lambda k: (k, decode_manifest(manifests[k], "m")), list(range(8)) * 10):
-            k, decoded_rows = round_
+        for day, decoded_rows in pool.map(lambda day: (day, decode_manifest(manifests[day], "m")), list(range(8)) * 10):
             assert decoded_rows.longs["record_count"].tolist() == list(range(300))
             assert decoded_rows.partition[0].longs is not None
-            assert set(decoded_rows.partition[0].longs.tolist()) == {k}
+            assert set(decoded_rows.partition[0].longs.tolist()) == {day}

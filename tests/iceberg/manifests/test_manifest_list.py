@@ -61,27 +61,27 @@ VALUES: list[tuple[PrimitiveType, Any, Any]] = [
     (BinaryType(), b"\x00\xff", b"\x00\xff"),
     (DecimalType(9, 2), Decimal("-123.45"), ("decimal", -12345)),
 ]
-"""Type, value in PyIceberg's form, value as stored"""
+"""The type, the value in PyIceberg's form, and the stored value."""
 
 
-def build_data_file(i: int, partition: Record) -> pyiceberg_manifest.DataFile:
+def build_data_file(number: int, partition: Record) -> pyiceberg_manifest.DataFile:
     return pyiceberg_manifest.DataFile.from_args(
         content=pyiceberg_manifest.DataFileContent.DATA,
-        file_path=f"s3://b/t/{i}.parquet",
+        file_path=f"s3://b/t/{number}.parquet",
         file_format=pyiceberg_manifest.FileFormat.PARQUET,
         partition=partition,
-        record_count=10 * i,
-        file_size_in_bytes=1000 + i,
-        column_sizes={1: i, 2: 7},
-        value_counts={1: 10 * i},
+        record_count=10 * number,
+        file_size_in_bytes=1000 + number,
+        column_sizes={1: number, 2: 7},
+        value_counts={1: 10 * number},
         null_value_counts={1: 0},
         nan_value_counts={},
-        lower_bounds={1: bytes([i])},
+        lower_bounds={1: bytes([number])},
         upper_bounds={1: b"", 2: b"zz"},
         key_metadata=None,
-        split_offsets=[4, 128] if i % 2 else None,
+        split_offsets=[4, 128] if number % 2 else None,
         equality_ids=None,
-        sort_order_id=None if i % 2 else 3,
+        sort_order_id=None if number % 2 else 3,
     )
 
 
@@ -133,47 +133,49 @@ def test_manifest_lists_of_pyiceberg_are_read(version: Any, tmp_path: Path) -> N
         pyiceberg_manifest.PartitionFieldSummary(True, None, b"\x01", b"\x02"),
         pyiceberg_manifest.PartitionFieldSummary(False, True, None, None),
     ]
-    results = [
+    written_manifests = [
         pyiceberg_manifest.ManifestFile.from_args(
-            manifest_path=f"s3://b/t/{i}-m0.avro",
-            manifest_length=1000 + i,
-            partition_spec_id=i,
+            manifest_path=f"s3://b/t/{number}-m0.avro",
+            manifest_length=1000 + number,
+            partition_spec_id=number,
             content=pyiceberg_manifest.ManifestContent.DATA,
             sequence_number=9,
             min_sequence_number=3,
             added_snapshot_id=77,
-            added_files_count=i,
+            added_files_count=number,
             existing_files_count=0,
             deleted_files_count=2,
-            added_rows_count=10 * i,
+            added_rows_count=10 * number,
             existing_rows_count=0,
             deleted_rows_count=20,
-            partitions=[summaries, [], None][i % 3],
-            key_metadata=b"key" if i == 1 else None,
+            partitions=[summaries, [], None][number % 3],
+            key_metadata=b"key" if number == 1 else None,
         )
-        for i in range(7)
+        for number in range(7)
     ]
     with pyiceberg_manifest.write_manifest_list(version, output, 77, 76, 9, "deflate") as writer:
-        writer.add_manifests(results)
+        writer.add_manifests(written_manifests)
     manifest_list = decode_manifest_list(path.read_bytes(), str(path))
     expected = list(pyiceberg_manifest.read_manifest_list(io_.new_input(f"file://{path}")))
     assert len(manifest_list) == 7
-    for our_manifest, expected_manifest in zip(manifest_list, expected, strict=True):
+    for decoded_manifest, expected_manifest in zip(manifest_list, expected, strict=True):
         for name in ManifestFile.__struct_fields__:
             if name == "partitions":
-                assert our_manifest.partitions == (
+                assert decoded_manifest.partitions == (
                     None
                     if expected_manifest.partitions is None
                     else tuple(
-                        FieldSummary(s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound)
-                        for s in expected_manifest.partitions
+                        FieldSummary(
+                            summary.contains_null, summary.contains_nan, summary.lower_bound, summary.upper_bound
+                        )
+                        for summary in expected_manifest.partitions
                     )
                 )
             elif name != "first_row_id":  # PyIceberg does not support row lineage.
-                assert getattr(our_manifest, name) == getattr(expected_manifest, name)
+                assert getattr(decoded_manifest, name) == getattr(expected_manifest, name)
 
 
-def list_schema(version: int, *, null_last: bool) -> dict[str, Any]:
+def build_list_schema(version: int, *, null_last: bool) -> dict[str, Any]:
     def make_optional(kind: Any) -> list[Any]:
         return files.make_optional(kind, null_last=null_last)
 
@@ -186,7 +188,7 @@ def list_schema(version: int, *, null_last: bool) -> dict[str, Any]:
         build_field("lower_bound", 510, make_optional("bytes")),
         build_field("upper_bound", 511, make_optional("bytes")),
     ]
-    counts = [504, 505, 506, 512, 513, 514]
+    count_ids = [504, 505, 506, 512, 513, 514]
     names = [f"{state}_{unit}_count" for unit in ("files", "rows") for state in ("added", "existing", "deleted")]
     fields = [
         build_field("manifest_path", 500, "string"),
@@ -195,7 +197,7 @@ def list_schema(version: int, *, null_last: bool) -> dict[str, Any]:
         build_field("added_snapshot_id", 503, "long"),
         *(
             build_field(name, i, make_optional("int" if i < 510 else "long"))
-            for name, i in zip(names, counts, strict=True)
+            for name, i in zip(names, count_ids, strict=True)
         ),
         build_field(
             "partitions",
@@ -217,54 +219,54 @@ def list_schema(version: int, *, null_last: bool) -> dict[str, Any]:
     return {"type": "record", "name": "manifest_file", "fields": fields}
 
 
-def draw_manifest_file(chance: random.Random, schema: dict[str, Any]) -> dict[str, Any]:
+def draw_manifest_file(rng: random.Random, schema: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for field in schema["fields"]:
         name, kind = field["name"], field["type"]
         if isinstance(kind, list):
             kind = next(branch for branch in kind if branch != "null")
-            if chance.random() < 0.3:
+            if rng.random() < 0.3:
                 row[name] = None
                 continue
         if isinstance(kind, dict):
-            row[name] = [draw_manifest_file(chance, kind["items"]) for _ in range(chance.randrange(4))]
+            row[name] = [draw_manifest_file(rng, kind["items"]) for _ in range(rng.randrange(4))]
         else:
             row[name] = {
-                "string": f"s3://b/ü{chance.randrange(100)}",
-                "bytes": chance.randbytes(chance.choice([0, 8])),
-                "boolean": chance.random() < 0.5,
-            }.get(kind, chance.randrange(1000))
+                "string": f"s3://b/ü{rng.randrange(100)}",
+                "bytes": rng.randbytes(rng.choice([0, 8])),
+                "boolean": rng.random() < 0.5,
+            }.get(kind, rng.randrange(1000))
     return row
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("null_last", [False, True])
 def test_every_manifest_list_decodes_to_what_fastavro_reads(version: int, null_last: bool) -> None:
-    chance, schema = random.Random(version), list_schema(version, null_last=null_last)
-    rows = [files.encode(schema, draw_manifest_file(chance, schema)) for _ in range(300)]
+    rng, schema = random.Random(version), build_list_schema(version, null_last=null_last)
+    rows = [files.encode(schema, draw_manifest_file(rng, schema)) for _ in range(300)]
     data = files.build_container(schema, [rows[:100], [], rows[100:]], codec="deflate")
     manifest_list = decode_manifest_list(data, "snap.avro")
     expected: list[Any] = list(fastavro.reader(io.BytesIO(data)))
     assert len(manifest_list) == len(expected) == 300
-    for our_manifest, expected_manifest in zip(manifest_list, expected, strict=True):
+    for decoded_manifest, expected_manifest in zip(manifest_list, expected, strict=True):
         for name in ManifestFile.__struct_fields__:
             if name == "partitions":
                 partitions = expected_manifest["partitions"]
                 expected_partitions = (
-                    None if partitions is None else tuple(FieldSummary(*s.values()) for s in partitions)
+                    None if partitions is None else tuple(FieldSummary(*summary.values()) for summary in partitions)
                 )
-                assert our_manifest.partitions == expected_partitions
+                assert decoded_manifest.partitions == expected_partitions
             else:
                 default_value = 0 if name in ("content", "sequence_number", "min_sequence_number") else None
-                assert getattr(our_manifest, name) == expected_manifest.get(name, default_value)
+                assert getattr(decoded_manifest, name) == expected_manifest.get(name, default_value)
 
 
 def test_manifest_list_without_manifests_is_empty() -> None:
-    assert decode_manifest_list(files.build_container(list_schema(2, null_last=False), []), "snap.avro") == ()
+    assert decode_manifest_list(files.build_container(build_list_schema(2, null_last=False), []), "snap.avro") == ()
 
 
 def test_manifest_list_whose_schema_has_no_path_is_rejected_by_name() -> None:
-    schema = list_schema(2, null_last=False)
+    schema = build_list_schema(2, null_last=False)
     del schema["fields"][0]
     with pytest.raises(Corrupt, match=r"^snap\.avro: the Avro schema, .*has no field manifest_path \(500\)"):
         decode_manifest_list(files.build_container(schema, []), "snap.avro")

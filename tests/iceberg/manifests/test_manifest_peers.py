@@ -1,4 +1,4 @@
-"""Tests that PyIceberg and Iceberg Java read the manifests and manifest lists that we write, without loss or change."""
+"""Tests that PyIceberg and Iceberg Java read Seamark's manifests and manifest lists without loss or change."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from tests.services.process import CACHE
 SEEDS = st.integers(0, 2**32)
 VERSIONS = st.sampled_from([1, 2, 3])
 
-PARTITION_TYPES = {
+PARTITION_CONVERTERS = {
     "uuid": lambda value, kind: UUID(bytes=value),
     "decimal": lambda value, kind: Decimal(value).scaleb(-parse_decimal(kind)[1], Context(prec=40)),
     "double": lambda value, kind: to_float32(value),
 }
-"""The types to which PyIceberg converts partition values; its decoder rounds doubles to floats (0.12)."""
+"""The form in which PyIceberg 0.12 returns partition values, by type. It rounds doubles to floats."""
 
 
 @settings(max_examples=examples(60))
@@ -54,29 +54,38 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
     entries, manifest_files = [], []
     for content in list_content_types(version):
         entries.append(case.draw_entries(content))
-        new_entries = encode_entries(case, entries[-1], min(content, 1))
+        written_manifest = encode_entries(case, entries[-1], content)
         path = folder / f"{content}.avro"
-        path.write_bytes(new_entries.data)
-        manifest_files.append(new_entries.to_manifest_file(str(path), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
+        path.write_bytes(written_manifest.data)
+        manifest_files.append(
+            written_manifest.to_manifest_file(str(path), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+        )
     manifests, _ = assign_first_row_ids(manifest_files, 5)
     options: dict[str, Any] = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": 3, "sequence_number": SEQUENCE}
     (folder / "list.avro").write_bytes(write_manifest_list(manifests, format_version=version, **options))
     io = PyArrowFileIO()
     listed_manifests = list(read_manifest_list(io.new_input(str(folder / "list.avro"))))
     assert len(listed_manifests) == len(manifests)
-    for manifest, our_manifest, given_entries in zip(listed_manifests, manifests, entries, strict=True):
-        assert (manifest.content, manifest.sequence_number) == (our_manifest.content, our_manifest.sequence_number)
-        assert manifest.min_sequence_number == our_manifest.min_sequence_number
+    for manifest, expected_manifest, written_entries in zip(listed_manifests, manifests, entries, strict=True):
+        assert (manifest.content, manifest.sequence_number) == (
+            expected_manifest.content,
+            expected_manifest.sequence_number,
+        )
+        assert manifest.min_sequence_number == expected_manifest.min_sequence_number
         for name in ("added_rows_count", "existing_rows_count", "deleted_files_count", "added_snapshot_id"):
-            assert getattr(manifest, name) == getattr(our_manifest, name), name
-        assert [(s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound) for s in manifest.partitions or ()] == [
-            (s.contains_null, s.contains_nan, s.lower, s.upper) for s in our_manifest.partitions or ()
+            assert getattr(manifest, name) == getattr(expected_manifest, name), name
+        assert [
+            (summary.contains_null, summary.contains_nan, summary.lower_bound, summary.upper_bound)
+            for summary in manifest.partitions or ()
+        ] == [
+            (summary.contains_null, summary.contains_nan, summary.lower, summary.upper)
+            for summary in expected_manifest.partitions or ()
         ]
-        expected = inherit_values(given_entries, version, our_manifest.content, SNAPSHOT, SEQUENCE, None)
-        manifest_entry = manifest.fetch_manifest_entry(io)
-        assert len(manifest_entry) == len(expected)
-        for theirs_entry, entry in zip(manifest_entry, expected, strict=True):
-            compare_with_pyiceberg(case, theirs_entry, entry)
+        expected = inherit_values(written_entries, version, expected_manifest.content, SNAPSHOT, SEQUENCE, None)
+        read_entries = manifest.fetch_manifest_entry(io)
+        assert len(read_entries) == len(expected)
+        for read_entry, entry in zip(read_entries, expected, strict=True):
+            compare_with_pyiceberg(case, read_entry, entry)
 
 
 def compare_with_pyiceberg(case: ManifestTable, iceberg_entry: Any, entry: ManifestEntry) -> None:
@@ -96,8 +105,8 @@ def compare_with_pyiceberg(case: ManifestTable, iceberg_entry: Any, entry: Manif
         assert (tuple(items) if items else None) == getattr(file, name), name
     values = []
     for kind, value in zip(case.partition_kinds, file.partition, strict=True):
-        form = PARTITION_TYPES.get(strip_parameters(kind))
-        values.append(value if value is None or form is None else form(value, kind))
+        convert = PARTITION_CONVERTERS.get(strip_parameters(kind))
+        values.append(value if value is None or convert is None else convert(value, kind))
     assert cases.to_comparable(tuple(data_file.partition)) == cases.to_comparable(tuple(values)), case
 
 
@@ -123,11 +132,11 @@ def write_snapshot(case: ManifestTable, folder: Path) -> tuple[list[ManifestFile
     described_files, entries = [], []
     for content in list_content_types(case.version):
         entries.append(case.draw_entries(content))
-        new_entries = encode_entries(case, entries[-1], min(content, 1))
+        written_manifest = encode_entries(case, entries[-1], content)
         path = folder / f"{content}.avro"
-        path.write_bytes(new_entries.data)
+        path.write_bytes(written_manifest.data)
         described_files.append(
-            new_entries.to_manifest_file(path.as_uri(), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+            written_manifest.to_manifest_file(path.as_uri(), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
         )
     manifests, next_row_id = assign_first_row_ids(described_files, 10_000) if case.version > 2 else (described_files, 0)
     options: dict[str, Any] = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": None, "sequence_number": SEQUENCE}
@@ -155,9 +164,9 @@ def to_java_entry(case: ManifestTable, entry: ManifestEntry) -> dict[str, Any]:
         for kind, value in zip(case.partition_kinds, file.partition, strict=True)
     ]
     for name in cases.STATISTICS:
-        if (by_column := getattr(file, name)) is not None:
-            form = (lambda value: value.hex()) if name.endswith("bounds") else (lambda value: value)
-            result[name] = {str(column): form(value) for column, value in by_column.items()}
+        if (values_by_column := getattr(file, name)) is not None:
+            convert = (lambda value: value.hex()) if name.endswith("bounds") else (lambda value: value)
+            result[name] = {str(column): convert(value) for column, value in values_by_column.items()}
     result["key_metadata"] = None if file.key_metadata is None else file.key_metadata.hex()
     for name in ("split_offsets", "equality_ids"):
         if (items := getattr(file, name)) is not None:
@@ -176,23 +185,23 @@ def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:
     snapshots = [write_snapshot(case, tmp_path / str(case.seed)) for case in tables]
     answers = read_with_java([uri for _, _, uri in snapshots])
     assert len(answers) == len(tables)
-    compared_entries = 0
+    compared_count = 0
     for case, (manifests, entries, _), answer in zip(tables, snapshots, answers, strict=True):
-        for manifest, given_entries, peer_entries in zip(manifests, entries, answer, strict=True):
-            files = peer_entries.pop("files")
-            partitions = peer_entries.pop("partitions", None)
+        for manifest, written_entries, read_manifest in zip(manifests, entries, answer, strict=True):
+            files = read_manifest.pop("files")
+            partitions = read_manifest.pop("partitions", None)
             expected_json = msgspec.to_builtins(msgspec.structs.replace(manifest, partitions=None))
-            assert peer_entries == {name: expected_json[name] for name in peer_entries}, case
-            assert partitions == parse_java_lines(manifest), case
+            assert read_manifest == {name: expected_json[name] for name in read_manifest}, case
+            assert partitions == format_summaries_like_java(manifest), case
             expected = inherit_values(
-                given_entries, case.version, manifest.content, SNAPSHOT, SEQUENCE, manifest.first_row_id
+                written_entries, case.version, manifest.content, SNAPSHOT, SEQUENCE, manifest.first_row_id
             )
             assert files == [to_java_entry(case, entry) for entry in expected], case
-            compared_entries += len(files)
-    assert compared_entries > 500
+            compared_count += len(files)
+    assert compared_count > 500
 
 
-def parse_java_lines(manifest: ManifestFile) -> list[dict[str, Any]] | None:
+def format_summaries_like_java(manifest: ManifestFile) -> list[dict[str, Any]] | None:
     if manifest.partitions is None:
         return None
     return [

@@ -1,5 +1,5 @@
-"""Tests of the manifests and manifest lists that we write: readers find the entries that were written, with
-inheritance.
+"""Tests of Seamark's manifests and manifest lists. Readers find the entries that were written, with the values that
+entries inherit.
 """
 
 from __future__ import annotations
@@ -59,6 +59,12 @@ SEEDS = st.integers(0, 2**32)
 VERSIONS = st.sampled_from([1, 2, 3])
 
 
+def make_manifest_file(path: str, length_bytes: int = 1, **fields: Any) -> ManifestFile:
+    """Return the description of a manifest in a manifest list, by default of a data manifest of the spec 0."""
+    defaults = {"partition_spec_id": 0, "content": 0, "sequence_number": 5, "min_sequence_number": 5}
+    return ManifestFile(path, length_bytes, **defaults | {"added_snapshot_id": 1} | fields)
+
+
 def read_entries(data: bytes, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
     return read_live_entries(decode_listed(data, manifest), manifest, metadata)
 
@@ -87,14 +93,14 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
     case = ManifestTable(seed, version)
     for content in list_content_types(version):
         entries = case.draw_entries(content)
-        new_entries = encode_entries(case, entries, min(content, 1))
-        manifest_entry = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
-        (manifest,) = write_and_read_list(case, [manifest_entry])
-        actual_entries = read_entries(new_entries.data, manifest, case.metadata)
+        written_manifest = encode_entries(case, entries, content)
+        manifest_file = written_manifest.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+        (manifest,) = write_and_read_list(case, [manifest_file])
+        actual_entries = read_entries(written_manifest.data, manifest, case.metadata)
         expected = inherit_values(entries, version, content, SNAPSHOT, SEQUENCE, manifest.first_row_id)
         assert len(actual_entries) == len(expected), case
-        for our_row, their_row in zip(actual_entries, expected, strict=True):
-            assert are_same(our_row, their_row), f"{case}\n{our_row}\n{their_row}"
+        for actual_entry, expected_entry in zip(actual_entries, expected, strict=True):
+            assert are_same(actual_entry, expected_entry), f"{case}\n{actual_entry}\n{expected_entry}"
 
 
 @settings(max_examples=examples(100))
@@ -102,8 +108,8 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
 def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     case = ManifestTable(seed, version)
     entries = case.draw_entries()
-    new_entries = encode_entries(case, entries)
-    manifest_file = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+    written_manifest = encode_entries(case, entries)
+    manifest_file = written_manifest.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     entries_by_status = {
         status: [entry for entry in entries if entry.status == status] for status in (ADDED, EXISTING, DELETED)
     }
@@ -119,10 +125,10 @@ def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     else:
         assert manifest_file.sequence_number == SEQUENCE
         assert manifest_file.min_sequence_number == min(numbers, default=SEQUENCE)
-    assert (manifest_file.manifest_length, manifest_file.added_snapshot_id) == (len(new_entries.data), SNAPSHOT)
+    assert (manifest_file.manifest_length, manifest_file.added_snapshot_id) == (len(written_manifest.data), SNAPSHOT)
     expected = [
-        compute_summary(kind, [entry.file.partition[i] for entry in entries])
-        for i, kind in enumerate(case.partition_kinds)
+        compute_summary(kind, [entry.file.partition[index] for entry in entries])
+        for index, kind in enumerate(case.partition_kinds)
     ]
     if None in expected:
         assert manifest_file.partitions is None
@@ -164,11 +170,18 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
         kinds=case.kinds,
         schema=case.build_json()["schema"],
     )
-    manifest = ManifestFile("m.avro", len(data), 0, min(content, 1), SEQUENCE * (version > 1), 0, SNAPSHOT)
+    manifest = make_manifest_file(
+        "m.avro",
+        len(data),
+        content=min(content, 1),  # Both kinds of deletes are in delete manifests.
+        sequence_number=SEQUENCE if version > 1 else 0,
+        min_sequence_number=0,
+        added_snapshot_id=SNAPSHOT,
+    )
     actual_entries = read_entries(data, manifest, case.metadata)
     expected = inherit_values(entries, version, content, SNAPSHOT, SEQUENCE, None)
     assert len(actual_entries) == len(expected)
-    for our_row, other_row in zip(actual_entries, expected, strict=True):
+    for actual_entry, expected_entry in zip(actual_entries, expected, strict=True):
         # The entry has the numbers of its writer, or no numbers.
         omitted_fields = (
             "column_sizes",
@@ -179,7 +192,7 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
         plain_values = dict.fromkeys(
             (*omitted_fields, *(FIELDS_OMITTED_BY_SPARSE_WRITERS if style.sparse and content == 0 else ()))
         )
-        manifest_entries = [
+        comparable_entries = [
             ManifestEntry(
                 e.status,
                 e.snapshot_id,
@@ -187,9 +200,9 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
                 e.file_sequence_number,
                 replace_fields(e.file, **plain_values),
             )
-            for e in (our_row, other_row)
+            for e in (actual_entry, expected_entry)
         ]
-        assert are_same(*manifest_entries), f"{case} {style}\n{our_row}\n{other_row}"
+        assert are_same(*comparable_entries), f"{case} {style}\n{actual_entry}\n{expected_entry}"
 
 
 FIELDS_OMITTED_BY_SPARSE_WRITERS = ("equality_ids", "referenced_data_file")
@@ -225,13 +238,13 @@ def to_planner_file(case: ManifestTable, file: ContentFile) -> SimpleNamespace:
 @given(seed=SEEDS)
 def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> None:
     case = ManifestTable(seed, 3)
-    widened_case = case.widen()
+    widened_metadata = case.widen()
     entries = [entry for entry in case.draw_entries() if entry.status != DELETED]
-    new_entries = encode_entries(case, entries)
+    written_manifest = encode_entries(case, entries)
     (manifest,) = write_and_read_list(
-        case, [new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)]
+        case, [written_manifest.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)]
     )
-    old_entries = read_entries(new_entries.data, manifest, case.metadata)
+    old_entries = read_entries(written_manifest.data, manifest, case.metadata)
     days = [
         value or 0
         for entry in old_entries
@@ -240,9 +253,9 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     ]
     if any(not -(2**63) <= day * DAY_US < 2**63 for day in days):
         with pytest.raises(Corrupt, match=r"^m\.avro: partition field .* is outside the range of timestamp"):
-            read_entries(new_entries.data, manifest, widened_case)
+            read_entries(written_manifest.data, manifest, widened_metadata)
         return
-    wide_entries = read_entries(new_entries.data, manifest, widened_case)
+    wide_entries = read_entries(written_manifest.data, manifest, widened_metadata)
     for old_entry, new_entry in zip(old_entries, wide_entries, strict=True):
         expected = tuple(
             value * DAY_US if (transform, case.kinds[source]) == ("identity", "date") and value is not None else value
@@ -251,7 +264,7 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
         assert cases.to_comparable(new_entry.file.partition) == cases.to_comparable(expected), case
     second_manifest = write_manifest(
         [msgspec.structs.replace(entry, status=EXISTING) for entry in wide_entries],
-        metadata=widened_case,
+        metadata=widened_metadata,
         spec_id=0,
         content=0,
     )
@@ -259,7 +272,7 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
         case, [second_manifest.to_manifest_file("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)]
     )
     for old_entry, new_entry in zip(
-        wide_entries, read_entries(second_manifest.data, listed_manifest, widened_case), strict=True
+        wide_entries, read_entries(second_manifest.data, listed_manifest, widened_metadata), strict=True
     ):
         assert are_same(msgspec.structs.replace(old_entry, status=EXISTING), new_entry), case
 
@@ -268,7 +281,7 @@ def build_case(version: int = 2, fields: list[dict[str, Any]] | None = None, **e
     """Return a table with one column of type long and one of type uuid, which is unpartitioned by default."""
     case = ManifestTable(0, version)
     case.kinds, case.fields, case.properties = {1: "long", 2: "uuid"}, [], {}
-    case.fields = [(1000 + i, *field) for i, field in enumerate(fields or [])]  # type: ignore[misc]
+    case.fields = [(1000 + index, *field) for index, field in enumerate(fields or [])]  # type: ignore[misc]
     case.metadata = case.read(**extra_fields)
     return case
 
@@ -295,7 +308,7 @@ def test_equal_entries_produce_equal_bytes() -> None:
 @pytest.mark.parametrize("codec", ["gzip", "deflate", "zstd", "snappy", "uncompressed"])
 def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
     case = build_case(properties={"write.avro.compression-codec": codec})
-    entries = [build_added_entry(build_data_file(file_path=f"{i}.parquet")) for i in range(450)]
+    entries = [build_added_entry(build_data_file(file_path=f"{number}.parquet")) for number in range(450)]
     data = encode_entries(case, entries).data
     names = {"gzip": "deflate", "zstd": "zstandard", "uncompressed": "null"}
     # For other codecs, fastavro would need additional packages; Java reads our files in another test.
@@ -305,11 +318,12 @@ def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
         "uncompressed",
     ):
         reader = fastavro.reader(io.BytesIO(data))
-        assert [row["data_file"]["file_path"] for row in reader] == [f"{i}.parquet" for i in range(450)]  # type: ignore[index, call-overload]
+        assert [row["data_file"]["file_path"] for row in reader] == [f"{number}.parquet" for number in range(450)]  # type: ignore[index, call-overload]
     assert decode_manifest(data, "m").metadata["avro.codec"] == names.get(codec, codec)
 
 
 def test_manifest_has_the_compression_level_of_the_tables_properties() -> None:
+    # The prime number makes the paths differ in several digits.
     entries = [build_added_entry(build_data_file(file_path=f"{i * 7919}.parquet")) for i in range(450)]
     sizes = [
         len(encode_entries(build_case(properties={"write.avro.compression-level": level}), entries).data)
@@ -367,7 +381,7 @@ def test_entries_that_readers_would_misread_are_not_written(
 
 
 def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None:
-    new_entries = encode_entries(
+    written_manifest = encode_entries(
         build_case(1),
         [
             build_added_entry(build_data_file(), snapshot_id=5),
@@ -376,7 +390,7 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
     )
     (manifest,) = decode_manifest_list(
         write_manifest_list(
-            [new_entries.to_manifest_file("m", snapshot_id=5, sequence_number=0)],
+            [written_manifest.to_manifest_file("m", snapshot_id=5, sequence_number=0)],
             format_version=1,
             snapshot_id=5,
             parent_snapshot_id=None,
@@ -384,7 +398,7 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
         ),
         "list",
     )
-    entries = read_entries(new_entries.data, manifest, build_case(2).metadata)
+    entries = read_entries(written_manifest.data, manifest, build_case(2).metadata)
     assert [(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number) for e in entries] == [
         (ADDED, 5, 0, 0),
         (EXISTING, 4, 0, 0),
@@ -394,60 +408,60 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
 
 
 def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
-    def build_manifest_file(path: str, content: int, first: int | None, counts: tuple[int, int]) -> ManifestFile:
-        rows = {"added_rows_count": counts[0], "existing_rows_count": counts[1], "first_row_id": first}
-        return ManifestFile(path, 1, 0, content, 1, 1, **rows)
+    def build_manifest_file(path: str, content: int, first_row_id: int | None, counts: tuple[int, int]) -> ManifestFile:
+        rows = {"added_rows_count": counts[0], "existing_rows_count": counts[1], "first_row_id": first_row_id}
+        return make_manifest_file(path, content=content, **rows)
 
-    given_manifests = [
+    manifests = [
         build_manifest_file("a", 0, 7, (1, 1)),
         build_manifest_file("b", 0, None, (100, 25)),
         build_manifest_file("c", 1, None, (5, 0)),
         build_manifest_file("d", 0, None, (0, 3)),
         build_manifest_file("e", 0, None, (1, 0)),
     ]
-    numbered_manifests, next_row_id = assign_first_row_ids(given_manifests, 1_000)
-    assert [item.first_row_id for item in numbered_manifests] == [7, 1_000, None, 1_125, 1_128]
+    numbered_manifests, next_row_id = assign_first_row_ids(manifests, 1_000)
+    assert [manifest.first_row_id for manifest in numbered_manifests] == [7, 1_000, None, 1_125, 1_128]
     assert next_row_id == 1_129
     with pytest.raises(Corrupt, match=r"^m: .* has no row counts"):
-        assign_first_row_ids([ManifestFile("m", 1, 0, 0, 1, 1)], 0)
+        assign_first_row_ids([make_manifest_file("m")], 0)
 
 
 def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
     """By the specification ("First Row ID Inheritance"), existing files of upgraded tables also have no ids."""
     case = build_case(3)
-    old_entries = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
+    old_entry_fields = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
     entries = [
         build_added_entry(
             build_data_file(first_row_id=3, record_count=50)
         ),  # The writer of an added file does not choose this number.
-        build_added_entry(build_data_file(first_row_id=70, record_count=25), **old_entries),
-        build_added_entry(build_data_file(record_count=5), **old_entries),
-        build_added_entry(build_data_file(record_count=9), **old_entries | {"status": DELETED}),
+        build_added_entry(build_data_file(first_row_id=70, record_count=25), **old_entry_fields),
+        build_added_entry(build_data_file(record_count=5), **old_entry_fields),
+        build_added_entry(build_data_file(record_count=9), **old_entry_fields | {"status": DELETED}),
         build_added_entry(build_data_file(record_count=1)),
     ]
-    new_entries = encode_entries(case, entries)
-    manifest_entry = new_entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
-    (manifest,), next_row_id = assign_first_row_ids([manifest_entry], 1_000)
+    written_manifest = encode_entries(case, entries)
+    manifest_file = written_manifest.to_manifest_file("m", snapshot_id=5, sequence_number=2)
+    (manifest,), next_row_id = assign_first_row_ids([manifest_file], 1_000)
     assert next_row_id == 1_081
-    assert [e.file.first_row_id for e in read_entries(new_entries.data, manifest, case.metadata)] == [
+    assert [e.file.first_row_id for e in read_entries(written_manifest.data, manifest, case.metadata)] == [
         1_000,
         70,
         1_050,
         1_055,
     ]
-    assert {e.file.first_row_id for e in read_entries(new_entries.data, manifest_entry, case.metadata)} == {None}
+    assert {e.file.first_row_id for e in read_entries(written_manifest.data, manifest_file, case.metadata)} == {None}
 
 
 def test_manifest_list_requires_the_fields_of_its_version() -> None:
-    manifest_entry = encode_entries(build_case(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
+    manifest_file = encode_entries(build_case(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
     options: dict[str, Any] = {"snapshot_id": 5, "parent_snapshot_id": 4, "sequence_number": 2}
     with pytest.raises(ValueError, match="m: the data manifest has no first row id"):
-        write_manifest_list([manifest_entry], format_version=3, **options)
+        write_manifest_list([manifest_file], format_version=3, **options)
     with pytest.raises(ValueError, match="has no delete manifests"):
-        write_manifest_list([msgspec.structs.replace(manifest_entry, content=1)], format_version=1, **options)
+        write_manifest_list([msgspec.structs.replace(manifest_file, content=1)], format_version=1, **options)
     with pytest.raises(Corrupt, match=r"^m: .* has no added_files_count"):
         write_manifest_list(
-            [msgspec.structs.replace(manifest_entry, added_files_count=None)], format_version=2, **options
+            [msgspec.structs.replace(manifest_file, added_files_count=None)], format_version=2, **options
         )
 
 
@@ -479,24 +493,24 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
     entries = encode_entries(case, [build_added_entry(build_data_file((LOW, 3)))])
     manifest = entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     columns = [{"id": 3, "name": "rest", "required": False, "type": "long"}]
-    missing_column = {"type": "struct", "schema-id": 1, "fields": columns}
-    data_without_column = case.read(
-        **{"schemas": [case.build_json()["schema"], missing_column], "current-schema-id": 1}
+    new_schema = {"type": "struct", "schema-id": 1, "fields": columns}
+    metadata_without_column = case.read(
+        **{"schemas": [case.build_json()["schema"], new_schema], "current-schema-id": 1}
     )
-    (entry,) = read_entries(entries.data, manifest, data_without_column)
+    (entry,) = read_entries(entries.data, manifest, metadata_without_column)
     assert entry.file.partition == (LOW, 3)
-    second_manifest = write_manifest([entry], metadata=data_without_column, spec_id=0, content=0)
+    second_manifest = write_manifest([entry], metadata=metadata_without_column, spec_id=0, content=0)
     assert (
         read_entries(
             second_manifest.data,
             second_manifest.to_manifest_file("m", snapshot_id=5, sequence_number=2),
-            data_without_column,
+            metadata_without_column,
         )[0].file
         == entry.file
     )
-    entries_without_field = case.read(**{"schemas": [missing_column], "current-schema-id": 1})
+    metadata_without_schema = case.read(**{"schemas": [new_schema], "current-schema-id": 1})
     with pytest.raises(Corrupt, match=r"^m: partition field u: the field has values, but no schema"):
-        read_entries(entries.data, manifest, entries_without_field)
+        read_entries(entries.data, manifest, metadata_without_schema)
 
 
 def test_partition_field_without_values_has_type_null() -> None:
@@ -538,10 +552,10 @@ def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, fractio
     """Blocks have checksums only with some codecs. Other blocks must decode to entries or raise an error."""
     case = ManifestTable(seed, version)
     case.metadata.properties["write.avro.compression-codec"] = "uncompressed"
-    new_entries = encode_entries(case, case.draw_entries())
-    data = bytearray(new_entries.data)
+    written_manifest = encode_entries(case, case.draw_entries())
+    data = bytearray(written_manifest.data)
     data[int(fraction * len(data))] = byte
-    manifest = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+    manifest = written_manifest.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     try:
         entries = read_entries(bytes(data), manifest, case.metadata)
     except Corrupt as error:
@@ -552,17 +566,17 @@ def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, fractio
 
 def test_path_that_is_not_text_is_corrupt() -> None:
     schema = manifest_files.build_manifest_schema(2, [])
-    columns = schema["fields"][-1]["type"]["fields"]
-    for column in columns:
-        if column["name"] == "file_path":
-            column["type"] = "bytes"
-    file: dict[str, Any] = {column["name"]: None for column in columns}
+    file_fields = schema["fields"][-1]["type"]["fields"]
+    for field in file_fields:
+        if field["name"] == "file_path":
+            field["type"] = "bytes"
+    file: dict[str, Any] = {field["name"]: None for field in file_fields}
     file |= {"content": 0, "file_path": b"\xff", "file_format": "parquet", "partition": {}, "record_count": 1}
     row = {"status": ADDED, "data_file": file | {"file_size_in_bytes": 1}}
     row |= dict.fromkeys(("snapshot_id", "sequence_number", "file_sequence_number"))
     data = manifest_files.build_container(schema, [[manifest_files.encode(schema, row)]])
     with pytest.raises(Corrupt, match=r"^m: file_path of an entry is not UTF-8 text"):
-        read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), build_case(2).metadata)
+        read_entries(data, make_manifest_file("m", len(data)), build_case(2).metadata)
 
 
 def test_existing_entry_without_a_sequence_number_is_corrupt() -> None:
@@ -573,7 +587,7 @@ def test_existing_entry_without_a_sequence_number_is_corrupt() -> None:
     row = {**row, "status": EXISTING, "data_file": file | {"file_size_in_bytes": 1}}  # type: ignore[assignment]
     data = manifest_files.build_container(schema, [[manifest_files.encode(schema, row)]])
     with pytest.raises(Corrupt, match=r"^m: an existing file has no sequence number"):
-        read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), build_case(2).metadata)
+        read_entries(data, make_manifest_file("m", len(data)), build_case(2).metadata)
 
 
 @pytest.mark.parametrize(

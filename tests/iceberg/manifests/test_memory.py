@@ -28,16 +28,16 @@ def test_memory_has_the_requested_size(size: int) -> None:
 
 def test_threads_never_share_memory_in_use() -> None:
     def allocate_randomly(seed: int) -> None:
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         columns: list[tuple[int, np.ndarray[tuple[int], np.dtype[np.uint8]]]] = []
         for step in range(400):
-            mark = chance.randrange(256)
-            array = np.frombuffer(memoryview(Memory(chance.choice(SIZES[2:8]))), np.uint8)
-            array[:] = mark
-            columns.append((mark, array))
+            value = rng.randrange(256)
+            array = np.frombuffer(memoryview(Memory(rng.choice(SIZES[2:8]))), np.uint8)
+            array[:] = value
+            columns.append((value, array))
             if len(columns) > 6:
-                mark, array = columns.pop(chance.randrange(len(columns)))
-                assert (array == mark).all(), f"seed {seed}, step {step}"
+                value, array = columns.pop(rng.randrange(len(columns)))
+                assert (array == value).all(), f"seed {seed}, step {step}"
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(allocate_randomly, range(12)))
@@ -56,7 +56,8 @@ def test_decoded_arrays_stay_unchanged_while_other_manifests_are_decoded() -> No
     data = build_manifest_of_rows(1)
     decoded_manifest = decode_manifest(data, "m.avro")
     entries_before = files.to_plain_entries(decoded_manifest)
-    counts, heap = decoded_manifest.counts["value_counts"][1][1], decoded_manifest.heap
+    _, counts = decoded_manifest.counts["value_counts"][1]
+    heap = decoded_manifest.heap
     for number in range(2, 12):
         decode_manifest(build_manifest_of_rows(number), "m.avro")
     assert files.to_plain_entries(decoded_manifest) == entries_before

@@ -55,7 +55,7 @@ class GoogleStorage:
         return {"gcs_endpoint": self.endpoint, "gcs_service_account_key": json.dumps(key)}
 
     def make_service_account(self) -> dict[str, str]:
-        """Return the key of a service account, to which the proxy issues tokens."""
+        """Return the key of a service account. The proxy issues tokens to it."""
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         text = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

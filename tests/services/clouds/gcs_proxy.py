@@ -41,7 +41,7 @@ async def serve(upstream: str, port: int) -> None:
 
 
 async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest) -> web.StreamResponse:
-    """Pass the request on. Requests of the XML API that the emulator lacks become requests of the JSON API."""
+    """Forward the request. If the emulator lacks a request of the XML API, use the JSON API instead."""
     if request.path == TOKEN_PATH:
         return web.json_response({"access_token": "any", "expires_in": 3600, "token_type": "Bearer"})
     body = await request.content.read()  # request.read() has a limit of a megabyte.
@@ -67,9 +67,9 @@ async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.B
 
 async def _copy_object(session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest) -> web.StreamResponse:
     """Answer a copy request of the XML API with a copy through the JSON API."""
-    source_bucket, _, source = unquote(request.headers["x-goog-copy-source"]).removeprefix("/").partition("/")
-    bucket, _, name = request.path.removeprefix("/").partition("/")
-    path = f"b/{source_bucket}/o/{quote(source, safe='')}/rewriteTo/b/{bucket}/o/{quote(name, safe='')}"
+    source_bucket, _, source_name = unquote(request.headers["x-goog-copy-source"]).removeprefix("/").partition("/")
+    bucket, _, target_name = request.path.removeprefix("/").partition("/")
+    path = f"b/{source_bucket}/o/{quote(source_name, safe='')}/rewriteTo/b/{bucket}/o/{quote(target_name, safe='')}"
     async with session.post(URL(f"{upstream}/storage/v1/{path}", encoded=True), json={}) as answer:
         return web.Response(status=answer.status, text="<CopyObjectResult></CopyObjectResult>")
 

@@ -48,7 +48,7 @@ KEYS_SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True), NestedField(2, "value", LongType()), identifier_field_ids=[1]
 )
 DISK_SIZE = "320m"
-"""The size of the disk with the log in files. It has space for two full segments and two that begin."""
+"""The size of the disk with the log in files. It has space for two full and two new segments."""
 SERVERS = 2
 READERS = 2
 FAULTS_MIN = 8
@@ -103,12 +103,12 @@ def open_kafka_rig(folder: Path, postgres: Postgres) -> Iterator[ChaosRig]:
     with ExitStack() as stack:
         hosts = stack.enter_context(open_network(SERVERS))
         kafka = stack.enter_context(run_kafka_broker(folder / "broker", host=hosts.address))
-        way = stack.enter_context(run_fault_proxy("127.0.0.1", postgres.port, hosts.address))
-        database = postgres.create_database().replace(f"127.0.0.1:{postgres.port}", way.address)
+        database_proxy = stack.enter_context(run_fault_proxy("127.0.0.1", postgres.port, hosts.address))
+        database = postgres.create_database().replace(f"127.0.0.1:{postgres.port}", database_proxy.address)
         servers = []
         for host in hosts.hosts:
             port = choose_free_port()
-            door = stack.enter_context(run_fault_proxy("", port, connect=partial(host.connect, port)))
+            server_proxy = stack.enter_context(run_fault_proxy("", port, connect=partial(host.connect, port)))
             server = Seamark(
                 folder / host.name,
                 warehouse=f"file://{folder / 'warehouse'}",
@@ -116,7 +116,7 @@ def open_kafka_rig(folder: Path, postgres: Postgres) -> Iterator[ChaosRig]:
                 env={**SETTINGS, "SEAMARK_STREAM_LOG": f"kafka://{kafka.address}/chaos"},
                 flags=("--workers", "2"),
                 port=port,
-                base_url=door.url,
+                base_url=server_proxy.url,
                 prefix=host.command,
             )
             servers.append(stack.enter_context(server))
@@ -173,15 +173,15 @@ def run_campaign(rig: ChaosRig, seed: int, seconds: float, scans: dict[str, Scan
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
     readers.start()
-    until_s = time.monotonic() + seconds
+    deadline_s = time.monotonic() + seconds
     try:
         while (
-            (time.monotonic() < until_s or faults.counts.total() < FAULTS_MIN)
+            (time.monotonic() < deadline_s or faults.counts.total() < FAULTS_MIN)
             and not errors
             and not readers.wrong_reads
         ):
             time.sleep(rng.uniform(*_PAUSE_S))
-            faults.strike()
+            faults.cause_random_fault()
             assert all(server.running() for server in rig.servers), f"a server has ended; {dict(faults.counts)}"
     finally:
         load.is_ending = True
@@ -199,7 +199,7 @@ def run_campaign(rig: ChaosRig, seed: int, seconds: float, scans: dict[str, Scan
         readers.reads,
         readers.failures,
         model.acknowledged_rows.total(),
-        model.applied_rows.total(),
+        model.acknowledged_changes.total(),
     )
 
 

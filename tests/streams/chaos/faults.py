@@ -50,14 +50,15 @@ class ServerFaults:
         self._network = network
         self.counts: Counter[str] = Counter()
 
-    def strike(self) -> None:
+    def cause_random_fault(self) -> None:
         """Cause a random fault, and end it."""
-        kinds: list[Callable[[], None]] = [self.kill_server, self.kill_server, self.pause, self.kill_child]
-        kinds += [self.kill_reader]
-        kinds += [self.fill_disk, self.fill_disk] if self._disk is not None else []
-        kinds += [self.kill_broker] if self._kafka is not None else []
-        kinds += [self.isolate_server, self.isolate_server] if self._network is not None else []
-        kind = self._rng.choice(kinds)
+        # A fault that is listed twice is twice as likely.
+        possible_faults: list[Callable[[], None]] = [self.kill_server, self.kill_server, self.pause, self.kill_child]
+        possible_faults += [self.kill_reader]
+        possible_faults += [self.fill_disk, self.fill_disk] if self._disk is not None else []
+        possible_faults += [self.kill_broker] if self._kafka is not None else []
+        possible_faults += [self.isolate_server, self.isolate_server] if self._network is not None else []
+        kind = self._rng.choice(possible_faults)
         self.counts[kind.__name__] += 1
         kind()
 

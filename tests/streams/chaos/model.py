@@ -44,7 +44,7 @@ class AcknowledgedRows:
     """The number of rows of each producer after each of its requests. A reader sees all rows of a request or none."""
     histories: dict[int, list[int]] = field(default_factory=dict)
     """The values that each key has had, in order. The first value is `ABSENT`."""
-    applied_rows: Counter[int] = field(default_factory=Counter)
+    acknowledged_changes: Counter[int] = field(default_factory=Counter)
     """The number of acknowledged changes of each key."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -70,12 +70,12 @@ class AcknowledgedRows:
         """Record that all changes of keys that were sent are acknowledged."""
         with self._lock:
             for key in keys:
-                self.applied_rows[key] = len(self.histories[key]) - 1
+                self.acknowledged_changes[key] = len(self.histories[key]) - 1
 
     def snapshot(self) -> Bounds:
         """Return the rows and changes that are acknowledged now."""
         with self._lock:
-            return Bounds(dict(self.acknowledged_rows), dict(self.applied_rows))
+            return Bounds(dict(self.acknowledged_rows), dict(self.acknowledged_changes))
 
     def check_rows(self, rows: Counter[tuple[str, int]], bounds: Bounds) -> None:
         """Check the rows of `db.t` that a read returned.

@@ -127,7 +127,7 @@ class StreamReaders:
         """Scan random tables until the end, and check the rows against the bounds of the model."""
         rng = random.Random(f"{self._seeds[number]}/{time.monotonic()}")
         while not self._ending.is_set():
-            table, url = rng.choice("ttk"), rng.choice(self._urls)
+            table, url = rng.choice("ttk"), rng.choice(self._urls)  # The table t is read twice as often as k.
             bounds = self._model.snapshot()
             try:
                 rows = scan(url, table)

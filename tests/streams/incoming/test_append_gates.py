@@ -36,10 +36,11 @@ async def test_appends_and_changes_of_several_tables_neither_overlap_nor_block_e
         for _ in range(rng.randrange(4)):
             await asyncio.sleep(0)
 
-    async def run(is_change: bool) -> None:
+    async def append_or_change(is_change: bool) -> None:
         await pass_time()
         uuids = rng.sample(TABLES, rng.randint(1, len(TABLES)))
         counts = changes if is_change else appends
+        # A change makes appends wait, and an append makes changes wait.
         async with gates.hold_appends(uuids) if is_change else gates.hold_commits(uuids):
             counts.update(uuids)
             try:
@@ -48,12 +49,12 @@ async def test_appends_and_changes_of_several_tables_neither_overlap_nor_block_e
             finally:
                 counts.subtract(uuids)
 
-    tasks = [asyncio.create_task(run(rng.random() < 0.3)) for _ in range(100)]
+    tasks = [asyncio.create_task(append_or_change(rng.random() < 0.3)) for _ in range(100)]
     for task in rng.sample(tasks, 10):
         await pass_time()
         task.cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    assert not [each for each in outcomes if isinstance(each, Exception)]
+    assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     assert not gates.changing_uuids
     async with gates.hold_appends(TABLES):
         pass
@@ -140,18 +141,18 @@ async def test_commit_waits_for_an_append_that_the_log_writes(
             commit = asyncio.create_task(commit_table(stream, updates, is_transaction=is_transaction))
             gates = getattr(streams, "gates", None)
             await until(lambda: commit.done() or (gates is not None and bool(gates.changing_uuids)))
-            late = asyncio.create_task(stream.post({"id": 3, "age": 5}))  # It fits only the new schema.
+            late_append = asyncio.create_task(stream.post({"id": 3, "age": 5}))  # It fits only the new schema.
             may_write.set()
             await append
         assert await commit in (200, 204)
-        await until(late.done)
-        if late.exception() is None:  # else the server had read the earlier schema
+        await until(late_append.done)
+        if late_append.exception() is None:  # else the server had read the earlier schema
             assert await stream.flush() == 1
         assert streams.size_bytes == 0
         # PyIceberg reads no file without a required column, so the column becomes optional.
         assert await commit_table(stream, make_schema_updates([(1, "id", "long", False)], [])) == 200
         ids = await stream.ids()
-        assert ids == [1, 2, 3] if late.exception() is None else [1, 2]
+        assert ids == [1, 2, 3] if late_append.exception() is None else [1, 2]
 
 
 async def test_commit_that_is_refused_neither_flushes_the_stream_nor_closes_its_gate(tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ async def test_commit_that_is_refused_neither_flushes_the_stream_nor_closes_its_
         updates = make_schema_updates([(1, "id", "long", False), (9, "age", "int", True)], [])
         requirements = [{"type": "assert-current-schema-id", "current-schema-id": 7}]
         assert await commit_table(stream, updates, requirements=requirements) == 409
-        assert await stream.snapshots() == 1  # A flush would come before the gate is closed.
+        assert await stream.count_snapshots() == 1  # A flush would come before the gate is closed.
 
 
 async def test_commit_is_refused_if_its_name_refers_to_another_table_meanwhile(
@@ -211,14 +212,14 @@ async def test_rows_never_meet_a_table_without_their_schema(
     Each acknowledged row is in the table once, with its values in the columns that the table still has.
     """
     rng = Random(seed)
-    replaced: list[int] = []
+    replaced_schema_ids: list[int] = []
     replace_schema = packed_rows._replace_schema
 
-    def count_replaced(rows: Any, header: Any, metadata: Any) -> Any:
-        replaced.append(header.schema_id)
+    def record_replaced_schema(rows: Any, header: Any, metadata: Any) -> Any:
+        replaced_schema_ids.append(header.schema_id)
         return replace_schema(rows, header, metadata)
 
-    monkeypatch.setattr(packed_rows, "_replace_schema", count_replaced)
+    monkeypatch.setattr(packed_rows, "_replace_schema", record_replaced_schema)
 
     async def pass_time() -> None:
         for _ in range(rng.randrange(8)):
@@ -231,43 +232,43 @@ async def test_rows_never_meet_a_table_without_their_schema(
     async def write(stream: StreamServer, writer: int) -> None:
         for number in range(12):
             row_id = 100 * writer + number
-            seen = dict(columns)
-            row = {"id": row_id} | {name: row_id for name, _ in seen.values()}
+            seen_columns = dict(columns)
+            row = {"id": row_id} | {name: row_id for name, _ in seen_columns.values()}
             while (answer := await stream.send(json.dumps([row]).encode()))[0] != 200:
                 assert answer[0] in (400, 503), answer  # 400 if a name in the row is no longer a column.
-                seen = dict(columns)
-                row = {"id": row_id} | {name: row_id for name, _ in seen.values()}
-            model[row_id] = dict.fromkeys(seen, row_id)
+                seen_columns = dict(columns)
+                row = {"id": row_id} | {name: row_id for name, _ in seen_columns.values()}
+            model[row_id] = dict.fromkeys(seen_columns, row_id)
 
     async def change(stream: StreamServer) -> None:
         for number in range(8):
             await pass_time()
-            after = dict(columns)
-            last_id, chosen = max(after), rng.choice(list(after))
+            new_columns = dict(columns)
+            last_id, chosen_id = max(new_columns), rng.choice(list(new_columns))
             kind = rng.choice(("rename", "add", "drop", "promote", "require"))
             if kind == "rename":
-                after[chosen] = (f"n{number}", after[chosen][1])
-            elif kind == "drop" and len(after) > 1 and chosen != last_id:
-                del after[chosen]
-            elif kind == "promote" and after[chosen][1] == "int":
-                after[chosen] = (after[chosen][0], "long")
+                new_columns[chosen_id] = (f"n{number}", new_columns[chosen_id][1])
+            elif kind == "drop" and len(new_columns) > 1 and chosen_id != last_id:
+                del new_columns[chosen_id]
+            elif kind == "promote" and new_columns[chosen_id][1] == "int":
+                new_columns[chosen_id] = (new_columns[chosen_id][0], "long")
             else:
-                after[last_id + 1] = (f"a{number}", "int")
-            fields = [(1, "id", "long", False), *((key, *value, False) for key, value in after.items())]
+                new_columns[last_id + 1] = (f"a{number}", "int")
+            fields = [(1, "id", "long", False), *((key, *value, False) for key, value in new_columns.items())]
             if kind == "require":
                 fields[-1] = (*fields[-1][:3], True)
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
-            updates = make_schema_updates(fields, [each.schema_id for each in table.metadata.schemas])
+            updates = make_schema_updates(fields, [schema.schema_id for schema in table.metadata.schemas])
             assert await commit_table(stream, updates) == 200
             columns.clear()
-            columns.update(after)
+            columns.update(new_columns)
 
     async with open_stream_server(tmp_path, stream_flush_interval_ms=200) as stream:
         schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "c2", IntegerType()))
         await create_stream_table(stream, schema, properties={"format-version": "2"})
         await asyncio.gather(change(stream), *(write(stream, writer) for writer in range(4)))
         await stream.flush()
-        assert not replaced
+        assert not replaced_schema_ids
         optional = [(1, "id", "long", False), *((key, *value, False) for key, value in columns.items())]
         assert await commit_table(stream, make_schema_updates(optional, [])) == 200
         table = await asyncio.to_thread(stream.catalog.load_table, "db.t")

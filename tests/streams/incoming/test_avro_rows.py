@@ -69,11 +69,11 @@ def test_values_of_all_types_survive_a_round_trip(codec: str) -> None:
     nested_values = [{"f0": Decimal("1.5"), "f1": "a"}, {"f0": Decimal("-2.5"), "f1": "b"}]
     rows = [
         {
-            **{f"f{number}": values[row] for number, (_, values, _) in enumerate(COLUMNS)},
-            f"f{len(COLUMNS)}": nested_values[row],
-            f"f{len(COLUMNS) + 1}": {"k": nested_values[row]},
+            **{f"f{number}": values[row_index] for number, (_, values, _) in enumerate(COLUMNS)},
+            f"f{len(COLUMNS)}": nested_values[row_index],
+            f"f{len(COLUMNS) + 1}": {"k": nested_values[row_index]},
         }
-        for row in range(2)
+        for row_index in range(2)
     ]
     batch = read_rows(encode_avro(*rows, schema=schema, codec=codec))
     for number, (_, values, kind) in enumerate(COLUMNS):
@@ -117,20 +117,21 @@ def build_doubled_schema(levels: int) -> Any:
 
 def build_file(schema: Any, blocks: list[tuple[int, bytes]], codec: bytes = b"null") -> bytes:
     """Return a file with this schema and these blocks, which need not be valid."""
-    sink = io.BytesIO(b"Obj\x01")
-    sink.seek(4)
+    sink = io.BytesIO()
+    sink.write(b"Obj\x01")  # The first four bytes of each Avro file.
+    sync_marker = b"s" * 16
     text = schema if isinstance(schema, bytes) else json.dumps(schema).encode()
     fastavro.schemaless_writer(sink, {"type": "map", "values": "bytes"}, {"avro.schema": text, "avro.codec": codec})
-    sink.write(b"s" * 16)
+    sink.write(sync_marker)
     for count, data in blocks:
         fastavro.schemaless_writer(sink, "long", count)
         fastavro.schemaless_writer(sink, "bytes", data)
-        sink.write(b"s" * 16)
+        sink.write(sync_marker)
     return sink.getvalue()
 
 
 def deflate(data: bytes) -> bytes:
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)  # A negative window size writes no zlib header.
     return packer.compress(data) + packer.flush()
 
 
@@ -191,7 +192,7 @@ def test_file_with_too_many_rows_is_refused_before_they_are_decoded() -> None:
 def test_damaged_file_is_refused_or_read(seed: int) -> None:
     rows = [{"id": number, "name": "n" * number} for number in range(20)]
     data = bytearray(encode_avro(*rows, codec="null"))
-    for step in range(3):
+    for step in range(3):  # Large primes spread the damaged positions over the file.
         data[(seed * 7919 + step * 104729) % len(data)] ^= 1 << (seed + step) % 8
     try:
         batch = read_rows(bytes(data))
@@ -247,8 +248,9 @@ def test_small_file_that_needs_much_memory_is_refused_before_it_is_decoded(
 
 
 def test_file_within_the_memory_limit_is_read() -> None:
-    values = [build_record("int", *["null"] * 20, name="Wide"), ["null", build_record(*["double"] * 50, name="D")]]
-    schema = build_record(*(build_array_type(kind) for kind in values), "string")
-    data = encode_items(1_000, b"\x02") + encode_items(1_000, b"\0") + encode_items(20_000, b"a")[:-1]
+    item_types = [build_record("int", *["null"] * 20, name="Wide"), ["null", build_record(*["double"] * 50, name="D")]]
+    schema = build_record(*(build_array_type(kind) for kind in item_types), "string")
+    text = encode_items(20_000, b"a")[:-1]  # A string is encoded as an array of bytes without the last zero byte.
+    data = encode_items(1_000, b"\x02") + encode_items(1_000, b"\0") + text
     batch = read_rows(build_file(schema, [(1, data)]))
     assert [len(batch.column(number)[0]) for number in range(2)] == [1_000, 1_000]

@@ -17,7 +17,7 @@ async def test_body_that_arrives_in_pieces_of_any_size_is_complete(tmp_path: Pat
     names = {number: rng.randbytes(200_000 * number).hex() for number in range(1, 4)}
     body = json.dumps([{"id": number, "name": name} for number, name in names.items()]).encode()
 
-    async def divide() -> AsyncIterator[bytes]:
+    async def split_body() -> AsyncIterator[bytes]:
         start = 0
         while start < len(body):
             size = rng.choice((1, 100, 5_000, 8_192, 70_000, 400_000))
@@ -29,9 +29,9 @@ async def test_body_that_arrives_in_pieces_of_any_size_is_complete(tmp_path: Pat
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
         url = f"{stream.server.url}/api/v1/tables/db/t/rows"
-        for length in ({"Content-Length": str(len(body))}, {}):
-            headers = {"Content-Type": "application/json", **length}
-            async with stream.server.http.post(url, data=divide(), headers=headers) as answer:
+        for length_header in ({"Content-Length": str(len(body))}, {}):
+            headers = {"Content-Type": "application/json", **length_header}
+            async with stream.server.http.post(url, data=split_body(), headers=headers) as answer:
                 assert answer.status == 200, await answer.text()
         rows = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
     assert sorted((row["id"], row["name"]) for row in rows) == sorted([*names.items(), *names.items()])

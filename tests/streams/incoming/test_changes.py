@@ -40,7 +40,7 @@ def test_decimal_has_its_scale() -> None:
     "value",
     [
         "__debezium_unavailable_value",
-        "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==",
+        "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==",  # The same text in Base64.
         b"__debezium_unavailable_value".hex(),
         ["__debezium_unavailable_value"],
     ],

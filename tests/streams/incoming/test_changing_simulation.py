@@ -89,12 +89,12 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], int]] = [
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize(("mutate", "first"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS])
+@pytest.mark.parametrize(("mutate", "start_seed"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS])
 def test_the_simulation_detects_each_mutation(
-    mutate: Callable[[pytest.MonkeyPatch], None], first: int, monkeypatch: pytest.MonkeyPatch
+    mutate: Callable[[pytest.MonkeyPatch], None], start_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutate(monkeypatch)
-    for seed in range(first, first + MUTATION_SEEDS):
+    for seed in range(start_seed, start_seed + MUTATION_SEEDS):
         try:
             run_world(seed)
         except InvariantBroken as error:

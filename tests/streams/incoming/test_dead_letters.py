@@ -136,15 +136,15 @@ async def test_setting_a_dead_letter_table_requires_the_right_to_write_to_it(tmp
     grants = [Grant("ann", "writer", ("db",))]
     clock = SystemClock()
     async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
-        secret = await create_token(store, clock, "ann", 3600, grants)
-        root = await create_token(store, clock, "root", 3600, [Grant("root", "admin", ())])
+        ann_token = await create_token(store, clock, "ann", 3600, grants)
+        root_token = await create_token(store, clock, "root", 3600, [Grant("root", "admin", ())])
     async with run_server(tmp_path, auth="token", stream_flush_interval_ms=NEVER_MS) as server:
 
         def open_catalog(token: str) -> RestCatalog:
             return RestCatalog("streams", uri=server.url, token=token)
 
         def create_tables() -> None:
-            catalog = open_catalog(root)
+            catalog = open_catalog(root_token)
             for namespace in ("db", "other"):
                 catalog.create_namespace_if_not_exists(namespace)
             catalog.create_table("other.errors", LETTERS, properties={ENABLED: "true"})
@@ -152,13 +152,13 @@ async def test_setting_a_dead_letter_table_requires_the_right_to_write_to_it(tmp
             catalog.create_table("db.u", SCHEMA, properties={ENABLED: "true"})
 
         await asyncio.to_thread(create_tables)
-        headers = {"Authorization": f"Bearer {secret}"}
+        headers = {"Authorization": f"Bearer {ann_token}"}
         url = f"{server.url}/api/v1/tables/db/t/rows"
         async with server.http.post(url, json=[{"id": "x"}], headers=headers) as answer:
             assert answer.status == 403
 
         def set_property() -> None:
-            with open_catalog(secret).load_table("db.u").transaction() as change:
+            with open_catalog(ann_token).load_table("db.u").transaction() as change:
                 change.set_properties({DEAD_LETTER_TABLE: "other.errors"})
 
         with pytest.raises(ForbiddenError):
@@ -166,7 +166,7 @@ async def test_setting_a_dead_letter_table_requires_the_right_to_write_to_it(tmp
 
         def create_table(*, staged: bool) -> None:
             properties = {ENABLED: "true", DEAD_LETTER_TABLE: "other.errors"}
-            catalog = open_catalog(secret)
+            catalog = open_catalog(ann_token)
             if staged:
                 catalog.create_table_transaction("db.v", SCHEMA, properties=properties).commit_transaction()
             else:

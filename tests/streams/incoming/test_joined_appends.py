@@ -86,18 +86,20 @@ async def read_log(stream: StreamServer) -> list[list[int]]:
 async def test_each_of_the_joined_requests_gets_the_offsets_of_its_rows(
     stream: StreamServer, held_appends: asyncio.Event
 ) -> None:
-    rows = [[{"id": 100 * number + place} for place in range(number % 5 + 1)] for number in range(REQUESTS)]
+    rows_of_requests = [[{"id": 100 * number + index} for index in range(number % 5 + 1)] for number in range(REQUESTS)]
     answers = await send_together(
-        stream, held_appends, [partial(stream.send, json.dumps(part).encode()) for part in rows]
+        stream,
+        held_appends,
+        [partial(stream.send, json.dumps(request_rows).encode()) for request_rows in rows_of_requests],
     )
     batches = await read_log(stream)
     assert len(batches) < REQUESTS / 2
     ids = [row for batch in batches for row in batch]
-    for part, (status, answer) in zip(rows, answers, strict=True):
+    for request_rows, (status, answer) in zip(rows_of_requests, answers, strict=True):
         (position,) = answer["positions"]
-        assert (status, answer["rows"], answer["duplicate"]) == (200, len(part), False)
-        assert ids[position["offset"] : position["end"]] == [row["id"] for row in part]
-    assert sorted(ids) == sorted(row["id"] for part in rows for row in part)
+        assert (status, answer["rows"], answer["duplicate"]) == (200, len(request_rows), False)
+        assert ids[position["offset"] : position["end"]] == [row["id"] for row in request_rows]
+    assert sorted(ids) == sorted(row["id"] for request_rows in rows_of_requests for row in request_rows)
     assert await stream.ids() == sorted(ids)
 
 
@@ -108,8 +110,9 @@ async def test_request_with_invalid_rows_is_refused_without_affecting_joined_req
     requests = [partial(stream.send, json.dumps(body).encode()) for body in bodies]
     answers = await send_together(stream, held_appends, requests, waiting_count=4)
     assert [status for status, _ in answers] == [200, 200, 400, 200, 400, 200]
-    assert 'Row 1, column id: the value "x" is not a valid long' in answers[2][1]["error"]["message"]
-    assert "column id is required" in answers[4][1]["error"]["message"]
+    messages = [answer["error"]["message"] for status, answer in answers if status == 400]
+    assert 'Row 1, column id: the value "x" is not a valid long' in messages[0]
+    assert "column id is required" in messages[1]
     assert await stream.ids() == [1, 2, 4, 5]
 
 
@@ -222,16 +225,16 @@ async def test_no_request_waits_after_an_unexpected_error_of_a_joined_append(
     assert 1000 in await stream.ids()
 
 
-async def test_joined_requests_wait_for_a_commit_from_their_arrival(
+async def test_waiting_time_of_a_joined_request_counts_from_its_arrival(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await stream.post({"id": 0})
     (uuid,) = stream.server.components.streams.tables
-    waits: list[float] = []
+    wait_limits_s: list[float] = []
     wait = AppendGates._wait
 
     async def record_wait(gates: AppendGates, is_ready: Any, limit_s: float, message: str) -> None:
-        waits.append(limit_s)
+        wait_limits_s.append(limit_s)
         await wait(gates, is_ready, limit_s, message)
 
     monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0.2)
@@ -240,4 +243,6 @@ async def test_joined_requests_wait_for_a_commit_from_their_arrival(
         monkeypatch.setattr(AppendGates, "_wait", record_wait)
         answers = await asyncio.gather(*(stream.send(rows) for _ in range(REQUESTS)))
     assert {status for status, _ in answers} == {503}
-    assert min(waits) < 0.1  # Requests that arrived during an earlier wait need not wait for the whole time again.
+    assert (
+        min(wait_limits_s) < 0.1
+    )  # Requests that arrived during an earlier wait need not wait for the whole time again.

@@ -46,7 +46,7 @@ async def test_object_with_a_repeated_key_is_refused_in_each_format(stream: Stre
 
 
 def _write_value(rng: Random, depth: int) -> str:
-    match rng.randrange(8 if depth < 3 else 5):
+    match rng.randrange(8 if depth < 3 else 5):  # The cases from 5 on nest values, so they end at depth 3.
         case 0:
             return str(rng.randrange(9))
         case 1 | 2:
@@ -71,13 +71,13 @@ def _write_object(rng: Random, depth: int = 0) -> str:
 
 
 def _has_repeated_key_by_json(text: str) -> bool:
-    repeated_names = []
+    are_repeated = []
 
-    def compare(pairs: list[tuple[str, Any]]) -> None:
-        repeated_names.append(len(dict(pairs)) < len(pairs))
+    def record_repetition(pairs: list[tuple[str, Any]]) -> None:
+        are_repeated.append(len(dict(pairs)) < len(pairs))
 
-    json.loads(text, object_pairs_hook=compare)
-    return any(repeated_names)
+    json.loads(text, object_pairs_hook=record_repetition)
+    return any(are_repeated)
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 100), 2))

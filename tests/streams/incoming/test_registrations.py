@@ -30,21 +30,21 @@ async def test_table_that_is_registered_again_has_each_row_once(
 
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
-        _, first = await request(stream, "GET", "tables/t")
+        _, first_table = await request(stream, "GET", "tables/t")
         await stream.post({"id": 0}, {"id": 1})
         await stream.flush()
         await stream.post({"id": 2})
         assert await commit_table(stream, make_schema_updates([(1, "id", "long", False)], [])) == 200
         await stream.post({"id": 3})
         (uuid,) = stream.server.components.streams.tables
-        _, last = await request(stream, "POST", "tables/t/unregister", {})
+        _, last_table = await request(stream, "POST", "tables/t/unregister", {})
         openings = stream.server.components.streams.openings
         await openings._remove_purged()
         status, answer = await request(
-            stream, "POST", "register", {"name": "t", "metadata-location": first["metadata-location"]}
+            stream, "POST", "register", {"name": "t", "metadata-location": first_table["metadata-location"]}
         )
         assert (status, "lack its schemas 1" in str(answer)) == (400, True)
-        registration = {"name": "t", "metadata-location": last["metadata-location"]}
+        registration = {"name": "t", "metadata-location": last_table["metadata-location"]}
         assert (await request(stream, "POST", "register", registration))[0] == 200
         await stream.post({"id": 4})
         assert await stream.ids() == [0, 1, 2, 3, 4]
@@ -63,20 +63,20 @@ async def test_table_that_returns_after_the_database_has_forgotten_its_offsets_h
         return await request(stream, "POST", "register", {"name": "t", "metadata-location": location})
 
     async def unregister(stream: StreamServer) -> str:
-        _, last = await request(stream, "POST", "tables/t/unregister", {})
-        await stream.server.components.store.transact([ReleaseLocations(uuid=last["metadata"]["table-uuid"])])
-        return str(last["metadata-location"])
+        _, last_table = await request(stream, "POST", "tables/t/unregister", {})
+        await stream.server.components.store.transact([ReleaseLocations(uuid=last_table["metadata"]["table-uuid"])])
+        return str(last_table["metadata-location"])
 
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
-        _, first = await request(stream, "GET", "tables/t")
+        _, first_table = await request(stream, "GET", "tables/t")
         await stream.post({"id": 0})
         await stream.flush()
         columns = [(1, "id", "long", True), (9, "c", "int", False)]
         assert await commit_table(stream, make_schema_updates(columns, [])) == 200
         await stream.post({"id": 1, "c": 5})
         last_location = await unregister(stream)
-        status, answer = await register(stream, first["metadata-location"])
+        status, answer = await register(stream, first_table["metadata-location"])
         assert (status, "lack its schemas 1" in str(answer)) == (400, True)
         assert (await register(stream, last_location))[0] == 200
         assert await stream.ids() == [0, 1]
@@ -94,8 +94,8 @@ async def test_table_that_returns_after_the_database_has_forgotten_its_offsets_h
 async def test_stream_table_is_not_overwritten_with_other_metadata(tmp_path: Path) -> None:
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
-        _, first = await request(stream, "GET", "tables/t")
-        overwrite = {"name": "t", "metadata-location": first["metadata-location"], "overwrite": True}
+        _, first_table = await request(stream, "GET", "tables/t")
+        overwrite = {"name": "t", "metadata-location": first_table["metadata-location"], "overwrite": True}
         assert (await request(stream, "POST", "register", overwrite))[0] == 200
         assert (
             await commit_table(stream, make_schema_updates([(1, "id", "long", False), (9, "c", "int", False)], []))
@@ -109,7 +109,7 @@ async def test_stream_table_is_not_overwritten_with_other_metadata(tmp_path: Pat
 
 
 def test_pause_is_forgotten_when_another_server_registers_earlier_metadata() -> None:
-    """The other server cannot tell this server, so this server remembers a pause only for a time."""
+    """The other server cannot notify this server, so this server remembers a pause for a minute only."""
     metadata, clock = create_table("id"), SimulatedClock(1)
     pauses = Pauses(clock)
     pauses.record("uuid", metadata)

@@ -23,40 +23,40 @@ async def test_server_without_the_log_of_a_table_refuses_commits_that_depend_on_
     """Otherwise, rows that readers have seen would survive a DELETE, or could never be flushed."""
     settings: dict[str, Any] = {"database": postgres_url, "warehouse": f"file://{tmp_path / 'warehouse'}"}
     async with (
-        open_stream_server(tmp_path / "a", **settings) as first,
-        open_stream_server(tmp_path / "b", **settings) as second,
+        open_stream_server(tmp_path / "a", **settings) as first_stream,
+        open_stream_server(tmp_path / "b", **settings) as second_stream,
     ):
-        await create_stream_table(first)
-        await first.post({"id": 1, "name": "a"})
-        await first.flush()
-        await first.post({"id": 2, "name": "a"})
-        assert (await first.ids(), await second.ids()) == ([1, 2], [1])
-        client = seamark.SeamarkClient(second.server.url)
+        await create_stream_table(first_stream)
+        await first_stream.post({"id": 1, "name": "a"})
+        await first_stream.flush()
+        await first_stream.post({"id": 2, "name": "a"})
+        assert (await first_stream.ids(), await second_stream.ids()) == ([1, 2], [1])
+        client = seamark.SeamarkClient(second_stream.server.url)
 
         def delete_by_pyiceberg() -> None:
-            second.catalog.load_table("db.t").delete(NAME_IS_A)
+            second_stream.catalog.load_table("db.t").delete(NAME_IS_A)
 
         def delete_by_seamark() -> None:
             seamark.delete(client, ("db", "t"), keys=pa.table({"id": [1, 2]}), key=["id"])
 
         for delete in (delete_by_pyiceberg, delete_by_seamark):
-            assert "the server that has" in await asyncio.to_thread(run_refused, delete)
-        status, message = await second.send_refused(b'[{"id": 3}]')
+            assert "the server that has" in await asyncio.to_thread(run_and_read_error, delete)
+        status, message = await second_stream.send_refused(b'[{"id": 3}]')
         assert (status, "write to the server that has that log" in message) == (503, True)
         require_name = make_schema_updates([(1, "id", "long", True), (2, "name", "string", True)], [])
-        assert await commit_table(second, require_name) == 400
-        await asyncio.to_thread(append_row, second, 4)
-        assert await first.ids() == [1, 2, 4]
-        await first.flush()
-        assert await second.ids() == [1, 2, 4]
+        assert await commit_table(second_stream, require_name) == 400
+        await asyncio.to_thread(append_row, second_stream, 4)
+        assert await first_stream.ids() == [1, 2, 4]
+        await first_stream.flush()
+        assert await second_stream.ids() == [1, 2, 4]
         # The second server gets the request again, because the answer of the first server was lost.
-        deletion = make_deletion((await asyncio.to_thread(second.catalog.load_table, "db.t")).metadata)
-        assert [await commit_table(stream, deletion) for stream in (first, second)] == [200, 200]
+        deletion = make_deletion((await asyncio.to_thread(second_stream.catalog.load_table, "db.t")).metadata)
+        assert [await commit_table(stream, deletion) for stream in (first_stream, second_stream)] == [200, 200]
 
-        await asyncio.to_thread(disable_stream, second)
+        await asyncio.to_thread(disable_stream, second_stream)
         for delete in (delete_by_pyiceberg, delete_by_seamark):
-            assert await asyncio.to_thread(run_refused, delete) == ""
-        assert await first.ids() == await second.ids() == [4]
+            assert await asyncio.to_thread(run_and_read_error, delete) == ""
+        assert await first_stream.ids() == await second_stream.ids() == [4]
 
 
 def make_deletion(metadata: TableMetadata) -> list[Any]:
@@ -90,7 +90,7 @@ def disable_stream(stream: StreamServer) -> None:
         transaction.set_properties({ENABLED: "false"})
 
 
-def run_refused(change: Callable[[], None]) -> str:
+def run_and_read_error(change: Callable[[], None]) -> str:
     """Run a change, and return the text of its error, or no text if it succeeds."""
     try:
         change()

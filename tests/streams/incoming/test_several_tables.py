@@ -59,8 +59,8 @@ async def test_request_for_several_tables_is_refused_as_a_whole_if_one_row_is_in
     status, answer = await send_rows(stream)
     assert (status, "name 1 to 100" in answer["error"]["message"]) == (400, True)
     tables = [{"namespace": ["db"], "name": "t", "rows": []}] * 2
-    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as refusal:
-        assert (refusal.status, "twice" in (await refusal.json())["error"]["message"]) == (400, True)
+    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as response:
+        assert (response.status, "twice" in (await response.json())["error"]["message"]) == (400, True)
     assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([], [])
 
 
@@ -122,7 +122,7 @@ async def test_rows_of_all_tables_share_one_limit_of_bytes(
 
 
 async def open_tables(stream: StreamServer) -> list[StreamTable]:
-    """Append a row to each table, wait until they are flushed, and return the open tables by name."""
+    """Append a row to each table, wait until they are flushed, and return the open tables t and u."""
     assert (await send_rows(stream, t=[{"id": 0}], u=[{"id": 0}]))[0] == 200
     streams = stream.server.components.streams
     await until(lambda: len(streams.tables) == 2 and streams.size_bytes == 0)
@@ -137,14 +137,14 @@ async def test_large_request_waits_until_all_tables_have_memory(
     t, u = await open_tables(stream)
     room = stream.server.components.streams.body_room
     t.appending_bytes = u.appending_bytes = stream.server.components.settings.stream_memory_bytes // 3
-    large = [{"id": 1, "name": "x" * 150_000}]
+    large_rows = [{"id": 1, "name": "x" * 150_000}]
     # The requests name the tables in opposite orders.
-    requests = [asyncio.create_task(send_rows(stream, t=large, u=large)) for _ in range(2)]
-    requests += [asyncio.create_task(send_rows(stream, u=large, t=large)) for _ in range(2)]
+    requests = [asyncio.create_task(send_rows(stream, t=large_rows, u=large_rows)) for _ in range(2)]
+    requests += [asyncio.create_task(send_rows(stream, u=large_rows, t=large_rows)) for _ in range(2)]
     await until(lambda: room.waiter_count == 4)
     tables = [{"namespace": ["db"], "name": name, "rows": [{"id": 2}]} for name in ("t", "u")]
-    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as refusal:
-        assert (refusal.status, refusal.headers["Retry-After"]) == (429, "1")
+    async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as response:
+        assert (response.status, response.headers["Retry-After"]) == (429, "1")
     t.appending_bytes = 0
     u.appending_bytes *= 2
     async with asyncio.timeout(PATIENCE_S / 2):  # A large body for the table t does not wait for the table u.
@@ -155,7 +155,7 @@ async def test_large_request_waits_until_all_tables_have_memory(
     assert (t.reserved_bytes, u.reserved_bytes, room.waiter_count) == (0, 0, 0)
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", 0.0)
     u.appending_bytes = stream.server.components.settings.stream_memory_bytes
-    assert (await send_rows(stream, t=large, u=large))[0] == 429
+    assert (await send_rows(stream, t=large_rows, u=large_rows))[0] == 429
     assert (t.reserved_bytes, room.waiter_count) == (0, 0)
     u.appending_bytes = 0
     assert await read_ids(stream, "t") == [0, 1, 1, 1, 1, 3]
@@ -166,11 +166,11 @@ async def test_rows_of_all_tables_must_fit_into_the_memory_together(tmp_path: Pa
         for name in ("t", "u"):
             await asyncio.to_thread(stream.catalog.create_table, f"db.{name}", SCHEMA, properties={ENABLED: "true"})
         await open_tables(stream)
-        large = [{"id": 1, "name": "x" * 400_000}]  # Each table may use half of the memory alone.
-        status, answer = await send_rows(stream, t=large, u=large)
+        large_rows = [{"id": 1, "name": "x" * 400_000}]  # Each table may use half of the memory alone.
+        status, answer = await send_rows(stream, t=large_rows, u=large_rows)
         assert (status, "the rows of the other tables" in answer["error"]["message"]) == (413, True), answer
-        smaller = [{"id": 1, "name": "x" * 300_000}]
-        assert (await send_rows(stream, t=smaller, u=smaller))[0] == 200
+        smaller_rows = [{"id": 1, "name": "x" * 300_000}]
+        assert (await send_rows(stream, t=smaller_rows, u=smaller_rows))[0] == 200
 
 
 async def test_requests_for_tables_in_any_order_never_block_each_other(
@@ -183,13 +183,16 @@ async def test_requests_for_tables_in_any_order_never_block_each_other(
     entries = [await stream.server.components.catalog.tables.load(("db",), name) for name in ("t", "u")]
 
     async def reserve() -> None:
-        chosen = rng.sample(entries, rng.randint(1, 2))
-        async with streams.body_room.reserve([(loaded, rng.randrange(limit_bytes // 2)) for loaded in chosen], ""):
+        chosen_tables = rng.sample(entries, rng.randint(1, 2))
+        async with streams.body_room.reserve(
+            [(loaded, rng.randrange(limit_bytes // 2)) for loaded in chosen_tables], ""
+        ):
             await asyncio.sleep(0.001)
             used_bytes = sum(table.reserved_bytes for table in tables)
             assert used_bytes <= limit_bytes
 
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
+    # All requests may wait at the same time.
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room._WAITING_SHARE", 1e9)
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(reserve() for _ in range(32)))

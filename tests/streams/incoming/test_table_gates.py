@@ -21,7 +21,7 @@ UUID = "t"
 
 
 class FaultyLog:
-    """The gate of a log that does not answer in time, or whose gate another process moves first."""
+    """A log that does not answer in time, or whose gate another process moves first."""
 
     def __init__(self) -> None:
         self.gate = StreamGate(0, False)
@@ -53,12 +53,12 @@ async def store(tmp_path: Path) -> AsyncIterator[PointerStore]:
         yield store
 
 
-def as_log(log: Any) -> SharedLog:
+def cast_to_log(log: Any) -> SharedLog:
     return cast("SharedLog", log)
 
 
 async def change(gates: TableGates, log: FaultyLog) -> None:
-    async with gates.hold_appends(as_log(log), [UUID]):
+    async with gates.hold_appends(cast_to_log(log), [UUID]):
         pass
 
 
@@ -66,12 +66,12 @@ async def change(gates: TableGates, log: FaultyLog) -> None:
 async def test_failed_opening_of_an_abandoned_gate_leaves_no_lease(
     store: PointerStore, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
-    """A commit would wait until the lease ends, and be refused."""
+    """If the lease stayed, a later commit would wait until it ends, and be refused."""
     monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0)
     log, gates = FaultyLog(), TableGates(store, SystemClock())
     log.gate, log.opening_error = StreamGate(1, True), error
     with pytest.raises(RetryLater):
-        async with gates.hold_commits(as_log(log), [UUID]):
+        async with gates.hold_commits(cast_to_log(log), [UUID]):
             pass
     log.opening_error = None
     await change(gates, log)  # It is refused after 10 s if another holder has the lease.

@@ -39,8 +39,8 @@ from tests.streams.test_rows_over_http import (
 )
 from tests.waits import PATIENCE_S, until
 
-HOSTILE = ("a-b", "a_x2Db", "a b", "1x")
-"""Column names that are changed in files. Two of them would get the same name."""
+CHANGED_NAMES = ("a-b", "a_x2Db", "a b", "1x")
+"""Column names that Iceberg changes in files. The first name would be changed to the second."""
 
 
 async def read_rows(stream: StreamServer) -> list[dict[str, Any]]:
@@ -71,19 +71,21 @@ async def promote_column(stream: StreamServer, name: str) -> None:
 
 async def test_key_columns_whose_names_are_changed_in_files_are_found(tmp_path: Path) -> None:
     """The table has several shards, and its key changes from column to column while rows wait."""
-    fields = [NestedField(number, name, LongType()) for number, name in enumerate(HOSTILE, 1)]
+    fields = [NestedField(number, name, LongType()) for number, name in enumerate(CHANGED_NAMES, 1)]
     schema = Schema(*fields, NestedField(5, "v-1", StringType(), required=True))
     async with open_stream_server(tmp_path) as stream:
-        await create_stream_table(stream, schema, properties={"format-version": "2", SHARDS: "4", KEY: HOSTILE[0]})
+        await create_stream_table(
+            stream, schema, properties={"format-version": "2", SHARDS: "4", KEY: CHANGED_NAMES[0]}
+        )
         expected: dict[int, str] = {}
-        for number, key in enumerate([*HOSTILE, "1x , a-b"]):
+        for number, key in enumerate([*CHANGED_NAMES, "1x , a-b"]):
             await set_key(stream, key, "Set-Properties" if number % 2 else "set-properties")
-            rows = [dict.fromkeys(HOSTILE, value) | {"v-1": f"{number}.{value}"} for value in range(8)]
+            rows = [dict.fromkeys(CHANGED_NAMES, value) | {"v-1": f"{number}.{value}"} for value in range(8)]
             await stream.post(*rows)
-            await stream.post(*(dict.fromkeys(HOSTILE, number) | {"_op": "delete"} for _ in range(2)))
+            await stream.post(*(dict.fromkeys(CHANGED_NAMES, number) | {"_op": "delete"} for _ in range(2)))
             expected = {value: f"{number}.{value}" for value in range(8) if value != number}
             status, _ = await stream.send(
-                encode_arrow(**{name: [9] for name in HOSTILE}, **{"v-1": [None], "_op": ["delete"]}), ARROW
+                encode_arrow(**{name: [9] for name in CHANGED_NAMES}, **{"v-1": [None], "_op": ["delete"]}), ARROW
             )
             assert status == 200
             if number % 2:
@@ -314,7 +316,7 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
 async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path: Path, seed: int) -> None:
     """The key columns of a row have the same value, so each key selects the same latest row."""
     rng = Random(seed)
-    fields = [NestedField(number, name, DecimalType(9, 2)) for number, name in enumerate(HOSTILE, 1)]
+    fields = [NestedField(number, name, DecimalType(9, 2)) for number, name in enumerate(CHANGED_NAMES, 1)]
     schema = Schema(*fields, NestedField(5, "v", StringType(), required=True))
     model: dict[int, str] = {}
 
@@ -322,7 +324,7 @@ async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path:
         for number in range(rounds):
             rows = []
             for key in rng.sample(keys, rng.randint(1, len(keys))):
-                row = dict.fromkeys(HOSTILE, f"{key}.50")
+                row = dict.fromkeys(CHANGED_NAMES, f"{key}.50")
                 if rng.random() < 0.25:
                     rows.append(row | {"_op": "delete"})
                     model.pop(key, None)
@@ -337,10 +339,10 @@ async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path:
     async def change(stream: StreamServer) -> None:
         for _ in range(4):
             if rng.random() < 0.6:
-                await set_key(stream, rng.choice((*HOSTILE, "1x, a b")))
+                await set_key(stream, rng.choice((*CHANGED_NAMES, "1x, a b")))
             else:
                 with suppress(CommitFailedException):  # A flush committed first.
-                    await promote_column(stream, rng.choice(HOSTILE))
+                    await promote_column(stream, rng.choice(CHANGED_NAMES))
 
     async def check(stream: StreamServer) -> None:
         rows = await read_rows(stream)
@@ -348,7 +350,9 @@ async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path:
 
     async with open_stream_server(tmp_path) as stream:
         shards = rng.choice(("1", "5"))
-        await create_stream_table(stream, schema, properties={"format-version": "2", SHARDS: shards, KEY: HOSTILE[0]})
+        await create_stream_table(
+            stream, schema, properties={"format-version": "2", SHARDS: shards, KEY: CHANGED_NAMES[0]}
+        )
         for round_number in range(3):
             writers = [write(stream, range(10 * writer, 10 * writer + 10), 5) for writer in range(3)]
             await asyncio.gather(*writers, change(stream), read_rows(stream))

@@ -29,7 +29,7 @@ from tests.seeds import examples, first_seed
 
 FILES = ImportedRowFiles(row_files.__name__)
 NAMES = ("a-b", "a_x2Db", "a b", "1x")
-"""Column names that are changed in files. Two of them would get the same name."""
+"""Column names that Iceberg changes in files. The first name would be changed to the second."""
 VALUE, PRICE, DAY = 5, 6, 7
 """The ids of the other columns. The columns of `NAMES` have the ids from 1 on."""
 PROMOTIONS = {"int": ("long",), "decimal(9, 2)": ("decimal(20, 2)",), "date": ("timestamp", "timestamp_ns")}
@@ -38,11 +38,11 @@ LATE_DAY = "9999-12-31"
 
 
 def create_table(key: str) -> TableMetadata:
-    names = dict(zip(NAMES, ("int", "long", "string", "long"), strict=True))
-    names |= {"value": "string", "price": "decimal(9, 2)", "day": "date"}
+    types_by_name = dict(zip(NAMES, ("int", "long", "string", "long"), strict=True))
+    types_by_name |= {"value": "string", "price": "decimal(9, 2)", "day": "date"}
     fields = [
         {"id": number, "name": name, "type": kind, "required": name == "value"}
-        for number, (name, kind) in enumerate(names.items(), 1)
+        for number, (name, kind) in enumerate(types_by_name.items(), 1)
     ]
     return build_table_metadata(
         uuid="a3a0e2c6-5d3d-4ff5-8d3c-0f6d8f0f4f5e",
@@ -86,11 +86,11 @@ class Log:
     groups: list[tuple[tuple[int, ...], list[tuple[dict[int, Any], bool]]]] = field(default_factory=list)
 
     def begin_group(self, metadata: TableMetadata) -> None:
-        ids = {each.name: each.id for each in metadata.current_schema.fields}
+        ids = {column.name: column.id for column in metadata.current_schema.fields}
         self.groups.append((tuple(ids[name] for name in find_key_columns(metadata)), []))
 
     def append(self, metadata: TableMetadata, group: int, rows: list[dict[int, Any]], deletes: list[bool]) -> None:
-        names = {each.id: each.name for each in metadata.current_schema.fields}
+        names = {field.id: field.name for field in metadata.current_schema.fields}
         json_rows = [
             {names[column]: value for column, value in row.items() if column in names}
             | ({"_op": "delete"} if is_delete else {})
@@ -127,21 +127,21 @@ def read_values(files: list[Any]) -> list[str]:
     values: list[str] = []
     for file in files:
         table = pq.read_table(io.BytesIO(file.data))
-        place = next(
-            place for place, column in enumerate(table.schema) if column.metadata[FIELD_ID] == str(VALUE).encode()
+        index = next(
+            index for index, column in enumerate(table.schema) if column.metadata[FIELD_ID] == str(VALUE).encode()
         )
-        values += table.column(place).to_pylist()
+        values += table.column(index).to_pylist()
     return sorted(values)
 
 
-def encode_flush(log: Log, metadata: TableMetadata) -> list[str]:
+def read_flushed_values(log: Log, metadata: TableMetadata) -> list[str]:
     """Return the values in the files that a flush of the log would write."""
     try:
         key = find_key_columns(metadata)
     except BadRequest:
         key = ()
     slices = log.list_slices()
-    if any(each.kinds for each in slices):
+    if any(row_slice.kinds for row_slice in slices):
         return read_values(FILES.encode_keyed(slices, metadata, None, key)[0])
     return read_values(FILES.encode(slices, metadata, None))
 
@@ -170,23 +170,29 @@ def test_rows_replace_other_rows_by_the_key_at_their_arrival(seed: int) -> None:
     for _ in range(rng.randint(4, 25)):
         step = rng.choice(("append", "append", "append", "key", "promote", "rename", "schema", "property"))
         key_before = identify_key(metadata)
-        ids = {each.name: each for each in metadata.current_schema.fields}
+        fields_by_name = {column.name: column for column in metadata.current_schema.fields}
         if step == "key":
-            names = [name for name in keys if all(part.strip() in ids for part in name.split(",") if part.strip())]
-            metadata = change_table(metadata, {"action": "set-properties", "updates": {KEY: rng.choice(names)}})
+            possible_keys = [
+                name for name in keys if all(part.strip() in fields_by_name for part in name.split(",") if part.strip())
+            ]
+            metadata = change_table(metadata, {"action": "set-properties", "updates": {KEY: rng.choice(possible_keys)}})
         elif step == "promote":
-            changed_field = rng.choice([each for each in ids.values() if each.type in PROMOTIONS] or [None])
+            changed_field = rng.choice(
+                [column for column in fields_by_name.values() if column.type in PROMOTIONS] or [None]
+            )
             if changed_field is not None:
                 metadata = change_fields(metadata, changed_field.id, type=rng.choice(PROMOTIONS[changed_field.type]))
         elif step == "rename":
             key_names = {name.strip() for name in metadata.properties[KEY].split(",")}
             changed_field = rng.choice(
-                [each for each in ids.values() if each.name not in key_names and each.id < VALUE]
+                [column for column in fields_by_name.values() if column.name not in key_names and column.id < VALUE]
             )
             metadata = change_fields(metadata, changed_field.id, name=f"{changed_field.name}_")
         elif step == "schema":
             key = {name.strip() for name in metadata.properties[KEY].split(",") if name.strip()}
-            matching_schemas = [each for each in metadata.schemas if key <= {column.name for column in each.fields}]
+            matching_schemas = [
+                schema for schema in metadata.schemas if key <= {column.name for column in schema.fields}
+            ]
             metadata = change_table(
                 metadata, {"action": "set-current-schema", "schema-id": rng.choice(matching_schemas).id}
             )
@@ -211,7 +217,7 @@ def test_rows_replace_other_rows_by_the_key_at_their_arrival(seed: int) -> None:
         for row, _ in changes:
             row |= {PRICE: Decimal(row[PRICE]), DAY: row[DAY][:10]}
     if log.batches:
-        assert encode_flush(log, metadata) == log.replay()
+        assert read_flushed_values(log, metadata) == log.replay()
 
 
 def test_column_that_was_dropped_is_still_the_key_of_its_rows() -> None:
@@ -225,7 +231,7 @@ def test_column_that_was_dropped_is_still_the_key_of_its_rows() -> None:
     metadata_without_column = change_fields(
         change_table(metadata, {"action": "set-properties", "updates": {KEY: ""}}), 1
     )
-    assert encode_flush(log, metadata_without_column) == ["b.1"]
+    assert read_flushed_values(log, metadata_without_column) == ["b.1"]
 
 
 def test_dates_beyond_the_range_of_a_promoted_key_are_not_replaced() -> None:
@@ -238,11 +244,11 @@ def test_dates_beyond_the_range_of_a_promoted_key_are_not_replaced() -> None:
     promoted_metadata = change_fields(metadata, DAY, type="timestamp_ns")
     log.begin_group(promoted_metadata)
     log.append(promoted_metadata, 1, [{DAY: "2026-01-02T00:00:00", VALUE: "new"}], [False])
-    assert encode_flush(log, promoted_metadata) == ["2026-01-03", "9999-12-31", "new"]
+    assert read_flushed_values(log, promoted_metadata) == ["2026-01-03", "9999-12-31", "new"]
     restored_metadata = change_table(promoted_metadata, {"action": "set-current-schema", "schema-id": date_schema})
     log.begin_group(restored_metadata)
     log.append(restored_metadata, 2, [{DAY: "9999-12-31", VALUE: "again"}], [False])
-    assert encode_flush(log, restored_metadata) == ["2026-01-03", "again", "new"]
+    assert read_flushed_values(log, restored_metadata) == ["2026-01-03", "again", "new"]
 
 
 @pytest.mark.parametrize("key", ["a-b", ""])
@@ -260,7 +266,7 @@ def test_rows_of_a_schema_that_the_table_has_removed_are_flushed_with_the_curren
     ]
     changed_metadata = change_table(changed_metadata, {"action": "remove-schemas", "schema-ids": removed_schema_ids})
     log.append(changed_metadata, 0, [{1: 2, VALUE: "b2"}], [False])
-    assert encode_flush(log, changed_metadata) == log.replay()
+    assert read_flushed_values(log, changed_metadata) == log.replay()
 
 
 def test_rows_wait_with_an_error_if_their_key_column_and_schema_were_removed() -> None:
@@ -273,7 +279,7 @@ def test_rows_wait_with_an_error_if_their_key_column_and_schema_were_removed() -
         changed_metadata, {"action": "remove-schemas", "schema-ids": [metadata.current_schema_id]}
     )
     with pytest.raises(BadRequest, match=r"the key column with the id 1 was dropped; add a schema with the columns"):
-        encode_flush(log, changed_metadata)
+        read_flushed_values(log, changed_metadata)
 
 
 def test_rows_without_a_partition_spec_for_their_schema_are_flushed_with_the_current_schema() -> None:
@@ -296,7 +302,7 @@ def test_rows_without_a_partition_spec_for_their_schema_are_flushed_with_the_cur
         {"action": "set-default-spec", "spec-id": -1},
         {"action": "remove-partition-specs", "spec-ids": [metadata.default_spec.spec_id]},
     )
-    assert encode_flush(log, changed_metadata) == ["a"]
+    assert read_flushed_values(log, changed_metadata) == ["a"]
 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
@@ -322,15 +328,15 @@ def test_rows_are_flushed_after_a_transform_of_the_type_to_which_their_column_wa
     log.begin_group(metadata)
     log.append(metadata, 0, [{DAY: "9999-12-31", VALUE: "a"}], [False])
     order = {"source-id": DAY, "transform": "hour", "direction": "asc", "null-order": "nulls-first"}
-    by_step = {
+    updates_by_step = {
         "spec": set_spec("hour"),
         "order": (
             {"action": "add-sort-order", "sort-order": {"order-id": 1, "fields": [order]}},
             {"action": "set-default-sort-order", "sort-order-id": -1},
         ),
     }
-    promoted_metadata = change_table(change_fields(metadata, DAY, type="timestamp"), *by_step[step])
-    assert encode_flush(log, promoted_metadata) == ["a"]
+    promoted_metadata = change_table(change_fields(metadata, DAY, type="timestamp"), *updates_by_step[step])
+    assert read_flushed_values(log, promoted_metadata) == ["a"]
 
 
 def set_spec(transform: str) -> tuple[dict[str, Any], ...]:

@@ -121,7 +121,7 @@ class ChangingWorld(SimulationWorld):
         """Change the table at random times, through random servers."""
         while True:
             await asyncio.sleep(self.rng.choice((0.05, 0.3, 1)))
-            if live_processes := self.live():
+            if live_processes := self.list_live_processes():
                 process = self.rng.choice(live_processes)
                 with suppress(SeamarkError, NoAnswer):
                     await self.call(process, partial(self._change, process, self.uuid))

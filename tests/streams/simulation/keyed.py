@@ -45,8 +45,9 @@ from tests.streams.simulation.world import (
 )
 
 KEYS_PER_SHARD = 3
-KEEPS_LOG = SegmentLimits(segment_bytes=1500)
-KEEPS_KAFKA_LOG = replace(KAFKA_LIMITS, retention_ms=1 << 60, batches_max=1 << 30)
+# With these limits, a log keeps all its rows.
+UNTRIMMED_LIMITS = SegmentLimits(segment_bytes=1500)
+UNTRIMMED_KAFKA_LIMITS = replace(KAFKA_LIMITS, retention_ms=1 << 60, batches_max=1 << 30)
 NO_FAULTS = FaultProbabilities(lost_reply=0, repetition=0, refusal=0, crash=0, power_cut=0, pause=0, clock_jump=0)
 
 
@@ -78,6 +79,7 @@ class KeyedCatalog(SimulatedCatalog):
     def __init__(self) -> None:
         super().__init__()
         self.compares_versions = True
+        """Whether a commit with deletes is refused if the table has another version. A mutation sets this to False."""
 
     def entry(self, uuid: str) -> tuple[Entry, Any]:
         entry, _ = super().entry(uuid)
@@ -139,8 +141,8 @@ class KeyedFiles(LineFiles):
         self, rows: Sequence[RowSlice], metadata: Any, folder: str | None, key: Sequence[str]
     ) -> tuple[list[EncodedFile], KeyLines]:
         latest_lines: dict[bytes, bytes] = {}
-        for part in rows:
-            for line in part.payload.split(b"\n")[part.first : part.first + part.rows]:
+        for row_slice in rows:
+            for line in row_slice.payload.split(b"\n")[row_slice.first : row_slice.first + row_slice.rows]:
                 latest_lines[parse_key(line)] = line
         lines = [line for line in latest_lines.values() if not line.startswith(b"-")]
         files = []
@@ -161,8 +163,8 @@ class KeyedFiles(LineFiles):
             deleted_positions[file] = [
                 number for number, line in enumerate(lines) if number not in deleted_rows and parse_key(line) in keys
             ]
-        for place, part in enumerate(parts):
-            later_keys = frozenset().union(*(later_part.keys for later_part in parts[place + 1 :]))
+        for index, part in enumerate(parts):
+            later_keys = frozenset().union(*(later_part.keys for later_part in parts[index + 1 :]))
             for file, file_keys in part.files.items():
                 deleted_positions[file] = [number for number, key in enumerate(file_keys) if key in later_keys]
         content = json.dumps({file: positions for file, positions in deleted_positions.items() if positions})
@@ -196,7 +198,7 @@ class KeyedWorld(SimulationWorld):
         self.catalog = KeyedCatalog()
         self.files = KeyedFiles(self.storage)
         # The model is the log, so the log removes no rows.
-        self.log_limits, self.kafka_limits = KEEPS_LOG, KEEPS_KAFKA_LOG
+        self.log_limits, self.kafka_limits = UNTRIMMED_LIMITS, UNTRIMMED_KAFKA_LIMITS
         self.compactions = self.replays = 0
         self._offsets: dict[object, Mapping[int, int]] = {}
         """The last offsets that each reader has seen, by (reader, process, table)."""
@@ -205,8 +207,8 @@ class KeyedWorld(SimulationWorld):
         super().create_table()
         self.catalog.tables[self.uuid] = KeyedTable(self.uuid, dict.fromkeys(range(SHARDS), 0))
 
-    def _make(self, producer: str, uuid: str, sequence: int) -> Append:
-        append = super()._make(producer, uuid, sequence)
+    def _make_append(self, producer: str, uuid: str, sequence: int) -> Append:
+        append = super()._make_append(producer, uuid, sequence)
         for shard, lines in append.rows.items():
             append.rows[shard] = [
                 b"%sk%d.%d=%s" % (self.rng.choice((b"", b"", b"-")), shard, self.rng.randrange(KEYS_PER_SHARD), line)
@@ -215,10 +217,10 @@ class KeyedWorld(SimulationWorld):
         return append
 
     def _to_batch(self, rows: list[bytes]) -> Batch:
-        kinds = bytes(RowKind.DELETE if line.startswith(b"-") else RowKind.UPDATE for line in rows)
-        return Batch(len(rows), b"\n".join(rows), kinds)
+        row_kinds = bytes(RowKind.DELETE if line.startswith(b"-") else RowKind.UPDATE for line in rows)
+        return Batch(len(rows), b"\n".join(rows), row_kinds)
 
-    def commit_beside(self) -> None:
+    def commit_other_change(self) -> None:
         """Rewrite the remaining rows to another file, as a compaction does."""
         table = self.catalog.tables[self.uuid]
         assert isinstance(table, KeyedTable)

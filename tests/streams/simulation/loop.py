@@ -96,10 +96,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if not ready_calls and not self._stopping:
             if not timers:
                 raise RuntimeError("deadlock: every task waits for another task")
-            self._pass_time(max(0, timers[0][0] - self._now_s))
+            next_time_s, _ = timers[0]
+            self._pass_time(max(0, next_time_s - self._now_s))
         end_s = self._now_s + self._clock_resolution
-        while timers and timers[0][0] < end_s:
-            call = heapq.heappop(timers)[1]
+        while timers:
+            time_s, call = timers[0]
+            if time_s >= end_s:
+                break
+            heapq.heappop(timers)
             call.is_timer = False
             ready_calls.append(call)
         for _ in range(len(ready_calls)):
@@ -113,11 +117,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """
         timers = self._timers
         if len(timers) > _TIMERS_MIN and self.cancelled_count > len(timers) * _CANCELLED_MAX:
-            self._timers = [timer for timer in timers if not timer[1].is_cancelled]
+            self._timers = [(time_s, call) for time_s, call in timers if not call.is_cancelled]
             heapq.heapify(self._timers)
             self.cancelled_count = 0
         else:
-            while timers and timers[0][1].is_cancelled:
+            while timers:
+                _, next_call = timers[0]
+                if not next_call.is_cancelled:
+                    break
                 heapq.heappop(timers)
                 self.cancelled_count -= 1
 
@@ -133,7 +140,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 
 def run_simulated(clock: SimulatedClock, main_coroutine: Coroutine[Any, Any, None]) -> int:
-    """Run `main_coroutine` in a simulated loop. Return the number of steps of the time."""
+    """Run `main_coroutine` in a simulated loop. Return the number of iterations of the loop."""
     loop = SimulatedLoop(clock)
     asyncio.set_event_loop(None)
     try:

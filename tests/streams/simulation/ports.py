@@ -121,6 +121,7 @@ class SimulatedCatalog:
     def __init__(self) -> None:
         self.tables: dict[str, SimulatedTable] = {}
         self.compares = True
+        """Whether a commit is refused if the offsets have moved. A mutation sets this to False."""
 
     def entry(self, uuid: str) -> tuple[Entry, Any]:
         """Return a table in its current state. The metadata is the tuple of its files."""
@@ -250,7 +251,9 @@ class LineFiles:
         self._count = 0
 
     def encode(self, rows: Sequence[RowSlice], metadata: Any, folder: str | None) -> list[EncodedFile]:
-        lines = [line for each in rows for line in each.payload.split(b"\n")[each.first : each.first + each.rows]]
+        lines: list[bytes] = []
+        for row_slice in rows:
+            lines += row_slice.payload.split(b"\n")[row_slice.first : row_slice.first + row_slice.rows]
         self._count += 1
         return [EncodedFile(f"{folder or 'data'}/{self._count}", b"\n".join(lines), b"{}", len(lines))]
 
@@ -418,7 +421,8 @@ class Leases:
         Raises:
             CommitConflict: The lease has another fencing number.
         """
-        if self._named[operation.name][2] != operation.fence:
+        _, _, fence = self._named[operation.name]
+        if fence != operation.fence:
             raise CommitConflict("another holder has had the lease")
 
 
@@ -432,8 +436,8 @@ class RemoteLeases:
     async def transact(self, operations: Sequence[RenewReplica] | Sequence[TakeLease]) -> list[Any]:
         async def receive() -> list[Any]:
             if all(isinstance(operation, TakeLease) for operation in operations):
-                return self._leases.take([each for each in operations if isinstance(each, TakeLease)])
-            return [self._leases.renew(each) for each in operations if isinstance(each, RenewReplica)]
+                return self._leases.take([operation for operation in operations if isinstance(operation, TakeLease)])
+            return [self._leases.renew(operation) for operation in operations if isinstance(operation, RenewReplica)]
 
         try:
             return await self._network.send(receive)

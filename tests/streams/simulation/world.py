@@ -146,10 +146,10 @@ class SimulationWorld:
         """
         self.rng = random.Random(seed)
         if has_small_parts is None:
-            has_small_parts = seed % 5 in (0, 4)
+            has_small_parts = seed % 5 in (0, 4)  # This holds for two of five worlds.
         self.limits = SMALL_PARTS if has_small_parts else LIMITS
         self.clock = SimulatedClock(seed)
-        scale = self.rng.choice((0.0, 0.3, 1.0))
+        scale = self.rng.choice((0.0, 0.3, 1.0))  # One of three worlds has no faults, and another has few.
         self.faults = FaultProbabilities(
             lost_reply=0.06 * scale,
             repetition=0.2 * scale,
@@ -185,7 +185,7 @@ class SimulationWorld:
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
-    def _crash_sometimes(self, work: str) -> None:
+    def _crash_sometimes(self, operation: str) -> None:
         if not self.is_ending and self.rng.random() < self.faults.crash:
             raise Crash
 
@@ -353,7 +353,7 @@ class SimulationWorld:
         self.uuid = f"table-{len(self.catalog.tables)}"
         self.catalog.tables[self.uuid] = SimulatedTable(self.uuid, dict.fromkeys(range(SHARDS), 0))
 
-    def live(self) -> list[Process]:
+    def list_live_processes(self) -> list[Process]:
         return [process for process in self.servers.values() if process.is_alive]
 
     # -- writers -----------------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ class SimulationWorld:
             uuid = self.uuid
             count = min(self.rng.choice((1, 3, 5)), self.appends_max - first_row)
             producer = f"{name}.{session}"
-            appends = [self._make(producer, uuid, number) for number in range(count)]
+            appends = [self._make_append(producer, uuid, number) for number in range(count)]
             self.appends += appends
             outcomes = await asyncio.gather(*(self._send(append) for append in appends))
             first_row += count
@@ -378,7 +378,7 @@ class SimulationWorld:
                 continue
             await asyncio.sleep(self.rng.choice((0, 0.05)))
 
-    def _make(self, producer: str, uuid: str, sequence: int) -> Append:
+    def _make_append(self, producer: str, uuid: str, sequence: int) -> Append:
         new_shards = self.rng.sample(range(SHARDS), self.rng.choice((1, 1, SHARDS)))
         return Append(
             producer,
@@ -402,7 +402,7 @@ class SimulationWorld:
         while True:
             if append.uuid != self.uuid:
                 return False
-            if live_processes := self.live():
+            if live_processes := self.list_live_processes():
                 process = self.rng.choice(live_processes)
 
                 async def work(process=process) -> None:
@@ -434,11 +434,11 @@ class SimulationWorld:
         last_write: tuple[int, str] = (0, "")
         while True:
             await asyncio.sleep(self.rng.choice((0.01, 0.05, 0.2)))
-            live_processes = self.live()
+            live_processes = self.list_live_processes()
             if not live_processes:
                 continue
             process, uuid = self.rng.choice(live_processes), self.uuid
-            required_appends = [each for each in self.appends if each.is_acknowledged and each.uuid == uuid]
+            required_appends = [append for append in self.appends if append.is_acknowledged and append.uuid == uuid]
             try:
                 lines = await self._read(process, uuid)
             except OffsetOutOfRange as error:
@@ -530,20 +530,20 @@ class SimulationWorld:
         """Crash and pause servers, change the clock, drop tables, and commit other changes to the table."""
         while True:
             await asyncio.sleep(self.rng.choice((0.05, 0.3)))
-            dice = self.rng.random()
-            if dice < self.faults.pause and (live_processes := self.live()):
+            draw = self.rng.random()
+            if draw < self.faults.pause and (live_processes := self.list_live_processes()):
                 process = self.rng.choice(live_processes)
                 process.paused_until_s = asyncio.get_running_loop().time() + self.rng.choice((0.3, 3))
-            elif dice < 2 * self.faults.pause and (live_processes := self.live()):
+            elif draw < 2 * self.faults.pause and (live_processes := self.list_live_processes()):
                 self.crash(self.rng.choice(live_processes))
-            elif dice < 2 * self.faults.pause + self.faults.clock_jump:
+            elif draw < 2 * self.faults.pause + self.faults.clock_jump:
                 jump_clock(self.clock, self.rng)
-            elif dice < 0.5 and self.faults.lost_reply:
-                self.commit_beside()
-            elif dice > 1 - self.faults.pause / 4:
+            elif draw < 0.5 and self.faults.lost_reply:
+                self.commit_other_change()
+            elif draw > 1 - self.faults.pause / 4:
                 self.create_table()
 
-    def commit_beside(self) -> None:
+    def commit_other_change(self) -> None:
         """Commit another change to the table."""
         self.catalog.tables[self.uuid].version += 1
 
@@ -557,13 +557,13 @@ class SimulationWorld:
         names = ("a", "b", "c") if self.is_fleet else ("a",)
         servers = [asyncio.create_task(self.run_server(name)) for name in names]
         readers = [asyncio.create_task(self.run_reader()) for _ in range(2)]
-        misfortune = asyncio.create_task(self.cause_faults())
+        fault_task = asyncio.create_task(self.cause_faults())
         writers = [asyncio.create_task(self.run_writer(f"w{number}")) for number in range(3)]
         changers = [asyncio.create_task(work) for work in self.create_change_actors()]
-        background = [*servers, *readers, misfortune, *changers]
+        background = [*servers, *readers, fault_task, *changers]
         await self._wait_for(writers, background)
         self.is_ending = True
-        for task in (misfortune, *changers):
+        for task in (fault_task, *changers):
             task.cancel()
         for fault in fields(self.faults):
             setattr(self.faults, fault.name, 0.0)
@@ -588,7 +588,7 @@ class SimulationWorld:
         table = self.catalog.tables[self.uuid]
         while True:
             await asyncio.sleep(0.5)
-            for process in self.live():
+            for process in self.list_live_processes():
                 with suppress(SeamarkError, NoAnswer):
                     if await self.call(process, partial(self._flush, process)) == 0:
                         break

@@ -145,6 +145,7 @@ async def test_rows_of_every_format_and_dead_letters_are_stored_once(tmp_path: P
         await rig.read_all()  # A second process must find no new messages.
         assert await rig.stream.ids() == [1, 2, 3, 4, 5, 6, 7, 13]
         reasons = [letter["reason"] for letter in await read_letters(rig.stream)]
+        # The topic has only even offsets, so the sixth message has the offset 10.
         expected = (
             ("not a valid long", ""),
             ("not valid JSON", "offset 10"),
@@ -231,13 +232,15 @@ async def test_messages_with_offsets_of_lost_messages_are_counted(tmp_path: Path
             rig.topic.send(encode_json({"id": number}))
         await rig.read_all()
         assert not rig.counts.lost
-        counted = rig.counts.messages  # The first intake can end before it counts the messages that it appended.
+        counted_messages = (
+            rig.counts.messages
+        )  # The first intake can end before it counts the messages that it appended.
         rig.topic.messages[0].clear()
         async with rig.read_during():
             await until(lambda: rig.topic.openings == 2)
             for number in range(10, 15):
                 rig.topic.send(encode_json({"id": number}))
-            await until(lambda: rig.counts.messages == counted + 5)
+            await until(lambda: rig.counts.messages == counted_messages + 5)
         assert rig.counts.lost.total() == 3
         assert await rig.stream.ids() == [0, 1, 2, 13, 14]
 
@@ -319,10 +322,15 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
         rig.tables = FailingTables(rig.stream, rng, 0.2)
         expected: dict[int, str] = {}
         rejected_count = 0
-        for number in range(12):
+        for round_number in range(12):
             for _ in range(rng.randint(0, 6)):
-                numbers = [rng.randint(1, 9) if is_keyed else len(expected) + n for n in range(rng.randint(1, 3))]
-                rows: list[dict[str, Any]] = [{"id": each, "name": f"{seed}.{number}.{each}"} for each in numbers]
+                numbers = [
+                    rng.randint(1, 9) if is_keyed else len(expected) + new_number
+                    for new_number in range(rng.randint(1, 3))
+                ]
+                rows: list[dict[str, Any]] = [
+                    {"id": number, "name": f"{seed}.{round_number}.{number}"} for number in numbers
+                ]
                 partition = rng.randrange(partitions)
                 if rng.random() < 0.2:
                     rig.topic.send(rng.choice([b"{", b'{"id": "x"}', b"\x00", encode_json({"none": 1})]))
@@ -335,10 +343,10 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
                 if rng.random() < 0.3:
                     await rig.flush()
                 if rng.random() < 0.3:  # Another process becomes the owner, and this process does not notice it.
-                    async with rig.read_during() as other_rig:
+                    async with rig.read_during() as other_reader:
                         for _ in range(rng.randint(0, 40)):
                             await asyncio.sleep(0)
-                        assert not other_rig.done() or isinstance(other_rig.exception(), ProducerFenced)
+                        assert not other_reader.done() or isinstance(other_reader.exception(), ProducerFenced)
                 assert not task.done() or isinstance(task.exception(), ProducerFenced)
         await rig.read_all()
         if rng.random() < 0.5:

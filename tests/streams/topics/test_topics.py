@@ -114,7 +114,7 @@ async def test_messages_of_a_topic_survive_restarts_and_changes_of_the_owner_onc
                     await create_stream_table(server)
                     topic = await create_topic(kafka, server, partitions=3)
                 for _ in range(20):
-                    rows = [{"id": len(expected) + n, "name": "x"} for n in range(rng.randint(1, 3))]
+                    rows = [{"id": len(expected) + offset, "name": "x"} for offset in range(rng.randint(1, 3))]
                     await send_messages(producer, topic, rng.choice(ENCODERS)(*rows), partition=rng.randrange(3))
                     expected += [int(row["id"]) for row in rows]
                 if round_number % 2:

@@ -52,6 +52,7 @@ class MemoryConsumer:
         await asyncio.sleep(0)
         messages: list[TopicMessage] = []
         for partition, offset in self._offsets.items():
+            # A read returns at most five messages of a partition.
             later_messages = [message for message in self._messages[partition] if message.offset >= offset][:5]
             if later_messages:
                 self._offsets[partition] = later_messages[-1].offset + 1
