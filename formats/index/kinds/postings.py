@@ -318,15 +318,15 @@ class Postings:
         if not bounds.count:
             return
         if self.layout == EDGES:
-            yield [self._pieces.spot(0), self._pieces.spot(1)]
+            yield [self._pieces.locate(0), self._pieces.locate(1)]
             return
-        yield [self._pieces.spot(_DICTIONARY)]
+        yield [self._pieces.locate(_DICTIONARY)]
         begins, ends = bounds.find_intervals(self._open_dictionary())
         if _is_wide(begins, ends):
-            yield [self._pieces.spot(_LOWEST_RANKS), self._pieces.spot(_GREATEST_RANKS)]
+            yield [self._pieces.locate(_LOWEST_RANKS), self._pieces.locate(_GREATEST_RANKS)]
             _, begins, ends = self._mark_by_extremes(begins, ends)
         if len(begins):
-            yield [self._pieces.spot(number) for number in range(_FILES, self._pieces.count)]
+            yield [self._pieces.locate(number) for number in range(_FILES, self._pieces.count)]
 
     def list_undecided_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
         """Return the indexes of the files whose dictionaries `mark_files` searches."""

@@ -162,9 +162,9 @@ class Section:
         return sum(self._pieces.get_length(FIRST + number) for number in range(self.bitmaps))
 
     @property
-    def dictionary_spot(self) -> tuple[int, int]:
+    def dictionary_range(self) -> tuple[int, int]:
         """The offset and the length of the dictionary in the section."""
-        return self._pieces.spot(DICTIONARY)
+        return self._pieces.locate(DICTIONARY)
 
     @property
     def dictionary_bytes(self) -> int:
