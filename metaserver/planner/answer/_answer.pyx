@@ -98,7 +98,7 @@ cdef class _Output:
         return 0
 
     cdef int put_number(self, int64_t value) except -1:
-        # An int64 has at most 19 digits. The digits are written from the last one to the first.
+        # An int64 has at most 19 digits. The digits are written in reverse order.
         cdef char digits[20]
         cdef int first = 20
         cdef uint64_t remaining = <uint64_t>value
