@@ -89,13 +89,13 @@ def compute_widths(bound: Expression, limits: Mapping[int, tuple[float, float]])
     """
     ranges: dict[int, list[float | None]] = {}
     for part in list_column_conjuncts(bound):
-        end = 0 if part.op in (Op.GT, Op.GT_EQ) else 1 if part.op in (Op.LT, Op.LT_EQ) else None
-        if end is None or part.column_id not in limits:
+        index = 0 if part.op in (Op.GT, Op.GT_EQ) else 1 if part.op in (Op.LT, Op.LT_EQ) else None
+        if index is None or part.column_id not in limits:
             continue
         # A range has its lower limit at index 0, and its upper limit at index 1. The narrowest limits are kept.
         limit, interval = float(part.values[0]), ranges.setdefault(part.column_id, [None, None])
-        narrowest = interval[end]
-        interval[end] = limit if narrowest is None else (min if end else max)(narrowest, limit)
+        narrowest = interval[index]
+        interval[index] = limit if narrowest is None else (min if index else max)(narrowest, limit)
     widths = []
     for column_id, (low, high) in sorted(ranges.items()):
         smallest, largest = limits[column_id]
