@@ -79,7 +79,7 @@ DEFINITIONS_MAX = 256
 """The maximum number of index definitions of a table. Further properties are not read."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
-_SHORT = re.compile(r"\s*([A-Za-z]+)\s*\((.*)\)\s*", re.DOTALL)
+_SHORT_FORM = re.compile(r"\s*([A-Za-z]+)\s*\((.*)\)\s*", re.DOTALL)
 _OPTION = re.compile(r"\s*([A-Za-z][A-Za-z-]*)\s*=\s*([^\s`()]+)\s*")
 
 
@@ -517,7 +517,7 @@ def _read_definition(name: str, text: str, schema: Schema, schemas: tuple[Schema
 
 def _read_short_form(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
     """Parse an index definition in the short form."""
-    call = _SHORT.fullmatch(text)
+    call = _SHORT_FORM.fullmatch(text)
     if call is None:
         raise BadRequest(
             f"{text[:_SHOWN_MAX]!r} defines no index: write bitmap(c), bloom(c, fpp=0.01), record(a, b), "

@@ -34,6 +34,12 @@ A real value that equals it counts as absent, which only prunes less.
 ALIGNMENT_BYTES = 64
 LONG_MAX = (1 << 63) - 1
 _BIAS = 1 << 127
+"""The number that is added to the unscaled value of a long decimal, so that it is not negative."""
+_WIDE_DECIMAL_BYTES = 16
+_CODE_DIGITS_MAX = 18
+"""The maximum number of digits of a decimal that is packed as an integer."""
+_END_BYTES = 4
+"""The size of the end of a tail."""
 NONE = -1
 """The offset of an array that does not exist."""
 
@@ -42,6 +48,8 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Form(IntEnum):
+    """The form of the values of a packed column."""
+
     INTEGERS = 0
     FLOATS = 1
     STRINGS = 2
@@ -65,7 +73,7 @@ _FORMS = {
 }
 
 
-_NARROW = frozenset({"int", "long", "date"})
+_NARROW_TYPES = frozenset({"int", "long", "date"})
 """The types whose values can have four bytes. A long may have been written before its column was promoted from int."""
 NO_ORDER = -1
 
@@ -76,7 +84,7 @@ def get_form(kind: str) -> Form | None:
     if form is not None:
         return form
     if kind.startswith("decimal("):
-        return Form.INTEGERS if get_decimal_precision(kind) <= 18 else Form.STRINGS
+        return Form.INTEGERS if get_decimal_precision(kind) <= _CODE_DIGITS_MAX else Form.STRINGS
     return Form.STRINGS if kind.startswith("fixed[") else None
 
 
@@ -88,7 +96,7 @@ def get_source_code(kind: str) -> int:
     if kind.startswith("decimal"):
         return SOURCES["short_decimals" if form is Form.INTEGERS else "decimals"]
     if form is Form.INTEGERS:
-        return SOURCES["narrow" if kind in _NARROW else "wide"]
+        return SOURCES["narrow" if kind in _NARROW_TYPES else "wide"]
     return SOURCES["floats" if form is Form.FLOATS else "spans"]
 
 
@@ -105,7 +113,7 @@ def encode_key(form: Form, kind: str, value: Value) -> int | float | bytes:
     if isinstance(value, bytes):
         return value
     # A literal for a truncated decimal can exceed 16 bytes, but stored values cannot.
-    return max(0, min(2 * _BIAS - 1, int(value) + _BIAS)).to_bytes(16, "big")
+    return max(0, min(2 * _BIAS - 1, int(value) + _BIAS)).to_bytes(_WIDE_DECIMAL_BYTES, "big")
 
 
 def decode_value(form: Form, kind: str, key: int | float | bytes) -> Value:
@@ -183,6 +191,7 @@ class PackedColumn:
         if packed_values.width == 0:
             return np.full(self.rows, packed_values.base, dtype=np.int64)
         codes = self.read_array(packed_values.codes, f"<u{packed_values.width}", self.rows).astype(np.uint64)
+        # Unsigned numbers wrap around, so a negative base is added as its two's complement.
         values = (codes + np.uint64(packed_values.base & 0xFFFFFFFFFFFFFFFF)).view(np.int64)
         if packed_values.presence != NONE:
             values[~self.present()] = MISSING
@@ -202,13 +211,11 @@ class PackedColumn:
         if packed_values.width == 0:
             return packed_values.base
         if packed_values.form == Form.FLOATS:
-            return float(
-                self.read_array(packed_values.codes + row * packed_values.width, f"<f{packed_values.width}", 1)[0]
-            )
-        code = int.from_bytes(
-            self._read_bytes(packed_values.codes + row * packed_values.width, packed_values.width), "little"
-        )
-        return packed_values.base + code
+            offset = packed_values.codes + row * packed_values.width
+            (number,) = self.read_array(offset, f"<f{packed_values.width}", 1).tolist()
+            return float(number)
+        code_bytes = self._read_bytes(packed_values.codes + row * packed_values.width, packed_values.width)
+        return packed_values.base + int.from_bytes(code_bytes, "little")
 
     def may_have_dots(self) -> bool:
         """Return whether a string may contain two consecutive dots. If the result is False, no string does.
@@ -220,14 +227,15 @@ class PackedColumn:
             return True
         if packed_values.width == 0:
             return False
-        # The bytes of each number are reversed.
-        heads = self._memory[packed_values.codes : packed_values.codes + packed_values.width * self.rows]
-        if b".." in heads.tobytes() or bool((heads[:: packed_values.width] == ord(".")).any()):
+        # The bytes of each code are reversed, so its first byte is the last byte of the text. A dot there may be
+        # followed by a dot in the tail.
+        codes = self._memory[packed_values.codes : packed_values.codes + packed_values.width * self.rows]
+        if b".." in codes.tobytes() or bool((codes[:: packed_values.width] == ord(".")).any()):
             return True
         if packed_values.ends == NONE or not self.rows:
             return False
-        size = int(self.read_array(packed_values.ends, "<u4", self.rows)[-1])
-        return b".." in self._read_bytes(packed_values.tails, size)
+        tails_bytes = int(self.read_array(packed_values.ends, "<u4", self.rows)[-1])
+        return b".." in self._read_bytes(packed_values.tails, tails_bytes)
 
     def _read_bytes(self, offset: int, size: int) -> bytes:
         return self._memory[offset : offset + size].tobytes()
@@ -237,11 +245,14 @@ class PackedColumn:
         packed_values = self.packed
         if packed_values.width == 0:
             return packed_values.common
-        size = packed_values.lengths_width
-        length = int.from_bytes(self._read_bytes(packed_values.lengths + size * row, size), "little")
-        head = self._read_bytes(packed_values.codes + row * packed_values.width, packed_values.width)[::-1][:length]
-        if length <= packed_values.width:
+        width, lengths_width = packed_values.width, packed_values.lengths_width
+        length_bytes = self._read_bytes(packed_values.lengths + lengths_width * row, lengths_width)
+        length = int.from_bytes(length_bytes, "little")
+        # The code has its bytes in reversed order, and zeros after a short text.
+        code = self._read_bytes(packed_values.codes + row * width, width)
+        head = code[::-1][:length]
+        if length <= width:
             return packed_values.common + head
-        end = int.from_bytes(self._read_bytes(packed_values.ends + 4 * row, 4), "little")
-        size = length - packed_values.width
-        return packed_values.common + head + self._read_bytes(packed_values.tails + end - size, size)
+        tail_end = int.from_bytes(self._read_bytes(packed_values.ends + _END_BYTES * row, _END_BYTES), "little")
+        tail_bytes = length - width
+        return packed_values.common + head + self._read_bytes(packed_values.tails + tail_end - tail_bytes, tail_bytes)

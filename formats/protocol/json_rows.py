@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-_CYCLE_DAYS = 146_097
-_DAY_US = 86_400_000_000
+_DAYS_PER_400_YEARS = 146_097
+_MICROS_PER_DAY = 86_400_000_000
 YEAR_MAX = 9999
 """The last year that Trino writes without a sign."""
 
@@ -54,13 +54,15 @@ def _format_far_times(column: pa.Array) -> list[str | None]:
     if not pa.types.is_timestamp(kind):
         raise ValueError("A nested value has a date or time outside the years 1 to 9999; select its fields separately")
     zone = "" if kind.tz is None else " UTC"
-    moments = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
-    return [None if moment is None else f"{_format_moment(moment)}{zone}" for moment in moments]
+    timestamps = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
+    return [None if micros is None else f"{_format_timestamp(micros)}{zone}" for micros in timestamps]
 
 
-def _format_moment(micros: int) -> str:
-    days, micros_of_day = divmod(micros, _DAY_US)
-    return f"{_format_day(days)} {(datetime(1970, 1, 1) + timedelta(microseconds=micros_of_day)).time().isoformat()}"
+def _format_timestamp(micros: int) -> str:
+    """Format a timestamp, given its microseconds since 1970-01-01."""
+    days, micros_of_day = divmod(micros, _MICROS_PER_DAY)
+    time_of_day = (datetime(1970, 1, 1) + timedelta(microseconds=micros_of_day)).time()
+    return f"{_format_day(days)} {time_of_day.isoformat()}"
 
 
 def _format_day(days: int) -> str:
@@ -68,7 +70,7 @@ def _format_day(days: int) -> str:
 
     The calendar repeats its dates every 400 years, so the function uses a year that Python supports.
     """
-    cycles, day_of_cycle = divmod(days, _CYCLE_DAYS)
+    cycles, day_of_cycle = divmod(days, _DAYS_PER_400_YEARS)
     day = date(1970, 1, 1) + timedelta(days=day_of_cycle)
     year = day.year + 400 * cycles
     sign = "+" if year > YEAR_MAX else "-" if year < 0 else ""
@@ -76,6 +78,7 @@ def _format_day(days: int) -> str:
 
 
 def convert_to_json(value: Any) -> Any:
+    """Return a value of a row in its JSON form, as the module describes it."""
     match value:
         case float():
             return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"

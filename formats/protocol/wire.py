@@ -29,6 +29,7 @@ Spark's `remove_orphan_files` deletes files there. Merges of index files move th
 INDEX_FILES_MAX = 1000
 """The maximum number of index files in a change of a table."""
 PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
+"""The keys in a snapshot's summary for the producer of the change, and for its sequence number."""
 FLUSH_KEYS = ("stream-flush", "stream-offsets", "stream-table", "stream-log")
 FLUSH_MARK, FLUSH_OFFSETS, FLUSH_TABLE, FLUSH_LOG = FLUSH_KEYS
 """The keys in the summary of a flush's snapshot. The server refuses them in commits of clients.
@@ -37,7 +38,6 @@ The mark is `true`. The offsets are those of the flushed rows, as `shard:start-e
 UUID of the table that was flushed, because a copy of the table that is registered with another UUID has another log.
 The log is a hash of the identity of the log that contained the rows, because offsets are positions in one log.
 """
-"""The keys in a snapshot's summary for the producer of the change, and for its sequence number."""
 
 PROXY_ENGINE = "seamark-trino-proxy"
 """The name of the engine in scan reports of the Trino proxy."""
@@ -91,10 +91,11 @@ LEVELS_MAX = 1000
 """The maximum number of levels of a namespace."""
 PATH_CHARACTERS_MAX = 6000
 """The maximum number of characters of all levels of a namespace in a URL. No request could name a longer one."""
-_SHORT = PATH_CHARACTERS_MAX // 12
+_SHORT_PATH_CHARACTERS = PATH_CHARACTERS_MAX // 12
 """The maximum number of characters of a text that certainly has at most `PATH_CHARACTERS_MAX` characters in a URL."""
 _FOLDED_CHARACTERS = 64
 """The number of characters of a name that are folded together. No name for which the server looks is longer."""
+_SHOWN_MAX = 40
 _PLAN_NAME = re.compile(r"(?s:.+)~plan~[0-9a-f]{32}")
 
 T = TypeVar("T")
@@ -134,8 +135,8 @@ def fold_name(name: str) -> str:
     only in marks, not in letters.
     """
     name = name.strip()
-    parts = range(0, len(name), _FOLDED_CHARACTERS)
-    folded_name = "".join(unicodedata.normalize("NFKC", name[start : start + _FOLDED_CHARACTERS]) for start in parts)
+    starts = range(0, len(name), _FOLDED_CHARACTERS)
+    folded_name = "".join(unicodedata.normalize("NFKC", name[start : start + _FOLDED_CHARACTERS]) for start in starts)
     return folded_name.strip().casefold()
 
 
@@ -189,13 +190,12 @@ def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
         raise BadRequest(f"The namespace has {len(path):,} levels; the limit is {LEVELS_MAX:,}")
     for level in path:
         check_name(level, "namespace level")
-    if sum(map(len, path)) + len(path) > _SHORT:
+    if sum(map(len, path)) + len(path) > _SHORT_PATH_CHARACTERS:
         encoded_characters = len(quote(NAMESPACE_SEPARATOR.join(path), safe=""))
         if encoded_characters > PATH_CHARACTERS_MAX:
             raise BadRequest(
-                f"The namespace has {encoded_characters:,} characters in a URL; "
-                f"the limit is {PATH_CHARACTERS_MAX:,}, because "
-                "servers and proxies refuse longer URLs"
+                f"The namespace has {encoded_characters:,} characters in a URL; the limit is "
+                f"{PATH_CHARACTERS_MAX:,}, because servers and proxies refuse longer URLs"
             )
     return path
 
@@ -211,8 +211,10 @@ def check_name(name: str, subject: str) -> str:
     if not name:
         raise BadRequest(f"The {subject} is empty: give it a name")
     if len(name) > NAME_MAX:
-        raise BadRequest(f"The {subject} {name[:40]!r}… has {len(name)} characters; the limit is {NAME_MAX} characters")
-    if any(ch < " " or ch == "\x7f" or "\ud800" <= ch <= "\udfff" for ch in name):
+        raise BadRequest(
+            f"The {subject} {name[:_SHOWN_MAX]!r}… has {len(name)} characters; the limit is {NAME_MAX} characters"
+        )
+    if any(character < " " or character == "\x7f" or "\ud800" <= character <= "\udfff" for character in name):
         raise BadRequest(f"The {subject} {name!r} contains a control character; remove it")
     if name in (".", ".."):
         raise BadRequest(f"The {subject} cannot be {name!r}, because HTTP clients remove it from URLs")

@@ -44,8 +44,8 @@ class Clock(Protocol):
         """
 
 
-def _make_uuid4(rand: bytes) -> uuid.UUID:
-    return uuid.UUID(bytes=rand, version=4)
+def _make_uuid4(random_bytes: bytes) -> uuid.UUID:
+    return uuid.UUID(bytes=random_bytes, version=4)
 
 
 class _Uuid7Sequence:
@@ -55,15 +55,19 @@ class _Uuid7Sequence:
         self._last_ms = 0
         self._counter = 0
 
-    def generate(self, now_ms: int, rand: bytes) -> uuid.UUID:
+    def generate(self, now_ms: int, random_bytes: bytes) -> uuid.UUID:
         """Return the next UUID, which contains 62 of the random bits."""
         self._counter = min(self._counter + 1, _COUNTER_MAX) if now_ms == self._last_ms else 0
         self._last_ms = now_ms
+        # From the highest bit: 48 bits of time, 4 of the version (7), 12 of the counter, 2 of the variant (2), and 62
+        # random bits.
         time_bits = (now_ms & (1 << 48) - 1) << 80
-        random_bits = int.from_bytes(rand, "big") & (1 << 62) - 1
+        random_bits = int.from_bytes(random_bytes, "big") & (1 << 62) - 1
         return uuid.UUID(int=time_bits | 0x7 << 76 | self._counter << 64 | 0x2 << 62 | random_bits)
 
 
+_UUID_BYTES = 16
+_UUID7_RANDOM_BYTES = 10
 _COUNTER_MAX = (1 << 12) - 1
 """The maximum of the counter. Further UUIDs of the same millisecond are not in order."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -71,6 +75,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @cache
 def _find_machine_id() -> str:
+    """Return the id of the machine's last start."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -97,10 +102,10 @@ class SystemClock:
         return secrets.token_bytes(count)
 
     def uuid4(self) -> uuid.UUID:
-        return _make_uuid4(self.draw_bytes(16))
+        return _make_uuid4(self.draw_bytes(_UUID_BYTES))
 
     def uuid7(self) -> uuid.UUID:
-        return self._uuids.generate(self.now_ms(), self.draw_bytes(10))
+        return self._uuids.generate(self.now_ms(), self.draw_bytes(_UUID7_RANDOM_BYTES))
 
 
 class SimulatedClock:
@@ -118,6 +123,7 @@ class SimulatedClock:
         self._uuids = _Uuid7Sequence()
 
     def advance(self, ms: int) -> None:
+        """Let time pass for both clocks."""
         self._now_ms += ms
 
     def jump(self, ms: int) -> None:
@@ -135,7 +141,7 @@ class SimulatedClock:
         return self._random.randbytes(count)
 
     def uuid4(self) -> uuid.UUID:
-        return _make_uuid4(self.draw_bytes(16))
+        return _make_uuid4(self.draw_bytes(_UUID_BYTES))
 
     def uuid7(self) -> uuid.UUID:
-        return self._uuids.generate(self.now_ms(), self.draw_bytes(10))
+        return self._uuids.generate(self.now_ms(), self.draw_bytes(_UUID7_RANDOM_BYTES))

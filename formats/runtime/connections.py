@@ -38,13 +38,17 @@ from seamark.formats.runtime.protocol_errors import EXPECTATION_FAILED, HEADER_T
 
 CONNECTIONS_MAX = 10_000
 _CONNECTIONS_MIN = 4
+_OPEN_FILES_DEFAULT = 64
+"""The assumed number of open files if the system does not list them."""
 _NOTICE_INTERVAL_S = 10.0
+"""The minimum interval between two log entries of the same event."""
 _LINGERING_S = 2.0
 """The time in seconds in which the rest of a body is read and discarded after an early answer.
 
 Otherwise the client might not receive the answer.
 """
 _LEAVING_S = 0.5
+"""The time in seconds in which a client can read an early answer before its connection is closed."""
 _PROGRESS_BYTES = 64 << 10
 """The number of bytes of an answer that a client must read within `send_timeout_s`."""
 _IDLE_CACHE_SIZE = 256
@@ -62,12 +66,18 @@ def raise_descriptor_limit() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
+    """The limits of the connections of a worker."""
+
     connections: int
+    """The maximum number of connections."""
     per_address: int
+    """The maximum number of connections of one address."""
     header_bytes: int
     """The maximum size in bytes of the request line and all headers of a request."""
     header_timeout_s: float
+    """The time in which the header of a request must arrive."""
     send_timeout_s: float
+    """The time in which a client must read a part of an answer."""
 
 
 @dataclass(frozen=True)
@@ -96,26 +106,31 @@ def compute_connections_max(limit: int, *, files_each: int, minimum: int) -> int
     """
     if limit:
         return limit
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    available = CONNECTIONS_MAX * 2 * files_each if files == resource.RLIM_INFINITY else files - _open_files()
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    available = (
+        CONNECTIONS_MAX * 2 * files_each if files_max == resource.RLIM_INFINITY else files_max - _count_open_files()
+    )
     limit = max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, available // (2 * files_each)))
     if available < minimum:
         _log.warning(
-            "this process may open only a few files: raise the limit (ulimit -n)", files=files, connections=limit
+            "this process may open only a few files: raise the limit (ulimit -n)", files=files_max, connections=limit
         )
     return limit
 
 
-def _open_files() -> int:
+def _count_open_files() -> int:
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
-        return 64
+        return _OPEN_FILES_DEFAULT
 
 
 def _get_address(transport: asyncio.BaseTransport) -> str:
-    peer = transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+    """Return the IP address of a client, or "" if it is unknown."""
+    match transport.get_extra_info("peername"):
+        case (address, *_):
+            return str(address)
+    return ""
 
 
 class Connection(RequestHandler):
@@ -156,8 +171,8 @@ class Connection(RequestHandler):
     @property
     def idle_since(self) -> float | None:
         """The time of the last answer, by the base class's timer, or None while a request is in flight."""
-        waits = self._waiter is not None and not self._waiter.done()
-        return self._next_keepalive_close_time if waits else None
+        is_waiting = self._waiter is not None and not self._waiter.done()
+        return self._next_keepalive_close_time if is_waiting else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or answer 429 and close it if there are too many connections."""
@@ -174,7 +189,7 @@ class Connection(RequestHandler):
             return
         self.admitted = True
         super().connection_made(transport)
-        self._arm()
+        self._start_header_timer()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Release the connection and its timers."""
@@ -197,7 +212,7 @@ class Connection(RequestHandler):
             return
         previous_count, previous_body = self._request_count, self._last_body
         # The base class also calls this without data, for each request.
-        in_header = bool(data) and (previous_body is None or previous_body.is_eof())
+        is_header = bool(data) and (previous_body is None or previous_body.is_eof())
         try:
             super().data_received(data)
         except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header
@@ -206,17 +221,17 @@ class Connection(RequestHandler):
             return
         if self._request_count != previous_count:
             self._header_bytes = 0
-            self._last_body = self._messages[-1][1]
+            _, self._last_body = self._messages[-1]
             if self._header_timer is not None:
                 self._guard.record_header(self)
                 self._header_timer.cancel()
                 self._header_timer = None
-        elif in_header:
+        elif is_header:
             self._header_bytes += len(data)
             if self._header_bytes > self._guard.limits.header_bytes:
                 self._leave_header()
             elif self._header_timer is None and not self._is_in_flight():
-                self._arm()
+                self._start_header_timer()
 
     def _is_in_flight(self) -> bool:
         """Return whether a request is in flight.
@@ -269,16 +284,19 @@ class Connection(RequestHandler):
         """Log an exception without its text, which the base class would log."""
         _log.error("connection failed", **_trace_error(kw.get("exc_info")))
 
-    def _arm(self) -> None:
-        count = self._request_count
-        self._header_timer = self._loop.call_later(self._guard.limits.header_timeout_s, self._stop_waiting, count)
+    def _start_header_timer(self) -> None:
+        request_count = self._request_count
+        self._header_timer = self._loop.call_later(
+            self._guard.limits.header_timeout_s, self._stop_waiting, request_count
+        )
 
-    def _stop_waiting(self, count: int) -> None:
+    def _stop_waiting(self, request_count: int) -> None:
+        """Close the connection if no header has arrived since the timer was started."""
         self._header_timer = None
-        if count != self._request_count or self.transport is None:
+        if request_count != self._request_count or self.transport is None:
             return
         if self._is_in_flight():  # The header after a request in flight is not late.
-            self._arm()
+            self._start_header_timer()
             return
         self._refuse("header too slow", self._guard.slow)
         self.force_close()
@@ -295,11 +313,13 @@ class Connection(RequestHandler):
         self._header_timer = self._loop.call_later(_LEAVING_S, self.force_close)
 
     def _refuse(self, event: str, answer: bytes) -> None:
+        """Log an event, and send an answer without a request."""
         self._guard.note(event, self.address)
         if self.transport is not None:
             self.transport.write(answer)
 
     def _await_client(self) -> None:
+        """Start the timer that checks whether the client reads the answer."""
         self._send_timer = self._loop.call_later(
             self._guard.limits.send_timeout_s, self._check_sent, self._count_buffered_bytes()
         )
@@ -460,13 +480,14 @@ class Connections(web.Server):
         self._silent.pop(connection, None)
 
     def release(self, connection: Connection | Handshake) -> None:
+        """Stop counting a connection, which was closed."""
         if connection not in self._open:
             return
         self._open.discard(connection)
         self._silent.pop(connection, None)
-        remaining = self._addresses[connection.address] - 1
-        if remaining > 0:
-            self._addresses[connection.address] = remaining
+        remaining_count = self._addresses[connection.address] - 1
+        if remaining_count > 0:
+            self._addresses[connection.address] = remaining_count
         else:
             del self._addresses[connection.address]
             self._idle.pop(connection.address, None)
@@ -508,11 +529,11 @@ class Connections(web.Server):
             address: The address whose connections can be closed, or None for all addresses.
         """
         silent = (connection for connection in self._silent if address in (None, connection.address))
-        victim = next(silent, None) or self._find_longest_idle(address)
-        if victim is None:
+        closed_connection = next(silent, None) or self._find_longest_idle(address)
+        if closed_connection is None:
             return False
-        self.release(victim)
-        victim.force_close()
+        self.release(closed_connection)
+        closed_connection.force_close()
         return True
 
     def _find_longest_idle(self, address: str | None) -> Connection | Handshake | None:
@@ -522,8 +543,8 @@ class Connections(web.Server):
         client with many idle connections could block the event loop. Connections that became idle later are not among
         the longest.
         """
-        for is_fresh in (False, True):
-            if is_fresh:
+        for searches_again in (False, True):
+            if searches_again:
                 idle = [
                     (since, id(connection), connection)
                     for connection in self._open

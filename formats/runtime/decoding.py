@@ -15,9 +15,9 @@ import msgspec
 T = TypeVar("T")
 Part = bytes | bytearray | memoryview
 
-_examining = Lock()
-_json: dict[Any, msgspec.json.Decoder[Any]] = {}
-_msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+_examination_lock = Lock()
+_json_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_msgpack_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 """The decoders by type. The number of decoders is bounded, because all types are constants of the code."""
 
 
@@ -31,10 +31,10 @@ def convert_json(data: Part | str, kind: Any) -> Any:
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: `data` is not JSON of this type.
     """
-    decoder = _json.get(kind)
+    decoder = _json_decoders.get(kind)
     if decoder is None:
-        with _examining:
-            decoder = _json.setdefault(kind, msgspec.json.Decoder(kind))
+        with _examination_lock:
+            decoder = _json_decoders.setdefault(kind, msgspec.json.Decoder(kind))
     return decoder.decode(data)
 
 
@@ -44,7 +44,7 @@ def convert_msgpack(data: Part, kind: type[T]) -> T: ...
 def convert_msgpack(data: Part, kind: Any) -> Any: ...
 def convert_msgpack(data: Part, kind: Any) -> Any:
     """Decode MessagePack to a type. The errors are the same as those of `convert_json`."""
-    return _make_msgpack_decoder(kind).decode(data)
+    return _get_msgpack_decoder(kind).decode(data)
 
 
 @overload
@@ -57,19 +57,20 @@ def convert_values(value: object, kind: Any) -> Any:
     Raises:
         msgspec.ValidationError, RecursionError: The value does not have this type.
     """
-    _make_msgpack_decoder(kind)  # This call examines the type.
+    _get_msgpack_decoder(kind)  # This call examines the type.
     return msgspec.convert(value, kind)
 
 
 def convert_attributes(value: object, kind: type[T]) -> T:
     """Return a `kind` whose fields are the attributes of `value` with the same names."""
-    _make_msgpack_decoder(kind)
+    _get_msgpack_decoder(kind)
     return msgspec.convert(value, kind, from_attributes=True)
 
 
-def _make_msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    decoder = _msgpack.get(kind)
+def _get_msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Return the decoder of a type. On first use, create it."""
+    decoder = _msgpack_decoders.get(kind)
     if decoder is None:
-        with _examining:
-            decoder = _msgpack.setdefault(kind, msgspec.msgpack.Decoder(kind))
+        with _examination_lock:
+            decoder = _msgpack_decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))
     return decoder

@@ -20,6 +20,7 @@ FREED_IN_LOOP_MAX = 10_000
 This takes a few milliseconds, which is too short to use a thread.
 """
 _FREED_PER_STEP = 1000
+"""The number of objects that the thread frees before other threads may run."""
 _in_thread = asyncio.to_thread
 
 
@@ -30,14 +31,14 @@ class FairLock:
     """
 
     def __init__(self) -> None:
-        self._all = asyncio.Lock()
+        self._common_lock = asyncio.Lock()
         self._locks_by_holder: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
     async def hold(self, holder: str) -> AsyncIterator[None]:
         """Hold the lock for `holder` while the context is active."""
         holder_lock = self._locks_by_holder.setdefault(holder, asyncio.Lock())
-        async with holder_lock, self._all:
+        async with holder_lock, self._common_lock:
             yield
 
     async def run(self, holder: str, work: Callable[[], T], *, group: str | None = None) -> T:
@@ -65,23 +66,23 @@ class FairLock:
             group: A group of holders, such as all holders of an address. A group has only one place in the queue too.
         """
         names = dict.fromkeys((holder,) if group is None else (holder, group))
-        slots = [*(self._locks_by_holder.setdefault(name, asyncio.Lock()) for name in names), self._all]
-        acquired_slots = []
+        locks = [*(self._locks_by_holder.setdefault(name, asyncio.Lock()) for name in names), self._common_lock]
+        acquired_locks: list[asyncio.Lock] = []
         try:
-            for slot in slots:
-                await slot.acquire()
-                acquired_slots.append(slot)
+            for lock in locks:
+                await lock.acquire()
+                acquired_locks.append(lock)
         except BaseException:
-            _release_slots(acquired_slots)
+            _release_locks(acquired_locks)
             raise
         task = asyncio.create_task(start())
-        task.add_done_callback(lambda finished_task: _end_work(finished_task, acquired_slots))
+        task.add_done_callback(lambda finished_task: _end_work(finished_task, acquired_locks))
         return await asyncio.shield(task)
 
     @property
     def is_free(self) -> bool:
         """Whether no work runs or waits. Only tests use this property."""
-        return not self._all.locked() and not any(slot.locked() for slot in self._locks_by_holder.values())
+        return not self._common_lock.locked() and not any(lock.locked() for lock in self._locks_by_holder.values())
 
 
 def free_later(*collections: Collection[object]) -> None:
@@ -103,12 +104,12 @@ def _drop_contents(collections: list[Collection[object]]) -> None:
             del objects[-_FREED_PER_STEP:]
 
 
-def _end_work(task: asyncio.Task[T], slots: list[asyncio.Lock]) -> None:
-    _release_slots(slots)
+def _end_work(task: asyncio.Task[T], locks: list[asyncio.Lock]) -> None:
+    _release_locks(locks)
     if not task.cancelled():
         task.exception()  # Mark the error as retrieved, because the caller may have been cancelled.
 
 
-def _release_slots(slots: list[asyncio.Lock]) -> None:
-    for slot in reversed(slots):
-        slot.release()
+def _release_locks(locks: list[asyncio.Lock]) -> None:
+    for lock in reversed(locks):
+        lock.release()

@@ -61,7 +61,7 @@ def make_lazy_getattr(
     """
     modules = {name: module for module, module_names in names.items() for name in module_names}
 
-    def get(name: str) -> object:
+    def get_name(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
@@ -73,4 +73,4 @@ def make_lazy_getattr(
             message = f"{package} needs the library {library}: pip install 'seamark[{extra}]'"
             raise ModuleNotFoundError(message, name=error.name, path=error.path) from None
 
-    return get
+    return get_name

@@ -27,23 +27,24 @@ def memoize(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
 
         # Use special functions for one and two texts. A plan makes about twenty of these calls, and adding up the
         # lengths of any number of texts would cost more than the lookup.
-        def of_one(text: Any) -> _R:
+        def call_with_one(text: Any) -> _R:
             return cached_function(text) if len(text) <= CHARACTERS_MAX else function(text)
 
-        def of_two(first: Any, second: Any) -> _R:
+        def call_with_two(first: Any, second: Any) -> _R:
             return (
                 cached_function(first, second)
                 if len(first) + len(second) <= CHARACTERS_MAX
                 else function(first, second)
             )
 
-        def of_any(*texts: Any) -> _R:
+        def call_with_any(*texts: Any) -> _R:
             return cached_function(*texts) if sum(map(len, texts)) <= CHARACTERS_MAX else function(*texts)
 
         parameters = signature(function).parameters.values()
-        is_fixed = all(parameter.default is Parameter.empty for parameter in parameters)
-        by_count: dict[int, Callable[..., _R]] = {1: of_one, 2: of_two}
-        return wraps(function)(by_count.get(len(parameters), of_any) if is_fixed else of_any)
+        has_no_defaults = all(parameter.default is Parameter.empty for parameter in parameters)
+        calls_by_count: dict[int, Callable[..., _R]] = {1: call_with_one, 2: call_with_two}
+        call = calls_by_count.get(len(parameters), call_with_any) if has_no_defaults else call_with_any
+        return wraps(function)(call)
 
     return decorate
 

@@ -34,23 +34,23 @@ class RevokedCertificates:
         lists = [x509.load_pem_x509_crl(text) for text in _LIST.findall(path.read_bytes())]
         if not lists:
             raise ValueError("the file has no certificate revocation list")
-        self._numbers: dict[_FoldedName, set[int]] = {}
+        self._serial_numbers: dict[_FoldedName, set[int]] = {}
         self._next_updates_ms: dict[_FoldedName, float] = {}
         """The latest next update of an issuer's lists, by issuer. A list without one stays current."""
         for revocations in lists:
-            issuer, end = _fold_name(revocations.issuer), revocations.next_update_utc
-            end_ms = math.inf if end is None else end.timestamp() * 1000
-            self._next_updates_ms[issuer] = max(end_ms, self._next_updates_ms.get(issuer, end_ms))
-            numbers = self._numbers.setdefault(issuer, set())
-            numbers.update(revocation.serial_number for revocation in revocations)
+            issuer, next_update = _fold_name(revocations.issuer), revocations.next_update_utc
+            next_update_ms = math.inf if next_update is None else next_update.timestamp() * 1000
+            self._next_updates_ms[issuer] = max(next_update_ms, self._next_updates_ms.get(issuer, next_update_ms))
+            serial_numbers = self._serial_numbers.setdefault(issuer, set())
+            serial_numbers.update(revocation.serial_number for revocation in revocations)
 
     def includes(self, certificate: bytes) -> bool:
         """Return whether a certificate (DER) is revoked. A certificate that cannot be read counts as revoked."""
         try:
-            issuer, number = _read_issuer_and_number(certificate)
+            issuer, serial_number = _read_issuer_and_number(certificate)
         except ValueError:
             return True
-        return number in self._numbers.get(issuer, ())
+        return serial_number in self._serial_numbers.get(issuer, ())
 
     def is_covered(self, certificate: bytes, now_ms: int) -> bool:
         """Return whether the issuer of a certificate (DER) has a list that is not past its next update."""

@@ -45,7 +45,8 @@ _OPENAT2 = 437
 _AT_FDCWD = -100
 _RESOLVE_NO_SYMLINKS = 0x04
 _HOW = struct.Struct("=QQQ")
-_ABSENT = frozenset((errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG))
+"""The layout of the argument `open_how` of openat2: flags, mode and resolve."""
+_NO_OPENAT2_ERRORS = frozenset((errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG))
 """The errors of openat2 for the folder `/` if the kernel lacks openat2, or a container forbids it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -99,7 +100,7 @@ class RootFolder:
         """Open a path, and return its descriptor, like os.open."""
         _check_path(relative_path)
         if not has_openat2():
-            return self._open_each(relative_path, flags, mode)
+            return self._open_by_components(relative_path, flags, mode)
         path = f"{self.real_path.rstrip('/')}/{relative_path}" if relative_path else self.real_path
         try:
             return _openat2(path, flags, mode)
@@ -197,11 +198,11 @@ class RootFolder:
         finally:
             os.close(descriptor)
 
-    def _open_each(self, relative_path: str, flags: int, mode: int) -> int:
+    def _open_by_components(self, relative_path: str, flags: int, mode: int) -> int:
         """Return the descriptor that `open` returns, with a system call for each component."""
         if not relative_path:
             return os.open(self.real_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
-        *folders, last = relative_path.split("/")
+        *folders, last_name = relative_path.split("/")
         folder = os.open(self.real_path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             for name in folders:
@@ -214,13 +215,14 @@ class RootFolder:
             os.close(folder)
             raise
         try:
-            return open_child(folder, last, flags, mode)
+            return open_child(folder, last_name, flags, mode)
         except SymbolicLinkError as error:
             raise SymbolicLinkError(relative_path, is_last=error.is_last) from None
         finally:
             os.close(folder)
 
     def _has_plain_parent(self, relative_path: str) -> bool:
+        """Return whether the folder of a path exists and is reached without symbolic links."""
         with contextlib.suppress(OSError):
             os.close(_openat2(os.path.dirname(f"{self.real_path}/{relative_path}"), os.O_PATH | os.O_DIRECTORY, 0))
             return True
@@ -253,6 +255,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def _check_path(relative_path: str) -> None:
+    """Check that a path cannot leave the root. Raise ValueError if it can."""
     # Most paths have no dot after a slash, so this check needs only two searches.
     if (
         relative_path.startswith((".", "/"))
@@ -271,7 +274,7 @@ def has_openat2() -> bool:
     try:
         os.close(_openat2("/", os.O_PATH | os.O_DIRECTORY, 0))
     except OSError as error:
-        if error.errno in _ABSENT:
+        if error.errno in _NO_OPENAT2_ERRORS:
             return False
         raise
     return True
@@ -283,6 +286,7 @@ def _pack_open_how(flags: int, mode: int) -> bytes:
 
 
 def _openat2(path: str, flags: int, mode: int) -> int:
+    """Open an absolute path without following symbolic links, and return its descriptor."""
     path_bytes = os.fsencode(path)
     if b"\x00" in path_bytes:
         raise ValueError("embedded null byte")
@@ -290,6 +294,6 @@ def _openat2(path: str, flags: int, mode: int) -> int:
         descriptor: int = _libc.syscall(_OPENAT2, _AT_FDCWD, path_bytes, _pack_open_how(flags, mode), _HOW.size)
         if descriptor >= 0:
             return descriptor
-        number = ctypes.get_errno()
-        if number != errno.EINTR:
-            raise OSError(number, os.strerror(number), path)
+        error_number = ctypes.get_errno()
+        if error_number != errno.EINTR:
+            raise OSError(error_number, os.strerror(error_number), path)

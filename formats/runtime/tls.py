@@ -41,6 +41,7 @@ CLIENT_KEY_VARIABLE = "SEAMARK_CLIENT_KEY"
 key.
 """
 RELOAD_S = 5.0
+"""The interval at which the files are checked for changes."""
 _RESUMABLE_CERTIFICATES_MAX = 10_000
 """The number of client certificates whose authorities are cached for resumed sessions of TLS 1.2."""
 _PEM_END = "-----END CERTIFICATE-----"
@@ -414,6 +415,7 @@ def build_client_context(authorities: str | None = None) -> ssl.SSLContext | Non
 
 
 def _trust_authorities(context: ssl.SSLContext, path: str | None) -> None:
+    """Trust the authorities in a file. Without a path, do nothing."""
     if not path:
         return
     try:

@@ -58,20 +58,22 @@ def _transpose(axes: Points, bits: int) -> None:
 
     The bits of the index are distributed over the rows of `axes`.
     """
-    first = axes[0]
+    first_axis = axes[0]
     for bit in range(bits - 1, 0, -1):
-        low = np.uint64((1 << bit) - 1)
+        lower_bits = np.uint64((1 << bit) - 1)
         for axis in axes:
             is_inverted = (axis >> np.uint64(bit)) & np.uint64(1) != 0
-            exchanged_bits = np.where(is_inverted, np.uint64(0), (first ^ axis) & low)
-            first ^= np.where(is_inverted, low, exchanged_bits)
+            exchanged_bits = np.where(is_inverted, np.uint64(0), (first_axis ^ axis) & lower_bits)
+            first_axis ^= np.where(is_inverted, lower_bits, exchanged_bits)
             axis ^= exchanged_bits
     for previous_axis, axis in pairwise(axes):
         axis ^= previous_axis
-    gray = np.zeros_like(first)
+    # Convert from the Gray code.
+    correction = np.zeros_like(first_axis)
     for bit in range(bits - 1, 0, -1):
-        gray ^= np.where((axes[-1] >> np.uint64(bit)) & np.uint64(1) != 0, np.uint64((1 << bit) - 1), np.uint64(0))
-    axes ^= gray
+        lower_bits = np.uint64((1 << bit) - 1)
+        correction ^= np.where((axes[-1] >> np.uint64(bit)) & np.uint64(1) != 0, lower_bits, np.uint64(0))
+    axes ^= correction
 
 
 def to_sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
@@ -90,25 +92,26 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
 
     Args:
         keys: The keys of a sample of the rows.
+        parts: The number of files.
     """
     sorted_keys = np.sort(keys)
-    size = len(sorted_keys) / max(1, parts)
+    size = len(sorted_keys) / max(1, parts)  # The number of sampled rows of a file.
     bounds: list[bytes] = []
     start = 0
-    while (left := len(sorted_keys) - start) > max(1, (1 + FILE_SIZE_SPREAD_FRACTION) * size):
-        minimum, maximum = (
-            (1 - FILE_SIZE_SPREAD_FRACTION) * size,
-            min((1 + FILE_SIZE_SPREAD_FRACTION) * size, left - (1 - FILE_SIZE_SPREAD_FRACTION) * size),
-        )
-        if halves := maximum < minimum:  # The remaining rows fill less than two files.
-            minimum, maximum = left * (1 - FILE_SIZE_SPREAD_FRACTION) / 2, left * (1 + FILE_SIZE_SPREAD_FRACTION) / 2
+    smallest_fraction, largest_fraction = 1 - FILE_SIZE_SPREAD_FRACTION, 1 + FILE_SIZE_SPREAD_FRACTION
+    while (remaining := len(sorted_keys) - start) > max(1, largest_fraction * size):
+        target = size
+        minimum, maximum = smallest_fraction * size, min(largest_fraction * size, remaining - smallest_fraction * size)
+        if maximum < minimum:  # The remaining rows fill less than two files, so each file gets a half of them.
+            target = remaining / 2
+            minimum, maximum = smallest_fraction * target, largest_fraction * target
         first, last = start + max(1, int(minimum)), start + max(1, int(maximum))
-        cell = _find_cell_bound(sorted_keys[first - 1 : last + 1], start + (left / 2 if halves else size) - first)
+        cell = _find_cell_bound(sorted_keys[first - 1 : last + 1], start + target - first)
         if cell is None:  # All rows have the same key.
             start = last
             continue
-        place, bound = cell
-        start = first + place
+        position, bound = cell
+        start = first + position
         bounds.append(bound)
     return np.array(bounds, dtype=keys.dtype)
 
@@ -124,12 +127,13 @@ def _find_cell_bound(keys: npt.NDArray[np.bytes_], target_position: float) -> tu
     width = keys.dtype.itemsize
     key_bytes = np.frombuffer(keys.tobytes(), dtype=np.uint8).reshape(len(keys), width)
     changed_bits = np.unpackbits(key_bytes[1:] ^ key_bytes[:-1], axis=1)
-    highest = np.where(changed_bits.any(axis=1), changed_bits.argmax(axis=1), 8 * width)
-    bit = int(highest.min())
+    # Bit 0 is the highest bit of a key. Equal neighbours have no changed bit.
+    first_changed_bits = np.where(changed_bits.any(axis=1), changed_bits.argmax(axis=1), 8 * width)
+    bit = int(first_changed_bits.min())
     if bit == 8 * width:
         return None
-    places = np.flatnonzero(highest == bit)
-    place = int(places[np.abs(places - target_position).argmin()])
-    cell = np.unpackbits(key_bytes[place + 1])
-    cell[bit + 1 :] = 0
-    return place, np.packbits(cell).tobytes()
+    positions = np.flatnonzero(first_changed_bits == bit)
+    position = int(positions[np.abs(positions - target_position).argmin()])
+    bound_bits = np.unpackbits(key_bytes[position + 1])
+    bound_bits[bit + 1 :] = 0
+    return position, np.packbits(bound_bits).tobytes()

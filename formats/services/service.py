@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+_LONG_MAX, _LONG_DIGITS_MAX = (1 << 63) - 1, 19
 Requirement = Callable[[Mapping[str, str]], str | None]
 """A function that checks a property of a policy.
 
@@ -39,7 +40,7 @@ def is_whole_number(name: str) -> Requirement:
 
     def require(properties: Mapping[str, str]) -> str | None:
         value = properties[name]
-        is_valid = value.isdecimal() and len(value) <= 19 and 0 < int(value) < 1 << 63
+        is_valid = value.isdecimal() and len(value) <= _LONG_DIGITS_MAX and 0 < int(value) <= _LONG_MAX
         return None if is_valid else "a whole number above 0"
 
     return require

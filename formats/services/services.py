@@ -22,7 +22,7 @@ from seamark.formats.services.service import (
 )
 
 
-def _fits_layout(name: str) -> Requirement:
+def _require_layout(name: str) -> Requirement:
     """Return the requirement of a property of a clustering. The other properties of the clustering may be missing."""
 
     def require(properties: Mapping[str, str]) -> None:
@@ -32,7 +32,7 @@ def _fits_layout(name: str) -> Requirement:
     return require
 
 
-def _fits_statistics(name: str) -> Requirement:
+def _require_statistics(name: str) -> Requirement:
     """Return the requirement of a property of the statistics. The other property may be missing."""
 
     def require(properties: Mapping[str, str]) -> None:
@@ -41,7 +41,8 @@ def _fits_statistics(name: str) -> Requirement:
     return require
 
 
-def _find_column_name(properties: Mapping[str, str]) -> str | None:
+def _require_column_name(properties: Mapping[str, str]) -> str | None:
+    """Check that the time column has a name. This is a `Requirement`."""
     return None if properties[column_ttl.TIME_COLUMN].strip() else "the name of a column"
 
 
@@ -82,9 +83,9 @@ CLUSTERING = TableService(
     setting_help="Whether the server clusters tables that have the property seamark.clustering.columns, but not "
     "seamark.clustering.enabled.",
     properties=(
-        ServiceProperty(clustering.COLUMNS, "", _fits_layout(clustering.COLUMNS), "none"),
-        ServiceProperty(clustering.CURVE, clustering.HILBERT, _fits_layout(clustering.CURVE)),
-        ServiceProperty(clustering.JOINS, "", _fits_layout(clustering.JOINS), "none"),
+        ServiceProperty(clustering.COLUMNS, "", _require_layout(clustering.COLUMNS), "none"),
+        ServiceProperty(clustering.CURVE, clustering.HILBERT, _require_layout(clustering.CURVE)),
+        ServiceProperty(clustering.JOINS, "", _require_layout(clustering.JOINS), "none"),
     ),
     steered_by=("compaction",),
     rewrites_files=True,
@@ -104,7 +105,7 @@ COLUMN_TTL = TableService(
     "seamark.column-ttl.columns, but not seamark.column-ttl.enabled.",
     properties=(
         ServiceProperty(column_ttl.COLUMNS, "", require_parsed_by(column_ttl.TtlPolicy.from_properties), "none"),
-        ServiceProperty(column_ttl.TIME_COLUMN, "", _find_column_name, "none"),
+        ServiceProperty(column_ttl.TIME_COLUMN, "", _require_column_name, "none"),
     ),
     rewrites_files=True,
 )
@@ -153,11 +154,11 @@ STATISTICS = TableService(
     setting_help="Whether the server computes statistics of tables without the property seamark.statistics.enabled: "
     "distinct values of columns, and totals of partitions.",
     properties=(
-        ServiceProperty(statistics.COLUMNS, "", _fits_statistics(statistics.COLUMNS), "all"),
+        ServiceProperty(statistics.COLUMNS, "", _require_statistics(statistics.COLUMNS), "all"),
         ServiceProperty(
             statistics.CHANGED_PERCENT,
             str(statistics.CHANGED_PERCENT_DEFAULT),
-            _fits_statistics(statistics.CHANGED_PERCENT),
+            _require_statistics(statistics.CHANGED_PERCENT),
         ),
     ),
 )

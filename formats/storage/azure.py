@@ -56,9 +56,10 @@ class AzureDataLake(StorageRules):
         return f"{self.scheme}://{container}{at_sign}{normalize_host(host) or host}{slash}{path}"
 
     def list_spellings(self, text: str, address: str) -> list[str]:
-        dfs = self.normalize(address).partition(":")[2]
-        blob = dfs.replace(".dfs.core.", ".blob.core.", 1)
-        return [text, *(f"{scheme}:{form}" for scheme in sorted(self.schemes) for form in (dfs, blob))]
+        _, _, data_lake_address = self.normalize(address).partition(":")
+        blob_address = data_lake_address.replace(".dfs.core.", ".blob.core.", 1)
+        addresses = (data_lake_address, blob_address)
+        return [text, *(f"{scheme}:{spelling}" for scheme in sorted(self.schemes) for spelling in addresses)]
 
 
 def normalize_host(host: str) -> str | None:
@@ -70,4 +71,5 @@ def normalize_host(host: str) -> str | None:
 def split_bucket(bucket: str) -> tuple[str, str, str]:
     """Return the container, the account and the host of the bucket of a parsed location."""
     container, _, host = bucket.partition("@")
-    return container, host.partition(".")[0], host
+    account, _, _ = host.partition(".")
+    return container, account, host

@@ -36,7 +36,7 @@ class LocalFiles(StorageRules):
             address = slash + path
         if not address.startswith("/"):
             raise BadRequest(f"{subject} {shown_location} is not absolute; write {self.form}")
-        return "", address[1:]
+        return "", address.removeprefix("/")
 
     def resolve(self, path: str) -> str:
         return os.path.realpath("/" + path).strip("/")

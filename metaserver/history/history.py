@@ -42,6 +42,7 @@ from seamark.metaserver.store.passed_time import read_passed_time
 from seamark.metaserver.store.port import PointerStore
 
 FLUSH_S = 60.0
+"""The interval at which the counts are recorded."""
 SAMPLES_PER_SHAPE_MAX = 4
 """The maximum number of samples that a server takes from the statements of a shape between two flushes."""
 APPLIED_MAX = 100
@@ -50,6 +51,10 @@ _OWNER_BUDGET_DIVISOR = 4
 """The divisor of a table's maximum number of shapes: one principal can be the first user of this fraction of them."""
 _RECORDS_MAX = 200
 """The maximum number of shapes in a transaction."""
+_NAMES_PER_COST = 8
+"""The number of columns and conditions of a shape that cost as much memory as another shape."""
+_MICROS_PER_SECOND = 1e6
+_OWNER_DIGITS = 16
 _FAILURES_MAX = 10
 """The number of consecutive failed transactions after which a flush stops, because the database does not answer."""
 _FILES_MAX, _BYTES_MAX = 1 << 40, 1 << 50
@@ -61,6 +66,7 @@ _LITERALS_MAX = 64
 RUN_S_MAX = 1e6
 """The maximum seconds that are counted for a statement. Clients state this number, so it may be wrong."""
 _LISTED_MAX = 2000
+"""The maximum number of shapes of a table that are listed."""
 _LISTED_AFTER_MS = 5000
 """The maximum age in milliseconds of unrecorded counts when all tables are listed. Older counts are recorded first."""
 _CHANGED_ROWS_MAX = 1000
@@ -121,6 +127,8 @@ class StatementTime(NamedTuple):
 
 
 class _Key(NamedTuple):
+    """The key of counts. `shape` is None for the other shapes of a table, which are counted together."""
+
     uuid: str
     principal: str | None
     shape: QueryShape | None
@@ -162,7 +170,7 @@ class _Counts:
             self.sized,
             self.bytes_in,
             self.bytes_left,
-            int(self.plan_s * 1e6),
+            int(self.plan_s * _MICROS_PER_SECOND),
         )
 
 
@@ -244,14 +252,14 @@ class QueryHistory:
             if len(self._times) >= self._limit or self._times_by_principal[principal] >= share:
                 return
             self._times_by_principal[principal] += 1
-        new = QuerySums(
+        new_sums = QuerySums(
             *(0,) * 7,
             timed=1,
-            run_us=int(min(time.run_s, RUN_S_MAX) * 1e6),
+            run_us=int(min(time.run_s, RUN_S_MAX) * _MICROS_PER_SECOND),
             timed_files=min(time.files, _FILES_MAX),
             timed_bytes=min(time.bytes, _BYTES_MAX),
         )
-        self._times[key] = new if sums is None else add_sums([sums, new])
+        self._times[key] = new_sums if sums is None else add_sums([sums, new_sums])
 
     def reserve(self, size: int) -> bool:
         """Reserve memory in bytes for the data that a sampler keeps until the next flush.
@@ -269,7 +277,7 @@ class QueryHistory:
         shape = key.shape
         assert shape is not None
         lists = (shape.columns, shape.conjuncts, shape.joins, shape.grouping, shape.aggregates)
-        cost = 1 + sum(map(len, lists)) // 8
+        cost = 1 + sum(map(len, lists)) // _NAMES_PER_COST
         share = self._limit if key.principal is None else max(1, self._limit // 2)
         if (
             self._costs_by_principal.total() + cost <= self._limit
@@ -363,6 +371,7 @@ class QueryHistory:
         return await self._store.query_totals(self._compute_first_hour(days), namespaces, limit)
 
     def _compute_first_hour(self, days: int) -> int:
+        """Return the first hour of the last `days` days."""
         # A row of an older day or week has the first hour of its period.
         first_hour = (self.hour // DAY_HOURS - days) * DAY_HOURS
         return first_hour - first_hour % _find_period(days * DAY_HOURS)
@@ -393,11 +402,11 @@ class QueryHistory:
         Raises:
             SeamarkError: The database refuses a change.
         """
-        clock_look = await read_passed_time(self._store, self._clock)
+        passed_time = await read_passed_time(self._store, self._clock)
 
         def find_hour(age_hours: int, period_hours: int) -> int:
             """Return the first hour of the period in which rows are `age_hours` old."""
-            hour = clock_look.find_time_ago(age_hours * HOUR_MS) // HOUR_MS
+            hour = passed_time.find_time_ago(age_hours * HOUR_MS) // HOUR_MS
             return hour - hour % period_hours
 
         changes = [
@@ -408,16 +417,16 @@ class QueryHistory:
         kept_hours = self.days * DAY_HOURS
         before_hour = find_hour(kept_hours, _find_period(kept_hours))
         changes.append(partial(self._store.prune_queries, before_hour, _CHANGED_ROWS_MAX))
-        removed_count = 0
+        changed_rows = 0
         failure: SeamarkError | None = None
         for change in changes:
             try:
-                removed_count += await _repeat_until_done(change)
+                changed_rows += await _repeat_until_done(change)
             except SeamarkError as error:
                 failure = error
         if failure is not None:
             raise failure
-        return removed_count
+        return changed_rows
 
 
 def _find_period(age_hours: int) -> int:
@@ -446,17 +455,17 @@ def _group_records_by_table(
             record = QueryRecord(OTHER_SHAPES, "", "", "", statement_counts.compute_sums())
         else:
             owner = "" if key.principal is None else digest_owner(key.uuid, key.principal)
-            filter_samples = [
-                sample for take in statement_counts.samplers if (sample := _take_sample(take, key.uuid)) is not None
+            samples = [
+                sample
+                for sampler in statement_counts.samplers
+                if (sample := _take_sample(sampler, key.uuid)) is not None
             ]
-            for sample in filter_samples:
+            for sample in samples:
                 statement_counts.add_sizes(sample.bytes_in, sample.bytes_left)
             repeats = compute_repeats(statement_counts.literals)
-            samples = [
-                replace(sample.filter, repeats=repeats) for sample in filter_samples if sample.filter is not None
-            ]
-            text = msgspec.json.encode(samples).decode() if samples else ""
-            record = QueryRecord(shape.fingerprint, owner, shape.text, text, statement_counts.compute_sums())
+            filters = [replace(sample.filter, repeats=repeats) for sample in samples if sample.filter is not None]
+            filters_text = msgspec.json.encode(filters).decode() if filters else ""
+            record = QueryRecord(shape.fingerprint, owner, shape.text, filters_text, statement_counts.compute_sums())
         tables[key.uuid].append(record)
     # A record of times has no shape. It must follow the record with its shape.
     for (uuid, fingerprint), sums in times.items():
@@ -477,7 +486,7 @@ def digest_owner(uuid: str, principal: str) -> str:
     """Return a digest of a principal that is different for each table, so that the history does not say who sent a
     statement.
     """
-    return hashlib.sha256(f"{uuid}\n{principal}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{uuid}\n{principal}".encode()).hexdigest()[:_OWNER_DIGITS]
 
 
 def add_sums(parts: Sequence[QuerySums]) -> QuerySums:

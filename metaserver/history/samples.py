@@ -24,7 +24,9 @@ LITERALS = (DROPPED, HASHED, KEPT)
 FILTER_CHARACTERS_MAX = 2000
 """The maximum number of characters of a filter that is kept with its literals."""
 REPEATS_STATEMENTS_MIN = 8
+"""The minimum number of statements of which repeated literals are counted."""
 _SHARE_MIN = 2**-30
+"""The fraction below which a range counts as empty. Above 1 minus this fraction, a range counts as complete."""
 _ALL_DIGITS_MIN_FRACTION = 0.999
 """The fraction above which all digits are kept, because the digits after the nines distinguish it from 1."""
 LOW, HIGH, BOTH = "low", "high", "both"
@@ -87,12 +89,13 @@ def compute_widths(bound: Expression, limits: Mapping[int, tuple[float, float]])
     """
     ranges: dict[int, list[float | None]] = {}
     for part in list_column_conjuncts(bound):
-        side = 0 if part.op in (Op.GT, Op.GT_EQ) else 1 if part.op in (Op.LT, Op.LT_EQ) else None
-        if side is None or part.column_id not in limits:
+        index = 0 if part.op in (Op.GT, Op.GT_EQ) else 1 if part.op in (Op.LT, Op.LT_EQ) else None
+        if index is None or part.column_id not in limits:
             continue
-        value, interval = float(part.values[0]), ranges.setdefault(part.column_id, [None, None])
-        narrowest = interval[side]
-        interval[side] = value if narrowest is None else (min if side else max)(narrowest, value)
+        # A range has its lower limit at index 0, and its upper limit at index 1. The narrowest limits are kept.
+        limit, interval = float(part.values[0]), ranges.setdefault(part.column_id, [None, None])
+        narrowest = interval[index]
+        interval[index] = limit if narrowest is None else (min if index else max)(narrowest, limit)
     widths = []
     for column_id, (low, high) in sorted(ranges.items()):
         smallest, largest = limits[column_id]

@@ -27,6 +27,7 @@ CONJUNCTS_MAX, TERMS_MAX = 24, 12
 """The maximum numbers of conjuncts in a shape, and of terms in a conjunct. Further conjuncts and terms are omitted."""
 COLUMNS_MAX = 64
 """The maximum number of columns in a list of a shape. A list with more columns is stored as an empty list."""
+_FINGERPRINT_DIGITS = 16
 _OTHER_TRANSFORM = "other"
 _TRANSFORMS = frozenset(("identity", "bucket", "truncate", "year", "month", "day", "hour", "void"))
 _NEGATIONS = {
@@ -38,7 +39,7 @@ _NEGATIONS = {
     Op.IN: Op.NOT_IN,
     Op.STARTS_WITH: Op.NOT_STARTS_WITH,
 }
-_NEGATED = {**_NEGATIONS, **{negated: op for op, negated in _NEGATIONS.items()}}
+_NEGATED_OPS = {**_NEGATIONS, **{negated: op for op, negated in _NEGATIONS.items()}}
 
 
 class ShapeTerm(msgspec.Struct, frozen=True, array_like=True, order=True, cache_hash=True):
@@ -113,7 +114,7 @@ class QueryShape(msgspec.Struct, frozen=True, cache_hash=True):
 
 @lru_cache(maxsize=4096)
 def _digest_shape(shape: QueryShape) -> str:
-    return hashlib.sha256(shape.text.encode()).hexdigest()[:16]
+    return hashlib.sha256(shape.text.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
 
 
 def select_shape_columns(ids: Iterable[int]) -> tuple[int, ...]:
@@ -204,13 +205,14 @@ def _make_terms(part: tuple[Expression, bool], find_column: Callable[[str], int 
 
 
 def _build_term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool) -> ShapeTerm:
+    """Return the term of a predicate, which compares a column with a number of values."""
     rounded_count = 1
     while rounded_count < values:
         rounded_count *= 10
     # The parameter of a transform is a number that the client chooses, so it counts as a literal.
     transform = predicate.transform.partition("[")[0]
     is_known = transform in _TRANSFORMS or is_function(transform)
-    op = _NEGATED[predicate.op] if negated else predicate.op
+    op = _NEGATED_OPS[predicate.op] if negated else predicate.op
     return _make_term(column_id, op, transform if is_known else _OTHER_TRANSFORM, rounded_count)
 
 

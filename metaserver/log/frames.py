@@ -192,10 +192,10 @@ def split_payloads(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[B
 
 def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[int, Batch] | None:
     """Return the batch of a shard in an append, and the offset of its first row, or None if there is no such batch."""
-    for found, data in split_payloads(entry, payloads):
-        if found.shard == shard:
-            payload, kinds = bytes(data[: found.payload_bytes]), bytes(data[found.payload_bytes :])
-            return found.offset, Batch(found.rows, payload, kinds)
+    for batch, data in split_payloads(entry, payloads):
+        if batch.shard == shard:
+            payload, kinds = bytes(data[: batch.payload_bytes]), bytes(data[batch.payload_bytes :])
+            return batch.offset, Batch(batch.rows, payload, kinds)
     return None
 
 

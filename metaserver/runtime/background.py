@@ -33,7 +33,7 @@ async def run_in_background(name: str, work: Callable[[], Awaitable[None]]) -> A
     A failure is logged, and `work` restarts after a delay.
     """
 
-    async def forever() -> None:
+    async def repeat_work() -> None:
         while True:
             try:
                 await work()
@@ -43,7 +43,7 @@ async def run_in_background(name: str, work: Callable[[], Awaitable[None]]) -> A
                 log_safely(_log.exception, "background work failed unexpectedly", work=name)
             await asyncio.sleep(RESTART_S)
 
-    async with _run_task(name, forever()):
+    async with _run_task(name, repeat_work()):
         yield
 
 
@@ -54,13 +54,13 @@ async def run_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncItera
     A failure is logged.
     """
 
-    async def once() -> None:
+    async def run_and_log() -> None:
         try:
             await work()
         except Exception:  # noqa: BLE001  the server does not depend on it
             log_safely(_log.exception, "background work failed unexpectedly", work=name)
 
-    async with _run_task(name, once()):
+    async with _run_task(name, run_and_log()):
         yield
 
 

@@ -30,6 +30,8 @@ from seamark.metaserver.settings.settings import Settings
 
 PRIVATE_UMASK = 0o077
 _GROUP_AND_OTHERS_MODE = 0o077
+_PID_BYTES_MAX = 32
+"""The maximum size of the process id in the lock's file."""
 LOCK_NAME = "server.lock"
 SERVER_FILE_NAME = "server.json"
 _SERVER_FOLDERS = frozenset(("cache", "metrics", "logs"))
@@ -89,6 +91,7 @@ def make_private(settings: Settings) -> list[Path]:
 
 
 def _check_home(home: Path) -> None:
+    """Check that the home is a folder of this account, and is not shared or a link. Raise ConfigError if it is not."""
     status = home.lstat()
     if stat.S_ISLNK(status.st_mode):
         raise ConfigError(
@@ -110,10 +113,8 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise ConfigError(
             f"{path} belongs to {_describe_account(status.st_uid)}, but this process runs as "
-            f"{_describe_account(os.geteuid())}. The "
-            "owner could read and replace the server's data there. Run the "
-            f"server as the owner, or change the owner "
-            "with chown"
+            f"{_describe_account(os.geteuid())}. The owner could read and replace the server's data there. Run the "
+            "server as the owner, or change the owner with chown"
         )
 
 
@@ -125,6 +126,7 @@ def _describe_account(uid: int) -> str:
 
 
 def _is_used(home: Path) -> bool:
+    """Return whether a server has used the home folder."""
     return any(name.endswith(_SECRET_SUFFIXES) or name in _SERVER_FOLDERS for name in os.listdir(home))
 
 
@@ -152,6 +154,7 @@ def _tighten_contents(home: Path) -> list[Path]:
 
 
 def _tighten_tree(folder: Path) -> list[Path]:
+    """Make a folder and everything in it private, and return the paths that were not."""
     repaired_paths = _tighten_path(folder)
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -160,6 +163,7 @@ def _tighten_tree(folder: Path) -> list[Path]:
 
 
 def _tighten_file(path: Path) -> list[Path]:
+    """Make a database file private, and return it in a list if it was not. A missing file is ignored."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -187,6 +191,7 @@ def _tighten_path(path: Path) -> list[Path]:
 
 
 def find_sqlite_file(settings: Settings) -> Path | None:
+    """Return the file of the SQLite database in the settings, or None for another database."""
     parts = urlsplit(settings.make_database_url())
     path = Path("/" + unquote(parts.path).lstrip("/"))
     return path if parts.scheme == "sqlite" and not parts.netloc and path.name else None
@@ -269,7 +274,7 @@ def lock_home(settings: Settings, command: str | None = None) -> Iterator[None]:
 
 def _describe_server(settings: Settings, lock: int) -> str:
     """Return the process id and URL of the server that holds the lock, if the server has written them."""
-    pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+    pid = os.pread(lock, _PID_BYTES_MAX, 0).decode("ascii", "replace").strip()
     url = "still starting"
     with suppress(OSError, msgspec.DecodeError):
         server = convert_json((settings.home / SERVER_FILE_NAME).read_bytes(), dict[str, str | int])

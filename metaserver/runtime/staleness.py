@@ -15,6 +15,7 @@ from contextvars import ContextVar
 
 _DIRECTIVE = re.compile(r"(?:^|[,\s])(?:stale-if-error|max-stale)\s*=\s*\"?([0-9]{1,9})\"?(?=$|[,\s])", re.IGNORECASE)
 _HEADER_CHARS_MAX = 1000
+"""The maximum number of characters of the header that are searched."""
 
 
 class Staleness:

@@ -27,8 +27,14 @@ from seamark.metaserver.timeline.timeline import Timeline
 INSTANTS_PER_BATCH = 100
 """The number of instants that are read together, which is the maximum that is delivered again after a crash."""
 LEASE_S = 30.0
+"""The time for which a replica has the lease of a target without renewing it."""
 SEND_TIMEOUT_S = 10.0
 BACKOFF_S_MAX = 60.0
+_BACKOFF_S_MIN = 0.25
+"""The half of the first pause after a failed delivery. The pause doubles with each further failure."""
+_DOUBLINGS_MAX = 16
+_STORE_PAUSE_S = 5.0
+"""The pause after the store has failed."""
 _log = structlog.get_logger("seamark.events")
 
 
@@ -119,7 +125,7 @@ class Deliverer:
             await asyncio.sleep(self._draw_jitter_s(LEASE_S / 3))
         except SeamarkError as error:
             _log.warning("events wait for the store", target=self._target.place, error=error.message)
-            await asyncio.sleep(self._draw_jitter_s(5.0))
+            await asyncio.sleep(self._draw_jitter_s(_STORE_PAUSE_S))
 
     async def _deliver_after_position(self, position: str | None) -> None:
         """Deliver the events after a position, and save the position after each batch, without an end."""
@@ -134,8 +140,9 @@ class Deliverer:
             events = [make_event(instant, self._source, self._warehouse_id) for instant in batch]
             try:
                 for start in range(0, len(events), self._target.events_max):
-                    await self._deliver(part := events[start : start + self._target.events_max])
-                    position = part[-1].id
+                    delivered_events = events[start : start + self._target.events_max]
+                    await self._deliver(delivered_events)
+                    position = delivered_events[-1].id
             except BaseException:
                 # If the position can still be saved after an interruption, events that were received are not sent
                 # again.
@@ -170,7 +177,7 @@ class Deliverer:
                 return
             attempt += 1
             self._observer.count_failed_delivery(self._target.kind)
-            pause_s = self._draw_jitter_s(min(BACKOFF_S_MAX, 0.25 * 2 ** min(attempt, 16)))
+            pause_s = self._draw_jitter_s(min(BACKOFF_S_MAX, _BACKOFF_S_MIN * 2 ** min(attempt, _DOUBLINGS_MAX)))
             _log.warning(
                 "event not delivered",
                 target=self._target.place,
@@ -182,6 +189,11 @@ class Deliverer:
             await asyncio.sleep(pause_s)
 
     async def _save(self, expected: str | None, position: str | None) -> None:
+        """Save the position of the target if the stored position is `expected`.
+
+        Raises:
+            LeaseLost: Another replica has saved a position.
+        """
         if position is None or position == expected:
             return
         try:
@@ -197,4 +209,5 @@ class Deliverer:
         """Return a time between half of `seconds` and `seconds`, so that replicas and targets do not send at the same
         time.
         """
-        return seconds * (0.5 + self._clock.draw_bytes(1)[0] / 510)
+        (random_byte,) = self._clock.draw_bytes(1)
+        return seconds * (0.5 + random_byte / 255 / 2)

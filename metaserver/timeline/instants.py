@@ -16,7 +16,7 @@ INDEXING = "indexing"
 """The action of index builds."""
 MAINTENANCE = "maintenance"
 """The action of runs of table services."""
-_NEXT: dict[InstantState, frozenset[InstantState]] = {
+_NEXT_STATES: dict[InstantState, frozenset[InstantState]] = {
     InstantState.REQUESTED: frozenset({InstantState.INFLIGHT, InstantState.ROLLED_BACK}),
     InstantState.INFLIGHT: frozenset({InstantState.COMPLETED, InstantState.ROLLED_BACK}),
     InstantState.COMPLETED: frozenset(),
@@ -26,7 +26,7 @@ _NEXT: dict[InstantState, frozenset[InstantState]] = {
 
 def is_finished(state: InstantState) -> bool:
     """Return whether the state is final."""
-    return not _NEXT[state]
+    return not _NEXT_STATES[state]
 
 
 def check_move(current: InstantState, new: InstantState) -> None:
@@ -35,8 +35,10 @@ def check_move(current: InstantState, new: InstantState) -> None:
     Raises:
         BadRequest: The state cannot follow. The message names the allowed states.
     """
-    if new not in _NEXT[current]:
-        allowed_states = " or ".join(sorted(state.value for state in _NEXT[current])) or "nothing: it is finished"
+    if new not in _NEXT_STATES[current]:
+        allowed_states = (
+            " or ".join(sorted(state.value for state in _NEXT_STATES[current])) or "nothing: it is finished"
+        )
         raise BadRequest(
             f"An instant in state {current.value} cannot become {new.value}; it may become {allowed_states}"
         )

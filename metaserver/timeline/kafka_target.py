@@ -24,6 +24,7 @@ from seamark.metaserver.timeline.delivery import SEND_TIMEOUT_S, NotDelivered
 from seamark.metaserver.timeline.events import CONTENT_TYPE, Event
 
 _POLL_S = 0.1
+"""The time for which the thread waits for confirmations before it checks whether the target is closed."""
 _HEADERS: list[tuple[str, str | bytes | None]] = [("content-type", CONTENT_TYPE.encode())]
 
 

@@ -40,7 +40,7 @@ _SIDES = ("inputs", "outputs")
 _FIELD_CHARS = 48
 """The number of characters that a field of the facet `schema` has in addition to its name and its description."""
 _COLUMN_FACETS = ("schema", "columnLineage")
-_ENDS = {InstantState.COMPLETED: "COMPLETE", InstantState.ROLLED_BACK: "FAIL"}
+_END_EVENT_TYPES = {InstantState.COMPLETED: "COMPLETE", InstantState.ROLLED_BACK: "FAIL"}
 
 
 class CatalogName(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ def list_run_events(instant: Instant, metadata: TableMetadata | None, catalog: C
     if not is_finished(instant.state):
         return [start]
     ended_ms = instant.requested_ms if instant.completed_ms is None else instant.completed_ms
-    return [start, _make_event(_ENDS[instant.state], ended_ms, instant, metadata, catalog)]
+    return [start, _make_event(_END_EVENT_TYPES[instant.state], ended_ms, instant, metadata, catalog)]
 
 
 def _make_event(
@@ -220,11 +220,12 @@ def _describe_field(name: str, field_type: Type, doc: str | None = None) -> dict
 
 def _map_columns(dataset: dict[str, Any], metadata: TableMetadata) -> dict[str, Any]:
     """Return the column lineage of a rewrite, which copies each column."""
-    identity = [{"type": "DIRECT", "subtype": "IDENTITY", "description": "", "masking": False}]
-    source = {"namespace": dataset["namespace"], "name": dataset["name"], "transformations": identity}
+    transformations = [{"type": "DIRECT", "subtype": "IDENTITY", "description": "", "masking": False}]
+    source = {"namespace": dataset["namespace"], "name": dataset["name"], "transformations": transformations}
     return {field.name: {"inputFields": [{**source, "field": field.name}]} for field in metadata.current_schema.fields}
 
 
 def _make_facet(kind: str, **values: Any) -> dict[str, Any]:
+    """Return a facet of OpenLineage with the URL of its schema."""
     url = f"{_FACETS_URL}{_FACET_VERSIONS[kind]}/{kind}.json#/$defs/{kind}"
     return {"_producer": PRODUCER, "_schemaURL": url, **values}

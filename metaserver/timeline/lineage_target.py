@@ -23,8 +23,10 @@ from seamark.metaserver.timeline.lineage import CatalogName, list_run_events, re
 LoadMetadata = Callable[[str], Awaitable[TableMetadata]]
 BODY_BYTES_MAX = 4 << 20
 """The maximum size in bytes of a body with the columns of the table. A larger event is sent without them."""
-_REFUSED = (400, 413, 422)
+_REFUSAL_STATUSES = (400, 413, 422)
+"""The statuses with which a receiver refuses an event as invalid or too large. The event is not sent again."""
 _TOO_LARGE_STATUS = 413
+_URL_DIGEST_DIGITS = 32
 _log = structlog.get_logger("seamark.lineage")
 
 
@@ -53,7 +55,7 @@ class LineageTarget:
         self._session = session
         self.place = redact_url(url)
         # The URL may contain a secret, so it must not be in the database.
-        self.name = "openlineage:" + hashlib.sha256(url.encode()).hexdigest()[:32]
+        self.name = "openlineage:" + hashlib.sha256(url.encode()).hexdigest()[:_URL_DIGEST_DIGITS]
 
     async def send(self, events: Sequence[Event]) -> None:
         """Post the run events of instants. Instants that are not about jobs are skipped.
@@ -110,7 +112,7 @@ class LineageTarget:
         try:
             # Do not follow redirects, which would send the key to a host that is not configured.
             async with self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as answer:
-                if answer.status in _REFUSED:
+                if answer.status in _REFUSAL_STATUSES:
                     _log.error("a lineage event was refused", instant=run_id, status=answer.status, bytes=len(body))
                 elif not 200 <= answer.status < 300:
                     raise NotDelivered(f"status {answer.status}")

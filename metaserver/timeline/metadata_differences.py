@@ -20,22 +20,22 @@ def list_table_updates(base: Document | None, new: Document) -> list[Update]:
     return [
         *_list_identity_updates(previous, new, "table-uuid"),
         *_list_additions(previous, new, "schemas", "schema-id", _add_schema),
-        *_set_current(previous, new, "current-schema-id", "set-current-schema", "schema-id"),
+        *_list_current_change(previous, new, "current-schema-id", "set-current-schema", "schema-id"),
         *_list_additions(
             previous, new, "partition-specs", "spec-id", lambda spec: {"action": "add-spec", "spec": spec}
         ),
-        *_set_current(previous, new, "default-spec-id", "set-default-spec", "spec-id"),
+        *_list_current_change(previous, new, "default-spec-id", "set-default-spec", "spec-id"),
         *_list_additions(
             previous, new, "sort-orders", "order-id", lambda order: {"action": "add-sort-order", "sort-order": order}
         ),
-        *_set_current(previous, new, "default-sort-order-id", "set-default-sort-order", "sort-order-id"),
+        *_list_current_change(previous, new, "default-sort-order-id", "set-default-sort-order", "sort-order-id"),
         *_list_property_updates(previous, new),
         *_list_additions(previous, new, "encryption-keys", "key-id", _add_encryption_key),
         *_list_snapshot_updates(previous, new),
         *_list_statistics_updates(previous, new, "statistics"),
         *_list_statistics_updates(previous, new, "partition-statistics"),
-        *_remove_all(previous, new, "partition-specs", "spec-id", "remove-partition-specs", "spec-ids"),
-        *_remove_all(previous, new, "schemas", "schema-id", "remove-schemas", "schema-ids"),
+        *_list_removals(previous, new, "partition-specs", "spec-id", "remove-partition-specs", "spec-ids"),
+        *_list_removals(previous, new, "schemas", "schema-id", "remove-schemas", "schema-ids"),
         *(
             {"action": "remove-encryption-key", "key-id": key}
             for key in _list_removed(previous, new, "encryption-keys", "key-id")
@@ -53,7 +53,7 @@ def list_view_updates(base: Document | None, new: Document) -> list[Update]:
         *_list_additions(
             previous, new, "versions", "version-id", lambda item: {"action": "add-view-version", "view-version": item}
         ),
-        *_set_current(previous, new, "current-version-id", "set-current-view-version", "view-version-id"),
+        *_list_current_change(previous, new, "current-version-id", "set-current-view-version", "view-version-id"),
     ]
 
 
@@ -80,36 +80,39 @@ def _index_items(document: Document, list_name: str, key: str) -> dict[Any, Docu
 
 
 def _list_additions(
-    old_document: Document, new: Document, list_name: str, key: str, make: Callable[[Document], Update]
+    old_document: Document, new: Document, list_name: str, key: str, make_update: Callable[[Document], Update]
 ) -> Iterator[Update]:
+    """Yield an update for each item of a list that the old document does not have."""
     old_items = _index_items(old_document, list_name, key)
     for item_id, item in _index_items(new, list_name, key).items():
         if item_id not in old_items:
-            yield make(item)
+            yield make_update(item)
 
 
 def _list_removed(old_document: Document, new: Document, list_name: str, key: str) -> list[Any]:
-    later = _index_items(new, list_name, key)
-    return [item_id for item_id in _index_items(old_document, list_name, key) if item_id not in later]
+    """Return the ids of the items of a list that the new document does not have."""
+    new_items = _index_items(new, list_name, key)
+    return [item_id for item_id in _index_items(old_document, list_name, key) if item_id not in new_items]
 
 
-def _remove_all(
+def _list_removals(
     old_document: Document, new: Document, list_name: str, key: str, action: str, field: str
 ) -> Iterator[Update]:
+    """Yield the update that removes all items of a list that the new document does not have."""
     removed_ids = _list_removed(old_document, new, list_name, key)
     if removed_ids:
         yield {"action": action, field: removed_ids}
 
 
-def _set_current(old_document: Document, new: Document, key: str, action: str, field: str) -> Iterator[Update]:
+def _list_current_change(old_document: Document, new: Document, key: str, action: str, field: str) -> Iterator[Update]:
     if key in new and old_document.get(key) != new[key]:
         yield {"action": action, field: new[key]}
 
 
 def _list_property_updates(old_document: Document, new: Document) -> Iterator[Update]:
-    earlier, later = old_document.get("properties") or {}, new.get("properties") or {}
-    changed_properties = {name: value for name, value in later.items() if earlier.get(name) != value}
-    removed_names = [name for name in earlier if name not in later]
+    old_properties, new_properties = old_document.get("properties") or {}, new.get("properties") or {}
+    changed_properties = {name: value for name, value in new_properties.items() if old_properties.get(name) != value}
+    removed_names = [name for name in old_properties if name not in new_properties]
     if changed_properties:
         yield {"action": "set-properties", "updates": changed_properties}
     if removed_names:
@@ -124,21 +127,22 @@ def _list_snapshot_updates(old_document: Document, new: Document) -> Iterator[Up
     # In the order of sequence numbers, a snapshot follows its parent.
     for update in sorted(snapshot_updates, key=lambda update: update["snapshot"].get("sequence-number", 0)):
         yield {"action": "add-snapshot", **update}
-    earlier, later = old_document.get("refs") or {}, new.get("refs") or {}
-    for name, ref in later.items():
-        if earlier.get(name) != ref:
+    old_refs, new_refs = old_document.get("refs") or {}, new.get("refs") or {}
+    for name, ref in new_refs.items():
+        if old_refs.get(name) != ref:
             yield {"action": "set-snapshot-ref", "ref-name": name, **ref}
-    for name in earlier:
-        if name not in later:
+    for name in old_refs:
+        if name not in new_refs:
             yield {"action": "remove-snapshot-ref", "ref-name": name}
-    yield from _remove_all(old_document, new, "snapshots", "snapshot-id", "remove-snapshots", "snapshot-ids")
+    yield from _list_removals(old_document, new, "snapshots", "snapshot-id", "remove-snapshots", "snapshot-ids")
 
 
 def _list_statistics_updates(old_document: Document, new: Document, list_name: str) -> Iterator[Update]:
-    earlier, later = _index_items(old_document, list_name, "snapshot-id"), _index_items(new, list_name, "snapshot-id")
-    for snapshot_id, statistics in later.items():
-        if earlier.get(snapshot_id) != statistics:
+    old_items = _index_items(old_document, list_name, "snapshot-id")
+    new_items = _index_items(new, list_name, "snapshot-id")
+    for snapshot_id, statistics in new_items.items():
+        if old_items.get(snapshot_id) != statistics:
             yield {"action": f"set-{list_name}", list_name: statistics}
-    for snapshot_id in earlier:
-        if snapshot_id not in later:
+    for snapshot_id in old_items:
+        if snapshot_id not in new_items:
             yield {"action": f"remove-{list_name}", "snapshot-id": snapshot_id}

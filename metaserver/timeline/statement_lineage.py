@@ -49,6 +49,8 @@ _TOKENIZED_CHARS_MAX = 64 << 10
 """The maximum length of a statement from which literals are removed."""
 _ATTEMPTS_MAX = 6
 _PAUSE_S = 0.25
+"""The pause after the first failed attempt. The pause doubles with each further attempt."""
+_JOB_DIGITS = 16
 _TOKENS = re.compile(
     r"""(?P<space>\s+|--[^\n]*|/\*.*?(?:\*/|\Z))
     |(?P<literal>'(?:[^']|'')*'?|\$(?P<tag>\w*)\$.*?(?:\$(?P=tag)\$|\Z)|(?<![\w."])\.?\d[\w.]*(?:(?<=[eE])[+-]\d+)?)
@@ -97,17 +99,17 @@ def name_statement_job(statement: str) -> str:
 
 def name_job(form: str) -> str:
     """Return the name of the job of a statement without literals."""
-    return f"sql.{hashlib.sha256(form.encode(errors='surrogatepass')).hexdigest()[:16]}"
+    return f"sql.{hashlib.sha256(form.encode(errors='surrogatepass')).hexdigest()[:_JOB_DIGITS]}"
 
 
 def remove_literals(statement: str) -> str:
     """Return a statement with `?` for each literal or list of literals, and without comments and extra space."""
     tokens = []
-    for matched in _TOKENS.finditer(statement):
-        if matched["literal"] is not None:
+    for match in _TOKENS.finditer(statement):
+        if match["literal"] is not None:
             tokens.append("?")
-        elif matched["space"] is None:
-            tokens.append(matched[0] if matched["quoted"] is not None else matched[0].casefold())
+        elif match["space"] is None:
+            tokens.append(match[0] if match["quoted"] is not None else match[0].casefold())
     return _LITERALS.sub("?", " ".join(tokens)).rstrip("; ")
 
 
@@ -171,6 +173,7 @@ class StatementRuns:
                 await self._send(target, event)
 
     async def _send(self, target: LineageTarget, event: dict[str, Any]) -> None:
+        """Send an event. After the last failed attempt, the event is lost."""
         for attempt in range(_ATTEMPTS_MAX):
             try:
                 await target.send_run_event(event)
@@ -233,6 +236,7 @@ def make_input(
 async def _find_metadata(
     namespace: tuple[str, ...], table: str, store: PointerStore, load_metadata: LoadMetadata
 ) -> TableMetadata | None:
+    """Return the metadata of a table, or None if there is no such table or it cannot be read."""
     try:
         entry = await store.load_entry(EntryKind.TABLE, namespace, table)
         return None if entry is None else await load_metadata(entry.metadata_location)

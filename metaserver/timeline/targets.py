@@ -95,8 +95,9 @@ async def _open_targets(
         targets.append(nats_target.NatsTarget(parse_subject(settings.event_nats)))
     if settings.webhook_urls or settings.openlineage_url:
         timeout = aiohttp.ClientTimeout(total=SEND_TIMEOUT_S)
-        open_file = aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
-        session = await stack.enter_async_context(open_file)
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
+        )
         if settings.openlineage_url:
             catalog = CatalogName(settings.openlineage_namespace, settings.make_warehouse_uri())
             url, api_key = settings.openlineage_url, settings.openlineage_api_key

@@ -24,6 +24,7 @@ from seamark.metaserver.store.model import Instant
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.instants import matches_filter
 
+_RETRY_AFTER_S = 5
 _INSTANTS_PER_BATCH = 500
 _ARCHIVED_INSTANTS_PER_BATCH = 1000
 _log = structlog.get_logger("seamark.timeline")
@@ -57,6 +58,7 @@ class Timeline:
         self._news = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
         self._head: str | None = None
+        """The position of the newest instant that the poller has read."""
         self._ready_event: asyncio.Event = asyncio.Event()
         self._is_draining = False
 
@@ -123,7 +125,9 @@ class Timeline:
             RetryLater: The limit of watchers is reached.
         """
         if counted and self.watchers >= self._settings.watchers_limit:
-            raise RetryLater(f"{self.watchers} clients already watch the timeline; read it with `since` instead", 5)
+            raise RetryLater(
+                f"{self.watchers} clients already watch the timeline; read it with `since` instead", _RETRY_AFTER_S
+            )
         watcher = Watcher(where, counted)
         watcher.woken.set()  # The first read follows the registration, so no instant is missed.
         self._watchers.add(watcher)
@@ -163,12 +167,12 @@ class Timeline:
         Returns:
             The number of archived instants.
         """
-        moved = 0
+        total_count = 0
         while True:
             count = await self._store.archive_instants(self._settings.timeline_keep, _ARCHIVED_INSTANTS_PER_BATCH)
-            moved += count
+            total_count += count
             if count < _ARCHIVED_INSTANTS_PER_BATCH:
-                return moved
+                return total_count
 
     async def close(self) -> None:
         self.drain()
@@ -184,13 +188,13 @@ class Timeline:
 
     async def _poll(self) -> None:
         """Read new instants periodically and after each commit, until the task is cancelled."""
-        started = False
+        has_head = False
         while True:
             self._news.clear()
             try:
-                if not started:
+                if not has_head:
                     self._head = await self.load_head()
-                    started = True
+                    has_head = True
                 else:
                     await self._read_new_instants()
             except SeamarkError as error:
@@ -200,7 +204,7 @@ class Timeline:
                 log_safely(_log.exception, "the timeline cannot be read")
             self._ready_event.set()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._pause_s()):
+                async with asyncio.timeout(self._draw_pause_s()):
                     await self._news.wait()
 
     async def _read_new_instants(self) -> None:
@@ -217,10 +221,10 @@ class Timeline:
             if len(batch) < _INSTANTS_PER_BATCH:
                 return
 
-    def _pause_s(self) -> float:
+    def _draw_pause_s(self) -> float:
         """Return a time in seconds between 0.75 and 1.25 times the setting `watch_poll_s`."""
-        jitter = self._clock.draw_bytes(1)[0] / 255
-        return self._settings.watch_poll_s * (0.75 + jitter / 2)
+        (random_byte,) = self._clock.draw_bytes(1)
+        return self._settings.watch_poll_s * (0.75 + random_byte / 255 / 2)
 
 
 @asynccontextmanager

@@ -18,6 +18,8 @@ from seamark.metaserver.settings.settings import redact_url
 from seamark.metaserver.timeline.delivery import SEND_TIMEOUT_S, NotDelivered
 from seamark.metaserver.timeline.events import CONTENT_TYPE, Event
 
+_URL_DIGEST_DIGITS = 32
+
 
 def compute_signature(secret: str, at_s: int, body: bytes) -> str:
     """Return the value of the header Seamark-Signature.
@@ -41,7 +43,7 @@ class Webhook:
         self._session = session
         self.place = redact_url(url)
         # The URL may contain a secret, so it must not be in the database.
-        self.name = "webhook:" + hashlib.sha256(url.encode()).hexdigest()[:32]
+        self.name = "webhook:" + hashlib.sha256(url.encode()).hexdigest()[:_URL_DIGEST_DIGITS]
 
     async def send(self, events: Sequence[Event]) -> None:
         """Post each event.
@@ -57,6 +59,7 @@ class Webhook:
             await self._post(event.body, headers)
 
     async def _post(self, body: bytes, headers: dict[str, str]) -> None:
+        """Post an event. Raise NotDelivered unless the receiver answers 2xx."""
         try:
             # Do not follow redirects, which would send a signed body to a host that is not configured.
             async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as answer:

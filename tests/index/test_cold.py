@@ -94,10 +94,10 @@ def small_index_layout(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
             monkeypatch.setattr(postings, name, -1)
 
 
-@pytest.fixture(params=[64, cold._GUESS_BYTES], ids=["little at first", "much at first"])
+@pytest.fixture(params=[64, cold._FIRST_READ_BYTES], ids=["little at first", "much at first"])
 def first_read_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the size of the first read, which includes a whole small file, or only a part of its header."""
-    monkeypatch.setattr(cold, "_GUESS_BYTES", request.param)
+    monkeypatch.setattr(cold, "_FIRST_READ_BYTES", request.param)
 
 
 @pytest.mark.each_value
@@ -227,7 +227,7 @@ async def test_probe_with_too_many_reads_or_bytes_is_skipped(monkeypatch: pytest
     assert await remote_file.probe(query) is None
     assert len(storage.read_ranges) == reads_before
     storage = RecordingStorage(build_index_file("bitmap", build_long_keys(20_000, 4)))
-    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
+    monkeypatch.setattr(cold, "_FIRST_READ_BYTES", 64)
     remote_file = await open_remote_file("bitmap", storage)
     monkeypatch.setattr(bitmap, "FILLED_MAX_BYTES", 100)
     assert not await remote_file.bitmap.load_rows([0, 1, 2, 3])

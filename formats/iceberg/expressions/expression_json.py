@@ -211,7 +211,7 @@ def _render_path(path: _Path) -> str:
 
 
 def _read_kind(json: dict[str, object], path: _Path) -> str:
-    """Return the `type` of an object: an operator as it is, and other types in lower case with hyphens."""
+    """Return the `type` of an object: an operator unchanged, and other types in lower case with hyphens."""
     kind = json.get("type")
     if isinstance(kind, str):
         return kind if kind in _OPS else kind.lower().replace("_", "-")

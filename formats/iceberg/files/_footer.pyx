@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-cdef enum:
+cdef enum:  # types of the compact protocol
     TRUE = 1
     FALSE = 2
     I8 = 3
@@ -23,8 +23,10 @@ cdef enum:
     SET = 10
     MAP = 11
     STRUCT = 12
+
+cdef enum:
     DEPTH_MAX = 64
-    VARINT_MAX = 10
+    VARINT_MAX = 10  # bytes of a 64-bit number
 
 # The columns of the table of chunks: first START and END of the chunk, then (value, begin, end) of each field below. A
 # field that the chunk does not have has -1 as its begin.
@@ -68,11 +70,13 @@ cdef struct Cursor:
 
 
 cdef inline int fail(Cursor* c, const char* reason) noexcept nogil:
+    """Record the reason of a failure, and return -1."""
     c.error = reason
     return -1
 
 
 cdef inline int varint(Cursor* c, uint64_t* value) noexcept nogil:
+    """Read an unsigned number (LEB128). Returns 0, or -1 on an error."""
     cdef uint64_t total = 0
     cdef int shift = 0
     cdef uint8_t byte
@@ -91,6 +95,7 @@ cdef inline int varint(Cursor* c, uint64_t* value) noexcept nogil:
 
 
 cdef inline int number(Cursor* c, int64_t* value) noexcept nogil:
+    """Read a signed number (zigzag). Returns 0, or -1 on an error."""
     cdef uint64_t raw
     if varint(c, &raw) < 0:
         return -1
@@ -118,6 +123,7 @@ cdef inline int header(Cursor* c, int64_t* field, int* kind) noexcept nogil:
 
 
 cdef int list_header(Cursor* c, Py_ssize_t* count, int* kind) noexcept nogil:
+    """Read the number and the type of a list's items. Returns 0, or -1 on an error."""
     cdef uint64_t size
     if c.at >= c.size:
         return fail(c, b"it ends before a list")
@@ -133,6 +139,7 @@ cdef int list_header(Cursor* c, Py_ssize_t* count, int* kind) noexcept nogil:
 
 
 cdef int skip(Cursor* c, int kind, int depth) noexcept nogil:
+    """Skip a value. Returns 0, or -1 on an error."""
     cdef uint64_t raw
     cdef int64_t field = 0
     cdef Py_ssize_t count, i
@@ -174,6 +181,7 @@ cdef int skip(Cursor* c, int kind, int depth) noexcept nogil:
 
 
 cdef Cursor cursor_of(const uint8_t[::1] data, Py_ssize_t at) except *:
+    """Return a cursor at an offset of the data. Raises ValueError if the offset is outside of the data."""
     cdef Cursor c
     if at < 0 or at >= data.shape[0]:
         raise ValueError(f"there is no Thrift structure at {at} of {data.shape[0]} bytes")
@@ -184,7 +192,8 @@ cdef Cursor cursor_of(const uint8_t[::1] data, Py_ssize_t at) except *:
     return c
 
 
-cdef object broken(Cursor* c):
+cdef object make_error(Cursor* c):
+    """Return the error of a cursor."""
     reason = (<bytes>c.error).decode() if c.error != NULL else "it is no Thrift structure"
     return ValueError(f"invalid Thrift structure at {c.at}: {reason}")
 
@@ -194,14 +203,14 @@ cdef bint next_field(Cursor* c, int64_t* field, int* kind) except -1:
     bytes."""
     cdef int status = header(c, field, kind)
     if status < 0:
-        raise broken(c)
+        raise make_error(c)
     return status
 
 
 cdef int step_over(Cursor* c, int kind, int depth) except -1:
     """Skip a value of the type `kind`. Raises ValueError for invalid bytes."""
     if skip(c, kind, depth) < 0:
-        raise broken(c)
+        raise make_error(c)
     return 0
 
 
@@ -209,7 +218,7 @@ cdef int64_t read_number(Cursor* c) except? -1:
     """Read a number. Raises ValueError for invalid bytes."""
     cdef int64_t value = 0
     if number(c, &value) < 0:
-        raise broken(c)
+        raise make_error(c)
     return value
 
 
@@ -219,7 +228,7 @@ cdef Py_ssize_t structures(Cursor* c, str what) except -1:
     cdef Py_ssize_t count, at = c.at
     cdef int kind = 0
     if list_header(c, &count, &kind) < 0:
-        raise broken(c)
+        raise make_error(c)
     if count and kind != STRUCT:
         raise ValueError(f"the list at {at} has items of type {kind}, not {what}")
     return count
@@ -253,7 +262,8 @@ def items(const uint8_t[::1] data, Py_ssize_t at):
     return begins
 
 
-cdef inline void note(int64_t* row, int field, int64_t value, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+cdef inline void write_field(int64_t* row, int field, int64_t value, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """Write a value, and the range of its bytes, into the columns that the table has for `field`."""
     row[2 + 3 * field] = value
     row[3 + 3 * field] = begin
     row[4 + 3 * field] = end
@@ -269,7 +279,7 @@ cdef int take(Cursor* c, int64_t* row, int field, int kind) noexcept nogil:
         return -1
     if row[3 + 3 * field] >= 0:
         return fail(c, b"a field is repeated")
-    note(row, field, value, begin, c.at)
+    write_field(row, field, value, begin, c.at)
     return 0
 
 
@@ -342,7 +352,7 @@ cdef int read_metadata(Cursor* c, int64_t* row) noexcept nogil:
         if field == 3:
             if row[3 + 3 * PATH] >= 0:
                 return fail(c, b"a field is repeated")
-            note(row, PATH, 0, begin, c.at)
+            write_field(row, PATH, 0, begin, c.at)
 
 
 cdef int read_crypto(Cursor* c) noexcept nogil:
@@ -369,7 +379,7 @@ cdef int read_chunk(Cursor* c, int64_t* row) noexcept nogil:
     cdef int64_t last = 0
     row[0] = c.at
     for i in range(FIELDS):
-        note(row, i, -1, -1, -1)
+        write_field(row, i, -1, -1, -1)
     while True:
         status = header(c, &field, &kind)
         if status < 0:
@@ -402,9 +412,9 @@ cdef int read_chunk(Cursor* c, int64_t* row) noexcept nogil:
         elif skip(c, kind, 2) < 0:
             return -1
         if field == 1:
-            note(row, FILE_PATH, 1, begin, c.at)
+            write_field(row, FILE_PATH, 1, begin, c.at)
         elif field == 8 or field == 9:
-            note(row, ENCRYPTED, 1, begin, c.at)
+            write_field(row, ENCRYPTED, 1, begin, c.at)
     row[1] = c.at
     for i in range(PATCHED):
         if row[3 + 3 * i] >= 0:
@@ -426,10 +436,11 @@ def locate_chunks(const uint8_t[::1] data, Py_ssize_t at, int64_t[:, ::1] table)
         raise ValueError(f"a row group has {count} columns and the schema {table.shape[0]}")
     for i in range(count):
         if read_chunk(&c, &table[i, 0]) < 0:
-            raise broken(&c)
+            raise make_error(&c)
 
 
 cdef inline Py_ssize_t put(uint8_t* out, int64_t value) noexcept nogil:
+    """Write a signed number as `number` reads it, and return how many bytes it takes."""
     cdef uint64_t raw = (<uint64_t>value << 1) ^ <uint64_t>(value >> 63)
     cdef Py_ssize_t n = 0
     while raw >= 0x80:

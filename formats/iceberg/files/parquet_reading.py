@@ -193,7 +193,7 @@ class BoundedParquet:
         return array.dictionary_decode()
 
     def _to_chunked_array(self, chunks: list[pa.Array], column_path: ColumnPath) -> pa.ChunkedArray:
-        """Join the chunks of a column. Without chunks, the type is the one in the file's schema."""
+        """Join the chunks of a column. Without chunks, the type is the type in the file's schema."""
         if chunks:
             return pa.chunked_array(chunks)
         kind = self._file.schema_arrow.field(column_path[0]).type

@@ -39,6 +39,7 @@ ctypedef struct Slots:
 
 
 cdef inline void* resized(void* array, Group* group, int64_t room, size_t width) noexcept nogil:
+    """Return an array of a group with room for `room` elements of `width` bytes, or NULL when there is no memory."""
     return retake(array, group.used * width, group.room * width, room * width)
 
 
@@ -66,10 +67,12 @@ cdef inline int grow(Group* group, int64_t room) noexcept nogil:
 
 
 cdef inline int grow_twice(Group* group) noexcept nogil:
+    """Double the room of a group. Returns 0, or -1 when there is no memory."""
     return grow(group, 2 * group.room if group.room else 1024)
 
 
 cdef inline uint32_t home(const Slots* slots, int32_t id) noexcept nogil:
+    """Return the place of the table at which the search for an id begins."""
     return (<uint32_t>id * 2654435769U >> 7) & slots.mask
 
 

@@ -81,15 +81,16 @@ ctypedef struct State:
     int32_t groups_count
     Slots slots
     const uint8_t* heap
-    const uint8_t* at
+    const uint8_t* at  # the next byte of the data
     const uint8_t* end
     int64_t row
-    int error
+    int error  # FINE, or the first error, and the node and the block in which it occurred
     int32_t node
     int64_t block
 
 
 cdef inline int fail(State* state, int error, int32_t node) noexcept nogil:
+    """Record an error at a node, and return -1."""
     if state.error == FINE:  # the innermost value that failed describes the error
         state.error = error
         state.node = node
@@ -159,6 +160,7 @@ cdef int run_map(State* state, int32_t index, bint bounds) noexcept nogil:
 
 
 cdef int run_array(State* state, int32_t index) noexcept nogil:
+    """Read an array into the group of its node, or skip it if the node has no group."""
     cdef const Node* node = &state.nodes[index]
     cdef int32_t item = state.kids[node.first] if node.count else -1
     cdef Group* group = &state.groups[node.slot] if node.slot >= 0 else NULL

@@ -305,6 +305,7 @@ def number_bytes(const int64_t[::1] begins, const int64_t[::1] ends, const uint8
 
 cdef inline bint _same(const uint8_t *base, const int64_t[::1] begins, const int64_t[::1] ends, int64_t row,
                        const uint8_t *value, int64_t length) noexcept nogil:
+    """Return whether the value of a row equals `value`."""
     return ends[row] - begins[row] == length and (length == 0 or memcmp(base + begins[row], value, length) == 0)
 
 
@@ -315,12 +316,16 @@ cdef struct Entry:
 
 cdef inline bint _before(const Entry *one, const Entry *other, const uint8_t *base, const int64_t *begins,
                          const int64_t *ends) noexcept nogil:
+    """Return whether a value is less than another value. The prefixes of the values are compared first."""
     if one.prefix != other.prefix:
         return one.prefix < other.prefix
-    cdef int64_t mine = ends[one.number] - begins[one.number], theirs = ends[other.number] - begins[other.number]
-    cdef int64_t least = mine if mine < theirs else theirs
-    cdef int told = memcmp(base + begins[one.number], base + begins[other.number], least) if least else 0
-    return told < 0 or (told == 0 and mine < theirs)
+    cdef int64_t length = ends[one.number] - begins[one.number]
+    cdef int64_t other_length = ends[other.number] - begins[other.number]
+    cdef int64_t shorter_length = length if length < other_length else other_length
+    cdef int comparison = 0
+    if shorter_length:
+        comparison = memcmp(base + begins[one.number], base + begins[other.number], shorter_length)
+    return comparison < 0 or (comparison == 0 and length < other_length)
 
 
 def order_bytes(const int64_t[::1] begins, const int64_t[::1] ends, const uint8_t[::1] heap):

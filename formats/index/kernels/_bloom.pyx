@@ -13,9 +13,9 @@ from seamark.formats.index.kernels._bits cimport seamark_lowest
 from seamark.formats.index.kernels._xxh64 cimport xxh64
 
 cdef enum:
-    SUM = 4
+    SUM = 4  # the size of a page's checksum
     BUCKET_BITS_MAX = 9
-    BUCKET_KEYS = 2048
+    BUCKET_KEYS = 2048  # the hash table of so many keys fits a processor's cache
 
 cdef struct Group:  # a row of the tables that are called geometry
     int64_t filter_bits   # bits of each file's filter, which is also the number of rows of the group
@@ -41,9 +41,9 @@ def distinct(const uint64_t[::1] hashes):
     cdef Py_ssize_t buckets = 1 << bits, largest = 0
     cdef uint64_t slots = 4, mask, word, spot
     cdef uint64_t* table
-    cdef bint zero
-    parted, ends = np.empty(n, dtype=np.uint64), np.zeros(buckets + 1, dtype=np.int64)
-    cdef uint64_t[::1] out = parted
+    cdef bint has_zero
+    distinct_hashes, ends = np.empty(n, dtype=np.uint64), np.zeros(buckets + 1, dtype=np.int64)
+    cdef uint64_t[::1] out = distinct_hashes
     cdef int64_t[::1] end = ends
     with nogil:
         for i in range(n):
@@ -64,16 +64,16 @@ def distinct(const uint64_t[::1] hashes):
         mask = slots - 1
         i = 0
         for b in range(buckets):
-            # a filled bucket's end; zero marks a free slot, so the hash zero is kept apart
+            # end[b] is the end of bucket b. A slot with zero is free, so a flag represents the hash zero.
             memset(table, 0, slots * sizeof(uint64_t))
-            zero = False
+            has_zero = False
             while i < end[b]:
                 word = out[i]
                 i += 1
                 if word == 0:
-                    if zero:
+                    if has_zero:
                         continue
-                    zero = True
+                    has_zero = True
                 else:
                     spot = (word * 0x9E3779B97F4A7C15ULL) >> 20 & mask
                     while table[spot] != 0 and table[spot] != word:
@@ -84,10 +84,11 @@ def distinct(const uint64_t[::1] hashes):
                 out[kept] = word
                 kept += 1
     free(table)
-    return parted[:kept]
+    return distinct_hashes[:kept]
 
 
 cdef inline Py_ssize_t bucket_of(uint64_t hash_, int bits) noexcept nogil:
+    """Return the first `bits` bits of a hash as a number."""
     return <Py_ssize_t>(hash_ >> 32 >> (32 - bits))
 
 
@@ -167,6 +168,7 @@ cdef inline int64_t page_bytes(const Group* group, int64_t page) noexcept nogil:
 
 
 cdef inline int64_t pages_of(const Group* group) noexcept nogil:
+    """Return how many pages a group has."""
     return (group.filter_bits + (1 << group.page_shift) - 1) >> group.page_shift
 
 
@@ -183,9 +185,10 @@ cdef inline uint32_t page_sum(const uint8_t* page, int64_t size, int64_t offset)
 
 
 cdef inline bint is_sound(const uint8_t* page, int64_t size, int64_t offset) noexcept nogil:
-    cdef uint32_t said
-    memcpy(&said, page + size, SUM)
-    return said == page_sum(page, size, offset)
+    """Return whether a page of `size` bytes matches the checksum after it."""
+    cdef uint32_t stored_sum
+    memcpy(&stored_sum, page + size, SUM)
+    return stored_sum == page_sum(page, size, offset)
 
 
 cdef void transpose(uint64_t* words) noexcept nogil:
@@ -375,10 +378,10 @@ cdef int64_t and_rows(const Source* source, const Group* group, uint8_t* checked
     """Write to `hits` the files of the group whose filters have all bits of the hash. Returns -1, or the offset of a
     page that is damaged or not in the source."""
     cdef int64_t row, page, start, size, bit, word, words = group.files >> 6
-    cdef uint64_t one
+    cdef uint64_t filter_bits_of_word
     cdef const uint8_t* data
     cdef const uint8_t* aligned
-    cdef int i, left = group.files & 63
+    cdef int i, last_files = group.files & 63  # the files of the last word
     for i in range(hash_count):
         row = position(hash_, i, group.filter_bits)
         page = row >> group.page_shift
@@ -397,16 +400,17 @@ cdef int64_t and_rows(const Source* source, const Group* group, uint8_t* checked
         if bit & 7 == 0:
             aligned = data + (bit >> 3)
             for word in range(words):
-                memcpy(&one, aligned + 8 * word, 8)
-                hits[word] &= one
+                memcpy(&filter_bits_of_word, aligned + 8 * word, 8)
+                hits[word] &= filter_bits_of_word
         else:
             for word in range(words):
                 hits[word] &= full_word(data, bit + 64 * word)
-        hits[words] &= some_bits(data, bit + 64 * words, left, size)
+        hits[words] &= some_bits(data, bit + 64 * words, last_files, size)
     return -1
 
 
 cdef inline void mark(const uint64_t* hits, const Group* group, const int32_t* members, uint8_t* out) noexcept nogil:
+    """Set out[members[i]] to 1 for each set bit i of `hits`."""
     cdef int64_t word
     cdef uint64_t left
     for word in range((group.files >> 6) + 1):

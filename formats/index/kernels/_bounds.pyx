@@ -28,7 +28,7 @@ cdef bint is_utf8(const uint8_t* at, int64_t length) noexcept nogil:
     cdef int64_t i = 0
     cdef uint64_t word
     cdef uint8_t first, second
-    cdef int more, k
+    cdef int more, k  # `more`: the number of bytes after the first byte of a character
     while i < length:
         if length - i >= 8:
             memcpy(&word, at + i, 8)
@@ -71,39 +71,47 @@ cdef int compare_numerals(const uint8_t* one, int64_t length, const uint8_t* oth
     return 0
 
 
-cdef bint is_above(int order, const uint8_t* low, int64_t length, const uint8_t* high, int64_t other) noexcept nogil:
-    cdef int64_t shortest = length if length < other else other
-    cdef int64_t wide, wider
-    cdef int32_t narrow, narrower
-    cdef double real, larger
-    cdef float small, smaller
-    cdef int found
+cdef bint is_above(
+    int order, const uint8_t* low, int64_t low_length, const uint8_t* high, int64_t high_length
+) noexcept nogil:
+    """Return whether a lower bound is above its upper bound. Returns False for bounds that cannot be compared."""
+    cdef int64_t shorter_length = low_length if low_length < high_length else high_length
+    cdef int64_t low_long, high_long
+    cdef int32_t low_int, high_int
+    cdef double low_double, high_double
+    cdef float low_float, high_float
+    cdef int comparison
     if order == TEXTS or order == BYTES:
-        found = memcmp(low, high, shortest)
-        return found > 0 or (found == 0 and length > other)
-    if length < 1 or other < 1:
+        comparison = memcmp(low, high, shorter_length)
+        return comparison > 0 or (comparison == 0 and low_length > high_length)
+    if low_length < 1 or high_length < 1:
         return False
     if order == NUMERALS:
-        return compare_numerals(low, length, high, other) > 0
-    if length != other:  # one of the bounds was written before the type was promoted
+        return compare_numerals(low, low_length, high, high_length) > 0
+    if low_length != high_length:  # one of the bounds was written before the type was promoted
         return False
-    if order == INTEGERS and length == 8:
-        memcpy(&wide, low, 8)
-        memcpy(&wider, high, 8)
-        return wide > wider
-    if order == INTEGERS and length == 4:
-        memcpy(&narrow, low, 4)
-        memcpy(&narrower, high, 4)
-        return narrow > narrower
-    if order == REALS and length == 8:
-        memcpy(&real, low, 8)
-        memcpy(&larger, high, 8)
-        return real > larger
-    if order == REALS and length == 4:
-        memcpy(&small, low, 4)
-        memcpy(&smaller, high, 4)
-        return small > smaller
+    if order == INTEGERS and low_length == 8:
+        memcpy(&low_long, low, 8)
+        memcpy(&high_long, high, 8)
+        return low_long > high_long
+    if order == INTEGERS and low_length == 4:
+        memcpy(&low_int, low, 4)
+        memcpy(&high_int, high, 4)
+        return low_int > high_int
+    if order == REALS and low_length == 8:
+        memcpy(&low_double, low, 8)
+        memcpy(&high_double, high, 8)
+        return low_double > high_double
+    if order == REALS and low_length == 4:
+        memcpy(&low_float, low, 4)
+        memcpy(&high_float, high, 4)
+        return low_float > high_float
     return False
+
+
+cdef inline bint is_inside(int64_t start, int64_t length, int64_t heap_bytes) noexcept nogil:
+    """Return whether a span with a possible length is inside of the heap."""
+    return length >= 0 and start >= 0 and start <= heap_bytes - length
 
 
 def unusable_bounds(
@@ -121,24 +129,25 @@ def unusable_bounds(
     `low_rows` and `high_rows` ascend. Returns a pair of uint8 arrays, with 1 for each bound that cannot be used, or
     None if all bounds can be used.
     """
-    cdef int64_t room = heap.shape[0], n = low_rows.shape[0], m = high_rows.shape[0], i = 0, j = 0, wrong = 0
+    cdef int64_t heap_bytes = heap.shape[0], n = low_rows.shape[0], m = high_rows.shape[0], i = 0, j = 0
+    cdef bint has_unusable = False
     marks = np.zeros(n + m, dtype=np.uint8)
-    cdef uint8_t[::1] marked = marks
-    cdef const uint8_t* memory = &heap[0] if room else NULL
-    if not room or not (n + m):
+    cdef uint8_t[::1] marked = marks  # the lower bounds, and after them the upper bounds
+    cdef const uint8_t* memory = &heap[0] if heap_bytes else NULL
+    if not heap_bytes or not (n + m):
         return None
     with nogil:
         if order == TEXTS:
             for i in range(n):
-                if low_lengths[i] > 0 and low_starts[i] >= 0 and low_starts[i] <= room - low_lengths[i]:
+                if is_inside(low_starts[i], low_lengths[i], heap_bytes):
                     if not is_utf8(memory + low_starts[i], low_lengths[i]):
                         marked[i] = 1
-                        wrong += 1
+                        has_unusable = True
             for j in range(m):
-                if high_lengths[j] > 0 and high_starts[j] >= 0 and high_starts[j] <= room - high_lengths[j]:
+                if is_inside(high_starts[j], high_lengths[j], heap_bytes):
                     if not is_utf8(memory + high_starts[j], high_lengths[j]):
                         marked[n + j] = 1
-                        wrong += 1
+                        has_unusable = True
         i = 0
         j = 0
         while i < n and j < m and order != UNORDERED:
@@ -148,15 +157,15 @@ def unusable_bounds(
                 j += 1
             else:
                 if (
-                    low_lengths[i] >= 0 and low_starts[i] >= 0 and low_starts[i] <= room - low_lengths[i]
-                    and high_lengths[j] >= 0 and high_starts[j] >= 0 and high_starts[j] <= room - high_lengths[j]
+                    is_inside(low_starts[i], low_lengths[i], heap_bytes)
+                    and is_inside(high_starts[j], high_lengths[j], heap_bytes)
                     and is_above(
                         order, memory + low_starts[i], low_lengths[i], memory + high_starts[j], high_lengths[j]
                     )
                 ):
                     marked[i] = 1
                     marked[n + j] = 1
-                    wrong += 1
+                    has_unusable = True
                 i += 1
                 j += 1
-    return (marks[:n], marks[n:]) if wrong else None
+    return (marks[:n], marks[n:]) if has_unusable else None

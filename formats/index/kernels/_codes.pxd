@@ -84,6 +84,7 @@ cdef inline int64_t reserve(Output* out, int64_t size) noexcept nogil:
 
 
 cdef inline int64_t reserve_presence(Output* out, int64_t rows) noexcept nogil:
+    """Reserve a bit for each row, all zero. Returns as `reserve` does."""
     cdef int64_t at = reserve(out, (rows + 7) >> 3)
     if at >= 0:
         memset(out.data + at, 0, (rows + 7) >> 3)
@@ -91,6 +92,7 @@ cdef inline int64_t reserve_presence(Output* out, int64_t rows) noexcept nogil:
 
 
 cdef inline void write_codes(code_t* codes, const int64_t* values, int64_t n, uint64_t base) noexcept nogil:
+    """Write the differences between the values and the base."""
     cdef int64_t i
     for i in range(n):
         codes[i] = <code_t>(<uint64_t>values[i] - base)
@@ -99,12 +101,14 @@ cdef inline void write_codes(code_t* codes, const int64_t* values, int64_t n, ui
 cdef inline void write_some_codes(
     code_t* codes, uint8_t* bits, const int64_t* values, const uint8_t* present, int64_t n, uint64_t base, code_t absent
 ) noexcept nogil:
+    """Write the codes as `write_codes` does, and `absent` for absent values. The bits of the values that are not absent
+    are set."""
     cdef int64_t i
-    cdef bint there
+    cdef bint is_present
     for i in range(n):
-        there = present[i] != 0 if present != NULL else values[i] != MISSING
-        codes[i] = <code_t>(<uint64_t>values[i] - base) if there else absent
-        bits[i >> 3] |= <uint8_t>(there << (i & 7))
+        is_present = present[i] != 0 if present != NULL else values[i] != MISSING
+        codes[i] = <code_t>(<uint64_t>values[i] - base) if is_present else absent
+        bits[i >> 3] |= <uint8_t>(is_present << (i & 7))
 
 
 cdef inline int pack_longs(

@@ -16,12 +16,12 @@ cdef uint32_t OF_NULL = UINT32_MAX
 cdef uint32_t OF_NAN = UINT32_MAX - 1
 
 cdef struct Column:
-    const uint64_t* codes
-    const int64_t* starts
+    const uint64_t* codes  # the keys, or NULL if the keys are bytes
+    const int64_t* starts  # the bytes of row i are starts[i] to starts[i + 1] of the heap
     const uint8_t* heap
-    int64_t room
-    const uint64_t* valid
-    const uint64_t* nan
+    int64_t room  # the size of the heap
+    const uint64_t* valid  # bits of the rows that are not null, or NULL if no row is null
+    const uint64_t* nan  # bits of the rows that are NaN, or NULL if no row is NaN
 
 
 def hash_bytes(const uint8_t[::1] data, uint64_t seed):
@@ -78,27 +78,31 @@ def hash_rows(list columns, Py_ssize_t rows, uint64_t seed):
     """
     cdef Py_ssize_t i = 0, c, count = len(columns)
     cdef int problem = FINE
-    cdef Column* list_of = <Column*>malloc(max(count, 1) * sizeof(Column))
+    cdef Column* column_parts = <Column*>malloc(max(count, 1) * sizeof(Column))
+    cdef Column* first
     cdef uint8_t* row = NULL
     cdef size_t room = 0, used
-    if list_of == NULL:
+    if column_parts == NULL:
         raise MemoryError
     found = np.empty(rows, dtype=np.uint64)
     cdef uint64_t[::1] out = found
     try:
         for c, (codes, starts, heap, valid, nan) in enumerate(columns):
-            list_of[c] = Column(words(codes), longs(starts), octets(heap), 0 if heap is None else len(heap),
-                                words(valid), words(nan))
-        if count == 1 and list_of[0].codes != NULL and list_of[0].valid == NULL and list_of[0].nan == NULL:
+            column_parts[c] = Column(
+                find_words(codes), find_longs(starts), find_bytes(heap), 0 if heap is None else len(heap),
+                find_words(valid), find_words(nan),
+            )
+        first = &column_parts[0]
+        if count == 1 and first.codes != NULL and first.valid == NULL and first.nan == NULL:
             with nogil:
                 for i in range(rows):
-                    out[i] = of_code(list_of[0].codes[i], seed)
+                    out[i] = hash_row_of_code(first.codes[i], seed)
             return found
         with nogil:
             for i in range(rows):
                 used = 0
                 for c in range(count):
-                    problem = append(&list_of[c], i, &row, &room, &used)
+                    problem = append_part(&column_parts[c], i, &row, &room, &used)
                     if problem != FINE:
                         break
                 if problem != FINE:
@@ -106,22 +110,22 @@ def hash_rows(list columns, Py_ssize_t rows, uint64_t seed):
                 out[i] = xxh64(row, used, seed)
     finally:
         free(row)
-        free(list_of)
+        free(column_parts)
     if problem == OUT_OF_MEMORY:
         raise MemoryError
     if problem != FINE:
-        what = "is too long" if problem == TOO_LONG else "does not lie within its column's bytes"
-        raise ValueError(f"a key of row {i} {what}")
+        reason = "is too long" if problem == TOO_LONG else "does not lie within its column's bytes"
+        raise ValueError(f"a key of row {i} {reason}")
     return found
 
 
-cdef inline uint64_t of_code(uint64_t code, uint64_t seed) noexcept nogil:
-    """Return the XXH64 of the 12 bytes that `append` writes for a code: its length, which is 8, and the code."""
+cdef inline uint64_t hash_row_of_code(uint64_t code, uint64_t seed) noexcept nogil:
+    """Return the XXH64 of the 12 bytes that `append_part` writes for a code: its length, which is 8, and the code."""
     cdef uint64_t state = with_word(seed + P5 + 12, 8 | code << 32)
     return finished(rotated(state ^ ((code >> 32) * P1), 23) * P2 + P3)
 
 
-cdef int append(const Column* column, Py_ssize_t i, uint8_t** row, size_t* room, size_t* used) noexcept nogil:
+cdef int append_part(const Column* column, Py_ssize_t i, uint8_t** row, size_t* room, size_t* used) noexcept nogil:
     """Append a column's part of row i to `row`: its length (u32) and its bytes. Returns FINE or the error."""
     cdef const uint8_t* data = NULL
     cdef uint64_t size = 0
@@ -154,15 +158,18 @@ cdef int append(const Column* column, Py_ssize_t i, uint8_t** row, size_t* room,
     return FINE
 
 
-cdef const uint64_t* words(const uint64_t[::1] array) except? NULL:
+cdef const uint64_t* find_words(const uint64_t[::1] array) except? NULL:
+    """Return the address of an array, or NULL for None and for an empty array."""
     return NULL if array is None or not array.shape[0] else &array[0]
 
 
-cdef const int64_t* longs(const int64_t[::1] array) except? NULL:
+cdef const int64_t* find_longs(const int64_t[::1] array) except? NULL:
+    """Return the address of an array, or NULL for None and for an empty array."""
     return NULL if array is None or not array.shape[0] else &array[0]
 
 
-cdef const uint8_t* octets(const uint8_t[::1] array) except? NULL:
+cdef const uint8_t* find_bytes(const uint8_t[::1] array) except? NULL:
+    """Return the address of an array, or NULL for None and for an empty array."""
     return NULL if array is None or not array.shape[0] else &array[0]
 
 

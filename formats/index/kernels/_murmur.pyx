@@ -16,20 +16,22 @@ cdef extern from *:
     const uint64_t C2 "SEAMARK_MURMUR_2"
 
 
-ctypedef uint64_t (*Hash)(const uint8_t*, int64_t, uint64_t) noexcept nogil
+ctypedef uint64_t (*Hash)(const uint8_t* data, int64_t size, uint64_t seed) noexcept nogil
 
 
 cdef inline uint64_t rotated(uint64_t word, int bits) noexcept nogil:
+    """Return the word, rotated to the left."""
     return (word << bits) | (word >> (64 - bits))
 
 
 cdef inline uint64_t finished(uint64_t word) noexcept nogil:
+    """Do the final mix of the 128-bit variant (`fmix64`)."""
     word = (word ^ (word >> 33)) * <uint64_t>0xFF51AFD7ED558CCD
     word = (word ^ (word >> 33)) * <uint64_t>0xC4CEB9FE1A85EC53
     return word ^ (word >> 33)
 
 
-cdef uint64_t first_half(const uint8_t* data, int64_t size, uint64_t seed) noexcept nogil:
+cdef uint64_t hash_128_first_half(const uint8_t* data, int64_t size, uint64_t seed) noexcept nogil:
     """Return the first 64 bits of the 128-bit hash."""
     cdef uint64_t h1 = seed, h2 = seed, k1, k2
     cdef uint64_t[2] words
@@ -55,11 +57,12 @@ cdef uint64_t first_half(const uint8_t* data, int64_t size, uint64_t seed) noexc
 
 
 cdef inline uint32_t scrambled(uint32_t block) noexcept nogil:
+    """Mix a block of 4 bytes, as the 32-bit variant does before it adds the block to its state."""
     block *= <uint32_t>0xCC9E2D51
     return ((block << 15) | (block >> 17)) * <uint32_t>0x1B873593
 
 
-cdef uint64_t narrow(const uint8_t* data, int64_t size, uint64_t seed) noexcept nogil:
+cdef uint64_t hash_32(const uint8_t* data, int64_t size, uint64_t seed) noexcept nogil:
     """Return the 32-bit hash."""
     cdef uint32_t state = <uint32_t>seed, block
     cdef int64_t at = 0
@@ -85,7 +88,7 @@ def hash_spans(const uint8_t[::1] heap, const int64_t[::1] starts, uint64_t seed
     cdef Py_ssize_t i, n = starts.shape[0] - 1
     cdef int64_t room = heap.shape[0]
     cdef const uint8_t* data = &heap[0] if room else NULL
-    cdef Hash hashed = narrow if bits == 32 else first_half
+    cdef Hash hashed = hash_32 if bits == 32 else hash_128_first_half
     cdef bint inside = True
     found = np.empty(n, dtype=np.uint64)
     cdef uint64_t[::1] out = found
@@ -101,12 +104,12 @@ def hash_spans(const uint8_t[::1] heap, const int64_t[::1] starts, uint64_t seed
 
 
 def hash_fixed(const uint8_t[::1] heap, int64_t width, uint64_t seed, int bits):
-    """Return the same hashes for rows of `width` bytes each, as uint64[rows]."""
+    """Return the hashes of rows of `width` bytes each, as `hash_spans` does, as uint64[rows]."""
     if width < 1 or heap.shape[0] % width:
         raise ValueError("the heap has no whole number of rows")
     cdef Py_ssize_t i, n = heap.shape[0] // width
     cdef const uint8_t* data = &heap[0] if n else NULL
-    cdef Hash hashed = narrow if bits == 32 else first_half
+    cdef Hash hashed = hash_32 if bits == 32 else hash_128_first_half
     found = np.empty(n, dtype=np.uint64)
     cdef uint64_t[::1] out = found
     with nogil:

@@ -26,42 +26,42 @@ import numpy as np
 from seamark.formats.index.kernels._bits cimport seamark_length
 
 cdef enum:
-    NUMBERS = 128
-    VALUES = 16
-    HEAD = 16
-    LONGEST = 65535
+    NUMBERS = 128  # numbers in a block
+    VALUES = 16  # byte strings in a block
+    HEAD = 16  # bytes of `unit` and `least`
+    LONGEST = 65535  # the greatest length of a byte string, which must fit u16
 
 
 def pack_numbers(const uint64_t[::1] numbers):
     """Pack ascending numbers. Returns uint8[]."""
     cdef Py_ssize_t n = numbers.shape[0], blocks = (n + NUMBERS - 1) // NUMBERS, block, i, start, end
-    cdef uint64_t unit = 0, least = 0xFFFFFFFFFFFFFFFF, one, other, most, code
+    cdef uint64_t unit = 0, least = 0xFFFFFFFFFFFFFFFF, difference, other, all_bits, code
     cdef uint32_t total = 0
     cdef int width, bit
     spots = np.zeros(blocks + 1, dtype=np.uint32)
     cdef uint32_t[::1] words = spots
     with nogil:
-        for i in range(1, n):
-            one, other = numbers[i] - numbers[i - 1], unit
-            if other == 1 or (other and one % other == 0):
+        for i in range(1, n):  # `unit` becomes the greatest common divisor of all differences (Euclid's algorithm)
+            difference, other = numbers[i] - numbers[i - 1], unit
+            if other == 1 or (other and difference % other == 0):
                 continue
             while other:
-                one, other = other, one % other
-            unit = one
+                difference, other = other, difference % other
+            unit = difference
         if unit == 0:
             unit = 1
         for i in range(1, n):
-            one = (numbers[i] - numbers[i - 1]) // unit
-            if one < least:
-                least = one
+            difference = (numbers[i] - numbers[i - 1]) // unit
+            if difference < least:
+                least = difference
         if n < 2:
             least = 0
         for block in range(blocks):
             start, end = block * NUMBERS, min((block + 1) * NUMBERS, n)
-            most = 0
+            all_bits = 0
             for i in range(start + 1, end):
-                most |= (numbers[i] - numbers[i - 1]) // unit - least
-            total += seamark_length(most)
+                all_bits |= (numbers[i] - numbers[i - 1]) // unit - least
+            total += seamark_length(all_bits)  # the width: 128 differences of this width take so many times 16 bytes
             words[block + 1] = total
     firsts = np.ascontiguousarray(numbers[::NUMBERS])
     packed = np.zeros(2 * <Py_ssize_t>total, dtype=np.uint64)
@@ -122,7 +122,8 @@ cdef class Numbers:
         return (code + self.least) * self.unit
 
     cdef Py_ssize_t _below(self, uint64_t bound, bint equal) noexcept nogil:
-        cdef Py_ssize_t low = 0, high = self.blocks, middle, base, k, there
+        """Return how many numbers are less than the bound, or equal to it if `equal`."""
+        cdef Py_ssize_t low = 0, high = self.blocks, middle, base, k, block_numbers
         cdef uint64_t number
         cdef int width
         while low < high:
@@ -135,13 +136,13 @@ cdef class Numbers:
             return 0
         low -= 1
         base, width = 2 * <Py_ssize_t>self.words[low], self.words[low + 1] - self.words[low]
-        there = min(self.count - low * NUMBERS, NUMBERS)
+        block_numbers = min(self.count - low * NUMBERS, NUMBERS)
         number = self.firsts[low]
-        for k in range(there - 1):
+        for k in range(block_numbers - 1):
             number += self._step(base, width, <int>k)
             if number > bound or (number == bound and not equal):
                 return low * NUMBERS + k + 1
-        return low * NUMBERS + there
+        return low * NUMBERS + block_numbers
 
     def below(self, const uint64_t[::1] bounds, bint equal):
         """Return how many numbers are less than each bound, as uint64[m]. If `equal`, numbers equal to the bound count,
@@ -224,13 +225,13 @@ def holding(list dictionaries, const uint64_t[::1] lows, const uint64_t[::1] hig
     """Return, for each of the `Numbers`, whether it has a number in one of the ranges from lows[k] to highs[k], as
     uint8[n]. `lows` and `highs` ascend."""
     cdef Py_ssize_t i, k, n = len(dictionaries)
-    cdef Numbers one
+    cdef Numbers dictionary
     found = np.zeros(n, dtype=np.uint8)
     cdef uint8_t[::1] marks = found
     for i in range(n):
-        one = dictionaries[i]
+        dictionary = dictionaries[i]
         for k in range(lows.shape[0]):
-            if one._has(lows[k], highs[k]):
+            if dictionary._has(lows[k], highs[k]):
                 marks[i] = 1
                 break
     return found
@@ -240,7 +241,7 @@ def pack_strings(const int64_t[::1] starts, const uint8_t[::1] heap):
     """Pack ascending values of up to 65,535 bytes each. Returns uint8[]. Raises ValueError if the values take 4 GiB or
     more."""
     cdef Py_ssize_t n = starts.shape[0] - 1, blocks = (n + VALUES - 1) // VALUES, i
-    cdef int64_t size = 4 * n + heap.shape[0], at = 0, length, before = 0, shared
+    cdef int64_t size = 4 * n + heap.shape[0], at = 0, length, previous_length = 0, shared
     cdef uint16_t[2] head
     spots = np.zeros(blocks + 1, dtype=np.uint32)
     cdef uint32_t[::1] spot = spots
@@ -255,8 +256,11 @@ def pack_strings(const int64_t[::1] starts, const uint8_t[::1] heap):
             if i % VALUES == 0:
                 spot[i // VALUES] = <uint32_t>at
             else:
-                before = starts[i] - starts[i - 1]
-                while shared < length and shared < before and heap[starts[i] + shared] == heap[starts[i - 1] + shared]:
+                previous_length = starts[i] - starts[i - 1]
+                while (
+                    shared < length and shared < previous_length
+                    and heap[starts[i] + shared] == heap[starts[i - 1] + shared]
+                ):
                     shared += 1
             head[0], head[1] = <uint16_t>shared, <uint16_t>(length - shared)
             memcpy(&out[at], head, 4)
@@ -310,6 +314,8 @@ cdef class Strings:
         return at + head[1]
 
     cdef int64_t _below(self, const uint8_t *bound, int64_t size, bint equal, uint8_t *value) noexcept nogil:
+        """Return how many values are less than the bound, or equal to it if `equal`. Returns -1 if the bytes are
+        damaged. `value` is memory for one value."""
         cdef int64_t low = 0, high = self.blocks, middle, length = 0, at, k
         while low < high:
             middle = (low + high) >> 1
@@ -366,7 +372,7 @@ cdef class Strings:
 
     def all(self):
         """Return all values as (starts int64[count + 1], heap uint8[])."""
-        cdef Py_ssize_t i, again
+        cdef Py_ssize_t i, again  # the first pass measures the values, and the second pass copies them
         cdef int64_t at, length, total
         cdef uint8_t[LONGEST] value
         spots = np.zeros(self.count + 1, dtype=np.int64)
@@ -399,8 +405,8 @@ cdef class Strings:
 cdef inline bint _before(const uint8_t *value, int64_t length, const uint8_t *bound, int64_t size,
                          bint equal) noexcept nogil:
     """Return whether a value is less than a bound, or equal to it if `equal`."""
-    cdef int64_t least = length if length < size else size
-    cdef int told = memcmp(value, bound, least) if least else 0
-    if told:
-        return told < 0
+    cdef int64_t shorter_length = length if length < size else size
+    cdef int comparison = memcmp(value, bound, shorter_length) if shorter_length else 0
+    if comparison:
+        return comparison < 0
     return length <= size if equal else length < size

@@ -100,15 +100,15 @@ cdef uint32_t DROPPED = 0xFFFFFFFF
 
 cdef enum:
     PAGE = 4096
-    HEAD = 16
+    HEAD = 16  # the bytes of a page before its entries
     ENTRY = 24
     PER_PAGE = 170
-    INSERTION_MAX = 24
-    GROUP = 32
-    SORTED_MIN = 1024
-    STRETCH = 1 << 17
+    INSERTION_MAX = 24  # buckets of up to so many entries are sorted by insertion
+    GROUP = 32  # the queries of a group, see `Pages.lookup`
+    SORTED_MIN = 1024  # fewer queries are not sorted
+    STRETCH = 1 << 17  # the queries of a stretch, see `Pages.lookup`
     BUCKETS = 2048
-    BUCKET_SHIFT = 53
+    BUCKET_SHIFT = 53  # the first 11 of 64 bits are the number of the bucket
 
 PAGE_BYTES, ENTRIES_A_PAGE, ENTRY_BYTES, DROPPED_FILE = PAGE, PER_PAGE, ENTRY, DROPPED
 
@@ -208,10 +208,10 @@ cdef class Merger:
     """Merges runs into one run, page by page. Each of `runs` is (memory, number of pages or -1 for a flat run, uint32
     new number of each file)."""
 
-    cdef list _alive
+    cdef list _alive  # the arrays that the cursors point into
     cdef Cursor* _cursors
-    cdef int64_t* _heap
-    cdef int64_t _live
+    cdef int64_t* _heap  # the numbers of the runs with further entries, the run with the least entry first
+    cdef int64_t _live  # the number of runs with further entries
     cdef int64_t _files
 
     def __cinit__(self, list runs, int64_t files):
@@ -284,6 +284,7 @@ cdef class Merger:
         return one < other
 
     cdef void _sift(self, int64_t at) noexcept nogil:
+        """Move the run at a place of the heap down to its place in the order."""
         cdef int64_t child, moved = self._heap[at]
         while True:
             child = 2 * at + 1
@@ -320,6 +321,7 @@ cdef class Merger:
         return page
 
     cdef int64_t _fill(self, Entry* out, uint64_t[::1] counts) except -1 nogil:
+        """Write the next entries, at most a page, and return how many were written."""
         cdef int64_t n = 0
         cdef Cursor* cursor
         while n < PER_PAGE and self._live > 0:
@@ -361,14 +363,17 @@ def stretches(const uint64_t[::1] fences, const uint64_t[::1] hi):
 
 
 cdef inline int64_t _page_entries(const uint8_t* page) noexcept nogil:
+    """Return how many entries a page has, as the page says."""
     return (<const uint32_t*>(page + 8))[0]
 
 
 cdef inline const Entry* _first(const uint8_t* page) noexcept nogil:
+    """Return the first entry of a page."""
     return <const Entry*>(page + HEAD)
 
 
 cdef int _check_page(const uint8_t* page, int64_t number) except -1 nogil:
+    """Raise ValueError if a page does not match its checksum, or cannot have as many entries as it says."""
     if (<const uint64_t*>page)[0] != xxh64(page + 8, PAGE - 8, <uint64_t>number):
         with gil:
             raise ValueError(f"page {number} does not match its checksum")
@@ -391,10 +396,11 @@ ctypedef struct Query:
     int64_t number
 
 
-def _longer(part, int64_t room):
-    longer = np.empty(room, part.dtype)
-    longer[: len(part)] = part
-    return longer
+def _enlarge(array, int64_t room):
+    """Return an array with `room` places that begins with the values of an array."""
+    enlarged = np.empty(room, array.dtype)
+    enlarged[: len(array)] = array
+    return enlarged
 
 
 cdef void _ascending(const uint64_t[::1] hi, const uint64_t[::1] lo, Query* queries) noexcept nogil:
@@ -497,6 +503,7 @@ cdef class Pages:
             page[0] += 1
 
     cdef void _prefetch(self, int64_t fence, uint64_t hi) noexcept nogil:
+        """Load the memory in which the entry of a hash probably is into the processor's cache."""
         cdef int64_t page = fence - 1 if fence else 0, at
         if self._fences[page] <= hi:
             at = seamark_place(PER_PAGE, self._fences[page], self._end(page), hi)
@@ -544,7 +551,7 @@ cdef class Pages:
                 more = self._locate(ascending, stop - i, match)
             if out + more > room:  # some keys have several rows
                 room = max(2 * room, out + more)
-                queries, files, positions = (_longer(part, room) for part in (queries, files, positions))
+                queries, files, positions = (_enlarge(array, room) for array in (queries, files, positions))
             self._emit(hi[i:stop], lo[i:stop], match, i, queries[out:], files[out:], positions[out:])
             out += more
             i = stop

@@ -14,27 +14,27 @@ from seamark.formats.index.kernels._ordered cimport Numbers
 
 cdef enum:
     COLUMNS_MAX = 32
-    NUMBERS = 128
-    FEW = 12
-    DEAR = 16
-    SINGLES_MAX = 48
+    NUMBERS = 128  # the numbers in a block of a dictionary (`_ordered.pyx`)
+    FEW_ROWS = 12  # up to so many rows of a word are looked up one at a time
+    MARKED_DIVISOR = 16  # the whole dictionary is compared when more rows than a 16th of its keys were looked up
+    SINGLES_MAX = 48  # up to so many requested ranks are compared with the slices, for all rows of a word at once
 
-cdef struct Asked:
-    const Words *starts
-    const int *moves
+cdef struct RequestedColumn:
+    const Words *starts  # the slices of the ranks (`_bitmap.pyx`)
+    const int *moves  # 0 for a slice with one word for all rows
     int slices
-    const uint64_t *gone
-    Py_ssize_t count
+    const uint64_t *gone  # bits of the rows without a key, or NULL
+    Py_ssize_t count  # the number of keys in the dictionary; the next five fields are the dictionary's
     uint64_t unit, least
     const uint64_t *firsts
     const uint64_t *packed
     const uint32_t *words
-    const uint64_t *table
+    const uint64_t *table  # bits of the requested codes, from `low` on, or NULL if all codes in the span are requested
     uint64_t low, span
-    uint8_t *marks
-    int64_t looked
-    int wanted
-    uint32_t[SINGLES_MAX] singles
+    uint8_t *marks  # 1 for each rank whose key is requested, or NULL while the dictionary has not been compared
+    int64_t looked_up  # the number of rows that were looked up
+    int requested_ranks  # the number of requested ranks, at most SINGLES_MAX + 1
+    uint32_t[SINGLES_MAX] singles  # the requested ranks, if there are at most SINGLES_MAX
 
 
 def any_row(list columns, Py_ssize_t rows, among):
@@ -51,7 +51,7 @@ def any_row(list columns, Py_ssize_t rows, among):
     cdef const uint64_t[::1] bits
     cdef Numbers dictionary
     cdef Slices slices
-    cdef Asked[COLUMNS_MAX] asked
+    cdef RequestedColumn[COLUMNS_MAX] requested
     cdef const uint64_t *chosen = NULL
     cdef uint64_t left
     cdef int found = 0
@@ -68,37 +68,38 @@ def any_row(list columns, Py_ssize_t rows, among):
         dictionary, slices, gone, table, low, span = columns[c]
         if slices.rows != rows or dictionary.count > (<Py_ssize_t>1 << slices.count):
             raise ValueError(f"slices of {slices.rows} rows are not of {rows} rows and {dictionary.count} keys")
-        asked[c].starts = &slices.starts[0]
-        asked[c].moves = &slices.moves[0]
-        asked[c].slices = slices.count
-        asked[c].gone = NULL
+        requested[c].starts = &slices.starts[0]
+        requested[c].moves = &slices.moves[0]
+        requested[c].slices = slices.count
+        requested[c].gone = NULL
         if gone is not None:
             bits = gone
             if bits.shape[0] != words:
                 raise ValueError(f"{bits.shape[0]} words are not of {rows} rows")
-            asked[c].gone = &bits[0]
-        asked[c].low, asked[c].span, asked[c].table = low, span, NULL
+            requested[c].gone = &bits[0]
+        requested[c].low, requested[c].span, requested[c].table = low, span, NULL
         if table is not None:
             bits = table
-            if bits.shape[0] == 0 or (asked[c].span + 63) >> 6 > <uint64_t>bits.shape[0]:
+            if bits.shape[0] == 0 or (requested[c].span + 63) >> 6 > <uint64_t>bits.shape[0]:
                 raise ValueError(f"a table of {bits.shape[0]} words does not span {span} codes")
-            asked[c].table = &bits[0]
-        asked[c].marks = NULL
-        asked[c].looked = 0
-        asked[c].wanted = 0
-        asked[c].count, asked[c].unit, asked[c].least = dictionary.count, dictionary.unit, dictionary.least
-        asked[c].firsts, asked[c].packed, asked[c].words = dictionary.firsts, dictionary.packed, dictionary.words
+            requested[c].table = &bits[0]
+        requested[c].marks = NULL
+        requested[c].looked_up = 0
+        requested[c].requested_ranks = 0
+        requested[c].count, requested[c].unit, requested[c].least = dictionary.count, dictionary.unit, dictionary.least
+        requested[c].firsts, requested[c].packed = dictionary.firsts, dictionary.packed
+        requested[c].words = dictionary.words
     with nogil:
         for word in range(words):
             left = chosen[word] if chosen != NULL else <uint64_t>0xFFFFFFFFFFFFFFFF
             if word == words - 1 and rows & 63:
                 left &= (<uint64_t>1 << (rows & 63)) - 1
             for c in range(n):
-                if left and asked[c].gone != NULL:
-                    left &= ~asked[c].gone[word]
+                if left and requested[c].gone != NULL:
+                    left &= ~requested[c].gone[word]
                 if left == 0:
                     break
-                if not _filter(&asked[c], word, &left):
+                if not _filter(&requested[c], word, &left):
                     found = -1
                     left = 0
                     break
@@ -107,54 +108,56 @@ def any_row(list columns, Py_ssize_t rows, among):
             if found:
                 break
         for c in range(n):
-            free(asked[c].marks)
+            free(requested[c].marks)
     if found < 0:
         raise ValueError("a row's rank is beyond the keys that there are")
     return found > 0
 
 
-cdef bint _filter(Asked *one, Py_ssize_t word, uint64_t *rows) noexcept nogil:
+cdef bint _filter(RequestedColumn *column, Py_ssize_t word, uint64_t *rows) noexcept nogil:
     """Remove the rows without a requested key from `rows`, which are bits of one word. Returns False if a row has a
     rank beyond the dictionary."""
     cdef uint64_t left = rows[0], kept = 0, x, at
     cdef uint64_t[4] ranks
-    cdef uint32_t rank, count = <uint32_t>one.count
-    cdef int k, plane, group, top, planes = (one.slices + 7) // 8, many = seamark_count(left)
-    one.looked += many
-    if one.marks == NULL and one.looked * DEAR > count:
-        one.marks = _marks(one)  # without memory for the marks, each key is looked up alone
-        if one.marks != NULL:
-            one.wanted = _singles(one)
-    if one.marks != NULL and one.wanted <= SINGLES_MAX and many > FEW:
-        for k in range(one.wanted):
+    cdef uint32_t rank, count = <uint32_t>column.count
+    cdef int k, plane, group, top, planes = (column.slices + 7) // 8, many = seamark_count(left)
+    column.looked_up += many
+    if column.marks == NULL and column.looked_up * MARKED_DIVISOR > count:
+        column.marks = _mark_ranks(column)  # without memory for the marks, each key is looked up alone
+        if column.marks != NULL:
+            column.requested_ranks = _list_singles(column)
+    if column.marks != NULL and column.requested_ranks <= SINGLES_MAX and many > FEW_ROWS:
+        for k in range(column.requested_ranks):
             x = left
-            rank = one.singles[k]
-            for plane in range(one.slices):
-                at = one.starts[plane][word if one.moves[plane] else 0]
+            rank = column.singles[k]
+            for plane in range(column.slices):
+                at = column.starts[plane][word if column.moves[plane] else 0]
                 x &= at if rank >> plane & 1 else ~at
             kept |= x
         rows[0] = kept
         return True
-    if many <= FEW:
+    if many <= FEW_ROWS:
         while left:
             group = seamark_lowest(left)
             left &= left - 1
-            rank = seamark_rank(one.starts, one.moves, one.slices, word, group)
+            rank = seamark_rank(column.starts, column.moves, column.slices, word, group)
             if rank >= count:
                 return False
-            kept |= <uint64_t>_wanted(one, rank) << group
+            kept |= <uint64_t>_is_rank_requested(column, rank) << group
         rows[0] = kept
         return True
     for plane in range(4):
         ranks[plane] = 0
+    # The ranks of eight rows are assembled at once. Plane p has the bits from 8 * p on of each of these ranks.
     for group in range(8):
         if not left >> (8 * group) & 0xFF:
             continue
         for plane in range(planes):
             x = 0
-            top = one.slices - 8 * plane
+            top = column.slices - 8 * plane
             for k in range(8 if top > 8 else top):
-                x |= (one.starts[8 * plane + k][word if one.moves[8 * plane + k] else 0] >> (8 * group) & 0xFF) << (8 * k)
+                at = column.starts[8 * plane + k][word if column.moves[8 * plane + k] else 0]
+                x |= (at >> (8 * group) & 0xFF) << (8 * k)
             ranks[plane] = seamark_transposed(x)
         for k in range(8):
             if not left >> (8 * group + k) & 1:
@@ -164,37 +167,38 @@ cdef bint _filter(Asked *one, Py_ssize_t word, uint64_t *rows) noexcept nogil:
                 rank |= <uint32_t>(ranks[plane] >> (8 * k) & 0xFF) << (8 * plane)
             if rank >= count:
                 return False
-            kept |= <uint64_t>_wanted(one, rank) << (8 * group + k)
+            kept |= <uint64_t>_is_rank_requested(column, rank) << (8 * group + k)
     rows[0] = kept
     return True
 
 
-cdef int _singles(Asked *one) noexcept nogil:
+cdef int _list_singles(RequestedColumn *column) noexcept nogil:
     """List the requested ranks in `singles`, which are then compared one by one, slice by slice. Returns how many ranks
     are requested, or SINGLES_MAX + 1 if there are too many for `singles`."""
     cdef Py_ssize_t rank
     cdef int wanted = 0
-    for rank in range(one.count):
-        if one.marks[rank]:
+    for rank in range(column.count):
+        if column.marks[rank]:
             if wanted == SINGLES_MAX:
                 return SINGLES_MAX + 1
-            one.singles[wanted] = <uint32_t>rank
+            column.singles[wanted] = <uint32_t>rank
             wanted += 1
     return wanted
 
 
-cdef inline bint _wanted(const Asked *one, uint32_t rank) noexcept nogil:
-    cdef uint64_t at
-    if one.marks != NULL:
-        return one.marks[rank]
-    return _is_wanted(one, _number(one, rank) - one.low)
+cdef inline bint _is_rank_requested(const RequestedColumn *column, uint32_t rank) noexcept nogil:
+    """Return whether the key of a rank is requested."""
+    if column.marks != NULL:
+        return column.marks[rank]
+    return _is_code_requested(column, _find_key(column, rank) - column.low)
 
 
-cdef inline bint _is_wanted(const Asked *one, uint64_t at) noexcept nogil:
-    return at < one.span and (one.table == NULL or one.table[at >> 6] >> (at & 63) & 1)
+cdef inline bint _is_code_requested(const RequestedColumn *column, uint64_t at) noexcept nogil:
+    """Return whether the code `low + at` is requested."""
+    return at < column.span and (column.table == NULL or column.table[at >> 6] >> (at & 63) & 1)
 
 
-cdef inline uint64_t _code(const uint64_t *packed, int width, int k) noexcept nogil:
+cdef inline uint64_t _unpack_number(const uint64_t *packed, int width, int k) noexcept nogil:
     """Return the k-th number of numbers with `width` bits each, 1 to 63."""
     cdef int bit = k * width, within = bit & 63
     cdef uint64_t code = packed[bit >> 6] >> within
@@ -203,46 +207,46 @@ cdef inline uint64_t _code(const uint64_t *packed, int width, int k) noexcept no
     return code & ((<uint64_t>1 << width) - 1)
 
 
-cdef uint64_t _number(const Asked *one, uint32_t rank) noexcept nogil:
+cdef uint64_t _find_key(const RequestedColumn *column, uint32_t rank) noexcept nogil:
     """Return the key of a rank below `count`; `_ordered.pyx` describes the layout."""
     cdef Py_ssize_t block = rank // NUMBERS
     cdef int k, within = rank % NUMBERS
-    cdef int width = one.words[block + 1] - one.words[block]
-    cdef const uint64_t *packed = one.packed + 2 * <Py_ssize_t>one.words[block]
+    cdef int width = column.words[block + 1] - column.words[block]
+    cdef const uint64_t *packed = column.packed + 2 * <Py_ssize_t>column.words[block]
     cdef uint64_t steps = 0
     if width == 64:
         for k in range(within):
             steps += packed[k]
     elif width:
         for k in range(within):
-            steps += _code(packed, width, k)
-    return one.firsts[block] + (steps + one.least * <uint64_t>within) * one.unit
+            steps += _unpack_number(packed, width, k)
+    return column.firsts[block] + (steps + column.least * <uint64_t>within) * column.unit
 
 
-cdef uint8_t *_marks(const Asked *one) noexcept nogil:
+cdef uint8_t *_mark_ranks(const RequestedColumn *column) noexcept nogil:
     """Return an array with 1 for each rank whose key is requested, or NULL when there is no memory."""
     cdef Py_ssize_t block, i, there
     cdef int width
     cdef const uint64_t *packed
     cdef uint64_t at
-    cdef uint8_t *marks = <uint8_t *>malloc(one.count + 1)
+    cdef uint8_t *marks = <uint8_t *>malloc(column.count + 1)
     cdef uint8_t *out
     if marks == NULL:
         return NULL
-    for block in range((one.count + NUMBERS - 1) // NUMBERS):
-        width = one.words[block + 1] - one.words[block]
-        packed = one.packed + 2 * <Py_ssize_t>one.words[block]
-        there = one.count - block * NUMBERS
+    for block in range((column.count + NUMBERS - 1) // NUMBERS):
+        width = column.words[block + 1] - column.words[block]
+        packed = column.packed + 2 * <Py_ssize_t>column.words[block]
+        there = column.count - block * NUMBERS
         there = NUMBERS if there > NUMBERS else there
         out = marks + block * NUMBERS
-        at = one.firsts[block] - one.low
-        out[0] = _is_wanted(one, at)
+        at = column.firsts[block] - column.low
+        out[0] = _is_code_requested(column, at)
         for i in range(there - 1):
             if width == 64:
-                at += (packed[i] + one.least) * one.unit
+                at += (packed[i] + column.least) * column.unit
             elif width:
-                at += (_code(packed, width, <int>i) + one.least) * one.unit
+                at += (_unpack_number(packed, width, <int>i) + column.least) * column.unit
             else:
-                at += one.least * one.unit
-            out[i + 1] = _is_wanted(one, at)
+                at += column.least * column.unit
+            out[i + 1] = _is_code_requested(column, at)
     return marks

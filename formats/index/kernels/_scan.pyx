@@ -371,9 +371,9 @@ cdef enum:
     GT = 3
 
 cdef enum:
-    LAYOUT = 15
+    LAYOUT = 15  # the fields of a block in `layout`
 
-cdef enum:
+cdef enum:  # the places of the fields
     FORM = 0
     WIDTH = 1
     CODES = 2
@@ -392,10 +392,12 @@ cdef enum:
 
 
 cdef inline void settle(uint8_t *state, int64_t kept, int64_t rows) noexcept nogil:
+    """Set the state of a block, of whose rows `kept` remain."""
     state[0] = 0 if kept == 0 else 1 if kept == rows else 2
 
 
-cdef inline bint there(int64_t presence, int64_t row) noexcept nogil:
+cdef inline bint has_value(int64_t presence, int64_t row) noexcept nogil:
+    """Return whether a row has a value. `presence` is the address of the bits, or 0 if no value is absent."""
     return presence == 0 or (<const uint8_t *>presence)[row >> 3] >> (row & 7) & 1
 
 
@@ -633,7 +635,7 @@ cdef bint compare_strings(Comparison *one, Py_ssize_t b, int64_t words, uint64_t
             return True
         if column[PRESENCE]:
             for row in range(column[ROWS]):
-                if there(column[PRESENCE], row):
+                if has_value(column[PRESENCE], row):
                     bits[row >> 6] &= ~(<uint64_t>1 << (row & 63))
                 elif bits[row >> 6] >> (row & 63) & 1:
                     some = True
@@ -671,7 +673,7 @@ cdef void check_strings(const Comparison *one, const int64_t *column, uint64_t *
             if code != one.code:
                 keep = (code < one.code) == (one.op < GE)
             else:
-                keep = not there(column[PRESENCE], row) or passes(
+                keep = not has_value(column[PRESENCE], row) or passes(
                     one.op, compare(column, row, code, one.text + shared, one.size - shared))
             if not keep:
                 bits[row >> 6] &= ~(<uint64_t>1 << (row & 63))
@@ -719,6 +721,7 @@ cdef uint64_t *scratch_for(int count, int64_t largest) except NULL:
 
 
 cdef inline int64_t words_of(int64_t rows) noexcept nogil:
+    """Return how many words of 64 bits a bit for each row takes."""
     return (rows + 63) // 64
 
 
@@ -843,6 +846,7 @@ def collect_all(comparisons, const int64_t[:, ::1] extents, const uint8_t[::1] s
 
 
 cdef inline uint64_t load(const uint8_t *codes, int width, int64_t row) noexcept nogil:
+    """Return the code of a row."""
     cdef uint64_t value = 0
     if width:  # if all values of the block are equal, there are no codes and no address
         memcpy(&value, codes + row * width, width)
@@ -850,6 +854,7 @@ cdef inline uint64_t load(const uint8_t *codes, int width, int64_t row) noexcept
 
 
 cdef inline uint64_t prefix_of(const uint8_t *text, int64_t size, int width) noexcept nogil:
+    """Return the first `width` bytes of a text as a number with the order of the texts. A short text ends in zeros."""
     cdef uint64_t code = 0
     cdef int k
     for k in range(width):
@@ -890,6 +895,7 @@ cdef int compare(const int64_t *column, int64_t row, uint64_t code, const uint8_
 
 
 cdef inline bint passes(int op, int order) noexcept nogil:
+    """Return whether a value passes a comparison. `order` is below, at or above zero, as `compare` returns it."""
     if op == LE:
         return order <= 0
     if op == LT:
@@ -948,6 +954,7 @@ cdef bint differ_by_sign(const int64_t *column, int64_t row, const uint8_t *text
 
 cdef void narrow_block(const int64_t *column, uint8_t *state, uint8_t *mask, int op,
                        const uint8_t *text, int64_t size) noexcept nogil:
+    """Narrow the selection in one block by the comparison of UUIDs with a literal, as `narrow_uuids` describes."""
     cdef int64_t rows = column[ROWS], shared = column[COMMON_SIZE], kept = 0, row
     cdef int order = beside_common(column, text, size)
     cdef uint64_t code = 0
@@ -962,7 +969,7 @@ cdef void narrow_block(const int64_t *column, uint8_t *state, uint8_t *mask, int
             state[0] = 0
             return
         for row in range(rows):
-            keep = not there(column[PRESENCE], row)
+            keep = not has_value(column[PRESENCE], row)
             mask[row] = keep if fresh else mask[row] & keep
             kept += mask[row]
         settle(state, kept, rows)
@@ -972,7 +979,7 @@ cdef void narrow_block(const int64_t *column, uint8_t *state, uint8_t *mask, int
         if not fresh and mask[row] == 0:
             continue
         keep = (passes(op, compare(column, row, code, text + shared, size - shared))
-                or not there(column[PRESENCE], row) or differ_by_sign(column, row, text, size))
+                or not has_value(column[PRESENCE], row) or differ_by_sign(column, row, text, size))
         mask[row] = keep
         kept += keep
     settle(state, kept, rows)
@@ -1014,9 +1021,9 @@ def narrow_longs_in(const int64_t[:, ::1] lower, const int64_t[:, ::1] upper, co
                     continue
                 lo = INT64_MIN
                 hi = INT64_MAX
-                if there(lower[b, PRESENCE], row):
+                if has_value(lower[b, PRESENCE], row):
                     lo = <int64_t>(<uint64_t>lower[b, BASE] + load(<const uint8_t *>lower[b, CODES], lower[b, WIDTH], row))
-                if there(upper[b, PRESENCE], row):
+                if has_value(upper[b, PRESENCE], row):
                     hi = <int64_t>(<uint64_t>upper[b, BASE] + load(<const uint8_t *>upper[b, CODES], upper[b, WIDTH], row))
                 keep = any_between(literals, lo, hi)
                 mask[first + row] = keep

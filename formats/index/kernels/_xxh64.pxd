@@ -23,22 +23,27 @@ cdef extern from *:
 
 
 cdef inline uint64_t rotated(uint64_t word, int bits) noexcept nogil:
+    """Return the word, rotated to the left."""
     return (word << bits) | (word >> (64 - bits))
 
 
 cdef inline uint64_t one_round(uint64_t lane, uint64_t word) noexcept nogil:
+    """Add a word to one of the four lanes."""
     return rotated(lane + word * P2, 31) * P1
 
 
 cdef inline uint64_t with_lane(uint64_t state, uint64_t lane) noexcept nogil:
+    """Merge a lane into the state."""
     return (state ^ one_round(0, lane)) * P1 + P4
 
 
 cdef inline uint64_t with_word(uint64_t state, uint64_t word) noexcept nogil:
+    """Add one of the last words to the state."""
     return rotated(state ^ one_round(0, word), 27) * P1 + P4
 
 
 cdef inline uint64_t finished(uint64_t state) noexcept nogil:
+    """Do the final mix."""
     state = (state ^ (state >> 33)) * P2
     state = (state ^ (state >> 29)) * P3
     return state ^ (state >> 32)

@@ -41,10 +41,7 @@ _SECONDS_A_DAY = 86_400
 
 
 class _Piece(NamedTuple):
-    """The keys of a contiguous array.
-
-    `valid` and `nan` are bool[rows].
-    """
+    """The keys of a contiguous array, in the form of `Keys`, except that `valid` and `nan` are bool[rows]."""
 
     rows: int
     codes: Codes | None
@@ -71,8 +68,8 @@ def convert_to_keys(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
         _concatenate_arrays([piece.codes for piece in pieces]),
         _concatenate_starts([piece.starts for piece in pieces]),
         _concatenate_arrays([piece.heap for piece in pieces]),
-        _concatenate_marks(pieces, [piece.valid for piece in pieces], True),
-        _concatenate_marks(pieces, [piece.nan for piece in pieces], False),
+        _concatenate_masks(pieces, [piece.valid for piece in pieces], True),
+        _concatenate_masks(pieces, [piece.nan for piece in pieces], False),
     )
 
 
@@ -82,20 +79,23 @@ def _concatenate_arrays(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray
 
 
 def _concatenate_starts(parts: Sequence[Longs | None]) -> Longs | None:
+    """Return the starts of the joined keys. Each array ends with the end of its last key."""
     existing_parts = [part for part in parts if part is not None]
     if len(existing_parts) < 2:
         return existing_parts[0] if existing_parts else None
-    ends = np.cumsum([0] + [part[-1] for part in existing_parts])
-    return np.concatenate([*(part[:-1] + end for part, end in zip(existing_parts, ends[:-1], strict=True)), ends[-1:]])
+    edges = np.cumsum([0] + [part[-1] for part in existing_parts])
+    moved_parts = (part[:-1] + edge for part, edge in zip(existing_parts, edges[:-1], strict=True))
+    return np.concatenate([*moved_parts, edges[-1:]])
 
 
-def _concatenate_marks(pieces: Sequence[_Piece], marks: Sequence[Mask | None], otherwise: bool) -> Bits | None:
-    if all(mark is None for mark in marks):
+def _concatenate_masks(pieces: Sequence[_Piece], masks: Sequence[Mask | None], default: bool) -> Bits | None:
+    """Join the masks of pieces. A mask that is None has the value `default` in all rows."""
+    if all(mask is None for mask in masks):
         return None
-    masks = (
-        np.full(piece.rows, otherwise) if mark is None else mark for piece, mark in zip(pieces, marks, strict=True)
+    full_masks = (
+        np.full(piece.rows, default) if mask is None else mask for piece, mask in zip(pieces, masks, strict=True)
     )
-    return pack_mask(np.concatenate(list(masks)))
+    return pack_mask(np.concatenate(list(full_masks)))
 
 
 def _to_plain_array(array: pa.Array) -> pa.Array:
@@ -130,6 +130,7 @@ def _clear_views_of_nulls(array: pa.Array) -> pa.Array:
 
 
 def _read_validity(array: pa.Array) -> Mask | None:
+    """Return which rows are not null, or None if no row is null."""
     if array.null_count == 0:
         return None
     valid: Mask = array.is_valid().to_numpy(zero_copy_only=False)
@@ -137,6 +138,7 @@ def _read_validity(array: pa.Array) -> Mask | None:
 
 
 def _make_empty_mask(rows: int) -> Mask | None:
+    """Return the validity of an array of nulls."""
     return np.zeros(rows, dtype=np.bool_) if rows else None
 
 
@@ -145,11 +147,11 @@ def _view_numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[An
 
     The items of nulls are undefined.
     """
-    values = np.dtype(dtype)
+    item_dtype = np.dtype(dtype)
     data = array.buffers()[1]
     if len(array) == 0 or data is None:
-        return np.zeros(0, dtype=values)
-    return np.frombuffer(data, values, len(array) * width, array.offset * width * values.itemsize)
+        return np.zeros(0, dtype=item_dtype)
+    return np.frombuffer(data, item_dtype, len(array) * width, array.offset * width * item_dtype.itemsize)
 
 
 def _encode_piece(array: pa.Array, kind: str) -> _Piece:
@@ -208,10 +210,11 @@ def _read_integers(array: pa.Array, kind: str, name: str, valid: Mask | None) ->
         return numbers.astype(np.int64)
     if (name == "date" or name in TIMESTAMPS) and pa.types.is_date(arrow):
         # The file was written before its column was promoted from date to a timestamp (spec: "Schema Evolution").
-        have = 1 if pa.types.is_date32(arrow) else _SECONDS_A_DAY * 1000
+        # A date32 is in days, and a date64 in milliseconds.
+        stored_units = 1 if pa.types.is_date32(arrow) else _SECONDS_A_DAY * 1000
         numbers = _view_numbers(array, "i4" if pa.types.is_date32(arrow) else "i8").astype(np.int64, copy=False)
-        want = 1 if name == "date" else _SECONDS_A_DAY * _UNITS_A_SECOND[_read_unit(name)]
-        return _rescale_numbers(numbers, have, want, valid, arrow, kind)
+        wanted_units = 1 if name == "date" else _SECONDS_A_DAY * _UNITS_A_SECOND[_read_unit(name)]
+        return _rescale_numbers(numbers, stored_units, wanted_units, valid, arrow, kind)
     if (name == "time" and pa.types.is_time(arrow)) or (name in TIMESTAMPS and pa.types.is_timestamp(arrow)):
         if name in TIMESTAMPS and _read_unit(name) == "ns" and arrow.unit != "ns":
             # Files with INT96 timestamps are read in microseconds, without their nanoseconds.
@@ -227,16 +230,21 @@ def _read_unit(name: str) -> str:
     return "ns" if name.endswith("_ns") else "us"
 
 
-def _rescale_numbers(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa.DataType, kind: str) -> Longs:
-    """Convert counts of 1/`have` seconds to counts of 1/`want` seconds. One of the two numbers divides the other."""
-    if want > have:
-        factor = want // have
+def _rescale_numbers(
+    numbers: Longs, stored_units: int, wanted_units: int, valid: Mask | None, arrow: pa.DataType, kind: str
+) -> Longs:
+    """Convert numbers of one unit to numbers of another unit.
+
+    `stored_units` and `wanted_units` are the numbers of both units in the same time. One of them divides the other.
+    """
+    if wanted_units > stored_units:
+        factor = wanted_units // stored_units
         limit = (SIGN - 1) // factor
         _refuse_values((numbers > limit) | (numbers < -limit), valid, arrow, kind)
         return numbers * factor
-    if want < have:
-        quotients, remainder = np.divmod(numbers, have // want)
-        _refuse_values(remainder != 0, valid, arrow, kind)
+    if wanted_units < stored_units:
+        quotients, remainders = np.divmod(numbers, stored_units // wanted_units)
+        _refuse_values(remainders != 0, valid, arrow, kind)
         return quotients
     return numbers
 
@@ -251,8 +259,9 @@ def _split_halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs
         return numbers >> 63, numbers.view(np.uint64)
     words = _view_numbers(array, "u8", width // 8).reshape(-1, width // 8)
     high = words[:, 1].view(np.int64)
-    for extra in range(2, width // 8):
-        _refuse_values(words[:, extra].view(np.int64) != high >> 63, valid, array.type, kind)
+    # The further words of a decimal256 must only repeat the sign.
+    for word in range(2, width // 8):
+        _refuse_values(words[:, word].view(np.int64) != high >> 63, valid, array.type, kind)
     return high, words[:, 0]
 
 
@@ -284,8 +293,8 @@ def _make_byte_keys(array: pa.Array, kind: str) -> _Piece:
         starts, heap = _make_even_starts(rows, WIDE_DECIMAL_BYTES), big_endian_words.view(np.uint8).reshape(-1)
     elif get_base_name(kind) != "decimal" and pa.types.is_fixed_size_binary(arrow):
         starts, heap = _make_even_starts(rows, arrow.byte_width), _view_numbers(array, "u1", arrow.byte_width)
-    elif get_base_name(kind) != "decimal" and (reader := _OFFSETS.get(arrow)) is not None:
-        starts, heap = _make_variable_keys(array, reader)
+    elif get_base_name(kind) != "decimal" and (offset_dtype := _OFFSET_DTYPES.get(arrow)) is not None:
+        starts, heap = _make_variable_keys(array, offset_dtype)
     else:
         raise _make_no_values_error(arrow, kind)
     if valid is not None:
@@ -293,20 +302,22 @@ def _make_byte_keys(array: pa.Array, kind: str) -> _Piece:
     return _Piece(rows, None, starts, heap, valid, None)
 
 
-_OFFSETS = {pa.string(): "i4", pa.binary(): "i4", pa.large_string(): "i8", pa.large_binary(): "i8"}
+_OFFSET_DTYPES = {pa.string(): "i4", pa.binary(): "i4", pa.large_string(): "i8", pa.large_binary(): "i8"}
 
 
 def _make_even_starts(rows: int, width: int) -> Longs:
     return np.arange(rows + 1, dtype=np.int64) * width
 
 
-def _make_variable_keys(array: pa.Array, dtype: str) -> tuple[Longs, Bytes]:
+def _make_variable_keys(array: pa.Array, offset_dtype: str) -> tuple[Longs, Bytes]:
+    """Return the starts and the bytes of texts or of bytes of any length."""
     _, offsets, data = array.buffers()
     if len(array) == 0 or offsets is None:
         return np.zeros(len(array) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint8)
-    spots = np.frombuffer(offsets, dtype, len(array) + 1, array.offset * int(dtype[1])).astype(np.int64, copy=False)
+    skipped_bytes = array.offset * np.dtype(offset_dtype).itemsize
+    starts = np.frombuffer(offsets, offset_dtype, len(array) + 1, skipped_bytes).astype(np.int64, copy=False)
     heap = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, dtype=np.uint8)
-    return spots - spots[0], heap[spots[0] : spots[-1]]
+    return starts - starts[0], heap[starts[0] : starts[-1]]
 
 
 def _remove_nulls(starts: Longs, heap: Bytes, valid: Mask) -> tuple[Longs, Bytes]:

@@ -81,19 +81,20 @@ def _fold_texts(texts: pa.Array) -> pa.Array:
     is_other = pc.fill_null(pc.invert(is_ascii), False)
     non_ascii = texts.filter(is_other).dictionary_encode()
     values = pa.array([fold_case(text) for text in non_ascii.dictionary.to_pylist()], pa.large_string())
-    places = np.arange(len(texts))
-    places[is_other.to_numpy(zero_copy_only=False)] = len(texts) + non_ascii.indices.to_numpy()
-    return pa.concat_arrays([lower, values]).take(pa.array(places))
+    # Take the ASCII texts from `lower`, and the other texts from `values`, which follow `lower` in the joined array.
+    indexes = np.arange(len(texts))
+    indexes[is_other.to_numpy(zero_copy_only=False)] = len(texts) + non_ascii.indices.to_numpy()
+    return pa.concat_arrays([lower, values]).take(pa.array(indexes))
 
 
 def _convert_to_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
     value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not any(is_text(value_type) for is_text in _TEXTS):
+    if not any(is_text(value_type) for is_text in _IS_TEXT):
         raise ValueError(f"a column of Arrow type {column.type} does not contain strings")
     return column.cast(pa.large_string())
 
 
-_TEXTS = (
+_IS_TEXT = (
     pa.types.is_string,
     pa.types.is_large_string,
     pa.types.is_string_view,
@@ -105,6 +106,7 @@ _TEXTS = (
 
 @cache
 def _load_folds() -> dict[int, str]:
+    """Return the folded text of each character that changes, by code point."""
     characters: dict[int, str] = {}
     for run in MOVED.split():
         match = _RUN.fullmatch(run)
@@ -135,10 +137,12 @@ def _compile_unknown_pattern() -> re.Pattern[str]:
 
 
 def _list_unassigned_ranges() -> list[tuple[int, int]]:
+    """Return the ranges of unassigned code points, and of the surrogates."""
     ranges = (part.split("-") for part in UNASSIGNED.split())
     return [*((int(first, 16), int(last, 16)) for first, last in ranges), _SURROGATES]
 
 
 def _compile_character_class(ranges: list[tuple[int, int]]) -> re.Pattern[str]:
+    """Return a pattern that matches a character in one of the ranges."""
     spans = (f"{re.escape(chr(first))}-{re.escape(chr(last))}" for first, last in ranges)
     return re.compile(f"[{''.join(spans)}]")

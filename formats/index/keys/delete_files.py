@@ -42,7 +42,8 @@ _ROARING_GROWTH_MAX_FACTOR = 16
 
 The ratio is high if there are many small containers, each of which is an allocation.
 """
-_LENGTH, _CHECK = struct.Struct(">I"), struct.Struct(">I")
+_LENGTH, _CHECKSUM = struct.Struct(">I"), struct.Struct(">I")
+_ERROR_CHARACTERS_MAX = 200
 _ZERO, _NEGATIVE_ZERO = np.uint64(1 << 63), np.uint64((1 << 63) - 1)
 """The codes of 0.0 and -0.0 (`keys.py`)."""
 
@@ -90,8 +91,8 @@ class Positions:
 
     def get_positions(self, path: str) -> Longs:
         """Return the deleted positions of a data file, ascending."""
-        number = self.files.get(path)
-        return self.positions[:0] if number is None else self.positions[self.starts[number] : self.starts[number + 1]]
+        index = self.files.get(path)
+        return self.positions[:0] if index is None else self.positions[self.starts[index] : self.starts[index + 1]]
 
 
 class HashSet:
@@ -105,15 +106,15 @@ class HashSet:
         """Return whether the set contains each of some hashes, bool[n]."""
         mask = np.zeros(len(high), dtype=np.bool_)
         positions = np.searchsorted(self._high, high, side="left")
-        end = np.searchsorted(self._high, high, side="right")
-        candidates = np.flatnonzero(positions < end)
+        ends = np.searchsorted(self._high, high, side="right")
+        candidates = np.flatnonzero(positions < ends)
         # A second iteration occurs only if two hashes have the same high half.
         while len(candidates):
             is_equal = self._low[positions[candidates]] == low[candidates]
             mask[candidates[is_equal]] = True
             candidates = candidates[~is_equal]
             positions[candidates] += 1
-            candidates = candidates[positions[candidates] < end[candidates]]
+            candidates = candidates[positions[candidates] < ends[candidates]]
         return mask
 
 
@@ -145,6 +146,7 @@ def merge_zeros(columns: list[Keys]) -> list[Keys] | None:
 
 
 def _unify_zeros(column: Keys) -> Keys:
+    """Return a column of floats with 0.0 instead of -0.0."""
     assert column.codes is not None
     codes = np.where(column.codes == _NEGATIVE_ZERO, _ZERO, column.codes)
     return Keys(column.kind, column.rows, codes, None, None, column.valid, column.nan)
@@ -182,16 +184,16 @@ def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget
         budget.take(_POSITION_BYTES * max(0, parquet.rows), file.path)
         column_paths = {DELETED_PATH: ("file_path",), DELETED_POSITION: ("pos",)}
         columns = parquet.read_columns(column_paths | find_columns(parquet.schema, column_paths))
-        paths, spots = columns[DELETED_PATH].combine_chunks(), columns[DELETED_POSITION].combine_chunks()
+        paths, positions = columns[DELETED_PATH].combine_chunks(), columns[DELETED_POSITION].combine_chunks()
         if isinstance(paths, pa.ChunkedArray):  # The file has no rows.
             return Positions({}, np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
-        if paths.null_count or spots.null_count:
+        if paths.null_count or positions.null_count:
             raise Unreadable(file.path, "a path or a position in the file is null")
         if not pa.types.is_dictionary(paths.type):
             paths = paths.dictionary_encode()
         codes = paths.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        rows = spots.cast(pa.int64()).to_numpy(zero_copy_only=False)
-        names: list[str] = paths.dictionary.cast(pa.string()).to_pylist()
+        rows = positions.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        distinct_paths: list[str] = paths.dictionary.cast(pa.string()).to_pylist()
     except AmbiguousColumn as error:
         raise Unreadable(file.path, str(error)) from None
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
@@ -199,11 +201,11 @@ def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget
     order = np.lexsort((rows, codes))
     codes, rows = codes[order], rows[order]
     # Store each position once, because merged files can repeat a position.
-    first = np.ones(len(rows), dtype=np.bool_)
-    first[1:] = (codes[1:] != codes[:-1]) | (rows[1:] != rows[:-1])
-    codes, rows = codes[first], rows[first]
-    starts = np.searchsorted(codes, np.arange(len(names) + 1))
-    return Positions({name: number for number, name in enumerate(names)}, starts, rows)
+    is_first = np.ones(len(rows), dtype=np.bool_)
+    is_first[1:] = (codes[1:] != codes[:-1]) | (rows[1:] != rows[:-1])
+    codes, rows = codes[is_first], rows[is_first]
+    starts = np.searchsorted(codes, np.arange(len(distinct_paths) + 1))
+    return Positions({path: index for index, path in enumerate(distinct_paths)}, starts, rows)
 
 
 def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: Budget) -> DeletedKeys:
@@ -211,9 +213,9 @@ def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, b
     try:
         parquet = BoundedParquet(pa.BufferReader(data), file.path, budget)
         column_paths = find_columns(parquet.schema, [column_id for column_id, _ in columns])
-        absent = [column_id for column_id, _ in columns if column_id not in column_paths]
-        if absent:
-            raise Unreadable(file.path, f"the file has no column with field id {absent[0]}")
+        missing_ids = [column_id for column_id, _ in columns if column_id not in column_paths]
+        if missing_ids:
+            raise Unreadable(file.path, f"the file has no column with field id {missing_ids[0]}")
         arrays = parquet.read_plain_columns(column_paths)
         return DeletedKeys.from_columns([convert_to_keys(arrays[column_id], kind) for column_id, kind in columns])
     except AmbiguousColumn as error:
@@ -228,18 +230,19 @@ def _decode_vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int)
     It consists of the length of magic and bitmap, the magic, a 64-bit roaring bitmap, and the CRC-32 of magic and
     bitmap.
     """
-    head = _LENGTH.size + len(_VECTOR_MAGIC)
-    if file.offset == MISSING or file.referenced is None or len(data) != file.length or len(data) < head + _CHECK.size:
+    bytes_min = _LENGTH.size + len(_VECTOR_MAGIC) + _CHECKSUM.size
+    if file.offset == MISSING or file.referenced is None or len(data) != file.length or len(data) < bytes_min:
         raise Unreadable(file.path, f"there is no deletion vector of {file.length} bytes at {file.offset}")
-    inside = memoryview(data)[_LENGTH.size : -_CHECK.size]
-    if _LENGTH.unpack_from(data)[0] != len(inside) or inside[:4] != _VECTOR_MAGIC:
+    magic_and_bitmap = memoryview(data)[_LENGTH.size : -_CHECKSUM.size]
+    (stated_length,), (checksum,) = _LENGTH.unpack_from(data), _CHECKSUM.unpack_from(data, len(data) - _CHECKSUM.size)
+    if stated_length != len(magic_and_bitmap) or magic_and_bitmap[: len(_VECTOR_MAGIC)] != _VECTOR_MAGIC:
         raise Unreadable(file.path, f"the data at {file.offset} do not start with a deletion vector's magic bytes")
-    if _CHECK.unpack_from(data, len(data) - _CHECK.size)[0] != isal_zlib.crc32(inside):
+    if checksum != isal_zlib.crc32(magic_and_bitmap):
         raise Unreadable(file.path, f"the deletion vector at {file.offset} does not match its checksum")
-    if len(inside) * _ROARING_GROWTH_MAX_FACTOR > limit_bytes:
+    if len(magic_and_bitmap) * _ROARING_GROWTH_MAX_FACTOR > limit_bytes:
         raise Unreadable(file.path, f"the deletion vector at {file.offset} is too long: {file.length:,} bytes")
     try:
-        bitmap = pyroaring.BitMap64.deserialize(bytes(inside[4:]))
+        bitmap = pyroaring.BitMap64.deserialize(bytes(magic_and_bitmap[len(_VECTOR_MAGIC) :]))
     except ValueError as error:
         raise Unreadable(file.path, f"the deletion vector at {file.offset} cannot be read: {error}") from None
     if len(bitmap) != file.records:
@@ -256,4 +259,6 @@ def _decode_vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int)
 
 
 def _shorten_error(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    """Return the first line of an error's message, or the name of its class if it has no message."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0][:_ERROR_CHARACTERS_MAX]

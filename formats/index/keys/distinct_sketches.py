@@ -35,6 +35,10 @@ SKETCHED_TYPES = frozenset({"int", "long", "date", "timestamp", "timestamptz", "
 """The Iceberg types whose values can be counted."""
 RANK_MAX = 53
 _RANK_BITS = 6
+"""The number of bits of a rank in a coupon."""
+_COUPON_BITS = 18
+"""The number of bits of a coupon: 12 bits of the register, and 6 bits of the rank."""
+_RANK_MASK = np.uint32((1 << _RANK_BITS) - 1)
 _HASH_BITS = 52
 """The number of bits of a hash that determine the rank."""
 _ESTIMATE_MAX = float(2**63 - 1024)
@@ -82,10 +86,9 @@ class _Sketches(NamedTuple):
         counts = self.lengths[numbers] // 4
         owners = np.repeat(np.arange(len(numbers)), counts)
         ends = np.cumsum(counts)
-        places = (
-            np.arange(len(owners)) - np.repeat(ends - counts, counts) + np.repeat(self.starts[numbers] // 4, counts)
-        )
-        return owners, self.data.view("<u4")[places]
+        indexes_in_sketch = np.arange(len(owners)) - np.repeat(ends - counts, counts)
+        positions = indexes_in_sketch + np.repeat(self.starts[numbers] // 4, counts)
+        return owners, self.data.view("<u4")[positions]
 
 
 def make_coupons(values: pa.Array) -> Coupons:
@@ -107,13 +110,14 @@ def make_coupons(values: pa.Array) -> Coupons:
         longs = np.ascontiguousarray(_to_longs(values).to_numpy(zero_copy_only=False))
         hashes = _murmur.hash_fixed(longs.view(np.uint8), 8, _SEED, 64)
     low = hashes & np.uint64((1 << _HASH_BITS) - 1)
-    lengths = np.frexp(low.astype(np.float64))[1]  # 52 bits are exact in a double.
-    ranks = (_HASH_BITS + 1 - lengths).astype(np.uint32)
+    _, bit_lengths = np.frexp(low.astype(np.float64))  # 52 bits are exact in a double.
+    ranks = (_HASH_BITS + 1 - bit_lengths).astype(np.uint32)
     registers = (hashes >> np.uint64(_HASH_BITS)).astype(np.uint32)
     return (registers << np.uint32(_RANK_BITS)) | ranks
 
 
 def _to_longs(values: pa.Array) -> pa.Array:
+    """Return integers, dates or times as integers of 64 bits."""
     kind = values.type
     if pa.types.is_timestamp(kind) and kind.unit == "us":
         return values.view(pa.int64())
@@ -162,19 +166,21 @@ def merge_sketches(sketches: pa.ChunkedArray, groups: Groups, count: int) -> pa.
     order = np.argsort(groups, kind="stable")
     is_dense = parts.is_dense[order]
     step = _GROUPS_PER_STEP if is_dense.any() else max(1, count)
-    firsts = list(range(0, count, step))
-    bounds = np.searchsorted(groups[order], [*firsts, count])
+    first_groups = list(range(0, count, step))
+    edges = np.searchsorted(groups[order], [*first_groups, count])
     merged = []
-    for first, begin, end in zip(firsts, bounds[:-1], bounds[1:], strict=True):
-        members, dense = order[begin:end], is_dense[begin:end]
-        owners, coupons = parts.list_coupons(members[~dense])
-        owner_groups, all_coupons = [groups[members[~dense]][owners]], [coupons]
-        for group, registers in _merge_dense(parts, members[dense], groups):
+    for first_group, begin, end in zip(first_groups, edges[:-1], edges[1:], strict=True):
+        members, is_member_dense = order[begin:end], is_dense[begin:end]
+        owners, coupons = parts.list_coupons(members[~is_member_dense])
+        owner_groups, all_coupons = [groups[members[~is_member_dense]][owners]], [coupons]
+        for group, registers in _merge_dense(parts, members[is_member_dense], groups):
             nonzero = np.flatnonzero(registers)
             owner_groups.append(np.full(len(nonzero), group))
             all_coupons.append((nonzero.astype(np.uint32) << np.uint32(_RANK_BITS)) | registers[nonzero])
         merged.append(
-            _encode(np.concatenate(owner_groups) - first, np.concatenate(all_coupons), min(step, count - first))
+            _encode(
+                np.concatenate(owner_groups) - first_group, np.concatenate(all_coupons), min(step, count - first_group)
+            )
         )
     return pa.concat_arrays(merged) if merged else pa.array([], SKETCH)
 
@@ -189,8 +195,8 @@ def _merge_dense(
     for group, begin, end in zip(ids.tolist(), begins.tolist(), ends.tolist(), strict=True):
         registers = np.zeros(REGISTERS, np.uint8)
         for start in range(begin, end, _SKETCHES_PER_STEP):
-            some = parts.read_registers(members[start : min(end, start + _SKETCHES_PER_STEP)])
-            np.maximum(registers, some.max(axis=0), out=registers)
+            step_registers = parts.read_registers(members[start : min(end, start + _SKETCHES_PER_STEP)])
+            np.maximum(registers, step_registers.max(axis=0), out=registers)
         merged.append((group, registers))
     return merged
 
@@ -203,18 +209,15 @@ def estimate_sketches(sketches: pa.Array | pa.ChunkedArray) -> pa.Array:
     """
     parts = _read(_to_array(sketches))
     counts = np.zeros((len(parts.lengths), RANK_MAX + 1), np.int64)
-    dense = np.flatnonzero(parts.is_dense)
-    for start in range(0, len(dense), _SKETCHES_PER_STEP):
-        for number, registers in zip(
-            dense[start : start + _SKETCHES_PER_STEP],
-            parts.read_registers(dense[start : start + _SKETCHES_PER_STEP]),
-            strict=True,
-        ):
-            counts[number] = np.bincount(registers, minlength=RANK_MAX + 1)
-    listed = np.flatnonzero(~parts.is_dense)
-    owners, coupons = parts.list_coupons(listed)
-    np.add.at(counts, (listed[owners], coupons & np.uint32((1 << _RANK_BITS) - 1)), 1)
-    counts[listed, 0] = REGISTERS - parts.lengths[listed] // 4
+    dense_indexes = np.flatnonzero(parts.is_dense)
+    for start in range(0, len(dense_indexes), _SKETCHES_PER_STEP):
+        step_indexes = dense_indexes[start : start + _SKETCHES_PER_STEP]
+        for index, registers in zip(step_indexes, parts.read_registers(step_indexes), strict=True):
+            counts[index] = np.bincount(registers, minlength=RANK_MAX + 1)
+    sparse_indexes = np.flatnonzero(~parts.is_dense)
+    owners, coupons = parts.list_coupons(sparse_indexes)
+    np.add.at(counts, (sparse_indexes[owners], coupons & _RANK_MASK), 1)
+    counts[sparse_indexes, 0] = REGISTERS - parts.lengths[sparse_indexes] // 4
     return pa.array(np.rint(_estimate(counts)).astype(np.int64))
 
 
@@ -231,7 +234,7 @@ def iterate_registers(sketches: pa.Array | pa.ChunkedArray) -> Iterator[npt.NDAr
             continue
         _, coupons = parts.list_coupons(np.array([number]))
         registers = np.zeros(REGISTERS, np.uint8)
-        registers[coupons >> np.uint32(_RANK_BITS)] = coupons & np.uint32((1 << _RANK_BITS) - 1)
+        registers[coupons >> np.uint32(_RANK_BITS)] = coupons & _RANK_MASK
         yield registers
 
 
@@ -291,22 +294,22 @@ def _encode(groups: Groups, coupons: Coupons, count: int) -> pa.Array:
         coupons: The coupons. A register can occur several times.
         count: The number of groups.
     """
-    keys = np.sort((groups.astype(np.uint64) << np.uint64(18)) | coupons)
+    keys = np.sort((groups.astype(np.uint64) << np.uint64(_COUPON_BITS)) | coupons)
     # The last coupon of a register has its largest rank.
     registers = keys >> np.uint64(_RANK_BITS)
     keys = keys[np.append(registers[1:] != registers[:-1], True)] if len(keys) else keys
-    owners = (keys >> np.uint64(18)).astype(np.int64)
-    coupons = (keys & np.uint64((1 << 18) - 1)).astype(np.uint32)
+    owners = (keys >> np.uint64(_COUPON_BITS)).astype(np.int64)
+    coupons = (keys & np.uint64((1 << _COUPON_BITS) - 1)).astype(np.uint32)
     sizes = np.bincount(owners, minlength=count)
     is_dense = sizes > _SPARSE_MAX
     starts = np.zeros(count + 1, np.int64)
     np.cumsum(np.where(is_dense, REGISTERS, 4 * sizes), out=starts[1:])
     data = np.zeros(int(starts[-1]), np.uint8)
-    listed = ~is_dense[owners]
-    ranks_in_group = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    data.view("<u4")[starts[owners[listed]] // 4 + ranks_in_group[listed]] = coupons[listed]
-    dense_coupons = coupons[~listed]
-    data[starts[owners[~listed]] + (dense_coupons >> np.uint32(_RANK_BITS))] = dense_coupons & np.uint32(63)
+    is_sparse = ~is_dense[owners]
+    indexes_in_group = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    data.view("<u4")[starts[owners[is_sparse]] // 4 + indexes_in_group[is_sparse]] = coupons[is_sparse]
+    dense_coupons = coupons[~is_sparse]
+    data[starts[owners[~is_sparse]] + (dense_coupons >> np.uint32(_RANK_BITS))] = dense_coupons & _RANK_MASK
     return pa.Array.from_buffers(SKETCH, count, [None, pa.py_buffer(starts), pa.py_buffer(data)])
 
 
@@ -328,12 +331,12 @@ def _read(sketches: pa.Array) -> _Sketches:
     lengths = parts.lengths
     if ((lengths % 4 != 0) | (lengths > REGISTERS)).any():
         raise ValueError("the length of a sketch is invalid")
-    dense = np.flatnonzero(parts.is_dense)
-    for start in range(0, len(dense), _SKETCHES_PER_STEP):
-        if parts.read_registers(dense[start : start + _SKETCHES_PER_STEP]).max() > RANK_MAX:
+    dense_indexes = np.flatnonzero(parts.is_dense)
+    for start in range(0, len(dense_indexes), _SKETCHES_PER_STEP):
+        if parts.read_registers(dense_indexes[start : start + _SKETCHES_PER_STEP]).max() > RANK_MAX:
             raise ValueError("a register of a sketch has an invalid rank")
     owners, coupons = parts.list_coupons(np.flatnonzero(~parts.is_dense))
-    ranks, registers = coupons & np.uint32((1 << _RANK_BITS) - 1), coupons >> np.uint32(_RANK_BITS)
+    ranks, registers = coupons & _RANK_MASK, coupons >> np.uint32(_RANK_BITS)
     if ((ranks == 0) | (ranks > RANK_MAX) | (registers >= REGISTERS)).any():
         raise ValueError("a sketch lists an invalid register")
     if ((owners[1:] == owners[:-1]) & (registers[1:] <= registers[:-1])).any():

@@ -57,28 +57,30 @@ def _project_case(predicate: Bound, template: Bound) -> Expression:
 
     `c = 'Ann'`, `lower(c) = 'ann'` and `upper(c) = 'ANN'` give the same condition.
     """
-    of_column, of_function = predicate.transform == IDENTITY, predicate.transform in _CASES
-    if predicate.kind != "string" or not (of_column or of_function):
+    is_on_column, is_on_function = predicate.transform == IDENTITY, predicate.transform in _CASES
+    if predicate.kind != "string" or not (is_on_column or is_on_function):
         return TRUE
     texts = [str(value) for value in predicate.values]
-    unknown = _equals_any(template, {UNKNOWN_CASE})
+    has_unknown_case = _make_equality(template, {UNKNOWN_CASE})
     if predicate.op is Op.STARTS_WITH:
         if not has_known_case(texts[0]):
-            return unknown if of_column else TRUE
+            return has_unknown_case if is_on_column else TRUE
         # The rest of a stored text can contain a character of unknown case.
-        return join_by_or(_replace_predicate(template, Op.STARTS_WITH, fold_case(texts[0])), unknown)
+        return join_by_or(_replace_predicate(template, Op.STARTS_WITH, fold_case(texts[0])), has_unknown_case)
     if predicate.op not in (Op.EQ, Op.IN):
         return TRUE
-    if of_column:
-        return _equals_any(template, set(map(fold_case, texts)))
-    return _equals_any(template, {*map(fold_case, texts), UNKNOWN_CASE}) if all(map(has_known_case, texts)) else TRUE
+    if is_on_column:
+        return _make_equality(template, set(map(fold_case, texts)))
+    return _make_equality(template, {*map(fold_case, texts), UNKNOWN_CASE}) if all(map(has_known_case, texts)) else TRUE
 
 
-def _equals_any(template: Bound, values: set[str]) -> Expression:
+def _make_equality(template: Bound, values: set[str]) -> Expression:
+    """Return the condition that an indexed value is one of these values."""
     return _replace_predicate(template, Op.EQ if len(values) == 1 else Op.IN, *sorted(values)) if values else FALSE
 
 
 def _replace_predicate(template: Bound, op: Op, *values: str) -> Bound:
+    """Return the template with another operator and other values."""
     return Bound(op, template.column_id, template.name, "string", IDENTITY, "string", values)
 
 

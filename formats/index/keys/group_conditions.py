@@ -24,7 +24,7 @@ TIME_UNITS = ("year", "month", "day", "hour")
 """The transforms that a dimension can have, from the coarsest to the finest."""
 _BOUNDARIES = {Op.LT: 0, Op.GT_EQ: 0, Op.LT_EQ: 1, Op.GT: 1}
 """The distance from the literal of a comparison to the first value on its other side."""
-_NULLITY = (Op.IS_NULL, Op.NOT_NULL)
+_NULL_OPS = (Op.IS_NULL, Op.NOT_NULL)
 
 
 def get_dimension_column_id(number: int) -> int:
@@ -88,9 +88,9 @@ def is_at_boundary(predicate: Bound, term: Term) -> bool:
     (value,) = predicate.values
     if not isinstance(value, int):
         return False
-    first = value + _BOUNDARIES[predicate.op]
+    first_value = value + _BOUNDARIES[predicate.op]
     truncate = make_function(term.transform, term.source)
-    return bool(truncate(first) != truncate(first - 1))
+    return bool(truncate(first_value) != truncate(first_value - 1))
 
 
 def _find_condition(predicate: Bound, terms: Sequence[Term]) -> Expression:
@@ -104,9 +104,9 @@ def _find_condition(predicate: Bound, terms: Sequence[Term]) -> Expression:
             return _rename_predicate(predicate, number)
         if term.transform not in TIME_UNITS:
             continue
-        if predicate.op in _NULLITY or (predicate.transform == IDENTITY and is_at_boundary(predicate, term)):
+        if predicate.op in _NULL_OPS or (predicate.transform == IDENTITY and is_at_boundary(predicate, term)):
             return _rename_predicate(predicate, number)
-        if predicate.transform in TIME_UNITS and _is_coarser(predicate.transform, term.transform):
+        if predicate.transform in TIME_UNITS and _is_at_least_as_coarse(predicate.transform, term.transform):
             return _rename_predicate(predicate, number)
     return TRUE
 
@@ -117,9 +117,10 @@ def _is_undecided(predicate: Bound) -> bool:
     return has_floats or is_function(predicate.transform)
 
 
-def _is_coarser(transform: str, than: str) -> bool:
-    return TIME_UNITS.index(transform) <= TIME_UNITS.index(than)
+def _is_at_least_as_coarse(transform: str, other: str) -> bool:
+    return TIME_UNITS.index(transform) <= TIME_UNITS.index(other)
 
 
 def _rename_predicate(predicate: Bound, number: int) -> Bound:
+    """Return a predicate on the dimension with the index `number`."""
     return msgspec.structs.replace(predicate, column_id=get_dimension_column_id(number), name=f"d{number}")

@@ -28,6 +28,8 @@ _WIDE_DECIMAL_BYTES = 16
 """The size of the key of a decimal with more than 18 digits, in bytes (`keys.py`)."""
 _TABLE_BITS_MAX = 1 << 27
 """The maximum number of bits of a table of codes, which take 16 MiB."""
+_HASH_BYTES, _OBJECT_BYTES = 8, 1000
+"""The memory of a cached hash, and of the set's objects without its arrays."""
 _TABLE_BITS_PER_KEY = 1 << 12
 """The maximum number of bits per key of a table of codes. Codes in a wider range are found by binary search."""
 
@@ -77,8 +79,10 @@ class KeySet:
     def size_bytes(self) -> int:
         """The memory of the set, including caches."""
         parts = (self.distinct.codes, self.distinct.starts, self.distinct.heap)
-        table = min(_TABLE_BITS_MAX, _TABLE_BITS_PER_KEY * len(self)) // 8 if self.distinct.codes is not None else 0
-        return sum(part.nbytes for part in parts if part is not None) + 8 * len(self) + table + 1000
+        has_table = self.distinct.codes is not None
+        table_bytes = min(_TABLE_BITS_MAX, _TABLE_BITS_PER_KEY * len(self)) // 8 if has_table else 0
+        keys_bytes = sum(part.nbytes for part in parts if part is not None)
+        return keys_bytes + _HASH_BYTES * len(self) + table_bytes + _OBJECT_BYTES
 
     @cached_property
     def digest(self) -> str:
@@ -129,9 +133,9 @@ class KeySet:
             key_bytes = b"".join(_encode_wide(code - _SIGN) for code in codes.tolist())
             starts = np.arange(len(codes) + 1, dtype=np.int64) * _WIDE_DECIMAL_BYTES
             return KeySet(kind, Distinct(None, starts, np.frombuffer(key_bytes, dtype=np.uint8)))
-        numbers = (_narrow_key(self.get_key(index)) for index in range(len(self)))
-        shifted_numbers = [number + _SIGN for number in numbers if -_SIGN <= number < _SIGN]
-        return KeySet(kind, Distinct(np.array(shifted_numbers, dtype=np.uint64)))
+        unscaled_values = (_decode_wide(self.get_key(index)) for index in range(len(self)))
+        new_codes = [value + _SIGN for value in unscaled_values if -_SIGN <= value < _SIGN]
+        return KeySet(kind, Distinct(np.array(new_codes, dtype=np.uint64)))
 
     def mark_keys(self, distinct: Distinct) -> Bytes:
         """Return 1 for each key that is in the set, otherwise 0, as uint8[n]. The n keys must be ascending."""
@@ -147,8 +151,10 @@ class KeySet:
 
     def _mark_codes(self, codes: Codes) -> Bytes:
         table = self.table
-        if table is not None and table[0] is not None:
-            return _bitmap.marks_of(codes, table[0], *table[1:])
+        if table is not None:
+            bits, low, span = table
+            if bits is not None:
+                return _bitmap.marks_of(codes, bits, low, span)
         assert self.distinct.codes is not None
         return _mark_members(self.distinct.codes, codes)
 
@@ -183,9 +189,11 @@ def _mark_members(sorted_values: npt.NDArray[np.uint64], values: npt.NDArray[np.
 
 
 def _encode_wide(unscaled_value: int) -> bytes:
+    """Return the key of a decimal with more than 18 digits."""
     return (unscaled_value + _BIAS).to_bytes(_WIDE_DECIMAL_BYTES, "big")
 
 
-def _narrow_key(key: int | bytes) -> int:
+def _decode_wide(key: int | bytes) -> int:
+    """Return the unscaled value of the key of a decimal with more than 18 digits."""
     assert isinstance(key, bytes)
     return int.from_bytes(key, "big") - _BIAS

@@ -49,7 +49,7 @@ CODE_MAX = (1 << 64) - 1
 POINTS_MAX = 1024
 """The maximum number of keys in ranges of several keys that are listed one by one. Single keys are not limited."""
 
-_RAW = frozenset({"binary", "fixed", "uuid"})
+_UNCHANGED_TYPES = frozenset({"binary", "fixed", "uuid"})
 SIGN = 1 << 63
 _BIAS = 1 << 127
 _CODE_DIGITS_MAX, _DIGITS_MAX = 18, 38
@@ -170,9 +170,9 @@ def _may_overlap(lower_range: KeyRange, higher_range: KeyRange) -> bool:
 
 def _fill_bounds(key_range: KeyRange) -> KeyRange:
     """Return a range of codes with the lowest and highest code instead of missing bounds."""
-    low = (0, False) if key_range.low is None else (key_range.low, key_range.low_open)
-    high = (CODE_MAX, False) if key_range.high is None else (key_range.high, key_range.high_open)
-    return KeyRange(low[0], high[0], low[1], high[1])
+    low, low_open = (0, False) if key_range.low is None else (key_range.low, key_range.low_open)
+    high, high_open = (CODE_MAX, False) if key_range.high is None else (key_range.high, key_range.high_open)
+    return KeyRange(low, high, low_open, high_open)
 
 
 def _close_range(key_range: KeyRange) -> KeyRange | None:
@@ -208,7 +208,7 @@ def has_codes(kind: str) -> bool:
     name = get_base_name(kind)
     if name == "decimal":
         return get_decimal_precision(kind) <= _CODE_DIGITS_MAX
-    if name == "string" or name in _RAW:
+    if name == "string" or name in _UNCHANGED_TYPES:
         return False
     # A column of type unknown has only nulls, whose code is 0.
     if name in ("boolean", "unknown") or name in INTS or name in LONGS or name in FLOATS:
@@ -259,7 +259,7 @@ def make_key(value: Value, kind: str) -> Key:
             return (value + _BIAS).to_bytes(WIDE_DECIMAL_BYTES, "big")
         case str() if kind == "string":
             return value.encode()
-        case bytes() if get_base_name(kind) in _RAW:
+        case bytes() if get_base_name(kind) in _UNCHANGED_TYPES:
             return value
     raise ValueError(f"{value!r} is not a value of type {kind}")
 

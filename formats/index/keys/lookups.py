@@ -28,6 +28,7 @@ _LOOKUP = re.compile(
     r"lookup\[(?P<table>[^\s\[\]()`,;=:@]+)@(?P<snapshot>\d{1,19}):(?P<key>\d{1,10}):(?P<attribute>\d{1,10})"
     r":(?P<type>[a-z]+)\]"
 )
+_SHOWN_MAX = 200
 _PINNED_SNAPSHOT = re.compile(r"@\d{1,19}:")
 _LOOKUP_TEXT = re.compile(r"lookup\[[^\[\]()]*\]")
 
@@ -82,9 +83,10 @@ def parse_lookup(transform: str) -> Lookup | None:
 def _parse_lookup(transform: str) -> Lookup:
     match = _LOOKUP.fullmatch(transform)
     table = () if match is None else tuple(match["table"].split("."))
+    # A table is in a namespace, so its name has at least two parts.
     if match is None or len(table) < 2 or not all(table):
         raise BadRequest(
-            f"{transform[:200]!r} is not an attribute of a dimension table: write "
+            f"{transform[:_SHOWN_MAX]!r} is not an attribute of a dimension table: write "
             "lookup[schema.table@snapshot:key field:attribute field:type]"
         )
     lookup = Lookup(
@@ -94,7 +96,7 @@ def _parse_lookup(transform: str) -> Lookup:
         types = ", ".join(sorted(ATTRIBUTE_TYPES))
         raise BadRequest(f"An attribute of the type {lookup.type} cannot be looked up: the types are {types}")
     if lookup.transform != transform:
-        raise BadRequest(f"{transform[:200]!r} must be written as {lookup.transform[:200]!r}")
+        raise BadRequest(f"{transform[:_SHOWN_MAX]!r} must be written as {lookup.transform[:_SHOWN_MAX]!r}")
     return lookup
 
 

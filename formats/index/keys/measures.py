@@ -31,6 +31,8 @@ PRECISION_MAX = 38
 MEASURES_MAX = 64
 """The maximum number of measures of a cube."""
 
+_SHOWN_MAX, _SHOWN_NUMBER_MAX, _SHOWN_TOKEN_MAX = 100, 50, 20
+"""The maximum number of characters of a measure, of a number, and of an unexpected text in messages."""
 _DEPTH_MAX = 50
 _TOKENS_MAX = 200
 """The maximum number of tokens of a measure. It limits the nesting of the functions that recurse into operands."""
@@ -38,11 +40,11 @@ _PRODUCT_DIGITS_MAX = 75
 """The maximum number of digits of both operands of a product together. The exact product then has at most 76 digits."""
 _TOKEN = re.compile(r"\s*(?:(?P<symbol>[-+*()])|(?P<number>[0-9]+(?:\.[0-9]+)?)|`(?P<quoted>(?:[^`]|``)+)`"
                     r"|#(?P<id>[0-9]{1,10})|(?P<name>[^\s`()+*,;=#-]+))")  # fmt: skip
-_INTEGERS = {"int": 10, "long": 19}
+_INTEGER_DIGITS = {"int": 10, "long": 19}
 """The number of digits of the decimal type to which Trino converts each integer type."""
 _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
-_SUMMED = frozenset({"int", "long", "decimal", "float", "double"})
-_COMPARED = _SUMMED | {"date", "time", "timestamp", "timestamptz", "string", "binary"}
+_SUMMABLE_TYPES = frozenset({"int", "long", "decimal", "float", "double"})
+_COMPARABLE_TYPES = _SUMMABLE_TYPES | {"date", "time", "timestamp", "timestamptz", "string", "binary"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +107,26 @@ def make_operation(sign: str, left: Operand, right: Operand) -> BinaryOperation:
         raise BadRequest(f"A measure cannot compute {kinds[0]} {sign} {kinds[1]}: use columns of integers or decimals")
     if sign in "+*" and format_operand(right, _format_id) < format_operand(left, _format_id):
         left, right = right, left
-    if all(kind in _INTEGERS for kind in kinds):
+    if all(kind in _INTEGER_DIGITS for kind in kinds):
         return BinaryOperation(sign, left, right, "long" if "long" in kinds else "int")
-    (p, s), (q, t) = map(get_decimal_digits, kinds)
+    (left_digits, left_scale), (right_digits, right_scale) = map(get_decimal_digits, kinds)
     if sign == "*":
-        if s + t > PRECISION_MAX or p + q > _PRODUCT_DIGITS_MAX:
+        digits, scale = left_digits + right_digits, left_scale + right_scale
+        if scale > PRECISION_MAX or digits > _PRODUCT_DIGITS_MAX:
             raise BadRequest(f"A measure cannot compute {kinds[0]} * {kinds[1]}: the product has too many digits")
-        return BinaryOperation(sign, left, right, f"decimal({min(PRECISION_MAX, p + q)}, {s + t})")
-    scale = max(s, t)
-    digits = max(p - s, q - t) + scale + 1
+        return BinaryOperation(sign, left, right, f"decimal({min(PRECISION_MAX, digits)}, {scale})")
+    scale = max(left_scale, right_scale)
+    digits = max(left_digits - left_scale, right_digits - right_scale) + scale + 1
     return BinaryOperation(sign, left, right, f"decimal({min(PRECISION_MAX, digits)}, {scale})")
 
 
 def get_decimal_digits(kind: str) -> tuple[int, int]:
     """Return the precision and the scale of the decimal type to which a number of this type is converted."""
-    return (_INTEGERS[kind], 0) if kind in _INTEGERS else (get_decimal_precision(kind), get_decimal_scale(kind))
+    return (
+        (_INTEGER_DIGITS[kind], 0)
+        if kind in _INTEGER_DIGITS
+        else (get_decimal_precision(kind), get_decimal_scale(kind))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +179,8 @@ class Measure:
         """The text with field ids."""
         return self._format(_format_id)
 
-    def _format(self, name: Callable[[ColumnOperand], str]) -> str:
-        return f"{self.function}({'*' if self.operand is None else format_operand(self.operand, name)})"
+    def _format(self, format_column: Callable[[ColumnOperand], str]) -> str:
+        return f"{self.function}({'*' if self.operand is None else format_operand(self.operand, format_column)})"
 
 
 def list_partials(measures: Iterable[Measure]) -> tuple[Partial, ...]:
@@ -191,13 +198,14 @@ def list_columns(operand: Operand | None) -> Iterator[ColumnOperand]:
             yield from list_columns(operand.right)
 
 
-def format_operand(operand: Operand, name: Callable[[ColumnOperand], str]) -> str:
+def format_operand(operand: Operand, format_column: Callable[[ColumnOperand], str]) -> str:
+    """Return the text of an operand. `format_column` returns the text of a column."""
     match operand:
         case ColumnOperand():
-            return name(operand)
+            return format_column(operand)
         case NumberOperand():
             return operand.text
-    left, right = (format_operand(side, name) for side in (operand.left, operand.right))
+    left, right = (format_operand(side, format_column) for side in (operand.left, operand.right))
     left = f"({left})" if operand.sign == "*" and _is_sum(operand.left) else left
     # Keep the parentheses of `a - (b - c)` and `a + (b + c)`, because the order of operations can matter.
     right = f"({right})" if isinstance(operand.right, BinaryOperation) else right
@@ -257,14 +265,17 @@ class _MeasureParser:
         if not self._skip(")") or self._position < len(self._tokens):
             raise self._make_error("a measure is one function of columns and numbers with +, - and *")
         if operand is not None:
-            self._check(function, operand)
+            self._check_operand(function, operand)
         return Measure(function, operand)
 
-    def _check(self, function: str, operand: Operand) -> None:
+    def _check_operand(self, function: str, operand: Operand) -> None:
+        """Check that a function accepts an operand."""
         if not any(True for _ in list_columns(operand)):
             raise self._make_error("the expression has no column")
         name = get_base_name(operand.kind)
-        if (function in (SUM, AVG) and name not in _SUMMED) or (function in (MIN, MAX) and name not in _COMPARED):
+        if (function in (SUM, AVG) and name not in _SUMMABLE_TYPES) or (
+            function in (MIN, MAX) and name not in _COMPARABLE_TYPES
+        ):
             raise self._make_error(f"{function} is not defined for values of type {operand.kind}")
         if function == APPROX_DISTINCT and not (isinstance(operand, ColumnOperand) and name in SKETCHED_TYPES):
             types = ", ".join(sorted(SKETCHED_TYPES))
@@ -313,27 +324,33 @@ class _MeasureParser:
     def _parse_number(self, text: str) -> NumberOperand:
         number = NumberOperand(text)
         if len(text) > PRECISION_MAX or ("." not in text and int(text) > _LONG_MAX):
-            raise self._make_error(f"the number {text[:50]} has too many digits")
+            raise self._make_error(f"the number {text[:_SHOWN_NUMBER_MAX]} has too many digits")
         return number
 
     def _split(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the text of each token."""
         if len(text) > TEXT_MAX:
             raise BadRequest(f"A measure has {len(text)} characters; the limit is {TEXT_MAX} characters")
         position, end = 0, len(text.rstrip())
         while position < end:
             match = _TOKEN.match(text, position)
             if match is None or match.lastgroup is None:
-                raise self._make_error(f"{text[position : position + 20]!r} is not expected")
+                raise self._make_error(f"{text[position : position + _SHOWN_TOKEN_MAX]!r} is not expected")
             yield match.lastgroup, match[match.lastgroup]
             position = match.end()
 
     def _peek(self) -> str:
+        """Return the next token if it is a symbol, otherwise an empty text."""
         kind, value = self._tokens[self._position] if self._position < len(self._tokens) else ("", "")
         return value if kind == "symbol" else ""
 
     def _take(self) -> str:
+        """Return the text of the next token, and continue after it. At the end, return an empty text."""
         self._position += 1
-        return self._tokens[self._position - 1][1] if self._position <= len(self._tokens) else ""
+        if self._position > len(self._tokens):
+            return ""
+        _, text = self._tokens[self._position - 1]
+        return text
 
     def _skip(self, symbol: str) -> bool:
         """Skip the symbol if it is the next token, and return whether it was skipped."""
@@ -342,7 +359,7 @@ class _MeasureParser:
         return is_next
 
     def _make_error(self, reason: str) -> BadRequest:
-        return BadRequest(f"{self._text[:100]!r} is not a measure of a cube: {reason}")
+        return BadRequest(f"{self._text[:_SHOWN_MAX]!r} is not a measure of a cube: {reason}")
 
 
 def make_column_operand(term: Term) -> ColumnOperand:

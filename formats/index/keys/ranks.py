@@ -78,9 +78,9 @@ def rank_keys(keys: Keys) -> tuple[Distinct, Ranks]:
         distinct, ranks = rank_bytes(begins, ends, keys.heap)
     if has_key is None:
         return distinct, ranks
-    spread = np.zeros(keys.rows, dtype=np.uint32)
-    spread[has_key] = ranks
-    return distinct, spread
+    ranks_of_rows = np.zeros(keys.rows, dtype=np.uint32)
+    ranks_of_rows[has_key] = ranks
+    return distinct, ranks_of_rows
 
 
 def rank_codes(codes: Codes) -> tuple[Distinct, Ranks]:
@@ -90,20 +90,22 @@ def rank_codes(codes: Codes) -> tuple[Distinct, Ranks]:
         return Distinct(codes), np.zeros(0, dtype=np.uint32)
     low, high, is_ascending = _bitmap.extent(codes)
     if is_ascending:
-        codes_found, ranks = _bitmap.rank_ascending(codes)
+        distinct_codes, ranks = _bitmap.rank_ascending(codes)
     elif high - low < _SPAN_PER_ROW_MAX * len(codes) or high - low < _SPAN_MIN:
-        codes_found, ranks = _bitmap.rank_span(codes, low, high - low)
+        distinct_codes, ranks = _bitmap.rank_span(codes, low, high - low)
     else:
-        ranked_codes = _bitmap.number_codes(codes, _NUMBERING_TABLE_BITS)
-        if ranked_codes is None:
-            codes_found, ranks = _bitmap.rank_sorting(codes, low, high - low)
+        codes_and_numbers = _bitmap.number_codes(codes, _NUMBERING_TABLE_BITS)
+        if codes_and_numbers is None:
+            distinct_codes, ranks = _bitmap.rank_sorting(codes, low, high - low)
         else:
-            order = np.argsort(ranked_codes[0])
-            codes_found, ranks = ranked_codes[0][order], _to_ranks(order, ranked_codes[1])
-    return Distinct(codes_found), ranks
+            numbered_codes, numbers = codes_and_numbers
+            order = np.argsort(numbered_codes)
+            distinct_codes, ranks = numbered_codes[order], _to_ranks(order, numbers)
+    return Distinct(distinct_codes), ranks
 
 
 def rank_bytes(begins: Longs, ends: Longs, heap: Bytes) -> tuple[Distinct, Ranks]:
+    """Return the distinct keys, which may be truncated, and the rank of each key. Keys are slices of `heap`."""
     begins = np.ascontiguousarray(begins)
     ends = np.minimum(ends, begins + CLIPPED_BYTES)
     firsts, numbers = _bitmap.number_bytes(begins, ends, heap)
@@ -120,6 +122,6 @@ def _to_ranks(order: npt.NDArray[np.integer], numbers: Ranks) -> Ranks:
         order: The numbers in the order of their ranks.
         numbers: The number of each row.
     """
-    rank = np.empty(len(order), dtype=np.uint32)
-    rank[order] = np.arange(len(order), dtype=np.uint32)
-    return rank[numbers]
+    ranks_by_number = np.empty(len(order), dtype=np.uint32)
+    ranks_by_number[order] = np.arange(len(order), dtype=np.uint32)
+    return ranks_by_number[numbers]

@@ -39,12 +39,14 @@ from seamark.formats.runtime.errors import BadRequest
 TEXT_MAX = 10_000
 """The maximum number of characters of a term, or of a list of terms."""
 
+_SHOWN_MAX, _SHOWN_NAME_MAX = 100, 200
+"""The maximum number of characters of a text, and of the name of a column, in a message."""
 _CALL = re.compile(r"\s*([A-Za-z]\w*(?:\[\s*\d+\s*\])?)\s*\((.*)\)\s*", re.DOTALL)
 _LOOKUP_CALL = re.compile(r"\s*(lookup\[[^\[\]()]*\])\s*\((.*)\)\s*", re.DOTALL)
 _DATE_TRUNC = re.compile(r"\s*date_trunc\s*\(\s*'(year|month|day|hour)'\s*,(.*)\)\s*", re.DOTALL | re.IGNORECASE)
-_QUOTED = re.compile(r"`((?:[^`]|``)+)`")
-_PLAIN = re.compile(r"[^\s`(),=]+")
-_NEVER_INDEXED = frozenset({"unknown", "variant", "geometry", "geography"})
+_QUOTED_NAME = re.compile(r"`((?:[^`]|``)+)`")
+_PLAIN_NAME = re.compile(r"[^\s`(),=]+")
+_TYPES_WITHOUT_KEYS = frozenset({"unknown", "variant", "geometry", "geography"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +87,19 @@ def parse_term(text: str) -> tuple[str, str]:
         transform = _parse_transform(re.sub(r"\s", "", call[1]))
         text = call[2]
     column_text = text.strip()
-    if quoted_match := _QUOTED.fullmatch(column_text):
+    if quoted_match := _QUOTED_NAME.fullmatch(column_text):
         return transform, quoted_match[1].replace("``", "`")
-    if not _PLAIN.fullmatch(column_text):
+    if not _PLAIN_NAME.fullmatch(column_text):
         raise BadRequest(
-            f"{column_text[:100]!r} is not a column: write c, a.b, lower(c), bucket[16](c), or `odd name` in backticks"
+            f"{column_text[:_SHOWN_MAX]!r} is not a column: write c, a.b, lower(c), bucket[16](c), or `odd name` in "
+            "backticks"
         )
     return transform, column_text
 
 
 def format_term(transform: str, column: str) -> str:
-    column_text = column if _PLAIN.fullmatch(column) else "`" + column.replace("`", "``") + "`"
+    """Return the text of a term. The name of the column is quoted if necessary."""
+    column_text = column if _PLAIN_NAME.fullmatch(column) else "`" + column.replace("`", "``") + "`"
     return column_text if transform == IDENTITY else f"{transform}({column_text})"
 
 
@@ -117,7 +121,7 @@ def split_arguments(text: str, separator: str = ",") -> Iterator[str]:
                 continue
         part += character
     if is_quoted or depth or len(text) > TEXT_MAX:
-        raise BadRequest(f"{text[:100]!r} is not a list of columns: close its backticks and parentheses")
+        raise BadRequest(f"{text[:_SHOWN_MAX]!r} is not a list of columns: close its backticks and parentheses")
     yield part
 
 
@@ -143,7 +147,7 @@ def resolve_term(text: str, schema: Schema, older_schemas: Iterable[Schema] = ()
             return resolve_term_by_id(transform, column.id, schema, schemas)
     similar_names = find_near_names(name, schema.index.by_name)
     hint = f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
-    raise BadRequest(f"Cannot index {name[:200]!r}: the table has no such column{hint}")
+    raise BadRequest(f"Cannot index {name[:_SHOWN_NAME_MAX]!r}: the table has no such column{hint}")
 
 
 def resolve_term_by_id(transform: str, column_id: int, schema: Schema, older_schemas: Iterable[Schema] = ()) -> Term:
@@ -159,6 +163,7 @@ def resolve_term_by_id(transform: str, column_id: int, schema: Schema, older_sch
 
 
 def _parse_transform(text: str) -> str:
+    """Return the canonical form of a transform or function. Raise BadRequest if no index can use it."""
     if text.lower() in INDEXED_FUNCTIONS:
         return text.lower()
     if parse_lookup(text) is not None:
@@ -166,7 +171,7 @@ def _parse_transform(text: str) -> str:
     transform = canonicalize_transform(text)
     if not is_known(transform) or transform == VOID:
         raise BadRequest(
-            f"Cannot index by {text[:100]!r}: use lower, upper, bucket[N], truncate[N], year, month, day or hour"
+            f"Cannot index by {text[:_SHOWN_MAX]!r}: use lower, upper, bucket[N], truncate[N], year, month, day or hour"
         )
     return transform
 
@@ -185,17 +190,17 @@ def _find_column(schema: Schema, name: str) -> Column | None:
 
 def _make_term(schema: Schema, column: Column, transform: str) -> Term:
     """Return the term of a column and a transform, after checking that it can be indexed."""
-    parent = column.parent
-    while parent is not None:
-        ancestor = schema.index.by_id[parent]
+    parent_id = column.parent
+    while parent_id is not None:
+        ancestor = schema.index.by_id[parent_id]
         if isinstance(ancestor.type, ListType | MapType):
             raise BadRequest(f"Cannot index {column.name}: a {describe_type(ancestor.type)} has many values per row")
-        parent = ancestor.parent
+        parent_id = ancestor.parent
     if not is_primitive(column.type):
         raise BadRequest(f"Cannot index {column.name}: it is a {describe_type(column.type)}; index one of its fields")
     assert isinstance(column.type, str)
     source = canonicalize_primitive(column.type)
-    if get_base_name(source) in _NEVER_INDEXED:
+    if get_base_name(source) in _TYPES_WITHOUT_KEYS:
         raise BadRequest(f"Cannot index {column.name}: values of type {source} have no order")
     if function := INDEXED_FUNCTIONS.get(transform):
         if not function.takes(source):

@@ -28,11 +28,16 @@ NOMINAL_ENTRIES = 4096
 """The maximum number of hashes of a sketch. It is the default of DataSketches, Spark and Trino."""
 HASHES_MAX = 1 << 20
 """The maximum number of hashes that are read from another writer's sketch."""
-_ALL = (1 << 63) - 1
+_THETA_OF_ALL = (1 << 63) - 1
 """The value of `theta` of a sketch that contains all hashes."""
 _SEED_HASH = 0x93CC
+"""The hash of the default seed, which a sketch contains."""
 _VERSION, _FAMILY = 3, 3
 _READ_ONLY, _EMPTY, _COMPACT, _ORDERED = 2, 4, 8, 16
+"""Flags in the preamble."""
+_LONGS_OF_SINGLE, _LONGS_WITHOUT_THETA, _LONGS_WITH_THETA = 1, 2, 3
+"""The number of 64-bit words of the preamble of a single hash, and of several hashes without and with `theta`."""
+_THETA_OFFSET = 16
 _HEAD, _COUNT = struct.Struct("<BBBBBBH"), struct.Struct("<II")
 _NO_HASHES: Hashes = np.zeros(0, dtype=np.uint64)
 _BUFFERED_HASHES_MAX = 8 * NOMINAL_ENTRIES
@@ -44,7 +49,7 @@ After the first reduction, most of the later hashes are above `theta` and are no
 
 def hash_bytes(heap: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> Hashes:
     """Return the hashes of rows of bytes. Empty rows are omitted, as in DataSketches."""
-    return _murmur.hash_spans(heap, starts, SEED, 64)[np.diff(starts) > 0] >> np.uint64(1)
+    return _murmur.hash_spans(heap, starts, SEED, 64)[np.diff(starts) > 0] >> np.uint64(1)  # Hashes have 63 bits.
 
 
 def hash_fixed(heap: npt.NDArray[np.uint8], width: int) -> Hashes:
@@ -61,28 +66,28 @@ class ThetaSketch:
         hashes: The hashes, ascending and distinct, above 0 and below `theta`.
     """
 
-    theta: int = _ALL
+    theta: int = _THETA_OF_ALL
     hashes: Hashes = field(default_factory=lambda: _NO_HASHES)
 
     @property
     def estimate(self) -> float:
-        return len(self.hashes) * (_ALL / self.theta)
+        return len(self.hashes) * (_THETA_OF_ALL / self.theta)
 
     @staticmethod
     def union(sketches: Iterable[ThetaSketch]) -> ThetaSketch:
         inputs = list(sketches)
-        theta = min((sketch.theta for sketch in inputs), default=_ALL)
+        theta = min((sketch.theta for sketch in inputs), default=_THETA_OF_ALL)
         return _keep_smallest(theta, [sketch.hashes for sketch in inputs])
 
     def encode(self) -> bytes:
         count, flags = len(self.hashes), _READ_ONLY | _COMPACT | _ORDERED
-        if self.theta == _ALL and count == 0:
-            return _HEAD.pack(1, _VERSION, _FAMILY, 0, 0, flags | _EMPTY, _SEED_HASH)
-        if self.theta == _ALL and count == 1:
-            return _HEAD.pack(1, _VERSION, _FAMILY, 0, 0, flags, _SEED_HASH) + self.hashes.tobytes()
-        longs = 2 if self.theta == _ALL else 3
+        if self.theta == _THETA_OF_ALL and count == 0:
+            return _HEAD.pack(_LONGS_OF_SINGLE, _VERSION, _FAMILY, 0, 0, flags | _EMPTY, _SEED_HASH)
+        if self.theta == _THETA_OF_ALL and count == 1:
+            return _HEAD.pack(_LONGS_OF_SINGLE, _VERSION, _FAMILY, 0, 0, flags, _SEED_HASH) + self.hashes.tobytes()
+        longs = _LONGS_WITHOUT_THETA if self.theta == _THETA_OF_ALL else _LONGS_WITH_THETA
         head = _HEAD.pack(longs, _VERSION, _FAMILY, 0, 0, flags, _SEED_HASH) + _COUNT.pack(count, 0)
-        theta_bytes = b"" if longs == 2 else struct.pack("<Q", self.theta)
+        theta_bytes = b"" if longs == _LONGS_WITHOUT_THETA else struct.pack("<Q", self.theta)
         return head + theta_bytes + self.hashes.astype("<u8").tobytes()
 
     @staticmethod
@@ -100,16 +105,19 @@ class ThetaSketch:
                 return ThetaSketch()
             if seed_hash != _SEED_HASH:
                 raise Corrupt("the seed of a theta sketch differs from Iceberg's seed")
-            if longs not in (1, 2, 3):
+            if longs not in (_LONGS_OF_SINGLE, _LONGS_WITHOUT_THETA, _LONGS_WITH_THETA):
                 raise Corrupt(f"a theta sketch has a preamble of {longs} words")
-            count = 1 if longs == 1 else _COUNT.unpack_from(data, _HEAD.size)[0]
-            theta = struct.unpack_from("<Q", data, 16)[0] if longs == 3 else _ALL
+            count, theta = 1, _THETA_OF_ALL
+            if longs != _LONGS_OF_SINGLE:
+                count, _ = _COUNT.unpack_from(data, _HEAD.size)
+            if longs == _LONGS_WITH_THETA:
+                (theta,) = struct.unpack_from("<Q", data, _THETA_OFFSET)
             if count > HASHES_MAX or len(data) != 8 * (longs + count):
                 raise Corrupt(f"a theta sketch of {len(data):,} bytes states {count:,} hashes, which do not fit")
         except struct.error as error:
             raise Corrupt(f"a theta sketch is too short: {error}") from None
         hashes = np.frombuffer(data, "<u8", count, 8 * longs)
-        if not 0 < theta <= _ALL or (count and not 0 < int(hashes.min()) <= int(hashes.max()) < theta):
+        if not 0 < theta <= _THETA_OF_ALL or (count and not 0 < int(hashes.min()) <= int(hashes.max()) < theta):
             raise Corrupt("theta or a hash of a theta sketch is outside its range")
         return _keep_smallest(theta, [hashes])
 
@@ -123,7 +131,7 @@ class SketchBuilder:
         self._count = 0
 
     def add(self, hashes: Hashes) -> None:
-        hashes_below_theta = hashes[hashes < self._sketch.theta] if self._sketch.theta < _ALL else hashes
+        hashes_below_theta = hashes[hashes < self._sketch.theta] if self._sketch.theta < _THETA_OF_ALL else hashes
         self._waiting.append(hashes_below_theta)
         self._count += len(hashes_below_theta)
         if self._count >= _BUFFERED_HASHES_MAX:

@@ -40,14 +40,15 @@ def find_batches(data: memoryview) -> list[BatchPlace]:
         ValueError: The file is damaged, or has dictionaries, which Arrow decodes with the first batch.
     """
     end = len(data) - _END_BYTES
-    footer = _follow_offset(data, end - _unpack_struct(_INT32, data, end)[0])
-    _, dictionaries = _find_vector(data, footer, _FOOTER_DICTIONARIES)
-    if dictionaries:
+    (footer_bytes,) = _unpack_struct(_INT32, data, end)
+    footer = _follow_offset(data, end - footer_bytes)
+    _, dictionary_count = _find_vector(data, footer, _FOOTER_DICTIONARIES)
+    if dictionary_count:
         raise ValueError("an Arrow file with dictionaries is not supported")
     start, count = _find_vector(data, footer, _FOOTER_BATCHES)
     places = []
-    for number in range(count):
-        message, metadata_bytes, _ = _unpack_struct(_BLOCK, data, start + number * _BLOCK.size)
+    for index in range(count):
+        message, metadata_bytes, _ = _unpack_struct(_BLOCK, data, start + index * _BLOCK.size)
         places.append(BatchPlace(message, message + metadata_bytes))
     return places
 
@@ -64,26 +65,30 @@ def count_decoded_bytes(data: memoryview, place: BatchPlace) -> int:
     if not _find_field(data, batch, _BATCH_COMPRESSION):
         raise ValueError("an Arrow file without compression is not supported")
     start, count = _find_vector(data, batch, _BATCH_BUFFERS)
-    total = 0
-    for number in range(count):
-        position, size = _unpack_struct(_BUFFER, data, start + number * _BUFFER.size)
+    total_bytes = 0
+    for index in range(count):
+        position, size = _unpack_struct(_BUFFER, data, start + index * _BUFFER.size)
         if size < 0:
             raise ValueError(f"a buffer of an Arrow file states {size} bytes")
         if size >= _INT64.size:
             # A buffer that compression does not shrink is stored without compression, and states -1.
-            decoded_size = _unpack_struct(_INT64, data, place.buffers + position)[0]
-            total += decoded_size if decoded_size >= 0 else size
-    return total
+            (decoded_size,) = _unpack_struct(_INT64, data, place.buffers + position)
+            total_bytes += decoded_size if decoded_size >= 0 else size
+    return total_bytes
 
 
 def _find_field(data: memoryview, table: int, number: int) -> int:
     """Return the position of a field of a table, or 0 if the table does not have the field."""
-    fields = table - _unpack_struct(_INT32, data, table)[0]
-    offset_at = 2 * _INT16.size + number * _INT16.size
-    if offset_at >= _unpack_struct(_INT16, data, fields)[0]:
+    # A table begins with the distance of its vtable. A vtable has its own size, the table's size, and an offset for
+    # each field.
+    (distance,) = _unpack_struct(_INT32, data, table)
+    vtable = table - distance
+    (vtable_bytes,) = _unpack_struct(_INT16, data, vtable)
+    entry_offset = (2 + number) * _INT16.size
+    if entry_offset >= vtable_bytes:
         return 0
-    offset: int = _unpack_struct(_INT16, data, fields + offset_at)[0]
-    return table + offset if offset else 0
+    (field_offset,) = _unpack_struct(_INT16, data, vtable + entry_offset)
+    return table + field_offset if field_offset else 0
 
 
 def _find_vector(data: memoryview, table: int, number: int) -> tuple[int, int]:
@@ -92,16 +97,18 @@ def _find_vector(data: memoryview, table: int, number: int) -> tuple[int, int]:
     if not field:
         return 0, 0
     vector = _follow_offset(data, field)
-    return vector + _INT32.size, _unpack_struct(_INT32, data, vector)[0]
+    (count,) = _unpack_struct(_INT32, data, vector)
+    return vector + _INT32.size, count
 
 
 def _follow_offset(data: memoryview, position: int) -> int:
     """Return the position to which the offset at the position `position` refers."""
-    offset: int = _unpack_struct(_INT32, data, position)[0]
+    (offset,) = _unpack_struct(_INT32, data, position)
     return position + offset
 
 
 def _unpack_struct(layout: struct.Struct, data: memoryview, position: int) -> tuple[int, ...]:
+    """Return the numbers at a position. Raise ValueError if they are not within the data."""
     if not 0 <= position <= len(data) - layout.size:
         raise ValueError(f"an Arrow file of {len(data)} bytes refers to byte {position}")
     return layout.unpack_from(data, position)

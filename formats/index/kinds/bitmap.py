@@ -64,9 +64,14 @@ FILLED_MAX_BYTES = 32 << 20
 """The maximum number of bytes of a remote index that are fetched and kept."""
 _MAGIC = b"SMKBMP\r\n"
 _HEAD = struct.Struct("<8sIB3xQQQI16x")
-_CHECK = struct.Struct("<I")
-_HEAD_BYTES = _HEAD.size + _CHECK.size
+_HEAD_CHECKSUM = struct.Struct("<I")
+_HEAD_BYTES = _HEAD.size + _HEAD_CHECKSUM.size
 _ENTRY_BYTES = 25
+"""The size of a file's entry in the directory: three numbers of 8 bytes, and a byte of flags."""
+_NUMBERS_BYTES = 24
+"""The size of the numbers of a file's entry."""
+_FILE_MEMORY_BYTES = 64
+"""The memory of a file of a remote index."""
 _SECTION_HEAD_BYTES = compute_head_bytes(SECTION_PIECES_MAX)
 
 
@@ -133,10 +138,10 @@ def _assemble_blob(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
     directory = np.array(columns, dtype="<u8").tobytes() + bytes(section.flags for section in open_sections)
     directory += bytes(-len(directory) % 8)
     postings = build_postings(open_sections, form, sum(lengths))
-    total = _HEAD_BYTES + len(directory) + len(postings) + sum(lengths)
+    total_bytes = _HEAD_BYTES + len(directory) + len(postings) + sum(lengths)
     checksum = isal_zlib.crc32(directory)
-    head = _HEAD.pack(_MAGIC, VERSION, form, len(sections), len(postings), total, checksum)
-    return [head + _CHECK.pack(isal_zlib.crc32(head)), directory, postings, *sections]
+    head = _HEAD.pack(_MAGIC, VERSION, form, len(sections), len(postings), total_bytes, checksum)
+    return [head + _HEAD_CHECKSUM.pack(isal_zlib.crc32(head)), directory, postings, *sections]
 
 
 def _read_head(memory: memoryview | bytes) -> tuple[int, int, int, int, int]:
@@ -145,7 +150,7 @@ def _read_head(memory: memoryview | bytes) -> tuple[int, int, int, int, int]:
     """
     if len(memory) < _HEAD_BYTES:
         raise ValueError(f"a bitmap index cannot have only {len(memory)} bytes")
-    if isal_zlib.crc32(memory[: _HEAD.size]) != _CHECK.unpack_from(memory, _HEAD.size)[0]:
+    if isal_zlib.crc32(memory[: _HEAD.size]) != _HEAD_CHECKSUM.unpack_from(memory, _HEAD.size)[0]:
         raise ValueError("the head of a bitmap index does not match its checksum")
     magic, version, form, files, postings, total, checksum = _HEAD.unpack_from(memory)
     if magic != _MAGIC or version != VERSION or form not in (CODES, BYTES):
@@ -154,6 +159,7 @@ def _read_head(memory: memoryview | bytes) -> tuple[int, int, int, int, int]:
 
 
 def _compute_directory_end(files: int) -> int:
+    """Return the position after the directory, which is a multiple of 8."""
     return _HEAD_BYTES + -(-_ENTRY_BYTES * files // 8) * 8
 
 
@@ -187,11 +193,11 @@ class Bitmap:
             raise ValueError(f"a bitmap index has {len(memory)} bytes instead of {total}")
         if isal_zlib.crc32(memory[_HEAD_BYTES:end]) != checksum:
             raise ValueError("the directory of a bitmap index does not match its checksum")
-        table = np.frombuffer(memory[_HEAD_BYTES : _HEAD_BYTES + 24 * self.files], dtype="<u8").reshape(3, -1)
-        flags_offset = _HEAD_BYTES + 24 * self.files
+        flags_offset = _HEAD_BYTES + _NUMBERS_BYTES * self.files
+        table = np.frombuffer(memory[_HEAD_BYTES:flags_offset], dtype="<u8").reshape(3, -1)
         self._flags = np.frombuffer(memory[flags_offset : flags_offset + self.files], dtype=np.uint8)
-        self._rows, self._cardinalities = table[1], table[2]
-        self._starts: list[int] = np.cumsum(np.concatenate([[end + postings], table[0].astype(np.int64)])).tolist()
+        section_bytes, self._rows, self._cardinalities = table
+        self._starts: list[int] = np.cumsum(np.concatenate([[end + postings], section_bytes.astype(np.int64)])).tolist()
         if self._starts[-1] != total:
             raise ValueError(
                 f"the sections of a bitmap index end at byte {self._starts[-1]}, but the index has {total} bytes"
@@ -252,12 +258,12 @@ class Bitmap:
 
         For keys of bytes, other files may also be marked.
         """
-        self._check(keys)
+        self._check_form(keys)
         return self._postings.mark_files_with_keys(keys, self._has_keys, self.open_section)
 
     def has_only(self, keys: WantedKeys) -> bool:
         """Return whether all rows of all files certainly have one of the keys."""
-        self._check(keys)
+        self._check_form(keys)
         return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
 
     def find_rows_with_keys(self, file: int, keys: WantedKeys, candidate_rows: Bits | None = None) -> Bits:
@@ -265,7 +271,7 @@ class Bitmap:
 
         For keys of bytes, other rows may also be returned.
         """
-        self._check(keys)
+        self._check_form(keys)
         section = self.open_section(file)
         marks = keys.mark_keys(read_distinct(section.dictionary))
         return section.find_marked_rows(marks, candidate_rows, partial(self._read_slices, file))
@@ -288,10 +294,10 @@ class Bitmap:
 
     def share(self, keys: WantedKeys) -> float:
         """Return the fraction of the index's distinct keys that are in `keys`, or 1 if the fraction is unknown."""
-        self._check(keys)
+        self._check_form(keys)
         return self._postings.share(keys)
 
-    def _check(self, keys: WantedKeys) -> None:
+    def _check_form(self, keys: WantedKeys) -> None:
         """Check that the index has keys of the same form as `keys`.
 
         Raises:
@@ -316,7 +322,8 @@ class Bitmap:
             yield [self._locate_dictionary(number) for number in numbers]
 
     def _locate_dictionary(self, file: int) -> tuple[int, int]:
-        start, length = self.open_section(file).dictionary_spot
+        """Return the offset and the length of a file's dictionary in the blob."""
+        start, length = self.open_section(file).dictionary_range
         return self._starts[file] + start, length
 
     def find_rows(self, file: int, ranges: KeyRanges) -> Bits:
@@ -341,12 +348,16 @@ class Bitmap:
 
     def _read_bounds(self, ranges: KeyRanges) -> Bounds:
         """Return the bounds of the ranges. The result is cached, because a plan uses the same ranges for many files."""
-        cached_bounds = self._last_bounds
-        if cached_bounds is None or cached_bounds[0] is not ranges:
-            self._last_bounds = cached_bounds = (ranges, Bounds(ranges, self._form))
-        return cached_bounds[1]
+        if self._last_bounds is not None:
+            last_ranges, bounds = self._last_bounds
+            if last_ranges is ranges:
+                return bounds
+        bounds = Bounds(ranges, self._form)
+        self._last_bounds = (ranges, bounds)
+        return bounds
 
     def _read_slices(self, file: int) -> _bitmap.Slices:
+        """Return the decompressed slices of a file's section. The result is cached."""
         with self._lock:
             slices = self._decoded_slices.get(file)
         if slices is None:
@@ -390,7 +401,7 @@ class RemoteBitmap:
 
     @property
     def size_bytes(self) -> int:
-        return self._sparse_memory.filled_bytes + 64 * self.data_files
+        return self._sparse_memory.filled_bytes + _FILE_MEMORY_BYTES * self.data_files
 
     @property
     def is_full(self) -> bool:
@@ -413,13 +424,14 @@ class RemoteBitmap:
         return not self._sparse_memory.list_missing([self.bitmap.find_section_range(file)])
 
     async def _load(self, ranges: Iterable[Range]) -> bool:
-        missing = self._sparse_memory.list_missing(ranges)
-        if self._sparse_memory.filled_bytes + sum(length for _, length in missing) > FILLED_MAX_BYTES:
+        """Load byte ranges, and return whether all are loaded."""
+        missing_ranges = self._sparse_memory.list_missing(ranges)
+        if self._sparse_memory.filled_bytes + sum(length for _, length in missing_ranges) > FILLED_MAX_BYTES:
             return False
-        parts = await self._blob.read_all(missing)
+        parts = await self._blob.read_all(missing_ranges)
         if parts is None:
             return False
-        for (offset, _), data in zip(missing, parts, strict=True):
+        for (offset, _), data in zip(missing_ranges, parts, strict=True):
             self._sparse_memory.fill(offset, data)
         return True
 
@@ -470,19 +482,20 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
             ranges = KeyRanges(keys.kind, (KeyRange(key, key),))
             indexed_rows = list_positions(index.find_rows(number, ranges))
             # This assumes that different values have different hashes.
-            expected = rows_with_keys[hashes[rows_with_keys] == hashes[row]]
-            if index.is_exact_for(ranges) and not np.array_equal(indexed_rows, expected):
+            expected_rows = rows_with_keys[hashes[rows_with_keys] == hashes[row]]
+            if index.is_exact_for(ranges) and not np.array_equal(indexed_rows, expected_rows):
                 yield (
                     f"the bitmap has {len(indexed_rows)} rows with the value of row {row}, but the data file has "
-                    f"{len(expected)}"
+                    f"{len(expected_rows)}"
                 )
-        nulls = 0 if keys.valid is None else keys.rows - int(unpack_bits(keys.valid, keys.rows).sum())
+        expected_nulls = 0 if keys.valid is None else keys.rows - int(unpack_bits(keys.valid, keys.rows).sum())
         indexed_nulls = len(list_positions(index.find_rows(number, KeyRanges(keys.kind, (), nulls=True))))
-        if indexed_nulls != nulls:
-            yield f"the bitmap has {indexed_nulls} nulls, but the data file has {nulls}"
+        if indexed_nulls != expected_nulls:
+            yield f"the bitmap has {indexed_nulls} nulls, but the data file has {expected_nulls}"
 
 
 def _get_key(keys: Keys, row: int) -> Key:
+    """Return the key of a row."""
     if keys.codes is not None:
         return int(keys.codes[row])
     assert keys.starts is not None

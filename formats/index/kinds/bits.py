@@ -22,6 +22,8 @@ from seamark.formats.index.kinds.pieces import Piece
 COMPRESSED_MAX_FRACTION = 0.75
 """The maximum size of a compressed coding, as a fraction of the flat size."""
 _CHUNK_ROWS = 1 << 16
+"""The number of rows of a container of a roaring bitmap."""
+_CHUNK_WORDS = _CHUNK_ROWS // 64
 _CHUNK_BYTES = 16
 """The maximum size of a container's entry in the header of a roaring bitmap, in bytes."""
 _LISTED_ROWS = 1 << 20
@@ -68,10 +70,10 @@ def to_roaring(bits: Bits) -> pyroaring.BitMap:
 
     `serialize` writes the portable format, and `run_optimize` adds run containers.
     """
-    bit_counts = np.zeros(-(-len(bits) // 1024) * 1024, dtype=np.uint8)
-    bit_counts[: len(bits)] = np.bitwise_count(bits)
-    counts = bit_counts.reshape(-1, 1024).sum(axis=1, dtype=np.int64)
-    return pyroaring.BitMap.deserialize(_bitmap.roaring_of(bits, counts))
+    word_counts = np.zeros(-(-len(bits) // _CHUNK_WORDS) * _CHUNK_WORDS, dtype=np.uint8)
+    word_counts[: len(bits)] = np.bitwise_count(bits)
+    chunk_counts = word_counts.reshape(-1, _CHUNK_WORDS).sum(axis=1, dtype=np.int64)
+    return pyroaring.BitMap.deserialize(_bitmap.roaring_of(bits, chunk_counts))
 
 
 def encode_bits(bits: Bits, rows: int) -> Piece:
@@ -84,9 +86,9 @@ def encode_bits(bits: Bits, rows: int) -> Piece:
     if len(compressed) < COMPRESSED_MAX_FRACTION * len(smallest.data):
         smallest = Piece(Coding.ZSTD, compressed)
     runs = count_set_bits(bits & ~(bits << np.uint64(1)))
-    if min(2 * set_rows, 4 * runs) + _CHUNK_BYTES * -(-rows // _CHUNK_ROWS) < COMPRESSED_MAX_FRACTION * len(
-        smallest.data
-    ):
+    # A row of a roaring bitmap takes 2 bytes, and a run takes 4 bytes.
+    roaring_bytes = min(2 * set_rows, 4 * runs) + _CHUNK_BYTES * -(-rows // _CHUNK_ROWS)
+    if roaring_bytes < COMPRESSED_MAX_FRACTION * len(smallest.data):
         bitmap = to_roaring(bits)
         bitmap.run_optimize()
         serialized = bitmap.serialize()
@@ -131,9 +133,9 @@ def _convert_bitmap(bitmap: pyroaring.BitMap, rows: int) -> Bits:
         raise ValueError(f"a bitmap contains rows beyond the {rows} rows of its file")
     if len(bitmap) <= _LISTED_ROWS:
         return _bitmap.bits_at(np.asarray(bitmap.to_array(), dtype=np.uint32), rows)
-    marks = make_empty_bits(rows)
+    bits = make_empty_bits(rows)
     for start in range(0, rows, _LISTED_ROWS):
         end = min(start + _LISTED_ROWS, rows)
         part = np.asarray((bitmap & pyroaring.BitMap(range(start, end))).to_array(), dtype=np.uint32)
-        marks[start // 64 : count_words(end)] = _bitmap.bits_at(part - np.uint32(start), end - start)
-    return marks
+        bits[start // 64 : count_words(end)] = _bitmap.bits_at(part - np.uint32(start), end - start)
+    return bits

@@ -46,7 +46,8 @@ If a file has more keys than fit into the largest filter, there are more false p
 
 _SEED = 0
 _PAGE_BITS = 1 << 15
-_SUM = 4
+"""The maximum size of a page of several rows, in bits."""
+_PAGE_CHECKSUM_BYTES = 4
 _UNALIGNED_MAX = 128
 """The maximum number of files in a group whose rows are not aligned to bytes.
 
@@ -55,12 +56,16 @@ In such small groups, the padding would be too large.
 _GROUPS_MAX = 255
 _HASH_COUNT_MAX = 32
 _WORDS_PER_MERGE = 1 << 23
+"""The number of words of filters that a merge has in memory."""
+_MEMORY_PER_HEADER_BYTE = 16
+"""The memory of an opened remote blob for each byte of its header."""
+_KERNEL_RESERVE_BYTES = 8
 
 _FIXED = struct.Struct("<4I")
 """The start of the header: the size of the header, the bits set per key, the number of files, the number of groups."""
 FIXED_SIZE = _FIXED.size
 _ENTRY = np.dtype([("filter_bits", "<u8"), ("files", "<u8"), ("offset", "<u8"), ("length", "<u8")])
-_CHECK = struct.Struct("<Q")
+_HEADER_CHECKSUM = struct.Struct("<Q")
 
 
 def compute_hash_count(fpp: float) -> int:
@@ -81,6 +86,7 @@ def compute_filter_bits(keys: int, fpp: float) -> int:
     are large. A filter is at most a quarter larger than needed.
     """
     k = compute_hash_count(fpp)
+    # The rate of a filter with m bits and n keys is (1 - e^(-kn/m))^k.
     needed_bits = math.ceil(keys * -k / math.log1p(-(fpp ** (1 / k))))
     if needed_bits <= FILTER_BITS_MIN:
         return FILTER_BITS_MIN
@@ -133,8 +139,8 @@ class _Group:
     @property
     def stride(self) -> int:
         """The number of bits from one row to the next."""
-        n = len(self.files)
-        return n if n <= _UNALIGNED_MAX else -(-n // 8) * 8
+        file_count = len(self.files)
+        return file_count if file_count <= _UNALIGNED_MAX else -(-file_count // 8) * 8
 
     @property
     def page_shift(self) -> int:
@@ -154,12 +160,16 @@ class _Group:
     def length(self) -> int:
         """The number of bytes of all pages with their checksums. The last page may have fewer rows."""
         last_rows = self.filter_bits - (self.pages - 1 << self.page_shift)
-        return (self.pages - 1) * (self.page + _SUM) + -(-last_rows * self.stride // 8) + _SUM
+        return (
+            (self.pages - 1) * (self.page + _PAGE_CHECKSUM_BYTES)
+            + -(-last_rows * self.stride // 8)
+            + _PAGE_CHECKSUM_BYTES
+        )
 
-    def spot(self, page: int) -> tuple[int, int]:
+    def locate_page(self, page: int) -> tuple[int, int]:
         """Return the offset in the blob and the length of a page with its checksum."""
-        start = page * (self.page + _SUM)
-        return self.offset + start, min(self.page + _SUM, self.length - start)
+        start = page * (self.page + _PAGE_CHECKSUM_BYTES)
+        return self.offset + start, min(self.page + _PAGE_CHECKSUM_BYTES, self.length - start)
 
     def make_geometry(self, first_page: int = 0, first_member: int = 0) -> Longs:
         """Return the group in the form of the kernels (`Group` in `_bloom.pyx`)."""
@@ -227,23 +237,24 @@ def _encode_blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, B
         bits_of_files: The size of each file's filter in bits.
         fill: A function that sets the bits of a group's rows, in pages of zeros.
     """
-    sizes, size_numbers = np.unique(np.array(bits_of_files, dtype=np.int64), return_inverse=True)
-    head = _compute_header_size(len(bits_of_files), len(sizes))
+    sizes, group_of_files = np.unique(np.array(bits_of_files, dtype=np.int64), return_inverse=True)
+    header_bytes = _compute_header_size(len(bits_of_files), len(sizes))
     entries = np.zeros(len(sizes), dtype=_ENTRY)
     pieces: list[Bytes] = []
-    offset = head
-    for number, size in enumerate(sizes.tolist()):
-        group = _Group(size, np.flatnonzero(size_numbers == number).astype(np.int32), offset)
-        buffer = np.zeros(group.length + 8, dtype=np.uint8)  # The kernel writes complete words.
+    offset = header_bytes
+    for group_index, size in enumerate(sizes.tolist()):
+        group = _Group(size, np.flatnonzero(group_of_files == group_index).astype(np.int32), offset)
+        # The kernel writes complete words.
+        buffer = np.zeros(group.length + _KERNEL_RESERVE_BYTES, dtype=np.uint8)
         fill(group, buffer)
         _bloom.seal(group.make_geometry(), buffer)
-        entries[number] = (size, len(group.files), offset, group.length)
+        entries[group_index] = (size, len(group.files), offset, group.length)
         pieces.append(buffer[: group.length])
         offset += group.length
-    numbers = size_numbers.astype(np.uint8).tobytes()
-    text = _FIXED.pack(head, k, len(bits_of_files), len(sizes)) + entries.tobytes() + numbers
-    text = text.ljust(head - _CHECK.size, b"\0")
-    return [np.frombuffer(text + _CHECK.pack(compute_checksum(text)), dtype=np.uint8), *pieces]
+    groups = group_of_files.astype(np.uint8).tobytes()
+    header = _FIXED.pack(header_bytes, k, len(bits_of_files), len(sizes)) + entries.tobytes() + groups
+    header = header.ljust(header_bytes - _HEADER_CHECKSUM.size, b"\0")
+    return [np.frombuffer(header + _HEADER_CHECKSUM.pack(compute_checksum(header)), dtype=np.uint8), *pieces]
 
 
 class Bloom:
@@ -265,29 +276,30 @@ class Bloom:
         """
         self._data = np.frombuffer(blob, dtype=np.uint8)
         size = len(self._data) if size is None else size
-        header = read_header_size(blob)
-        if header > min(len(self._data), size):
-            raise ValueError(f"bloom blob: {len(self._data)} bytes are too few for a header of {header} bytes")
-        text = memoryview(blob)[:header]
-        if _CHECK.unpack(text[-_CHECK.size :])[0] != compute_checksum(text[: -_CHECK.size]):
+        header_bytes = read_header_size(blob)
+        if header_bytes > min(len(self._data), size):
+            raise ValueError(f"bloom blob: {len(self._data)} bytes are too few for a header of {header_bytes} bytes")
+        header = memoryview(blob)[:header_bytes]
+        (checksum,) = _HEADER_CHECKSUM.unpack(header[-_HEADER_CHECKSUM.size :])
+        if checksum != compute_checksum(header[: -_HEADER_CHECKSUM.size]):
             raise ValueError("bloom blob: the header does not match its checksum")
-        _, self.hash_count, self.files, groups = _FIXED.unpack_from(text)
+        _, self.hash_count, self.files, groups = _FIXED.unpack_from(header)
         if not 1 <= self.hash_count <= _HASH_COUNT_MAX or groups > _GROUPS_MAX:
             raise ValueError(f"bloom blob: {self.hash_count} bits per key and {groups} groups are not possible")
-        if header != _compute_header_size(self.files, groups):
+        if header_bytes != _compute_header_size(self.files, groups):
             raise ValueError(
-                f"bloom blob: a header of {header} bytes is impossible for {self.files} files in {groups} groups"
+                f"bloom blob: a header of {header_bytes} bytes is impossible for {self.files} files in {groups} groups"
             )
-        self._groups = _decode_groups(text, self.files, groups, size)
-        pages, members, rows = 0, 0, []
+        self._groups = _decode_groups(header, self.files, groups, size)
+        page_count, member_count, geometries = 0, 0, []
         for group in self._groups:
-            rows.append(group.make_geometry(pages, members))
-            pages += group.pages
-            members += len(group.files)
-        self._geometry = np.array(rows, dtype=np.int64).reshape(-1, 8)
+            geometries.append(group.make_geometry(page_count, member_count))
+            page_count += group.pages
+            member_count += len(group.files)
+        self._geometry = np.array(geometries, dtype=np.int64).reshape(-1, 8)
         self._members = np.concatenate([np.zeros(0, dtype=np.int32), *(group.files for group in self._groups)])
         self._spans = np.array([[0, len(self._data), 0]], dtype=np.int64)
-        self._checked_pages = np.zeros(pages if len(self._data) == size else 0, dtype=np.uint8)
+        self._checked_pages = np.zeros(page_count if len(self._data) == size else 0, dtype=np.uint8)
 
     @property
     def filter_bits(self) -> Longs:
@@ -314,8 +326,8 @@ class Bloom:
         for group in self._groups:
             rows = multipliers * np.uint64(group.filter_bits) >> np.uint64(32)
             for page in np.unique(rows >> np.uint64(group.page_shift)).tolist():
-                offset, length = group.spot(page)
-                if ranges and sum(ranges[-1]) == offset:
+                offset, length = group.locate_page(page)
+                if ranges and sum(ranges[-1]) == offset:  # The page follows the previous range.
                     offset, previous_length = ranges.pop()
                     length += previous_length
                 ranges.append((offset, length))
@@ -354,8 +366,8 @@ class Bloom:
         Raises:
             ValueError: A page is damaged.
         """
-        for row in self._geometry:
-            damaged_page = _bloom.damaged(self._data, row)
+        for geometry in self._geometry:
+            damaged_page = _bloom.damaged(self._data, geometry)
             if damaged_page >= 0:
                 raise _make_damage_error(damaged_page)
 
@@ -377,7 +389,7 @@ class Bloom:
                 damaged_page = _bloom.unslice(self._data, group.make_geometry(), first, filters)
                 if damaged_page >= 0:
                     raise _make_damage_error(damaged_page)
-                return [filters[number] for number in np.flatnonzero(keep[group.files]).tolist()]
+                return [filters[index] for index in np.flatnonzero(keep[group.files]).tolist()]
         return []
 
 
@@ -389,37 +401,38 @@ def read_header_size(start: memoryview | bytes) -> int:
     """
     if len(start) < FIXED_SIZE:
         raise ValueError(f"bloom blob: {len(start)} bytes are too few for the start of a header")
-    size = int(_FIXED.unpack_from(start)[0])
-    if size < FIXED_SIZE + _CHECK.size:
+    size, *_ = _FIXED.unpack_from(start)
+    if size < FIXED_SIZE + _HEADER_CHECKSUM.size:
         raise ValueError(f"bloom blob: a header of {size} bytes is too short")
-    return size
+    return int(size)
 
 
 def _compute_header_size(files: int, groups: int) -> int:
-    return FIXED_SIZE + groups * _ENTRY.itemsize + -(-files // 8) * 8 + _CHECK.size
+    return FIXED_SIZE + groups * _ENTRY.itemsize + -(-files // 8) * 8 + _HEADER_CHECKSUM.size
 
 
-def _decode_groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]:
-    """Return the groups that a header describes.
+def _decode_groups(header: memoryview, files: int, count: int, size: int) -> list[_Group]:
+    """Return the `count` groups that the header of a blob with this size describes.
 
     Raises:
         ValueError: The groups do not have exactly the layout that the writer produces.
     """
-    entries = np.frombuffer(text, dtype=_ENTRY, count=count, offset=FIXED_SIZE)
-    numbers = np.frombuffer(text, dtype=np.uint8, count=files, offset=FIXED_SIZE + count * _ENTRY.itemsize)
-    order = np.argsort(numbers, kind="stable").astype(np.int32)
-    counts = np.bincount(numbers, minlength=count).tolist()
-    if len(counts) != count:
+    entries = np.frombuffer(header, dtype=_ENTRY, count=count, offset=FIXED_SIZE)
+    groups_offset = FIXED_SIZE + count * _ENTRY.itemsize
+    group_of_files = np.frombuffer(header, dtype=np.uint8, count=files, offset=groups_offset)
+    files_by_group = np.argsort(group_of_files, kind="stable").astype(np.int32)
+    member_counts = np.bincount(group_of_files, minlength=count).tolist()
+    if len(member_counts) != count:
         raise ValueError(f"bloom blob: a file refers to a group after the last, number {count - 1}")
     groups: list[_Group] = []
-    first_member, offset, previous_bits = 0, len(text), 0
-    for entry, members in zip(entries.tolist(), counts, strict=True):
-        bits = entry[0]
+    first_member, offset, previous_bits = 0, len(header), 0
+    for entry, members in zip(entries.tolist(), member_counts, strict=True):
+        bits, *_ = entry
         if bits % 64 or not max(previous_bits + 1, 64) <= bits <= FILTER_BITS_MAX or not members:
             raise ValueError(
                 f"bloom blob: a group of {members} filters of {bits} bits cannot follow a group of {previous_bits} bits"
             )
-        group = _Group(bits, order[first_member : first_member + members], offset)
+        group = _Group(bits, files_by_group[first_member : first_member + members], offset)
         if entry != (bits, members, offset, group.length):
             raise ValueError(
                 f"bloom blob: the group of filters of {bits} bits does not begin where the previous group ends"
@@ -433,13 +446,15 @@ def _decode_groups(text: memoryview, files: int, count: int, size: int) -> list[
 
 def _mix_hashes(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
     """Return the numbers by which the kernel's `position` multiplies the size of a filter, uint64[hashes, k]."""
-    low = np.uint64(0xFFFFFFFF)
-    steps = np.outer(hashes & low | np.uint64(1), np.arange(k, dtype=np.uint64))
-    multipliers: npt.NDArray[np.uint64] = (hashes >> np.uint64(32))[:, np.newaxis] + steps & low
+    # The high half of a hash is the first number, and its low half, made odd, is the distance of the next numbers.
+    low_half = np.uint64(0xFFFFFFFF)
+    steps = np.outer(hashes & low_half | np.uint64(1), np.arange(k, dtype=np.uint64))
+    multipliers: npt.NDArray[np.uint64] = (hashes >> np.uint64(32))[:, np.newaxis] + steps & low_half
     return multipliers
 
 
 def _make_damage_error(offset: int) -> ValueError:
+    """Return the error for a damaged page, which begins at `offset` in the blob."""
     return ValueError(f"bloom blob: the page at byte {offset} does not match its checksum, or is missing")
 
 
@@ -491,8 +506,9 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
 
     async def open_remote(self, blob: BlobReader) -> RemoteBloom:
         start = await blob.read_head(read_header_size)
-        head = read_header_size(start)
-        return RemoteBloom(blob, Bloom(start[:head], blob.length), 16 * head)
+        header_bytes = read_header_size(start)
+        bloom = Bloom(start[:header_bytes], blob.length)
+        return RemoteBloom(blob, bloom, _MEMORY_PER_HEADER_BYTE * header_bytes)
 
     def query(self, ranges: Sequence[KeyRanges]) -> BloomQuery | None:
         columns = list_point_keys(ranges)

@@ -69,6 +69,8 @@ They can be dictionary arrays, whose chunks have the same dictionary.
 _NO_ATTRIBUTES: Attributes = {}
 
 ROWS_PER_GROUP_MIN = 20.0
+_LONG_DIGITS, _WIDE_DIGITS, _WIDE_OPERAND_DIGITS = 19, 76, 75
+"""The digits of a decimal for any integer, of the widest decimal of Arrow, and of an operand of a sum in it."""
 SMALL_CUBE_MAX_GROUPS = 1000
 """The maximum number of groups of an entry that is kept even if it is not smaller than its rows."""
 ENTRY_GROUPS_MAX = 1_000_000
@@ -85,17 +87,17 @@ _DIMENSION_TYPES = TIME_TYPES | {
     "boolean", "int", "long", "float", "double", "decimal", "string", "binary", "fixed", "uuid", "time"
 }  # fmt: skip
 _MAGIC = b"SMKCUBE\n"
-_LAYOUT = 2
+_LAYOUT_VERSION = 2
 """The version of the blob's layout, which is also the version of the blob's type."""
 _HEAD = struct.Struct("<8sIIQI")
-_CHECK = struct.Struct("<I")
-_HEAD_BYTES = _HEAD.size + _CHECK.size
+_HEAD_CHECKSUM = struct.Struct("<I")
+_HEAD_BYTES = _HEAD.size + _HEAD_CHECKSUM.size
 _FLOAT_TOLERANCE = 1e-9
 """The maximum relative difference of two sums of floats in an audit. The order of the additions may differ."""
 _LONG_MAX = (1 << 63) - 1
 _ROW = "row"
 """The column with the number of each row. Names of dimensions and partial aggregates begin with "d" and "m"."""
-_SIGNS = {"+": "add", "-": "subtract", "*": "multiply"}
+_ARROW_FUNCTIONS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
 class SumOverflow(ValueError):
@@ -111,13 +113,13 @@ class CubeEntries:
     def __init__(self, blob: memoryview) -> None:
         if len(blob) < _HEAD_BYTES:
             raise ValueError(f"a cube cannot have only {len(blob)} bytes")
-        if isal_zlib.crc32(blob[: _HEAD.size]) != _CHECK.unpack_from(blob, _HEAD.size)[0]:
+        if isal_zlib.crc32(blob[: _HEAD.size]) != _HEAD_CHECKSUM.unpack_from(blob, _HEAD.size)[0]:
             raise ValueError("the head of a cube does not match its checksum")
         magic, layout, self.files, length, self._checksum = _HEAD.unpack_from(blob)
         if magic != _MAGIC:
             raise ValueError(f"{magic!r} is not the start of a cube")
-        if layout != _LAYOUT:
-            raise UnknownVersion(f"the cube has layout {layout}; this server reads layout {_LAYOUT}")
+        if layout != _LAYOUT_VERSION:
+            raise UnknownVersion(f"the cube has layout {layout}; this server reads layout {_LAYOUT_VERSION}")
         self._body = blob[_HEAD_BYTES:]
         if len(self._body) != length:
             raise ValueError(f"a cube has {len(self._body)} bytes instead of {length}")
@@ -178,6 +180,7 @@ class CubeEntries:
             raise ValueError(f"a cube cannot be read: {error}") from None
 
     def _open(self, columns: Sequence[str] | None) -> pa.ipc.RecordBatchFileReader:
+        """Open the Arrow file for reading some columns, or all columns."""
         fields = None
         if columns is not None:
             fields = [self._packed_names.index(name) for name in list_packed_names(columns)]
@@ -191,7 +194,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
     """The index kind of cubes."""
 
     name = "cube"
-    version = _LAYOUT
+    version = _LAYOUT_VERSION
     columns_max = 16
     parameters = (
         IndexParameter(
@@ -292,8 +295,8 @@ def _sort_groups(entry: pa.RecordBatch) -> pa.RecordBatch:
     keys = {}
     for name, column in zip(entry.schema.names, entry.columns, strict=True):
         if name.startswith("d"):
-            bits = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(column.type)
-            keys[name] = _rank_texts(column) if bits is None else column.view(bits)
+            bits_type = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(column.type)
+            keys[name] = _rank_texts(column) if bits_type is None else column.view(bits_type)
     if not keys or entry.num_rows < 2:
         return entry
     order = pc.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys])
@@ -339,8 +342,8 @@ def group_rows(
     rows = len(next(iter(columns.values())))
     keys: dict[str, pa.ChunkedArray] = {}
     dictionaries: dict[str, pa.Array] = {}
-    for number, term in enumerate(terms):
-        name = f"d{number}"
+    for index, term in enumerate(terms):
+        name = f"d{index}"
         if parse_lookup(term.transform) is None:
             keys[name] = _truncate_values(term, columns[term.column_id])
         elif pa.types.is_dictionary(attributes[term].type) and attributes[term].num_chunks:
@@ -350,17 +353,17 @@ def group_rows(
         else:
             keys[name] = attributes[term].cast(get_dimension_type(term))
     values = dict[str, _Values]()
-    for number, partial in enumerate(list_partials(measures)):
+    for index, partial in enumerate(list_partials(measures)):
         if partial.operand is None:  # Count rows as values that are not null.
             column = pa.chunked_array([pa.repeat(pa.scalar(value=True), rows)])
         else:
             column = _evaluate_operand(partial.operand, columns)
-        values[f"m{number}"] = _Values(partial.function, column, get_partial_type(partial))
+        values[f"m{index}"] = _Values(partial.function, column, get_partial_type(partial))
     groups = _aggregate_groups(keys, values)
     for name, dictionary in dictionaries.items():
-        number = groups.schema.get_field_index(name)
+        column_index = groups.schema.get_field_index(name)
         codes = groups[name].combine_chunks()
-        groups = groups.set_column(number, name, dictionary.take(codes))
+        groups = groups.set_column(column_index, name, dictionary.take(codes))
     groups = groups.combine_chunks()
     return groups.to_batches()[0] if groups.num_rows else pa.RecordBatch.from_pylist([], groups.schema)
 
@@ -458,9 +461,9 @@ def _widen_sum(values: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_floating(kind):
         return values.cast(pa.float64())
     if pa.types.is_integer(kind):
-        return values if _sums_fit_64_bits(values) else values.cast(pa.decimal128(19, 0))
-    fits = kind.precision + len(str(len(values))) <= PRECISION_MAX
-    return values if fits else values.cast(pa.decimal256(76, kind.scale))
+        return values if _sums_fit_64_bits(values) else values.cast(pa.decimal128(_LONG_DIGITS, 0))
+    sum_digits_max = kind.precision + len(str(len(values)))
+    return values if sum_digits_max <= PRECISION_MAX else values.cast(pa.decimal256(_WIDE_DIGITS, kind.scale))
 
 
 def _sums_fit_64_bits(values: pa.ChunkedArray) -> bool:
@@ -480,7 +483,8 @@ def get_partial_type(partial: Partial) -> pa.DataType:
     if partial.function != SUM:
         return to_row_type(kind)
     name = get_base_name(kind)
-    return pa.float64() if name in ("float", "double") else pa.decimal128(PRECISION_MAX, get_decimal_digits(kind)[1])
+    _, scale = (0, 0) if name in ("float", "double") else get_decimal_digits(kind)
+    return pa.float64() if name in ("float", "double") else pa.decimal128(PRECISION_MAX, scale)
 
 
 def build_entry_schema(terms: Sequence[Term], measures: Sequence[Measure]) -> pa.Schema:
@@ -522,21 +526,25 @@ def _evaluate_operand(operand: Operand, columns: Columns) -> pa.ChunkedArray:
     values = [_evaluate_operand(side, columns) for side in operands]
     result = to_row_type(operand.kind)
     if pa.types.is_integer(result):
-        return pc.call_function(f"{_SIGNS[operand.sign]}_checked", [column.cast(result) for column in values])
-    scale = get_decimal_digits(operand.kind)[1]
-    digits = [get_decimal_digits(side.kind) if operand.sign == "*" else (75, scale) for side in operands]
+        return pc.call_function(f"{_ARROW_FUNCTIONS[operand.sign]}_checked", [column.cast(result) for column in values])
+    _, scale = get_decimal_digits(operand.kind)
+    digits = [
+        get_decimal_digits(side.kind) if operand.sign == "*" else (_WIDE_OPERAND_DIGITS, scale) for side in operands
+    ]
     wide_columns = [_widen_decimals(column, *precision) for column, precision in zip(values, digits, strict=True)]
     # If a value has more digits than the engines' type, the cast fails.
-    return pc.call_function(_SIGNS[operand.sign], wide_columns).cast(pa.decimal128(PRECISION_MAX, scale))
+    return pc.call_function(_ARROW_FUNCTIONS[operand.sign], wide_columns).cast(pa.decimal128(PRECISION_MAX, scale))
 
 
 def _widen_decimals(values: pa.ChunkedArray, precision: int, scale: int) -> pa.ChunkedArray:
+    """Return integers or decimals as decimals of up to 76 digits, whose sums and products are exact."""
     if pa.types.is_integer(values.type):
-        values = values.cast(pa.decimal128(19, 0))
+        values = values.cast(pa.decimal128(_LONG_DIGITS, 0))
     return values.cast(pa.decimal256(precision, scale))
 
 
 def _encode_blob(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[bytes | memoryview]:
+    """Encode a blob from the groups of its data files, in order."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     files = 0
@@ -545,16 +553,19 @@ def _encode_blob(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[b
             writer.write_batch(pack_groups(batch))
             files += 1
     body = memoryview(sink.getvalue())
-    head = _HEAD.pack(_MAGIC, _LAYOUT, files, len(body), isal_zlib.crc32(body))
-    return [head + _CHECK.pack(isal_zlib.crc32(head)), body]
+    head = _HEAD.pack(_MAGIC, _LAYOUT_VERSION, files, len(body), isal_zlib.crc32(body))
+    return [head + _HEAD_CHECKSUM.pack(isal_zlib.crc32(head)), body]
 
 
 def _are_equal(left: pa.Array, right: pa.Array) -> bool:
+    """Return whether two columns have the same values. Floats may differ by `_FLOAT_TOLERANCE`."""
     if not pa.types.is_floating(left.type):
         return bool(left.equals(right))
-    a, b = (array.to_numpy(zero_copy_only=False) for array in (left, right))
-    same_nulls = pc.is_null(left).equals(pc.is_null(right))
-    return same_nulls and bool(np.allclose(a, b, rtol=_FLOAT_TOLERANCE, atol=0.0, equal_nan=True))
+    left_numbers, right_numbers = (array.to_numpy(zero_copy_only=False) for array in (left, right))
+    has_same_nulls = pc.is_null(left).equals(pc.is_null(right))
+    return has_same_nulls and bool(
+        np.allclose(left_numbers, right_numbers, rtol=_FLOAT_TOLERANCE, atol=0.0, equal_nan=True)
+    )
 
 
 CUBE = CubeKind()

@@ -50,6 +50,7 @@ class Bounds:
             self._read_bytes(ranges)
 
     def _read_codes(self, ranges: KeyRanges) -> None:
+        """Read the bounds of ranges whose keys are codes. Empty ranges are left out."""
         lows, highs = [], []
         for key_range in ranges.ranges:
             low = 0 if key_range.low is None else int(key_range.low) + key_range.low_open
@@ -65,7 +66,7 @@ class Bounds:
         """Read the bounds of ranges whose keys are bytes. Long keys are truncated."""
         self.low_bytes: list[bytes] = []
         self.high_bytes: list[bytes] = []
-        above_flags, upto = [], []
+        excludes_low, includes_high = [], []
         for key_range in ranges.ranges:
             low, high = key_range.low or b"", key_range.high
             assert isinstance(low, bytes)
@@ -73,14 +74,14 @@ class Bounds:
                 if low > high:
                     continue
                 self.high_bytes.append(high[:CLIPPED_BYTES])
-                upto.append(not key_range.high_open or len(high) >= CLIPPED_BYTES)
+                includes_high.append(not key_range.high_open or len(high) >= CLIPPED_BYTES)
                 self.exact &= len(high) < CLIPPED_BYTES
             self.low_bytes.append(low[:CLIPPED_BYTES])
-            above_flags.append(key_range.low is not None and key_range.low_open and len(low) < CLIPPED_BYTES)
+            excludes_low.append(key_range.low is not None and key_range.low_open and len(low) < CLIPPED_BYTES)
             self.exact &= len(low) < CLIPPED_BYTES
         self.count = len(self.low_bytes)
-        self._above_flags: Bytes = np.array(above_flags, dtype=np.uint8)
-        self._upto: Bytes = np.array(upto, dtype=np.uint8)
+        self._excludes_low: Bytes = np.array(excludes_low, dtype=np.uint8)
+        self._includes_high: Bytes = np.array(includes_high, dtype=np.uint8)
 
     def list_edges(self, width: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the lowest and the greatest key of each range, inclusive.
@@ -91,7 +92,7 @@ class Bounds:
             return self.lows, self.highs
         lows = [low[:width] for low in self.low_bytes]
         highs = [high[:width] for high in self.high_bytes]
-        highs += [b"\xff" * width] * (self.count - len(highs))
+        highs += [b"\xff" * width] * (self.count - len(highs))  # The last range can have no upper bound.
         return np.array(lows, dtype=f"S{width}"), np.array(highs, dtype=f"S{width}")
 
     def find_intervals(self, dictionary: _ordered.Numbers | _ordered.Strings) -> Intervals:
@@ -103,15 +104,15 @@ class Bounds:
         if isinstance(dictionary, _ordered.Numbers):
             begins, ends = dictionary.below(self.lows, False), dictionary.below(self.highs, True)
         else:
-            begins = dictionary.below(self.low_bytes, self._above_flags)
+            begins = dictionary.below(self.low_bytes, self._excludes_low)
             ends = np.full(self.count, dictionary.count, dtype=np.uint64)  # The last range can have no upper bound.
-            ends[: len(self.high_bytes)] = dictionary.below(self.high_bytes, self._upto)
+            ends[: len(self.high_bytes)] = dictionary.below(self.high_bytes, self._includes_high)
         if len(begins) > 1:
             return _join_intervals(begins, ends)
-        return Intervals(begins, ends) if len(begins) and begins[0] < ends[0] else _NONE
+        return Intervals(begins, ends) if len(begins) and begins[0] < ends[0] else _NO_INTERVALS
 
 
-_NONE = Intervals(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
+_NO_INTERVALS = Intervals(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
 
 
 def _join_intervals(begins: RankArray, ends: RankArray) -> Intervals:
@@ -125,6 +126,7 @@ def _join_intervals(begins: RankArray, ends: RankArray) -> Intervals:
 
 
 def pack_dictionary(distinct: Distinct) -> Bytes:
+    """Encode the distinct keys of a file."""
     if distinct.codes is not None:
         return _ordered.pack_numbers(distinct.codes)
     assert distinct.starts is not None
@@ -149,6 +151,7 @@ def align_bytes(data: bytes | memoryview) -> Bytes:
 
 
 def read_distinct(dictionary: _ordered.Numbers | _ordered.Strings) -> Distinct:
+    """Return all keys of a dictionary."""
     if isinstance(dictionary, _ordered.Numbers):
         return Distinct(dictionary.all())
     return Distinct(None, *dictionary.all())

@@ -24,6 +24,8 @@ import pyarrow.compute as pc
 
 _GROUPS = "groups"
 _CODES, _BASE = "_codes", "_base"
+_CELLS_PER_COLUMN = 3
+_CODE_BYTES_MAX = 8
 _DECIMAL_WORDS = 2
 """The number of 64-bit words of a decimal128. The low word is first."""
 _OFFSET_BYTES = 4
@@ -51,17 +53,14 @@ def read_groups_schema(packed_schema: pa.Schema) -> pa.Schema:
     Raises:
         ValueError: The schema does not describe packed groups.
     """
-    if packed_schema.names[:1] != [_GROUPS] or not all(pa.types.is_list(kind) for kind in packed_schema.types[1::3]):
+    # The first cell has the number of groups. Then each column has three cells, of which the first has its values.
+    names, types = packed_schema.names[1::_CELLS_PER_COLUMN], packed_schema.types[1::_CELLS_PER_COLUMN]
+    if packed_schema.names[:1] != [_GROUPS] or not all(pa.types.is_list(kind) for kind in types):
         raise ValueError("an Arrow file has no packed groups")
-    groups = pa.schema(
-        [
-            (name, kind.value_type)
-            for name, kind in zip(packed_schema.names[1::3], packed_schema.types[1::3], strict=True)
-        ]
-    )
-    if make_packed_schema(groups) != packed_schema:
+    groups_schema = pa.schema([(name, kind.value_type) for name, kind in zip(names, types, strict=True)])
+    if make_packed_schema(groups_schema) != packed_schema:
         raise ValueError("an Arrow file has no packed groups")
-    return groups
+    return groups_schema
 
 
 def list_packed_names(columns: Sequence[str]) -> list[str]:
@@ -105,16 +104,16 @@ def unpack_groups(packed_row: pa.RecordBatch, schema: pa.Schema, bytes_max: int)
     for field in schema:
         values = packed_row[field.name].flatten()
         codes, base = packed_row[field.name + _CODES][0], packed_row[field.name + _BASE][0]
-        numbers = _split_codes(codes.as_buffer(), rows) if codes.is_valid else None
-        size += values.nbytes if numbers is None else _count_bytes(values, numbers, field.type)
+        code_numbers = _split_codes(codes.as_buffer(), rows) if codes.is_valid else None
+        size += values.nbytes if code_numbers is None else _count_bytes(values, code_numbers, field.type)
         if size > bytes_max:
             raise ValueError(f"an entry of a cube has {size:,} bytes after unpacking; the maximum is {bytes_max:,}")
-        if numbers is None:
+        if code_numbers is None:
             column = values
         elif base.is_valid:
-            column = _decode_longs(numbers, base.as_py(), field.type)
+            column = _decode_longs(code_numbers, base.as_py(), field.type)
         else:
-            column = values.take(pa.array(numbers))
+            column = values.take(pa.array(code_numbers))
         if len(column) != rows:
             raise ValueError(f"the column {field.name} has {len(column):,} values, but there are {rows:,} groups")
         columns.append(column)
@@ -150,6 +149,7 @@ def _to_longs(column: pa.Array) -> _Longs | None:
 
 
 def _decode_longs(codes: npt.NDArray[np.uint64], base: int, kind: pa.DataType) -> pa.Array:
+    """Return the counts or sums whose distances from `base` are the codes."""
     longs = (codes + np.int64(base).view(np.uint64)).view(np.int64)
     if pa.types.is_int64(kind):
         return pa.array(longs)
@@ -177,14 +177,15 @@ def _count_bytes(values: pa.Array, codes: npt.NDArray[np.uint64], kind: pa.DataT
 def _join_codes(codes: npt.NDArray[np.uint64]) -> bytes:
     """Return the lowest byte of each code, then the second byte of each code, and so on."""
     width = max(1, -(-int(codes.max()).bit_length() // 8))
-    return codes.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].T.tobytes()
+    return codes.astype("<u8").view(np.uint8).reshape(-1, _CODE_BYTES_MAX)[:, :width].T.tobytes()
 
 
 def _split_codes(data: pa.Buffer, count: int) -> npt.NDArray[np.uint64]:
+    """Return the codes from the bytes of `_join_codes`. Raise ValueError if the bytes do not have this form."""
     width, remainder = divmod(data.size, count) if count else (0, data.size)
-    if remainder or not (1 <= width <= 8 or not count):
+    if remainder or not (1 <= width <= _CODE_BYTES_MAX or not count):
         raise ValueError(f"{data.size:,} bytes cannot be the codes of {count:,} groups")
     planes = np.frombuffer(data, np.uint8).reshape(width, count)
-    codes = np.zeros((count, 8), np.uint8)
+    codes = np.zeros((count, _CODE_BYTES_MAX), np.uint8)
     codes[:, :width] = planes.T
     return codes.view("<u8").reshape(count).astype(np.uint64, copy=False)

@@ -24,13 +24,15 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 _HEAD = struct.Struct("<QQBBBxI")
-_CHECK = struct.Struct("<I")
+_HEADER_CHECKSUM = struct.Struct("<I")
 _ENTRY_BYTES = 12
 _LENGTH_MAX = (1 << 32) - 1
 PIECES_MAX = 1024
 
 
 class Piece(NamedTuple):
+    """The bytes of a piece, and their coding, which the owner defines."""
+
     coding: int
     data: bytes | memoryview
 
@@ -47,7 +49,7 @@ class PiecesHeader(NamedTuple):
 
 def compute_head_bytes(count: int) -> int:
     """Return the size in bytes of a header of `count` pieces."""
-    return _HEAD.size + _ENTRY_BYTES * count + _CHECK.size
+    return _HEAD.size + _ENTRY_BYTES * count + _HEADER_CHECKSUM.size
 
 
 def write_pieces(head: PiecesHeader, pieces: Sequence[Piece]) -> bytes:
@@ -60,7 +62,7 @@ def write_pieces(head: PiecesHeader, pieces: Sequence[Piece]) -> bytes:
         raise ValueError("a part of an index has 4 GiB or more and cannot be stored; index fewer rows per file")
     table = np.array([(len(piece.data), piece.coding, isal_zlib.crc32(piece.data)) for piece in pieces], dtype="<u4")
     header = _HEAD.pack(*head, len(pieces)) + table.tobytes()
-    header += _CHECK.pack(isal_zlib.crc32(header))
+    header += _HEADER_CHECKSUM.pack(isal_zlib.crc32(header))
     parts: list[bytes | memoryview] = [header, bytes(-len(header) % 8)]
     for piece in pieces:
         parts += (piece.data, bytes(-len(piece.data) % 8))
@@ -78,19 +80,21 @@ class Pieces:
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
-        if len(memory) < _HEAD.size + _CHECK.size:
+        if len(memory) < _HEAD.size + _HEADER_CHECKSUM.size:
             raise ValueError(f"{len(memory)} bytes are too few for the header of the pieces")
         *numbers, count = _HEAD.unpack_from(memory)
         end = _HEAD.size + _ENTRY_BYTES * count
-        if count > PIECES_MAX or end + _CHECK.size > len(memory):
+        if count > PIECES_MAX or end + _HEADER_CHECKSUM.size > len(memory):
             raise ValueError(f"a header cannot have {count} pieces")
-        if isal_zlib.crc32(memory[:end]) != _CHECK.unpack_from(memory, end)[0]:
+        if isal_zlib.crc32(memory[:end]) != _HEADER_CHECKSUM.unpack_from(memory, end)[0]:
             raise ValueError("the header of the pieces does not match its checksum")
         self.head = PiecesHeader(*numbers)
         self.count: int = count
         self._table: npt.NDArray[np.uint32] = np.frombuffer(memory[_HEAD.size : end], dtype="<u4").reshape(-1, 3)
         lengths = self._table[:, 0].astype(np.int64)
-        starts = np.cumsum(np.concatenate([[-(-(end + _CHECK.size) // 8) * 8], -(-lengths // 8) * 8])).tolist()
+        starts = np.cumsum(
+            np.concatenate([[-(-(end + _HEADER_CHECKSUM.size) // 8) * 8], -(-lengths // 8) * 8])
+        ).tolist()
         if starts[-1] != len(memory):
             raise ValueError(f"the header states {starts[-1]} bytes of pieces, but the memory has {len(memory)} bytes")
         self._starts: list[int] = starts
@@ -111,7 +115,7 @@ class Pieces:
             self._checked_pieces[number] = 1
         return Piece(coding, data)
 
-    def spot(self, number: int) -> tuple[int, int]:
+    def locate(self, number: int) -> tuple[int, int]:
         """Return the offset and the length of a piece."""
         return self._starts[number], self.get_length(number)
 

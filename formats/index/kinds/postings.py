@@ -46,7 +46,9 @@ from seamark.formats.index.kinds.pieces import Piece, Pieces, PiecesHeader, writ
 MATRIX, LISTS, EDGES = 0, 1, 2
 """Layouts."""
 _DICTIONARY, _LOWEST_RANKS, _GREATEST_RANKS, _FILES, _STARTS = range(5)
-"""The indexes of the pieces. In EDGES, pieces 0 and 1 are the edges."""
+"""The indexes of the pieces in the layouts MATRIX and LISTS."""
+_LOWEST_KEYS, _GREATEST_KEYS = 0, 1
+"""The indexes of the pieces in the layout EDGES."""
 PIECES_MAX = _STARTS + 1
 EDGE_BYTES = 64
 
@@ -68,12 +70,14 @@ Files with more are considered not to share keys.
 _NO_RANK = (1 << 32) - 1
 """The lowest rank of a file without keys. No interval of ranks contains it."""
 _KEYS_PER_BATCH = 1 << 22
-_WIDE_MAX = 32
+_WIDE_RANGES_MAX = 32
 """The maximum number of wide ranges (of several keys) that are first compared with the ranks of each file.
 
 The lowest and the greatest rank of a file are compared.
 """
 
+_SIZE_BYTES = 8
+"""The size of the decompressed size before a compressed piece."""
 _ZSTD = pa.Codec("zstd", 1)
 _INFLATED_MAX = 1 << 28
 """The maximum size of a piece before compression in bytes. Longer pieces are stored uncompressed and memory-mapped."""
@@ -109,10 +113,15 @@ def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int
         limit = budget
         if SHARED_KEY_MIN_FILES * len(distinct) > total:
             limit = max(UNSHARED_MAX_FRACTION * section_bytes, SMALL_INDEX_MAX_BYTES)
-        by_key = _encode_by_key(sections, form, distinct, total, limit)
-        if by_key is not None:
-            return by_key
+        postings = _encode_by_key(sections, form, distinct, total, limit)
+        if postings is not None:
+            return postings
     return _encode_edges(sections, form)
+
+
+def _compute_index_bytes(files: int) -> int:
+    """Return the number of bytes of the index of a file in a list."""
+    return 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
 
 
 def _batch_files(sections: Sequence[Searchable]) -> list[list[int]]:
@@ -133,10 +142,10 @@ def _batch_files(sections: Sequence[Searchable]) -> list[list[int]]:
 
 def _union_keys(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
     """Return the distinct keys of all sections, or None if there are too many keys."""
-    union = rank_parts([], form)[0]
+    union = merge_distinct([], form)
     for batch in _batch_files(sections):
         parts = [read_distinct(sections[number].dictionary) for number in batch]
-        union = rank_parts([union, *parts], form)[0]
+        union = merge_distinct([union, *parts], form)
         if len(union) > min(KEYS_MAX, budget) or (union.heap is not None and len(union.heap) > HEAP_MAX):
             return None  # Each key takes at least one byte.
     return union
@@ -144,7 +153,8 @@ def _union_keys(sections: Sequence[Searchable], form: int, budget: float) -> Dis
 
 def merge_distinct(parts: Sequence[Distinct], form: int) -> Distinct:
     """Return the distinct keys of all parts."""
-    return rank_parts(parts, form)[0]
+    distinct, _ = rank_parts(parts, form)
+    return distinct
 
 
 def rank_parts(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
@@ -152,12 +162,12 @@ def rank_parts(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
     if form == CODES:
         codes = [part.codes for part in parts if part.codes is not None]
         return rank_codes(np.concatenate([np.zeros(0, dtype=np.uint64), *codes]))
-    starts, heaps, base = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.uint8)], 0
+    starts, heaps, joined_bytes = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.uint8)], 0
     for part in parts:
         if part.starts is not None and part.heap is not None:
-            starts.append(part.starts[1:] + base)
+            starts.append(part.starts[1:] + joined_bytes)
             heaps.append(part.heap)
-            base += len(part.heap)
+            joined_bytes += len(part.heap)
     joined_starts = np.concatenate(starts)
     return rank_bytes(joined_starts[:-1], joined_starts[1:], np.concatenate(heaps))
 
@@ -175,7 +185,7 @@ def _encode_by_key(
         budget: The maximum size.
     """
     files, keys = len(sections), len(distinct)
-    words, width = bits.count_words(files), 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
+    words, width = bits.count_words(files), _compute_index_bytes(files)
     matrix_bytes, lists_bytes = 8 * words * keys, width * total
     dictionary = pack_dictionary(distinct)
     if len(dictionary) + 8 * files + min(matrix_bytes, lists_bytes) > budget:
@@ -186,16 +196,15 @@ def _encode_by_key(
     pairs: list[tuple[Ranks, npt.NDArray[np.uint32]]] = []
     for batch in _batch_files(sections):
         parts = [read_distinct(sections[number].dictionary) for number in batch]
-        ranks = rank_parts([distinct, *parts], form)[1][keys:]
+        _, all_ranks = rank_parts([distinct, *parts], form)
+        ranks = all_ranks[keys:]  # The first ranks are those of `distinct` itself.
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         owners = np.repeat(np.array(batch, dtype=np.uint32), lengths)
         ends = np.cumsum(lengths)
-        non_empty_lists = np.flatnonzero(lengths)
-        list_owners = np.array(batch, dtype=np.int64)[non_empty_lists]
-        lowest_ranks[list_owners], greatest_ranks[list_owners] = (
-            ranks[(ends - lengths)[non_empty_lists]],
-            ranks[ends[non_empty_lists] - 1],
-        )
+        non_empty = np.flatnonzero(lengths)
+        files_with_keys = np.array(batch, dtype=np.int64)[non_empty]
+        lowest_ranks[files_with_keys] = ranks[(ends - lengths)[non_empty]]
+        greatest_ranks[files_with_keys] = ranks[ends[non_empty] - 1]
         if layout == MATRIX:
             _bitmap.fill_matrix(matrix, ranks, owners)
         else:
@@ -209,8 +218,15 @@ def _encode_by_key(
 
 
 def _encode_lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, width: int) -> list[Piece]:
-    ranks = np.concatenate([pair[0] for pair in pairs])
-    owners = np.concatenate([pair[1] for pair in pairs])
+    """Encode the lists of the files of all keys, and the starts of the lists.
+
+    Args:
+        pairs: Arrays of ranks, each with an array of the files of these ranks.
+        keys: The number of distinct keys.
+        width: The number of bytes of the index of a file.
+    """
+    ranks = np.concatenate([ranks for ranks, _ in pairs])
+    owners = np.concatenate([owners for _, owners in pairs])
     starts = np.zeros(keys + 1, dtype=np.uint64)
     np.cumsum(np.bincount(ranks, minlength=keys), out=starts[1:])
     sorted_owners = owners[np.argsort(ranks, kind="stable")].astype(f"<u{width}")
@@ -245,7 +261,7 @@ def _pack_array(array: npt.NDArray[Any]) -> Piece:
     data = array.reshape(-1).view(np.uint8).data
     if len(data) > _INFLATED_MAX:
         return Piece(Coding.FLAT, data)
-    compressed = len(data).to_bytes(8, "little") + _ZSTD.compress(data, asbytes=True)
+    compressed = len(data).to_bytes(_SIZE_BYTES, "little") + _ZSTD.compress(data, asbytes=True)
     return (
         Piece(Coding.ZSTD, compressed)
         if len(compressed) < COMPRESSED_MAX_FRACTION * len(data)
@@ -258,7 +274,7 @@ def _is_wide(begins: RankArray, ends: RankArray) -> bool:
 
     A wide interval contains several keys.
     """
-    return 0 < int(np.count_nonzero(ends - begins > 1)) <= _WIDE_MAX
+    return 0 < int(np.count_nonzero(ends - begins > 1)) <= _WIDE_RANGES_MAX
 
 
 class Postings:
@@ -279,8 +295,8 @@ class Postings:
         """
         self._pieces = Pieces(memory)
         self._keys, stored_files, stored_form, self.layout, _ = self._pieces.head
-        pieces = {MATRIX: _STARTS, LISTS: _STARTS + 1, EDGES: 2}.get(self.layout)
-        if (stored_files, stored_form, self._pieces.count) != (files, form, pieces):
+        expected_pieces = {MATRIX: _STARTS, LISTS: _STARTS + 1, EDGES: 2}.get(self.layout)
+        if (stored_files, stored_form, self._pieces.count) != (files, form, expected_pieces):
             raise ValueError(f"postings cannot have {stored_files} files in {self._pieces.count} pieces")
         if self._keys >= _NO_RANK or self._keys > pairs:
             raise ValueError(f"postings cannot have {self._keys} keys if the files have {pairs}")
@@ -318,21 +334,22 @@ class Postings:
         if not bounds.count:
             return
         if self.layout == EDGES:
-            yield [self._pieces.spot(0), self._pieces.spot(1)]
+            yield [self._pieces.locate(_LOWEST_KEYS), self._pieces.locate(_GREATEST_KEYS)]
             return
-        yield [self._pieces.spot(_DICTIONARY)]
+        yield [self._pieces.locate(_DICTIONARY)]
         begins, ends = bounds.find_intervals(self._open_dictionary())
         if _is_wide(begins, ends):
-            yield [self._pieces.spot(_LOWEST_RANKS), self._pieces.spot(_GREATEST_RANKS)]
+            yield [self._pieces.locate(_LOWEST_RANKS), self._pieces.locate(_GREATEST_RANKS)]
             _, begins, ends = self._mark_by_extremes(begins, ends)
         if len(begins):
-            yield [self._pieces.spot(number) for number in range(_FILES, self._pieces.count)]
+            yield [self._pieces.locate(number) for number in range(_FILES, self._pieces.count)]
 
     def list_undecided_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
         """Return the indexes of the files whose dictionaries `mark_files` searches."""
         if not bounds.count or self.layout != EDGES:
             return np.empty(0, dtype=np.intp)
-        return self._mark_by_edge_keys(bounds, has_keys)[1]
+        _, undecided_files = self._mark_by_edge_keys(bounds, has_keys)
+        return undecided_files
 
     def mark_files_with_keys(self, keys: KeySet, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
         """Return 1 for each file that contains one of many keys, otherwise 0, as uint8[files].
@@ -343,6 +360,7 @@ class Postings:
             marks = self._mark_wanted_keys(keys)
             if marks.all():
                 return has_keys.astype(np.uint8)
+            # A difference of 1 is the begin of an interval of marked ranks, and -1 is its end.
             edges = np.diff(np.concatenate([_NO_MARK, marks, _NO_MARK]).view(np.int8))
             begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
             if not len(begins):
@@ -370,16 +388,19 @@ class Postings:
 
         The result for the last `keys` is cached.
         """
-        cached_marks = self._marked
-        if cached_marks is None or cached_marks[0] is not keys:
-            self._marked = cached_marks = (keys, keys.mark_keys(read_distinct(self._open_dictionary())))
-        return cached_marks[1]
+        if self._marked is not None:
+            marked_keys, marks = self._marked
+            if marked_keys is keys:
+                return marks
+        marks = keys.mark_keys(read_distinct(self._open_dictionary()))
+        self._marked = (keys, marks)
+        return marks
 
     def _mark_possible_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return False for each file whose lowest and greatest key exclude a key within the bounds, as bool[files]."""
-        marks, numbers = self._mark_by_edge_keys(bounds, has_keys)
+        marks, undecided_files = self._mark_by_edge_keys(bounds, has_keys)
         may_have_key: npt.NDArray[np.bool_] = marks != 0
-        may_have_key[numbers] = True
+        may_have_key[undecided_files] = True
         return may_have_key
 
     def _open_dictionary(self) -> _ordered.Numbers | _ordered.Strings:
@@ -388,6 +409,7 @@ class Postings:
         return self._dictionary
 
     def _mark_by_key(self, bounds: Bounds) -> Marks:
+        """Return the marks of `mark_files` for the layouts MATRIX and LISTS."""
         begins, ends = bounds.find_intervals(self._open_dictionary())
         marks = np.zeros(self._files, dtype=np.uint8)
         if _is_wide(begins, ends):
@@ -411,9 +433,9 @@ class Postings:
         is_undecided = np.zeros(self._files, dtype=np.bool_)
         for begin, end in zip(begins[is_wide].tolist(), ends[is_wide].tolist(), strict=True):
             is_low_below, is_high_above = lowest_ranks < begin, greatest_ranks >= end
-            outside = (greatest_ranks < begin) | (lowest_ranks >= end)
-            marks |= ~outside & ~(is_low_below & is_high_above)
-            is_undecided |= ~outside & is_low_below & is_high_above
+            is_outside = (greatest_ranks < begin) | (lowest_ranks >= end)
+            marks |= ~is_outside & ~(is_low_below & is_high_above)
+            is_undecided |= ~is_outside & is_low_below & is_high_above
         if not (is_undecided & (marks == 0)).any():
             begins, ends = begins[~is_wide], ends[~is_wide]
         return marks, begins, ends
@@ -427,9 +449,9 @@ class Postings:
             return np.unpackbits(file_words.view(np.uint8), count=self._files, bitorder="little")
         if self._starts is None:
             self._starts = _ordered.Numbers(align_bytes(self._pieces.read(_STARTS).data), self._keys + 1)
-        width = 1 if self._files <= 1 << 8 else 2 if self._files <= 1 << 16 else 4
+        width = _compute_index_bytes(self._files)
         marks = np.zeros(self._files, dtype=np.uint8)
-        pairs = int(self._starts.at(np.array([self._keys], dtype=np.uint64))[0])
+        (pairs,) = self._starts.at(np.array([self._keys], dtype=np.uint64)).tolist()
         if pairs > self._pairs:
             raise ValueError(f"the postings list {pairs} files, but the files have {self._pairs} keys")
         file_numbers = self._read_array(_FILES, f"<u{width}", pairs)
@@ -439,16 +461,18 @@ class Postings:
     def _mark_by_edge_keys(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
         """Return the marks that the lowest and greatest keys decide, and the indexes of the undecided files."""
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
-        lowest_keys, greatest_keys = self._read_array(0, dtype, self._files), self._read_array(1, dtype, self._files)
+        lowest_keys, greatest_keys = (
+            self._read_array(number, dtype, self._files) for number in (_LOWEST_KEYS, _GREATEST_KEYS)
+        )
         lows, highs = bounds.list_edges(EDGE_BYTES)
         # If a range contains a key of the file, it is the first range that does not end before the file's lowest key.
-        first = np.searchsorted(highs, lowest_keys, side="left")
-        may_have_key = has_keys & (first < len(highs))
-        may_have_key[may_have_key] = lows[first[may_have_key]] <= greatest_keys[may_have_key]
+        range_indexes = np.searchsorted(highs, lowest_keys, side="left")
+        may_have_key = has_keys & (range_indexes < len(highs))
+        may_have_key[may_have_key] = lows[range_indexes[may_have_key]] <= greatest_keys[may_have_key]
         marks = np.zeros(self._files, dtype=np.uint8)
         if self._form == CODES:
             has_key = may_have_key.copy()
-            has_key[may_have_key] = lows[first[may_have_key]] <= lowest_keys[may_have_key]
+            has_key[may_have_key] = lows[range_indexes[may_have_key]] <= lowest_keys[may_have_key]
             marks[has_key] = 1
             may_have_key &= ~has_key
         return marks, np.flatnonzero(may_have_key)
@@ -473,11 +497,11 @@ class Postings:
             return array
         piece = self._pieces.read(number)
         if piece.coding == Coding.ZSTD:
-            size = int.from_bytes(piece.data[:8], "little")
+            size = int.from_bytes(piece.data[:_SIZE_BYTES], "little")
             if size != count * np.dtype(dtype).itemsize or size > _INFLATED_MAX:
                 raise ValueError(f"a piece of {count} numbers cannot have {size:,} bytes after decompression")
             try:
-                data = _ZSTD.decompress(piece.data[8:], size, asbytes=True)
+                data = _ZSTD.decompress(piece.data[_SIZE_BYTES:], size, asbytes=True)
             except OSError as error:
                 raise ValueError(f"a piece cannot be inflated: {error}") from None
             array = np.frombuffer(data, dtype=dtype)

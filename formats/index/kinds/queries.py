@@ -64,16 +64,17 @@ def list_point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
     For several terms, the result has all combinations. It is None if the ranges contain more than single keys, or if
     there are too many keys.
     """
-    lists: list[tuple[Key, ...]] = []
+    keys_of_terms: list[tuple[Key, ...]] = []
     for ranges in ranges_of_terms:
         if ranges.points is None or ranges.nulls or ranges.nans:  # A query has no keys for null and NaN.
             return None
-        lists.append(ranges.points)
-    if prod(map(len, lists)) > (KEYS_MAX if len(lists) == 1 else COMBINATIONS_MAX):  # The literal 0.0 has two keys.
+        keys_of_terms.append(ranges.points)
+    combinations_max = KEYS_MAX if len(keys_of_terms) == 1 else COMBINATIONS_MAX
+    if prod(map(len, keys_of_terms)) > combinations_max:  # The literal 0.0 has two keys.
         return None
-    if len(lists) == 1:
-        return [_encode_literal_keys(lists[0], ranges_of_terms[0].kind)]
-    rows = list(product(*lists))
+    if len(keys_of_terms) == 1:
+        return [_encode_literal_keys(keys_of_terms[0], ranges_of_terms[0].kind)]
+    rows = list(product(*keys_of_terms))
     return [
         _encode_literal_keys([row[term] for row in rows], ranges.kind) for term, ranges in enumerate(ranges_of_terms)
     ]

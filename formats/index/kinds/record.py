@@ -63,8 +63,10 @@ _TRAILER = struct.Struct("<8sQQIIQ16x")
 Its fields are the magic, the numbers of entries, pages and data files, the bytes per page, the XXH64 of fences
 and counts, and zeros. The XXH64 of the trailer follows.
 """
-_SUM = struct.Struct("<Q")
-_PAGES_PER_READ_MAX = 256
+_TRAILER_CHECKSUM = struct.Struct("<Q")
+_PAGES_PER_CHUNK = 256
+"""The number of pages that are written at a time."""
+_WORD_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +99,7 @@ def build_records(columns: Sequence[Keys]) -> FileRecords:
 
 def encode_record_entries(entries: Sequence[FileRecords]) -> Iterator[Part]:
     """Yield the parts of a blob. Data files are numbered in the given order."""
+    # The number of pages is -1, because these runs have no pages.
     runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(entries)]
     return _write_parts(Merger(runs, len(entries)), len(entries))
 
@@ -112,18 +115,19 @@ def merge_records(parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
     Raises:
         ValueError: A page is damaged.
     """
-    runs, files = [], 0
+    runs, total_files = [], 0
     for record, keep in parts:
         if len(keep) != record.files:
             raise ValueError(
                 f"the mask of the files to keep has {len(keep)} items, but the index has {record.files} data files"
             )
-        numbers = np.full(record.files, DROPPED_FILE, np.uint32)
+        new_numbers = np.full(record.files, DROPPED_FILE, np.uint32)
         kept_files = int(np.count_nonzero(keep))
-        numbers[np.asarray(keep, dtype=np.bool_)] = np.arange(files, files + kept_files, dtype=np.uint32)
-        files += kept_files
-        runs.append((record.memory, len(record.fences.first), numbers))
-    return _write_parts(Merger(runs, files), files)
+        kept_numbers = np.arange(total_files, total_files + kept_files, dtype=np.uint32)
+        new_numbers[np.asarray(keep, dtype=np.bool_)] = kept_numbers
+        total_files += kept_files
+        runs.append((record.memory, len(record.fences.first), new_numbers))
+    return _write_parts(Merger(runs, total_files), total_files)
 
 
 def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
@@ -134,17 +138,18 @@ def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
     fences = [np.empty(0, dtype="<u8")]
     pages = 0
     while True:
-        chunk, first = np.empty(_PAGES_PER_READ_MAX * PAGE_BYTES, np.uint8), np.empty(_PAGES_PER_READ_MAX, dtype="<u8")
-        pages_filled = merger.fill(chunk, pages, first, counts)
-        if not pages_filled:
+        chunk = np.empty(_PAGES_PER_CHUNK * PAGE_BYTES, np.uint8)
+        chunk_fences = np.empty(_PAGES_PER_CHUNK, dtype="<u8")
+        filled_pages = merger.fill(chunk, pages, chunk_fences, counts)
+        if not filled_pages:
             break
-        yield chunk[: pages_filled * PAGE_BYTES].data
-        fences.append(first[:pages_filled])
-        pages += pages_filled
+        yield chunk[: filled_pages * PAGE_BYTES].data
+        fences.append(chunk_fences[:filled_pages])
+        pages += filled_pages
     directory = np.concatenate([*fences, counts]).view(np.uint8)
     yield directory.data
-    head = _TRAILER.pack(_MAGIC, int(counts.sum()), pages, files, PAGE_BYTES, compute_checksum(directory))
-    yield head + _SUM.pack(compute_checksum(head))
+    trailer = _TRAILER.pack(_MAGIC, int(counts.sum()), pages, files, PAGE_BYTES, compute_checksum(directory))
+    yield trailer + _TRAILER_CHECKSUM.pack(compute_checksum(trailer))
 
 
 class Fences:
@@ -165,13 +170,13 @@ class Fences:
         Raises:
             ValueError: The directory is damaged.
         """
-        entries, pages, files, directory_sum = _read_trailer(tail, blob_bytes)
-        size = 8 * (pages + files)
+        entries, pages, files, checksum = _read_trailer(tail, blob_bytes)
+        size = _WORD_BYTES * (pages + files)
         if len(tail) < size + TRAILER_BYTES:
             raise ValueError(f"a directory of {size + TRAILER_BYTES} bytes does not fit into {len(tail)} bytes")
         start = len(tail) - TRAILER_BYTES - size
         directory = np.frombuffer(tail, np.uint8, size, start).copy()
-        if compute_checksum(directory) != directory_sum:
+        if compute_checksum(directory) != checksum:
             raise ValueError("the directory does not match its checksum")
         words = directory.view("<u8")
         self.first, self.counts = words[:pages], words[pages:]
@@ -191,7 +196,7 @@ class Fences:
             blob_bytes: The size of the blob.
         """
         _, pages, files, _ = _read_trailer(tail, blob_bytes)
-        return 8 * (pages + files) + TRAILER_BYTES
+        return _WORD_BYTES * (pages + files) + TRAILER_BYTES
 
     def list_page_ranges(self, hi: Words, lo: Words) -> list[tuple[int, int]]:
         """Return the offsets and lengths in the blob of all pages that may contain one of the hashes, ascending.
@@ -199,7 +204,8 @@ class Fences:
         Adjacent pages are joined. For one hash, this is one page, or two pages if its entries may cross a page
         boundary. Only a key of hundreds of rows needs more pages.
         """
-        return [(start * PAGE_BYTES, (end - start) * PAGE_BYTES) for start, end in self._find_page_spans(hi).tolist()]
+        spans = self._find_page_spans(hi)
+        return [(first_page * PAGE_BYTES, (end - first_page) * PAGE_BYTES) for first_page, end in spans.tolist()]
 
     def _find_page_spans(self, hi: Words) -> Longs:
         """Return the first page of each range of pages, and the page after its last, int64[n, 2]."""
@@ -216,11 +222,11 @@ class Fences:
         spans = self._find_page_spans(hi)
         if len(pages) != len(spans):
             raise ValueError(f"{len(pages)} ranges of pages were read instead of {len(spans)}")
-        numbers = np.concatenate([np.empty(0, np.int64), *(np.arange(start, end) for start, end in spans)])
+        page_numbers = np.concatenate([np.empty(0, np.int64), *(np.arange(first, end) for first, end in spans)])
         memory = np.frombuffer(b"".join(pages), np.uint8)
-        if not len(numbers):
+        if not len(page_numbers):
             return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
-        return Pages(memory, self.first[numbers], numbers, self.files).lookup(hi, lo)
+        return Pages(memory, self.first[page_numbers], page_numbers, self.files).lookup(hi, lo)
 
 
 def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
@@ -228,18 +234,20 @@ def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
     if len(tail) < TRAILER_BYTES or blob_bytes < TRAILER_BYTES:
         raise ValueError(f"a record index cannot have only {min(len(tail), blob_bytes)} bytes")
     trailer = memoryview(tail)[len(tail) - TRAILER_BYTES :]
-    if _SUM.unpack_from(trailer, _TRAILER.size)[0] != compute_checksum(trailer[: _TRAILER.size]):
+    (checksum,) = _TRAILER_CHECKSUM.unpack_from(trailer, _TRAILER.size)
+    if checksum != compute_checksum(trailer[: _TRAILER.size]):
         raise ValueError("the trailer does not match its checksum")
-    magic, entries, pages, files, page_bytes, directory_sum = _TRAILER.unpack_from(trailer)
+    magic, entries, pages, files, page_bytes, directory_checksum = _TRAILER.unpack_from(trailer)
     if magic != _MAGIC:
         raise ValueError(
             f"the trailer does not belong to a record index: its magic number is {magic!r}, not {_MAGIC!r}"
         )
     if page_bytes != PAGE_BYTES:
         raise ValueError(f"the pages have {page_bytes} bytes, not {PAGE_BYTES}")
-    if pages != -(-entries // ENTRIES_A_PAGE) or pages * PAGE_BYTES + 8 * (pages + files) + TRAILER_BYTES != blob_bytes:
+    expected_bytes = pages * PAGE_BYTES + _WORD_BYTES * (pages + files) + TRAILER_BYTES
+    if pages != -(-entries // ENTRIES_A_PAGE) or expected_bytes != blob_bytes:
         raise ValueError(f"{entries} entries of {files} data files in {pages} pages cannot have {blob_bytes} bytes")
-    return entries, pages, files, directory_sum
+    return entries, pages, files, directory_checksum
 
 
 class RecordBlob:
@@ -300,7 +308,8 @@ class RecordBlob:
 def mark_files(rows: RowPositions, files: int) -> Flags:
     """Return 1 for each file with a row in `rows`, otherwise 0, as uint8[files]."""
     flags = np.zeros(files, dtype=np.uint8)
-    flags[rows[1]] = 1
+    _, files_of_rows, _ = rows
+    flags[files_of_rows] = 1
     return flags
 
 

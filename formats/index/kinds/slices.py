@@ -39,7 +39,7 @@ SLICES, EQUALITY = 0, 1
 """Layouts."""
 NULLS, NANS, CLIPPED = 1, 2, 4
 """Flags."""
-DICTIONARY, NULL_ROWS, NAN_ROWS, FIRST = 0, 1, 2, 3
+DICTIONARY, NULL_ROWS, NAN_ROWS, FIRST_BITMAP = 0, 1, 2, 3
 """The indexes of the pieces."""
 
 EQUALITY_MAX = 64
@@ -48,7 +48,9 @@ _CHANGE_BYTES = 2
 """The minimum number of bytes for a row whose value differs from the value before, without the headers of containers.
 """
 _CONTAINER_BYTES = 14
-SECTION_PIECES_MAX = FIRST + EQUALITY_MAX
+"""The minimum number of bytes of a container's header and of its bitmap's other bytes."""
+_CONTAINER_ROWS = 1 << 16
+SECTION_PIECES_MAX = FIRST_BITMAP + EQUALITY_MAX
 DECODED_MAX_BYTES = 256 << 20
 """The maximum size of the compressed slices of a section after decompression, in bytes.
 
@@ -88,6 +90,7 @@ def build_section(keys: Keys) -> bytes:
 
 
 def _find_present(nulls: Bits, nans: Bits, rows: int) -> Bits:
+    """Return the rows that are neither null nor NaN."""
     return bits.make_full_bits(rows) & ~(nulls | nans)
 
 
@@ -100,14 +103,14 @@ def _choose_layout(ranks: Ranks, cardinality: int, present_rows: Bits) -> tuple[
         slices = [Piece(Coding.FLAT, words.view(np.uint8).data) for words in words_of_slices]
     if cardinality > EQUALITY_MAX or not slices:
         return SLICES, slices
-    size = sum(len(piece.data) for piece in slices)
-    containers = cardinality * -(-rows // (1 << 16))
-    if _CHANGE_BYTES * _bitmap.changes(ranks) + _CONTAINER_BYTES * containers >= size:
+    slices_bytes = sum(len(piece.data) for piece in slices)
+    containers = cardinality * -(-rows // _CONTAINER_ROWS)
+    if _CHANGE_BYTES * _bitmap.changes(ranks) + _CONTAINER_BYTES * containers >= slices_bytes:
         return SLICES, slices
-    by_value = [bits.encode_bits(words & present_rows, rows) for words in _bitmap.split_ranks(ranks, cardinality)]
-    if sum(len(piece.data) for piece in by_value) >= size:
+    bitmaps = [bits.encode_bits(words & present_rows, rows) for words in _bitmap.split_ranks(ranks, cardinality)]
+    if sum(len(piece.data) for piece in bitmaps) >= slices_bytes:
         return SLICES, slices
-    return EQUALITY, by_value
+    return EQUALITY, bitmaps
 
 
 def _count_decoded_bytes(codings: Iterable[int], rows: int) -> int:
@@ -126,14 +129,14 @@ class Section:
         self._pieces = Pieces(memory)
         head = self._pieces.head
         self.rows, self.cardinality, self.form, self.layout, self.flags = head
-        by_value = self.layout == EQUALITY
-        bitmaps = self.cardinality if by_value else compute_slice_count(self.cardinality)
+        is_by_value = self.layout == EQUALITY
+        bitmaps = self.cardinality if is_by_value else compute_slice_count(self.cardinality)
         if (
             self.form not in (CODES, BYTES)
             or self.layout not in (SLICES, EQUALITY)
             or self.rows > ROWS_MAX
-            or self.cardinality > (EQUALITY_MAX if by_value else self.rows)
-            or self._pieces.count != FIRST + bitmaps
+            or self.cardinality > (EQUALITY_MAX if is_by_value else self.rows)
+            or self._pieces.count != FIRST_BITMAP + bitmaps
         ):
             raise ValueError(f"a section cannot have {self._pieces.count} pieces and {self.cardinality} values")
         self.bitmaps = bitmaps
@@ -159,12 +162,12 @@ class Section:
     @property
     def bitmaps_bytes(self) -> int:
         """The stored size of the slices, or of the bitmaps of values."""
-        return sum(self._pieces.get_length(FIRST + number) for number in range(self.bitmaps))
+        return sum(self._pieces.get_length(FIRST_BITMAP + number) for number in range(self.bitmaps))
 
     @property
-    def dictionary_spot(self) -> tuple[int, int]:
+    def dictionary_range(self) -> tuple[int, int]:
         """The offset and the length of the dictionary in the section."""
-        return self._pieces.spot(DICTIONARY)
+        return self._pieces.locate(DICTIONARY)
 
     @property
     def dictionary_bytes(self) -> int:
@@ -183,11 +186,11 @@ class Section:
             slices: A function that returns the first result of `decode_slices`, which may be cached.
         """
         rows = self._select_ranks(self.find_intervals(bounds), slices)
-        null_rows = self._read_marks(NULL_ROWS, NULLS)
-        nan_rows = self._read_marks(NAN_ROWS, NANS)
-        for marks, is_included in ((null_rows, nulls), (nan_rows, nans)):
-            if marks is not None:
-                rows = rows | marks if is_included else rows & ~marks
+        null_rows = self._read_keyless_rows(NULL_ROWS, NULLS)
+        nan_rows = self._read_keyless_rows(NAN_ROWS, NANS)
+        for keyless_rows, is_included in ((null_rows, nulls), (nan_rows, nans)):
+            if keyless_rows is not None:
+                rows = rows | keyless_rows if is_included else rows & ~keyless_rows
         return rows
 
     def find_marked_rows(self, marks: Bytes, candidate_rows: Bits | None, slices: Callable[[], _bitmap.Slices]) -> Bits:
@@ -214,27 +217,30 @@ class Section:
     @property
     def is_flat(self) -> bool:
         """Whether the slices are read without decoding or copying them, and every row has a key."""
-        codings = {self._pieces.get_coding(FIRST + number) for number in range(self.bitmaps)}
+        codings = {self._pieces.get_coding(FIRST_BITMAP + number) for number in range(self.bitmaps)}
         return not self.flags & (NULLS | NANS) and codings <= {Coding.FLAT, Coding.ZEROS, Coding.ONES}
 
     @property
     def keyless(self) -> Bits | None:
         """The rows that are null or NaN, or None if all rows have a key."""
-        nulls, nans = self._read_marks(NULL_ROWS, NULLS), self._read_marks(NAN_ROWS, NANS)
+        nulls, nans = self._read_keyless_rows(NULL_ROWS, NULLS), self._read_keyless_rows(NAN_ROWS, NANS)
         return nulls if nans is None else nans if nulls is None else nulls | nans
 
-    def _read_marks(self, piece: int, flag: int) -> Bits | None:
+    def _read_keyless_rows(self, piece: int, flag: int) -> Bits | None:
+        """Return the null rows or the NaN rows, or None if there are none. `flag` states whether there are any."""
         if not self.flags & flag:
             return None
         return self._read_bits(piece)
 
     def _read_bits(self, piece: int) -> Bits:
-        slice_bits = self._decode_slice(piece)
-        if isinstance(slice_bits, bool):
-            return bits.make_full_bits(self.rows) if slice_bits else bits.make_empty_bits(self.rows)
-        return slice_bits
+        """Return the bits of a piece."""
+        rows = self._decode_piece(piece)
+        if isinstance(rows, bool):
+            return bits.make_full_bits(self.rows) if rows else bits.make_empty_bits(self.rows)
+        return rows
 
-    def _decode_slice(self, number: int) -> Bits | bool:
+    def _decode_piece(self, number: int) -> Bits | bool:
+        """Return the bits of a piece, or True or False if all bits are equal."""
         piece = self._pieces.read(number)
         if piece.coding == Coding.FLAT:
             piece = Piece(piece.coding, align_bytes(piece.data).data)
@@ -245,17 +251,17 @@ class Section:
         section.
         """
         decoded_bytes = _count_decoded_bytes(
-            (self._pieces.get_coding(FIRST + number) for number in range(self.bitmaps)), self.rows
+            (self._pieces.get_coding(FIRST_BITMAP + number) for number in range(self.bitmaps)), self.rows
         )
         if decoded_bytes > DECODED_MAX_BYTES:
             raise ValueError(
                 f"the slices of a section take {decoded_bytes:,} bytes; the limit is {DECODED_MAX_BYTES:,} bytes"
             )
-        slices = [self._decode_slice(FIRST + number) for number in range(self.bitmaps)]
+        slices = [self._decode_piece(FIRST_BITMAP + number) for number in range(self.bitmaps)]
         size_bytes = sum(
             words.nbytes
             for number, words in enumerate(slices)
-            if not isinstance(words, bool) and self._pieces.get_coding(FIRST + number) != Coding.FLAT
+            if not isinstance(words, bool) and self._pieces.get_coding(FIRST_BITMAP + number) != Coding.FLAT
         )
         return _bitmap.Slices(slices, self.rows), size_bytes
 
@@ -282,7 +288,7 @@ class Section:
         uses_complement = 2 * len(ranks) > self.cardinality
         rows = bits.make_empty_bits(self.rows)
         for rank in sorted(set(range(self.cardinality)) - set(ranks)) if uses_complement else ranks:
-            rows |= self._read_bits(FIRST + rank)
+            rows |= self._read_bits(FIRST_BITMAP + rank)
         return bits.make_full_bits(self.rows) & ~rows if uses_complement else rows
 
 
@@ -301,8 +307,10 @@ def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) ->
 
 
 def _find_rows_in_interval(slices: _bitmap.Slices, begin: int, end: int, cardinality: int) -> Bits:
+    """Return the rows whose rank is in the interval [begin, end)."""
     if end - begin == 1:
         return slices.where(_NO_RANKS, np.array([begin], dtype=np.uint64), False)
+    # An edge at the end of all ranks needs no comparison.
     cuts = [edge for edge in (begin, end) if 0 < edge < cardinality]
     return slices.where(np.array(cuts, dtype=np.uint64), _NO_RANKS, end == cardinality)
 

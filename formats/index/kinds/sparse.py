@@ -31,18 +31,22 @@ class SparseMemory:
         Adjacent parts are joined.
         """
         gaps: list[Range] = []
+        previous_end = 0
         for offset, length in sorted(ranges):
             for start, end in self._find_gaps(offset, offset + length):
-                if gaps and start <= gaps[-1][1]:
-                    gaps[-1] = gaps[-1][0], max(gaps[-1][1], end)
+                if gaps and start <= previous_end:
+                    previous_end = max(previous_end, end)
+                    gaps[-1] = gaps[-1][0], previous_end
                 else:
+                    previous_end = end
                     gaps.append((start, end))
         return [(start, end - start) for start, end in gaps]
 
     def fill(self, offset: int, data: bytes) -> None:
+        """Store bytes that were read at `offset`. Bytes that are already stored stay unchanged."""
         for start, end in list(self._find_gaps(offset, offset + len(data))):
             self.memory[start:end] = data[start - offset : end - offset]
-            self._add(start, end)
+            self._add_range(start, end)
             self.filled_bytes += end - start + mmap.PAGESIZE
 
     def _find_gaps(self, start: int, end: int) -> Iterator[Range]:
@@ -57,11 +61,17 @@ class SparseMemory:
         if start < end:
             yield start, end
 
-    def _add(self, start: int, end: int) -> None:
+    def _add_range(self, start: int, end: int) -> None:
         """Record that a gap has been read, and join it with the ranges that it touches."""
         index = bisect_right(self._filled_ranges, (start, end))
-        if index < len(self._filled_ranges) and self._filled_ranges[index][0] == end:
-            end = self._filled_ranges.pop(index)[1]
-        if index and self._filled_ranges[index - 1][1] == start:
-            start = self._filled_ranges.pop(index - 1)[0]
+        if index < len(self._filled_ranges):
+            next_start, next_end = self._filled_ranges[index]
+            if next_start == end:
+                del self._filled_ranges[index]
+                end = next_end
+        if index:
+            previous_start, previous_end = self._filled_ranges[index - 1]
+            if previous_end == start:
+                del self._filled_ranges[index - 1]
+                start = previous_start
         insort(self._filled_ranges, (start, end))

@@ -126,6 +126,6 @@ class CommitPriority:
         ]
         if waiting_changes:
             _, change, colliding_change = min(waiting_changes, key=lambda candidate: candidate[0])
-            # The next attempt may take longer than the last one, so it gets twice the time of the last attempt.
+            # The next attempt may take longer than the last attempt, so it gets twice the time of the last attempt.
             length_s = min(self._longest_s, _PRIORITY_MIN_S + 2 * colliding_change.took_s)
             self._priorities[table] = _Priority(change, now_s + length_s, length_s)

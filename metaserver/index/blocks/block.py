@@ -39,7 +39,7 @@ from seamark.formats.index.packing import (
 from seamark.formats.runtime.decoding import convert_msgpack
 from seamark.formats.runtime.errors import CacheDamaged, Corrupt
 
-_charging = threading.Lock()
+_charging_lock = threading.Lock()
 
 
 class SizedValue(Protocol):
@@ -106,7 +106,8 @@ class BlockMemory:
         """The offsets of the columns whose checksums were compared."""
 
     def add(self, size_bytes: int) -> None:
-        with _charging:
+        """Add to the size, and report the change. `size_bytes` is negative if the memory shrinks."""
+        with _charging_lock:
             self.size_bytes += size_bytes
         if self.on_growth is not None:
             self.on_growth(size_bytes)
@@ -116,7 +117,7 @@ class BlockMemory:
 
         Only used columns of a mapped file take memory.
         """
-        with _charging:
+        with _charging_lock:
             if start in self.verified:
                 return
             self.verified.add(start)
@@ -127,7 +128,7 @@ class BlockMemory:
 
     def count_mapped(self, whole_bytes: int) -> None:
         """From now on, count only the used memory, because the block is a mapped file of `whole_bytes`."""
-        with _charging:
+        with _charging_lock:
             if self._is_mapped:
                 return
             self._is_mapped = True
@@ -226,23 +227,24 @@ class Block:
             Corrupt: The bytes are not a block.
         """
         data = np.frombuffer(memory, dtype=np.uint8)
-        if len(data) < HEAD.size or data[:4].tobytes() != MAGIC:
+        if len(data) < HEAD.size or data[: len(MAGIC)].tobytes() != MAGIC:
             raise Corrupt("A cached block does not start with its magic bytes")
-        _, size, checksum = HEAD.unpack(data[: HEAD.size].tobytes())
-        directory = data[HEAD.size : HEAD.size + size].tobytes()
+        _, directory_bytes, checksum = HEAD.unpack(data[: HEAD.size].tobytes())
+        directory = data[HEAD.size : HEAD.size + directory_bytes].tobytes()
         if isal_zlib.crc32(directory) != checksum:
             raise Corrupt("The checksum of a cached block's directory does not match")
         try:
             self._directory = convert_msgpack(directory, _Directory)
         except msgspec.DecodeError as error:
             raise Corrupt(f"The directory of a cached block cannot be read: {error}") from None
-        self._arrays = data[align_size(HEAD.size + size) :]
-        self._size_bytes = len(data) + _DIRECTORY_FACTOR * size + _BLOCK_BYTES
+        self._arrays = data[align_size(HEAD.size + directory_bytes) :]
+        self._size_bytes = len(data) + _DIRECTORY_FACTOR * directory_bytes + _BLOCK_BYTES
         self.memory = BlockMemory(self._size_bytes, self._size_bytes - len(self._arrays))
         self.derived = DerivedValues()
         self.on_damage: Callable[[], None] | None = None
         """A function that is called if a checksum does not match. Any thread may call it."""
-        self.address = int(self._arrays.__array_interface__["data"][0])
+        address, _ = self._arrays.__array_interface__["data"]
+        self.address = int(address)
         """The address of the arrays, for kernels."""
         self._columns = {entry.column_id: entry for entry in self._directory.columns}
         self.partition_fields = tuple([(entry.field_id, entry.kind) for entry in self._directory.partition])
@@ -327,22 +329,22 @@ class Block:
     def is_valid(self) -> bool:
         """Verify all columns, and return whether all checksums match."""
         try:
-            for packed_column in self._iter_packed():
+            for packed_column in self._iterate_packed_columns():
                 self.verify(packed_column)
         except CacheDamaged:
             return False
         return True
 
-    def _iter_packed(self) -> Iterator[Packed]:
+    def _iterate_packed_columns(self) -> Iterator[Packed]:
         """Return an iterator over all packed columns."""
         directory = self._directory
-        columns: list[Packed | None] = [*directory.longs.values(), *directory.texts.values()]
+        packed_columns: list[Packed | None] = [*directory.longs.values(), *directory.texts.values()]
         for entry in directory.lists.values():
-            columns += entry.counts, entry.values
-        columns += [entry.values for entry in directory.partition]
+            packed_columns += entry.counts, entry.values
+        packed_columns += [entry.values for entry in directory.partition]
         for column in directory.columns:
-            columns += column.lower, column.upper, *column.counts
-        return (packed_column for packed_column in columns if packed_column is not None)
+            packed_columns += column.lower, column.upper, *column.counts
+        return (packed_column for packed_column in packed_columns if packed_column is not None)
 
     def count_mapped(self) -> None:
         """From now on, count only the used memory of the block, because the block is a mapped file."""
@@ -477,6 +479,7 @@ def read_longs_at(column: PackedColumn, rows: Longs) -> Longs:
         values = np.full(len(rows), packed_values.base, dtype=np.int64)
     else:
         codes = column.read_array(packed_values.codes, f"<u{packed_values.width}", column.rows)[rows].astype(np.uint64)
+        # Unsigned numbers wrap around, so a negative base is added as its two's complement.
         values = (codes + np.uint64(packed_values.base & 0xFFFFFFFFFFFFFFFF)).view(np.int64)
     if packed_values.presence != NONE:
         values[~read_present_at(column, rows)] = MISSING
@@ -494,10 +497,12 @@ def read_present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:
     if column.packed.presence == NONE:
         return np.ones(len(rows), dtype=np.bool_)
     bits = column.read_array(column.packed.presence, "<u1", (column.rows + 7) // 8)
+    # Row r is bit r % 8 of byte r // 8.
     return np.asarray(bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).view(np.bool_)
 
 
 def _decode_value(column: PackedColumn | None, kind: str, row: int) -> Value | None:
+    """Return the value of a row, or None if the row has no value."""
     key = None if column is None else column.read_key(row)
     if column is None or key is None:
         return None
@@ -505,4 +510,5 @@ def _decode_value(column: PackedColumn | None, kind: str, row: int) -> Value | N
 
 
 def align_size(size: int) -> int:
+    """Return the next multiple of `ALIGNMENT_BYTES`."""
     return size + (-size % ALIGNMENT_BYTES)

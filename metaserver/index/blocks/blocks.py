@@ -133,27 +133,26 @@ class Blocks:
         """
         keys = [_make_cache_key(manifest) for manifest in manifests]
         blocks = {key: block for key in keys if (block := self._alive.get(key)) is not None}
-        absent = {key: manifest for key, manifest in zip(keys, manifests, strict=True) if key not in blocks}
-        if len(absent) >= _OPENED_TOGETHER_MIN:
-            for key, block in zip(absent, await self._stack.get_stored_values(list(absent), Block), strict=True):
+        missing = {key: manifest for key, manifest in zip(keys, manifests, strict=True) if key not in blocks}
+        if len(missing) >= _OPENED_TOGETHER_MIN:
+            for key, block in zip(missing, await self._stack.get_stored_values(list(missing), Block), strict=True):
                 if block is not None:
                     blocks[key] = self._register_in_use(key, block)
-            absent = {key: manifest for key, manifest in absent.items() if key not in blocks}
-        if absent:
-            blocks.update(await self._load_absent_blocks(absent))
+            missing = {key: manifest for key, manifest in missing.items() if key not in blocks}
+        if missing:
+            blocks.update(await self._load_missing_blocks(missing))
         return _check_blocks(manifests, [blocks[key] for key in keys])
 
-    async def _load_absent_blocks(self, absent_manifests: Mapping[str, ManifestFile]) -> dict[str, Block]:
+    async def _load_missing_blocks(self, missing_manifests: Mapping[str, ManifestFile]) -> dict[str, Block]:
         """Return the blocks of manifests by key, from the disk or from the storage."""
-        size_bytes = sum(manifest.manifest_length for manifest in absent_manifests.values())
+        size_bytes = sum(manifest.manifest_length for manifest in missing_manifests.values())
         with self._decoders.expect_manifests(size_bytes):
             return dict(
-                await gather(
-                    [partial(self._load_block, *key_and_manifest) for key_and_manifest in absent_manifests.items()]
-                )
+                await gather([partial(self._load_block, key, manifest) for key, manifest in missing_manifests.items()])
             )
 
     async def _load_block(self, key: str, manifest: ManifestFile) -> tuple[str, Block]:
+        """Return a key, and the block of its manifest from the disk or from the storage."""
         async with self._slots:
             block = await self._stack.get(key, lambda: self._fetch_block(manifest), Block)
         return key, self._register_in_use(key, block)
@@ -257,4 +256,5 @@ def _check_manifest(manifest: ManifestFile, block: Block) -> None:
 
 
 def _make_cache_key(manifest: ManifestFile) -> str:
+    """Return the key of a manifest's block in the caches."""
     return f"block/{VERSION}/{manifest.manifest_path}?{manifest.manifest_length}"

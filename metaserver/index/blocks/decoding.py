@@ -40,11 +40,13 @@ _PIPE_BYTES = 1 << 20
 Linux allows this size without privileges. With large pipes, a manifest and its block need few context switches.
 """
 _END_S = 5.0
+"""The time in which a process must end before it is killed."""
 _REQUEST_HEAD = struct.Struct("<IQ")
 """The head of a request: the lengths of the location and of the manifest, which follow the head."""
 _ANSWER_HEAD = struct.Struct("<BQ")
 """The head of an answer: its type and its length. The bytes of the answer follow the head."""
 _READY, _BLOCK, _CORRUPT = range(3)
+"""The types of answers: the process has started, a block, and the message of a damaged manifest."""
 
 log = structlog.get_logger()
 
@@ -127,10 +129,10 @@ class Decoders:
         with self._lock:
             if not self._active_loads:
                 return None
-            for position, process in enumerate(self._idle):
+            for index, process in enumerate(self._idle):
                 if process.is_ready():
                     self.by_processes += 1
-                    return self._idle.pop(position)
+                    return self._idle.pop(index)
             if len(self._processes) >= self._processes_max:
                 return None
             try:
@@ -170,10 +172,13 @@ class _Process:
         Raises:
             OSError: The process cannot be started.
         """
-        begin = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
-        path = [entry or os.getcwd() for entry in sys.path]
+        program = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
+        module_folders = [entry or os.getcwd() for entry in sys.path]
         self._process = subprocess.Popen(  # noqa: S603  this program
-            [sys.executable, "-I", "-c", begin, *path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            [sys.executable, "-I", "-c", program, *module_folders],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
         )
         requests, responses = self._process.stdin, self._process.stdout
         assert requests is not None
@@ -208,8 +213,8 @@ class _Process:
             Corrupt: The manifest is damaged.
             _ProcessLost: The process has ended, or its answer is invalid.
         """
-        name = location.encode()
-        self._write(memoryview(_REQUEST_HEAD.pack(len(name), len(data)) + name))
+        encoded_location = location.encode()
+        self._write(memoryview(_REQUEST_HEAD.pack(len(encoded_location), len(data)) + encoded_location))
         self._write(memoryview(data))
         kind, answer = self._read_answer()
         if kind == _CORRUPT:
@@ -219,6 +224,7 @@ class _Process:
         return answer
 
     def _read_answer(self) -> tuple[int, memoryview]:
+        """Return the type and the bytes of the next answer."""
         kind, size = _ANSWER_HEAD.unpack(self._read(_ANSWER_HEAD.size))
         return kind, self._read(size)
 
@@ -247,12 +253,12 @@ class _Process:
         position = 0
         while position < size:
             try:
-                count = os.readv(self._response_fd, [buffer[position:]])
+                read_bytes = os.readv(self._response_fd, [buffer[position:]])
             except OSError as error:
                 raise _ProcessLost(str(error)) from error
-            if not count:
+            if not read_bytes:
                 raise _ProcessLost(f"the process ended after {position} bytes of {size}")
-            position += count
+            position += read_bytes
         return buffer
 
     def end(self) -> None:
@@ -282,10 +288,10 @@ def serve_decoding(requests: BinaryIO, responses: BinaryIO) -> None:
     """
     _write_answer(responses, _READY, b"")
     while head := requests.read(_REQUEST_HEAD.size):
-        name_bytes, data_bytes = _REQUEST_HEAD.unpack(head)
-        location = requests.read(name_bytes).decode()
+        location_bytes, data_bytes = _REQUEST_HEAD.unpack(head)
+        location = requests.read(location_bytes).decode()
         data = requests.read(data_bytes)
-        if len(data) < data_bytes:
+        if len(data) < data_bytes:  # The parent has ended.
             return
         try:
             _write_answer(responses, _BLOCK, decode_block_memory(data, location))

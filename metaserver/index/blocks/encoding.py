@@ -39,8 +39,8 @@ _DELETE_COLUMNS = {DELETED_PATH: "string", DELETED_POSITION: "long"}
 _Bounds: TypeAlias = tuple[npt.NDArray[np.int32], Longs, npt.NDArray[np.int32]]
 _NO_ROWS = np.zeros(0, dtype=np.int32)
 _NO_BOUNDS: _Bounds = (_NO_ROWS, np.zeros(0, dtype=np.int64), _NO_ROWS)
-_ORDER_OF = {"string": "texts", "binary": "bytes", "fixed": "bytes", "float": "reals", "double": "reals"}
-_ORDER_OF |= {"decimal": "numerals", "uuid": "unordered"}
+_ORDERS_BY_TYPE = {"string": "texts", "binary": "bytes", "fixed": "bytes", "float": "reals", "double": "reals"}
+_ORDERS_BY_TYPE |= {"decimal": "numerals", "uuid": "unordered"}
 """The order of the bounds of a type. All other types have the order of integers."""
 
 
@@ -78,28 +78,38 @@ def encode_block(manifest: DecodedManifest) -> list[bytes | memoryview]:
         _may_have_dots(packer.packed(texts["file_path"]), arrays, manifest.rows),
         has_unusable_bounds,
     )
-    head = msgspec.msgpack.encode(directory)
-    prefix = HEAD.pack(MAGIC, len(head), isal_zlib.crc32(head)) + head
-    return [prefix + b"\0" * (-len(prefix) % ALIGNMENT_BYTES), memoryview(arrays)]
+    encoded_directory = msgspec.msgpack.encode(directory)
+    head = HEAD.pack(MAGIC, len(encoded_directory), isal_zlib.crc32(encoded_directory)) + encoded_directory
+    return [head + b"\0" * (-len(head) % ALIGNMENT_BYTES), memoryview(arrays)]
 
 
-def _may_have_dots(fields: tuple[Any, ...] | None, arrays: Any, rows: int) -> bool:
-    if fields is None:
+def _may_have_dots(packed_fields: tuple[Any, ...] | None, arrays: Any, rows: int) -> bool:
+    """Return whether a text of a packed column may contain two consecutive dots.
+
+    Args:
+        packed_fields: The fields of the column's `Packed`, or None if no row has a value.
+        arrays: The arrays of the block.
+        rows: The number of rows.
+    """
+    if packed_fields is None:
         return False
-    return PackedColumn(np.frombuffer(arrays, dtype=np.uint8), Packed(*fields), rows).may_have_dots()
+    return PackedColumn(np.frombuffer(arrays, dtype=np.uint8), Packed(*packed_fields), rows).may_have_dots()
 
 
 def _collect_present(packer: Packer, numbers: dict[str, int]) -> dict[str, object]:
+    """Return the packed columns that have values, by name. `numbers` has the numbers of the packer's jobs."""
     columns = {name: packer.packed(number) for name, number in numbers.items()}
     return {name: packed_column for name, packed_column in columns.items() if packed_column is not None}
 
 
 def _add_list(packer: Packer, counts: npt.NDArray[np.int32], values: Longs) -> tuple[int, int]:
+    """Add the lists of all rows, and return the numbers of the packer's jobs for the lengths and for the values."""
     long_counts = np.where(counts < 0, MISSING, counts.astype(np.int64))
     return packer.longs(long_counts, absent_low=True), packer.longs(values, absent_low=True)
 
 
 def _get_schema(manifest: DecodedManifest) -> Schema:
+    """Return the schema in the header of a manifest. Raise Corrupt if there is no valid schema."""
     try:
         return _parse_schema(manifest.metadata["schema"])
     except (KeyError, ValueError, BadRequest, msgspec.DecodeError) as error:
@@ -179,7 +189,7 @@ def _convert_avro_kind(values: PartitionFieldValues) -> str:
 
 
 def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
-    """Pack the values of a partition field, and return their position."""
+    """Pack the values of a partition field, and return the number of the packer's job."""
     if values.longs is not None:
         return packer.longs(values.longs, values.valid, absent_low=True)
     if values.doubles is not None:
@@ -198,19 +208,19 @@ def _add_columns(
     """
     counts = [manifest.counts.get(name, {}) for name in COUNTS]
     lower, upper = manifest.bounds.get("lower_bounds", {}), manifest.bounds.get("upper_bounds", {})
-    columns, is_left_out = [], False
+    columns, has_unusable_bounds = [], False
     for column_id in sorted(set().union(*counts, lower, upper)):
         kind = _get_column_kind(schema, column_id)
         if kind is not None:
-            values, nulls, nans, sizes = (by_id.get(column_id) for by_id in counts)
-            of_column = (values, nulls, nans, sizes)
+            values, nulls, nans, sizes = (counts_by_id.get(column_id) for counts_by_id in counts)
+            column_counts = (values, nulls, nans, sizes)
             low_bounds, high_bounds = lower.get(column_id), upper.get(column_id)
-            usable = _drop_unusable_bounds(manifest, kind, low_bounds, high_bounds)
-            is_left_out |= usable is not None
-            low_bounds, high_bounds = usable or (low_bounds, high_bounds)
-            number = packer.column(get_source_code(kind), of_column, low_bounds, high_bounds, record_count)
+            usable_bounds = _drop_unusable_bounds(manifest, kind, low_bounds, high_bounds)
+            has_unusable_bounds |= usable_bounds is not None
+            low_bounds, high_bounds = usable_bounds or (low_bounds, high_bounds)
+            number = packer.column(get_source_code(kind), column_counts, low_bounds, high_bounds, record_count)
             columns.append((column_id, kind, number))
-    return columns, is_left_out
+    return columns, has_unusable_bounds
 
 
 def _drop_unusable_bounds(
@@ -221,13 +231,16 @@ def _drop_unusable_bounds(
     Unusable bounds are strings that are not UTF-8, and lower bounds above upper bounds. Some engines wrote such
     bounds (`iceberg/manifests/repaired_metrics.py`).
     """
-    order = ORDERS[_ORDER_OF.get(get_base_name(kind), "integers")]
+    order = ORDERS[_ORDERS_BY_TYPE.get(get_base_name(kind), "integers")]
+    # The marks are 1 for unusable bounds. A bound has three parts: its row, its start and its length.
     marks_of_sides = unusable_bounds(manifest.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
     if marks_of_sides is None:
         return None
     sides = zip((lower, upper), marks_of_sides, strict=True)
-    low, high = (None if side is None else tuple(part[marks == 0] for part in side) for side, marks in sides)
-    return low, high
+    usable_lower, usable_upper = (
+        None if side is None else tuple(part[marks == 0] for part in side) for side, marks in sides
+    )
+    return usable_lower, usable_upper
 
 
 def _get_column_kind(schema: Schema, column_id: int) -> str | None:

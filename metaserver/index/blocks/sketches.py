@@ -22,13 +22,15 @@ from seamark.metaserver.index.blocks.block import Block
 WIDTH_MIN = 4
 """The minimum size in bytes of codes for which a sketch is made."""
 ROWS_MIN = 512
+"""The minimum number of rows of a block with sketches."""
 STRING_ROWS_MIN = 2048
 """The minimum number of rows of a string column with a sketch. A sketch of strings needs 1 KiB besides its bytes."""
 _SKETCH_BOUNDS = 127
 _BEFORE_BYTES = {Form.INTEGERS: 0, Form.FLOATS: 16, Form.STRINGS: 8 * _SKETCH_BOUNDS}
 """The number of bytes before the sketch itself, by form. These bytes describe how the sketch was made."""
 _SAMPLE_ROWS = 2048
-_BYTES = 400
+"""The number of rows of which the bounds of a sketch of strings are chosen."""
+_OBJECT_BYTES = 400
 """The measured memory of a sketch besides its bytes."""
 
 
@@ -55,12 +57,14 @@ def find_sketch(block: Block, packed_column: Packed) -> tuple[int, int]:
     if packed_column.start not in sketches.by_start:
         new_sketch = _build_sketch(block, packed_column)
         if sketches.by_start.setdefault(packed_column.start, new_sketch) is new_sketch and new_sketch is not None:
-            block.memory.add(new_sketch[0].nbytes + _BYTES)
+            new_bytes, _ = new_sketch
+            block.memory.add(new_bytes.nbytes + _OBJECT_BYTES)
     sketch = sketches.by_start[packed_column.start]
     if sketch is None:
         return 0, 0
-    address = int(sketch[0].__array_interface__["data"][0])
-    return address + _BEFORE_BYTES[Form(packed_column.form)], sketch[1]
+    sketch_bytes, shift = sketch
+    address, _ = sketch_bytes.__array_interface__["data"]
+    return int(address) + _BEFORE_BYTES[Form(packed_column.form)], shift
 
 
 def _build_sketch(block: Block, packed_column: Packed) -> tuple[npt.NDArray[np.uint8], int] | None:

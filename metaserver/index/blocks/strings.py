@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from seamark.formats.index.packing import NONE, Longs, PackedColumn
 
+_END_BYTES = 4
+"""The size of the end of a row's tail."""
 _FEW_ROWS_MAX = 3
 """The maximum number of rows for which reading one by one is faster."""
 
@@ -47,28 +49,31 @@ def _decode_strings(column: PackedColumn, rows: Longs) -> list[bytes | None]:
     if packed_values.ends == NONE:
         return [
             common + heads[begin : begin + size]
-            for begin, size in zip(_list_steps(width, rows), lengths.tolist(), strict=True)
+            for begin, size in zip(_list_head_starts(width, rows), lengths.tolist(), strict=True)
         ]
-    upto = _read_uints(column, packed_values.ends, 4)[rows].astype(np.int64)
-    tail_starts = upto - np.maximum(lengths - width, 0)
-    first = int(tail_starts.min())
-    tails = column.read_array(packed_values.tails + first, "u1", int(upto.max()) - first).tobytes()
-    stops = np.arange(len(rows)) * width + np.minimum(lengths, width)
+    tail_ends = _read_uints(column, packed_values.ends, _END_BYTES)[rows].astype(np.int64)
+    tail_starts = tail_ends - np.maximum(lengths - width, 0)
+    # Read the tails of all rows with one read, which begins at the first of them.
+    read_start = int(tail_starts.min())
+    tails = column.read_array(packed_values.tails + read_start, "u1", int(tail_ends.max()) - read_start).tobytes()
+    head_ends = np.arange(len(rows)) * width + np.minimum(lengths, width)
     return [
-        common + heads[begin:stop] + tails[start:end]
-        for begin, stop, start, end in zip(
-            _list_steps(width, rows),
-            stops.tolist(),
-            (tail_starts - first).tolist(),
-            (upto - first).tolist(),
+        common + heads[head_start:head_end] + tails[tail_start:tail_end]
+        for head_start, head_end, tail_start, tail_end in zip(
+            _list_head_starts(width, rows),
+            head_ends.tolist(),
+            (tail_starts - read_start).tolist(),
+            (tail_ends - read_start).tolist(),
             strict=True,
         )
     ]
 
 
-def _list_steps(width: int, rows: Longs) -> range:
+def _list_head_starts(width: int, rows: Longs) -> range:
+    """Return the start of each row's code in the joined codes."""
     return range(0, width * len(rows), width)
 
 
 def _read_uints(column: PackedColumn, offset: int, width: int) -> npt.NDArray[Any]:
+    """Return the unsigned numbers of all rows, which begin at `offset`."""
     return column.read_array(offset, f"<u{width}", column.rows)

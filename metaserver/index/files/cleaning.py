@@ -27,8 +27,10 @@ from seamark.metaserver.store.port import PointerStore
 
 _FILES_PER_ROUND_MAX = 1000
 _TABLES_PER_ROUND_MAX = 200
-_ORPHANS_EVERY_MS = 6 * 3_600_000
+_ORPHAN_INTERVAL_MS = 6 * 3_600_000
+"""The interval at which a folder is searched for unregistered files."""
 _FOLDERS_MAX = 100_000
+"""The maximum number of folders whose last search is remembered."""
 _ORPHAN_AGE_MS = 24 * 3_600_000
 """The minimum age at which an unregistered file is deleted.
 
@@ -75,7 +77,7 @@ class Cleaner:
         self._retention_ms = retention_s * 1000
         self._after: str | None = None
         """The UUID of the table after which the next round continues."""
-        self._orphans_ms: dict[str, int] = {}
+        self._listed_ms: dict[str, int] = {}
         """The time of the last listing of each folder in milliseconds, by location."""
 
     async def clean(self) -> int:
@@ -104,14 +106,14 @@ class Cleaner:
         entries = await self._store.list_indexed_tables(self._after, _TABLES_PER_ROUND_MAX)
         self._after = entries[-1].uuid if entries else None
         cleaned_count = 0
-        for _, entries_of_table in groupby(entries, key=lambda entry: entry.uuid):
-            named_entries = list(entries_of_table)
+        for _, group in groupby(entries, key=lambda entry: entry.uuid):
+            table_entries = list(group)  # A table can have several names.
             try:
-                tables = [await self._load(entry.metadata_location) for entry in named_entries]
-                cleaned_count += await self._supersede_undefined(named_entries[0], tables)
-                cleaned_count += await self._delete_orphans(named_entries[0], tables)
+                tables = [await self._load(entry.metadata_location) for entry in table_entries]
+                cleaned_count += await self._supersede_undefined(table_entries[0], tables)
+                cleaned_count += await self._delete_orphans(table_entries[0], tables)
             except SeamarkError as error:
-                log.warning("indexes not cleaned", table=named_entries[0].name, reason=error.message)
+                log.warning("indexes not cleaned", table=table_entries[0].name, reason=error.message)
         return cleaned_count
 
     async def _supersede_undefined(self, entry: Entry, tables: list[TableMetadata]) -> int:
@@ -121,11 +123,11 @@ class Cleaner:
             entry: An entry of the table.
             tables: The metadata of all entries with the UUID of the table.
         """
-        definitions = [read_definitions(table) for table in tables]
+        definitions_of_entries = [read_definitions(table) for table in tables]
         defined_ids = {
-            definition.id for definitions_of_name in definitions for definition in definitions_of_name.by_name.values()
+            definition.id for definitions in definitions_of_entries for definition in definitions.by_name.values()
         }
-        if any(definitions_of_name.problems for definitions_of_name in definitions):
+        if any(definitions.problems for definitions in definitions_of_entries):
             return 0  # The definition of these files may be one of the unreadable definitions.
         index_files = await self._registry.load_files(entry)
         superseded_count = 0
@@ -147,21 +149,19 @@ class Cleaner:
         # The location is in the metadata file, which the table's writers can overwrite.
         index_folders = {f"{self._find_folder(table)}/{name}" for table in tables for name in self._folders}
         for folder in await self._list_claimed(entry.uuid, sorted(index_folders)):
-            if now_ms - self._orphans_ms.get(folder, 0) < _ORPHANS_EVERY_MS:
+            if now_ms - self._listed_ms.get(folder, 0) < _ORPHAN_INTERVAL_MS:
                 continue
-            if len(self._orphans_ms) >= _FOLDERS_MAX:
-                self._orphans_ms.clear()
-            self._orphans_ms[folder] = now_ms
+            if len(self._listed_ms) >= _FOLDERS_MAX:
+                self._listed_ms.clear()
+            self._listed_ms[folder] = now_ms
             before_ms = (await read_passed_time(self._store, self._clock)).find_time_ago(_ORPHAN_AGE_MS)
             # Complete the listing first, because deletions during a listing may make it skip files.
             old_files = [file async for file in self._objects.list(folder) if file.modified_ms < before_ms]
-            unknown = [
-                stored_file.location for stored_file in old_files if stored_file.location not in registered_locations
-            ]
-            if unknown:
+            orphans = [file.location for file in old_files if file.location not in registered_locations]
+            if orphans:
                 # This raises BadRequest if the clocks differ.
                 await read_storage_time_ms(self._objects, self._clock, f"{folder.rpartition('/')[0]}/clock")
-            for location in unknown:
+            for location in orphans:
                 await self._objects.delete(location)
                 deleted_count += 1
         return deleted_count

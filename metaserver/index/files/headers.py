@@ -1,8 +1,8 @@
 """Reader of the descriptions of index files, which are the footer and the files table, with range reads.
 
 The number of reads does not depend on the size of the index file. Coverage and registration use the description.
-Plans open whole index files (`indexes.py`). The ids of the data
-files are cached, 16 bytes each, because every listing and every page of a build needs them.
+Plans open whole index files (`indexes.py`). The ids of the data files are cached, 16 bytes each, because every listing
+and every page of a build needs them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.objects.port import ObjectStore
 
 _BUDGET_BYTES = 64 << 20
+"""The memory of the cache."""
 _TAIL_BYTES = 32 << 10
 """The size of the first read from the end of the file. Most footers are smaller."""
 _FILES_LIMIT_BYTES = 1 << 30
+"""The maximum size of a files table."""
 
 
 class IndexFileSummary(NamedTuple):

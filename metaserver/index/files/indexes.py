@@ -41,7 +41,7 @@ from seamark.metaserver.store.model import RegisteredIndexFile
 
 RETRY_S = 5.0
 """The delay after which the server tries again to read an index file, in seconds."""
-_LATER_MAX, _LATER_BYTES = 10_000, 400
+_DEFERRED_MAX, _DEFERRED_BYTES = 10_000, 400
 """The maximum number of index files whose next attempt is stored, and the memory of each."""
 
 _REMOTE_PARTS_BYTES = 64 << 20
@@ -108,7 +108,7 @@ class Indexes:
         self._fetch_tasks: dict[str, asyncio.Task[OpenIndex | None]] = {}
         self._verification_tasks: dict[str, asyncio.Task[None]] = {}
         """The verification tasks, by location of the index file."""
-        self._retry_times: MemoryCache[str, float] = MemoryCache(_LATER_MAX * _LATER_BYTES, "index-registry")
+        self._retry_times: MemoryCache[str, float] = MemoryCache(_DEFERRED_MAX * _DEFERRED_BYTES, "index-registry")
         """The monotonic time of the next attempt to read a file, by location. It is infinite for an unknown version."""
         self.failures = 0
         """The number of index files that could not be used since the start."""
@@ -230,9 +230,9 @@ class Indexes:
         open_file = self.find_in_memory(file)
         if open_file is not None or not self.supports_remote_reads(file):
             return open_file or await self.open(file)
-        is_read_locally = not self.is_being_fetched(file)
+        is_first_caller = not self.is_being_fetched(file)
         task = self.fetch(file)
-        if is_read_locally:  # Reading from the local disk takes little time.
+        if is_first_caller:  # Reading from the local disk takes little time.
             await asyncio.wait([task], timeout=DISK_S)
         if not task.done():
             result = await self.read_remotely(file, read_value)
@@ -280,9 +280,10 @@ class Indexes:
             log.warning("index file not quarantined", location=file.location, reason=str(error))
 
     def _defer_reading(self, file: RegisteredIndexFile, reason: str, *, until_s: float | None = None) -> None:
+        """Do not use a file until a time, by the monotonic clock. The default is `RETRY_S` from now."""
         self.failures += 1
         until_s = self._clock.monotonic() + RETRY_S if until_s is None else until_s
-        self._retry_times.put(file.location, until_s, _LATER_BYTES)
+        self._retry_times.put(file.location, until_s, _DEFERRED_BYTES)
         log.warning("index file not used", location=file.location, reason=reason)
 
     async def close(self) -> None:
@@ -363,7 +364,7 @@ async def open_indexes(
         stored_objects: The storage without caches. If it is None, `objects` is used.
     """
     folder = Path(settings.index_disk_folder) if settings.index_disk_folder else settings.home / "cache" / "indexes"
-    files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(
+    opened_stack: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(
         MemoryCache(settings.index_memory_bytes, "indexes"),
         weigh=lambda index: index.size_bytes,
         weigh_mapped=lambda index: index.size_bytes // _MAPPED_SIZE_DIVISOR,
@@ -373,7 +374,7 @@ async def open_indexes(
         threads=settings.plan_threads or max(1, len(os.sched_getaffinity(0))),
         name="indexes",
     )
-    async with files_in as stack:
+    async with opened_stack as stack:
         indexes = Indexes(
             objects,
             registry,

@@ -12,6 +12,7 @@ from hashlib import blake2b
 FILES_MAX = 20_000
 """The maximum number of remembered files. Each takes about 400 bytes."""
 REMEMBERED_S = 86_400.0
+"""The time for which a refused file is remembered."""
 _REASON_CHARACTERS_MAX = 300
 
 IndexKey = tuple[str, str]
@@ -37,17 +38,17 @@ class RefusedFiles:
         key = _digest("\n".join(index))
         now_s, remembered_files = self._monotonic(), self._reasons.pop(key, {})
         self._count -= len(remembered_files)
-        files = {digest: entry for digest, entry in remembered_files.items() if entry[0] > now_s}
-        ends_s = now_s + REMEMBERED_S
+        files = {digest: (until_s, reason) for digest, (until_s, reason) in remembered_files.items() if until_s > now_s}
+        remembered_until_s = now_s + REMEMBERED_S
         for path, reason in reasons:
             if len(files) < self._files_max:
-                files[_digest(path)] = (ends_s, reason[:_REASON_CHARACTERS_MAX])
+                files[_digest(path)] = (remembered_until_s, reason[:_REASON_CHARACTERS_MAX])
         if files:  # An index without files does not count toward the limit, so nothing would remove it.
             self._reasons[key] = files
         self._count += len(files)
         while self._count > self._files_max:
-            oldest = next(iter(self._reasons))
-            self._count -= len(self._reasons.pop(oldest))
+            least_recent_key = next(iter(self._reasons))
+            self._count -= len(self._reasons.pop(least_recent_key))
 
     def find_reasons(self, index: IndexKey, paths: Iterable[str]) -> Mapping[str, str]:
         """Return the reasons of the remembered files among `paths`, by path."""
@@ -55,8 +56,12 @@ class RefusedFiles:
         if not files:
             return {}
         now_s = self._monotonic()
-        entries_by_path = {path: files.get(_digest(path)) for path in paths}
-        return {path: entry[1] for path, entry in entries_by_path.items() if entry is not None and entry[0] > now_s}
+        reasons: dict[str, str] = {}
+        for path in paths:
+            until_s, reason = files.get(_digest(path), (0.0, ""))
+            if until_s > now_s:
+                reasons[path] = reason
+        return reasons
 
 
 def _digest(text: str) -> bytes:

@@ -11,6 +11,8 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.index.files.headers import IndexReader
 from seamark.metaserver.store.model import RegisteredIndexFile
 
+_SHOWN_MAX = 200
+
 
 async def read_index_file(
     reader: IndexReader,
@@ -30,7 +32,7 @@ async def read_index_file(
     root = parse_location(folder)
     parsed_location = parse_location(location, "The location of an index file")
     if not location.startswith(folder + "/") or parsed_location == root or not root.holds(parsed_location):
-        raise BadRequest(f"{location[:200]!r} is not in the folder {folder}")
+        raise BadRequest(f"{location[:_SHOWN_MAX]!r} is not in the folder {folder}")
     try:
         header = (await reader.describe(location, size_bytes)).header
     except (Corrupt, ObjectMissing) as error:

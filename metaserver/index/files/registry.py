@@ -19,6 +19,7 @@ from seamark.metaserver.store.operations import ForgetIndexFile, Operation, Quar
 from seamark.metaserver.store.port import PointerStore
 
 _BUDGET_BYTES = 32 << 20
+"""The memory of the cached lists."""
 _LIVE_BYTES = 8
 """The memory of an index file's reference in the tuple of live files."""
 
@@ -30,11 +31,11 @@ class IndexFiles:
         self.version = version
         self.files = tuple(files)
         """The index files in all states, oldest first."""
-        files_of_definition: dict[str, list[RegisteredIndexFile]] = {}
+        files_by_definition: dict[str, list[RegisteredIndexFile]] = {}
         for file in self.files:
             if file.state is IndexFileState.LIVE:
-                files_of_definition.setdefault(file.definition, []).append(file)
-        self._live = {definition: tuple(of_definition) for definition, of_definition in files_of_definition.items()}
+                files_by_definition.setdefault(file.definition, []).append(file)
+        self._live = {definition: tuple(live_files) for definition, live_files in files_by_definition.items()}
 
     def list_live_files(self, definition_id: str) -> tuple[RegisteredIndexFile, ...]:
         """Return the files that plans may use, oldest first."""
@@ -63,10 +64,10 @@ class Registry:
         if entry.index_version == 0:
             return IndexFiles(0, ())
         key = (entry.uuid, entry.index_version)
-        cached_value = self._cache.get(key)
-        return (
-            cached_value if cached_value is not None else await self._flights.run(key, lambda: self._fetch_files(key))
-        )
+        cached_files = self._cache.get(key)
+        if cached_files is not None:
+            return cached_files
+        return await self._flights.run(key, lambda: self._fetch_files(key))
 
     async def _fetch_files(self, key: tuple[str, int]) -> IndexFiles:
         uuid, version = key
@@ -116,6 +117,6 @@ class Registry:
         return await self._change_files(ForgetIndexFile(uuid, location, self._clock.now_ms()))
 
     async def _change_files(self, operation: Operation) -> int:
-        results = await self._store.transact([operation])
-        version: int = results[0]
-        return version
+        """Run an operation on index files, and return the table's new index version."""
+        (version,) = await self._store.transact([operation])
+        return int(version)

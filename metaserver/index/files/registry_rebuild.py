@@ -30,6 +30,7 @@ FOLDER_FILES_MAX = 100_000
 """The maximum number of files in a folder of index files."""
 _CONCURRENT_FILES_MAX = 32
 _FILES_PER_REGISTRATION_MAX = 1000
+_SHOWN_MAX = 500
 
 
 class FolderIndexFile(NamedTuple):
@@ -95,8 +96,8 @@ class RegistryRebuild:
             info for name in (INDEX_FOLDER, FORMER_INDEX_FOLDER) for info in await self._list(f"{location}/{name}")
         ]
         definitions = {definition.id: definition for definition in read_definitions(metadata).by_name.values()}
-        unknown = [info for info in folder_objects if info.location not in registered_locations]
-        files, left_out = await self._describe_files(uuid, definitions, unknown)
+        unregistered = [info for info in folder_objects if info.location not in registered_locations]
+        files, left_out = await self._describe_files(uuid, definitions, unregistered)
         files_by_definition: list[tuple[IndexDefinition, list[FolderIndexFile]]] = []
         redundant = 0
         for definition in definitions.values():
@@ -118,7 +119,8 @@ class RegistryRebuild:
         """List the files of a folder, except unfinished files, whose names begin with a dot."""
         folder_objects: list[ObjectInfo] = []
         async for info in self.objects.list(folder):
-            if not info.location.rpartition("/")[2].startswith("."):
+            _, _, name = info.location.rpartition("/")
+            if not name.startswith("."):
                 folder_objects.append(info)
             if len(folder_objects) > FOLDER_FILES_MAX:
                 raise TooLarge(
@@ -149,7 +151,7 @@ class RegistryRebuild:
                 return f"the file belongs to table {header.table_uuid}"
             definition = definitions.get(header.definition)
             if definition is None or definition.kind != header.kind:
-                return f"the table has no index {header.kind} {header.definition[:500]}"
+                return f"the table has no index {header.kind} {header.definition[:_SHOWN_MAX]}"
             return summary
 
         folder_files: list[FolderIndexFile] = []
@@ -176,23 +178,25 @@ class RegistryRebuild:
             # Ignore a file that cannot be read. The next plan that uses the file quarantines it.
             with suppress(Corrupt, ObjectMissing, UnknownVersion):
                 live_summaries.append(await self.reader.describe(file.location, file.size_bytes))
-        ids = [summary.ids[:, 0] for summary in (*live_summaries, *(candidate.described for candidate in candidates))]
+        summaries = [*live_summaries, *(candidate.described for candidate in candidates)]
+        half_ids = [summary.ids[:, 0] for summary in summaries]
 
-        def choose() -> list[FolderIndexFile]:
-            owners = np.repeat(np.arange(len(ids)), [len(id_) for id_ in ids])
-            _, first = np.unique(np.concatenate(ids), return_index=True)
+        def choose_candidates() -> list[FolderIndexFile]:
+            """Return the candidates in which a data file occurs first among all summaries."""
+            owners = np.repeat(np.arange(len(half_ids)), [len(ids) for ids in half_ids])
+            _, first_occurrences = np.unique(np.concatenate(half_ids), return_index=True)
             return [
-                candidates[number - len(live_summaries)]
-                for number in np.unique(owners[first]).tolist()
-                if number >= len(live_summaries)
+                candidates[owner - len(live_summaries)]
+                for owner in np.unique(owners[first_occurrences]).tolist()
+                if owner >= len(live_summaries)
             ]
 
-        return await asyncio.to_thread(choose)
+        return await asyncio.to_thread(choose_candidates)
 
     async def _register_files(self, uuid: str, definition: IndexDefinition, files: Sequence[FolderIndexFile]) -> None:
         """Add index files to the registry, in batches."""
         now_ms = self.clock.now_ms()
-        add = [
+        new_files = [
             RegisteredIndexFile(
                 uuid=uuid,
                 location=file.info.location,
@@ -208,6 +212,6 @@ class RegistryRebuild:
             )
             for file in files
         ]
-        for start in range(0, len(add), _FILES_PER_REGISTRATION_MAX):
-            part = add[start : start + _FILES_PER_REGISTRATION_MAX]
-            await self.registry.replace(uuid, definition.id, add=part)
+        for start in range(0, len(new_files), _FILES_PER_REGISTRATION_MAX):
+            batch = new_files[start : start + _FILES_PER_REGISTRATION_MAX]
+            await self.registry.replace(uuid, definition.id, add=batch)

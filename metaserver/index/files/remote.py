@@ -32,7 +32,7 @@ from seamark.metaserver.store.model import RegisteredIndexFile
 
 RANGES_MAX, BYTES_MAX = 128, 8 << 20
 """The maximum number of reads and of bytes in one step of a query."""
-_GUESS_BYTES = 64 << 10
+_FIRST_READ_BYTES = 64 << 10
 """The size of the first read of a file's or blob's end, or of a blob's start, while the required size is unknown."""
 
 
@@ -70,14 +70,14 @@ class _Blob:
 
     async def read_head(self, compute_size: Callable[[bytes], int]) -> bytes:
         """Read the head like `BlobReader`, with one or two reads."""
-        start = await self.read(0, min(_GUESS_BYTES, self.length))
+        start = await self.read(0, min(_FIRST_READ_BYTES, self.length))
         needed_bytes = compute_size(start)
         return start if needed_bytes <= len(start) else start + await self.read(len(start), needed_bytes - len(start))
 
     async def read_tail(self, compute_size: Callable[[bytes], int]) -> bytes:
         """Read the tail like `BlobReader`, with one or two reads."""
-        guess = min(_GUESS_BYTES, self.length)
-        tail = await self.read(self.length - guess, guess)
+        first_read_bytes = min(_FIRST_READ_BYTES, self.length)
+        tail = await self.read(self.length - first_read_bytes, first_read_bytes)
         needed_bytes = compute_size(tail)
         return (
             tail
@@ -142,7 +142,7 @@ async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[
         UnknownVersion: This program cannot read the format version of the file.
     """
     location, size = file.location, file.size_bytes
-    tail = await _read_end(objects, location, size, _GUESS_BYTES)
+    tail = await _read_end(objects, location, size, _FIRST_READ_BYTES)
     needed_bytes = read_footer_size(tail, location)
     if needed_bytes > len(tail):
         tail = await _read_end(objects, location, size, needed_bytes)
@@ -158,5 +158,6 @@ async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[
 
 
 async def _read_end(objects: ObjectStore, location: str, size: int, length: int) -> bytes:
+    """Return the last `length` bytes of a file of `size` bytes, or the whole file if it is shorter."""
     start = max(0, size - length)
     return await objects.read_range(location, start, size - start)

@@ -352,7 +352,7 @@ def _estimate_row_shares(
     )
     axis_shares = None if axis is None else [axis.compute_shares(interval) for interval in intervals]
     if isinstance(sample, ColumnSample):
-        # The sample tells the share of the rows in an interval, and the bounds tell where the interval starts. Without
+        # The sample has the share of the rows in an interval, and the bounds show where the interval starts. Without
         # bounds, the starts are evenly distributed.
         starts = (
             [start for start, _ in axis_shares] if axis_shares else [n / len(intervals) for n in range(len(intervals))]

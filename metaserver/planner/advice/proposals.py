@@ -403,7 +403,7 @@ class _Advisor:
             if transform_and_codes is None:
                 continue
             transform, partition_codes = transform_and_codes
-            # The code 0 of a column is null. Rows with null are in a partition of their own, -1.
+            # The code 0 of a column is null. Rows with null are in a separate partition, -1.
             partition_of_rows = np.concatenate([[-1], partition_codes])[column.codes]
             order = np.argsort(partition_of_rows, kind="stable")
             target_files = math.ceil(self._state.total_bytes / self._state.target_bytes)

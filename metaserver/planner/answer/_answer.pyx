@@ -42,12 +42,12 @@ cdef struct Part:
     Py_ssize_t prefix_size
     const char *suffix
     Py_ssize_t suffix_size
-    Integers numbers
-    Integers values
-    int64_t total
-    int64_t passed_rows
+    Integers numbers  # the numbers, or the sizes of the lists
+    Integers values  # the values of the lists
+    int64_t total  # the number of values of all lists
+    int64_t passed_rows  # the lists of the first `passed_rows` rows have `passed_values` values
     int64_t passed_values
-    int width
+    int width  # this field and the next fields are the `column` of a text
     const uint8_t *codes
     const uint8_t *presence
     const uint8_t *common
@@ -64,6 +64,8 @@ cdef const uint8_t *ESCAPED = <const uint8_t *>PyBytes_AS_STRING(_ESCAPED_BYTES)
 
 
 cdef class _Output:
+    """A buffer of text that grows. `size` bytes of its `room` bytes are written."""
+
     cdef char *data
     cdef Py_ssize_t size, room
 
@@ -78,6 +80,7 @@ cdef class _Output:
         PyMem_Free(self.data)
 
     cdef int reserve(self, Py_ssize_t added_size) except -1:
+        """Make room for further `added_size` bytes."""
         cdef char *larger_data
         cdef Py_ssize_t room = self.room
         if self.size + added_size <= room:
@@ -98,7 +101,7 @@ cdef class _Output:
         return 0
 
     cdef int put_number(self, int64_t value) except -1:
-        # An int64 has at most 19 digits. The digits are written from the last one to the first.
+        # An int64 has at most 19 digits. The digits are written in reverse order.
         cdef char digits[20]
         cdef int first = 20
         cdef uint64_t remaining = <uint64_t>value
@@ -118,6 +121,7 @@ cdef class _Output:
         return 0
 
     cdef int put_json(self, const uint8_t *data, Py_ssize_t size) except -1:
+        """Write a text as the inside of a JSON string."""
         cdef Py_ssize_t i
         cdef uint8_t byte
         cdef char *to
@@ -154,10 +158,12 @@ cdef class _Output:
         return 0
 
     cdef int put_encoded(self, Kind kind, const uint8_t *data, Py_ssize_t size) except -1:
+        """Write bytes as JSON for TEXT, and as digits for HEX."""
         return self.put_json(data, size) if kind == K_TEXT else self.put_hex(data, size)
 
 
 cdef int _read_integers(tuple fields, Integers *integers) except -1:
+    """Write a tuple `integers` of the caller to a struct."""
     width, codes, presence, base = fields
     integers.width = width
     integers.codes = <const uint8_t *><size_t>codes
@@ -167,6 +173,7 @@ cdef int _read_integers(tuple fields, Integers *integers) except -1:
 
 
 cdef int _read_part(tuple fields, Part *part, Py_ssize_t row_count) except -1:
+    """Write a part of the caller to a struct. The struct is valid while `fields` is alive."""
     part.kind = <Kind><int>fields[0]
     part.prefix_size = part.suffix_size = 0
     if part.kind == K_CHOICE:
@@ -239,6 +246,7 @@ cdef int _write_number(_Output output, Part *part, int64_t row) except -1:
 
 
 cdef int _write_text(_Output output, Part *part, int64_t row) except -1:
+    """Write a TEXT or HEX part. A text is the common bytes, the bytes of its code, and its tail."""
     cdef uint64_t code = 0
     cdef uint32_t length = 0, end
     cdef uint8_t head[8]
@@ -250,7 +258,7 @@ cdef int _write_text(_Output output, Part *part, int64_t row) except -1:
     if part.width:
         memcpy(&code, part.codes + row * part.width, part.width)
         memcpy(&length, part.lengths + row * part.lengths_width, part.lengths_width)
-        for k in range(part.width):
+        for k in range(part.width):  # the first byte of the text is the highest byte of the code
             head[k] = <uint8_t>(code >> (8 * (part.width - 1 - k)))
         output.put_encoded(part.kind, head, min(length, <uint32_t>part.width))
         if length > <uint32_t>part.width:
@@ -263,7 +271,7 @@ cdef int _write_text(_Output output, Part *part, int64_t row) except -1:
 
 cdef int _write_items(_Output output, Part *part, int64_t row) except -1:
     cdef int64_t position, first, size
-    if row < part.passed_rows:
+    if row < part.passed_rows:  # the rows do not ascend, so add up the sizes from the first row again
         part.passed_rows = part.passed_values = 0
     first = part.passed_values + _sum_sizes(&part.numbers, part.passed_rows, row)
     part.passed_rows, part.passed_values = row, first
@@ -296,12 +304,12 @@ def write(const int64_t[::1] rows, tuple parts, Py_ssize_t block_rows, bytes sep
     cdef bytes fragment
     cdef Part *part
     cdef _Output output = _Output()
-    cdef Part *read = <Part *>PyMem_Malloc(max(1, count) * sizeof(Part))
-    if read == NULL:
+    cdef Part *read_parts = <Part *>PyMem_Malloc(max(1, count) * sizeof(Part))
+    if read_parts == NULL:
         raise MemoryError
     try:
         for p in range(count):
-            _read_part(parts[p], &read[p], rows.shape[0])
+            _read_part(parts[p], &read_parts[p], rows.shape[0])
         for i in range(rows.shape[0]):
             row = rows[i]
             if row < 0 or row >= block_rows:
@@ -309,7 +317,7 @@ def write(const int64_t[::1] rows, tuple parts, Py_ssize_t block_rows, bytes sep
             if i:
                 output.put(PyBytes_AS_STRING(separator), PyBytes_GET_SIZE(separator))
             for p in range(count):
-                part = &read[p]
+                part = &read_parts[p]
                 if part.kind == K_CONSTANT:
                     output.put(part.prefix, part.prefix_size)
                 elif part.kind == K_CHOICE:
@@ -323,4 +331,4 @@ def write(const int64_t[::1] rows, tuple parts, Py_ssize_t block_rows, bytes sep
                     _write_text(output, part, row)
         return PyBytes_FromStringAndSize(output.data, output.size)
     finally:
-        PyMem_Free(read)
+        PyMem_Free(read_parts)

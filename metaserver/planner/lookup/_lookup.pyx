@@ -54,7 +54,7 @@ cdef extern from *:
     void seamark_widen_int64_t(int width, const void *codes, uint64_t base, int64_t first, int64_t *target, int64_t n) nogil
     void seamark_widen_int32_t(int width, const void *codes, uint64_t base, int64_t first, int32_t *target, int64_t n) nogil
 
-cdef enum:
+cdef enum:  # the fields of a block in `layout`
     FORM = 0
     WIDTH = 1
     CODES = 2
@@ -117,20 +117,24 @@ def count_rows(const int64_t[:, ::1] segments):
     return total
 
 
-ctypedef fused Whole:
+ctypedef fused Integer:
     int32_t
     int64_t
 
 
-cdef void _read_picked_integers(const Code *codes, uint64_t base, Whole *output, int64_t count, const int64_t *picks) noexcept nogil:
+cdef void _read_picked_integers(
+    const Code *codes, uint64_t base, Integer *output, int64_t count, const int64_t *picks
+) noexcept nogil:
+    """Write the integers of the rows in `picks`."""
     cdef int64_t i
     for i in range(count):
-        output[i] = <Whole>(base + codes[picks[i]])
+        output[i] = <Integer>(base + codes[picks[i]])
 
 
 cdef void _read_reals(
     const Real *codes, double *output, int64_t first, int64_t count, const int64_t *picks
 ) noexcept nogil:
+    """Write the floats of `count` rows: the rows in `picks`, or the rows from `first` on if `picks` is NULL."""
     cdef int64_t i
     if picks == NULL:
         for i in range(count):
@@ -145,7 +149,7 @@ cdef inline bint _is_present(const uint8_t *presence, int64_t row) noexcept nogi
 
 
 cdef void _decode_segment(
-    const int64_t *column, int64_t first, int64_t count, const int64_t *rows, Whole *target
+    const int64_t *column, int64_t first, int64_t count, const int64_t *rows, Integer *target
 ) noexcept nogil:
     """Decode the integers of one segment. Absent values decode to undefined integers."""
     cdef int width = <int>column[WIDTH]
@@ -154,9 +158,9 @@ cdef void _decode_segment(
     cdef int64_t i
     if width == 0:
         for i in range(count):
-            target[i] = <Whole>base
+            target[i] = <Integer>base
     elif rows == NULL:
-        if Whole is int64_t:
+        if Integer is int64_t:
             seamark_widen_int64_t(width, codes, base, first, target, count)
         else:
             seamark_widen_int32_t(width, codes, base, first, target, count)
@@ -202,8 +206,8 @@ def read_longs(layouts, const int64_t[:, ::1] segments, const int64_t[::1] picks
     cdef int64_t[::1] output
     cdef int64_t total
     result = []
-    for layout_of_column in layouts:
-        layout = layout_of_column
+    for column_layout in layouts:
+        layout = column_layout
         total = _check_segments(layout, segments, picks)
         values = np.empty(total, dtype=np.int64)
         if total:
@@ -380,7 +384,7 @@ def read_strings(const int64_t[:, ::1] layout, const int64_t[:, ::1] segments, c
     cdef int64_t total = _check_segments(layout, segments, picks)
     offsets = np.zeros(total + 1, dtype=np.int64)
     valid = np.empty(total, dtype=np.uint8)
-    cdef int64_t[::1] ends = offsets
+    cdef int64_t[::1] ends = offsets  # `offsets` and `valid` as memory views
     cdef uint8_t[::1] present = valid
     cdef uint8_t[::1] data
     cdef int64_t s, i, row, first, count, size, done = 0

@@ -312,7 +312,7 @@ class PrefixCache:
         fields_and_prefix = self._cache.get((*version, text))
         if fields_and_prefix is not None:
             return fields_and_prefix[1]
-        # The fields of a table have a cache entry of their own, whose text is None.
+        # The fields of a table have a separate cache entry, whose text is None.
         fields_and_everything = self._cache.get((*version, None))
         if fields_and_everything is None:
             fields_and_everything = (_collect_table_fields(metadata), EVERYTHING)

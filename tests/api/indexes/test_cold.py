@@ -48,7 +48,7 @@ class SlowWholeFiles(RecordingObjects):
 @pytest.fixture
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningServer]:
     # The first read of a file has the guessed size. This size is small, so that it does not include the sections.
-    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
+    monkeypatch.setattr(cold, "_FIRST_READ_BYTES", 64)
     async with run_server(tmp_path, index_whole_bytes=0) as server:
         yield server
 

@@ -471,7 +471,7 @@ async def test_remote_bitmaps_are_read_only_for_the_remaining_files(
     indexed_plans: IndexedPlans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The guessed size is small, so that the first read does not include the sections.
-    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
+    monkeypatch.setattr(cold, "_FIRST_READ_BYTES", 64)
     table = await indexed_plans.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     planning, storage = await open_planner_with_remote_indexes(indexed_plans, path)
@@ -491,7 +491,7 @@ async def test_remote_bitmaps_are_read_only_for_the_remaining_files(
 async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     indexed_plans: IndexedPlans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
+    monkeypatch.setattr(cold, "_FIRST_READ_BYTES", 64)
     table = await indexed_plans.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     planning, storage = await open_planner_with_remote_indexes(indexed_plans, path, index_wait_s=60.0)

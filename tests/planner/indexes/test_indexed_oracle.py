@@ -184,7 +184,7 @@ async def _plan_by_ranges(
             return await super().read(location, limit_bytes=limit_bytes)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cold, "_GUESS_BYTES", 64)  # Without size statistics, only the indexes themselves prune.
+        patch.setattr(cold, "_FIRST_READ_BYTES", 64)  # Without size statistics, only the indexes themselves prune.
         async with open_planning(
             folder, registry, wrap=ObjectsWithUnreachableFiles, index_whole_bytes=0, index_wait_s=0.5
         ) as planning:

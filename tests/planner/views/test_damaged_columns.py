@@ -48,7 +48,7 @@ def find_block_file(folder: Path) -> Path:
 def read_columns(data: bytes) -> tuple[int, list[Packed]]:
     """Return (offset of the arrays in the file, the columns that have arrays)."""
     block = Block(data[HEADER_BYTES:])
-    packed_columns = {item.start: item for item in block._iter_packed() if item.size}
+    packed_columns = {item.start: item for item in block._iterate_packed_columns() if item.size}
     return len(data) - len(block._arrays), list(packed_columns.values())
 
 
