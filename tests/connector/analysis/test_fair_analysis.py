@@ -31,7 +31,7 @@ def build_statement(number: int, characters: int = 0) -> str:
 async def test_short_statements_are_analysed_while_one_long_statement_is_analysed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read_statement, go, parse_counts = reading._analyze, threading.Event(), [0, 0]
+    read_statement, go, parse_counts = reading._read, threading.Event(), [0, 0]
 
     def read(text: Any, *arguments: Any) -> Any:
         if len(text.text) <= SHORT_CHARACTERS_MAX:
@@ -42,7 +42,7 @@ async def test_short_statements_are_analysed_while_one_long_statement_is_analyse
         parse_counts[0] -= 1
         return read_statement(text, *arguments)
 
-    monkeypatch.setattr(reading, "_analyze", read)
+    monkeypatch.setattr(reading, "_read", read)
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
         long_tasks = [
             asyncio.create_task(rewriter.rewrite(build_statement(number, SHORT_CHARACTERS_MAX), SESSION))
@@ -57,7 +57,7 @@ async def test_short_statements_are_analysed_while_one_long_statement_is_analyse
 
 
 async def test_client_with_many_statements_delays_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_statement, has_started, go, order = reading._analyze, threading.Event(), threading.Event(), []
+    read_statement, has_started, go, order = reading._read, threading.Event(), threading.Event(), []
 
     def read(text: Any, *arguments: Any) -> Any:
         order.append(text.text)
@@ -65,7 +65,7 @@ async def test_client_with_many_statements_delays_no_other_client(monkeypatch: p
         assert go.wait(WAIT_S)
         return read_statement(text, *arguments)
 
-    monkeypatch.setattr(reading, "_analyze", read)
+    monkeypatch.setattr(reading, "_read", read)
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
 
         async def rewrite_as(number: int, address: str, principal: str) -> Any:
