@@ -150,6 +150,12 @@ def read_time_precision(node: exp.Expr) -> int:
 
 
 def parse_target_type(node: exp.Expr, type_node: exp.Expr) -> SqlType:
+    """Return the type to which a literal or a value is cast.
+
+    Raises:
+        InvalidRequest: The precision or the scale of a decimal is invalid.
+        UnsupportedInDuckDB: The type is not translated.
+    """
     params = [
         int(str(expression.this.this)) for expression in node.expressions if isinstance(expression.this, exp.Literal)
     ]
