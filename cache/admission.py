@@ -36,11 +36,11 @@ _PROTECTED_FRACTION = 0.8
 
 
 class _Entry(Generic[V]):
-    __slots__ = ("charged", "holder", "segment", "value")
+    __slots__ = ("charged_bytes", "holder", "segment", "value")
 
     def __init__(self, value: V, charged_bytes: int, holder: str, segment: _Segment) -> None:
         self.value = value
-        self.charged = charged_bytes
+        self.charged_bytes = charged_bytes
         self.holder = holder
         self.segment: _Segment = segment
 
@@ -189,7 +189,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         for key in self._holders.iter_oldest(holder):
             if is_pinned or self._entries[key].segment != "pinned":
                 victims.append(key)
-                excess -= self._entries[key].charged
+                excess -= self._entries[key].charged_bytes
                 if excess <= 0:
                     break
         if excess > 0 or not (is_pinned or self._should_admit(candidate, victims)):
@@ -240,7 +240,7 @@ class AdmittingCache(BudgetedCache[K, V]):
                 if need_bytes <= 0:
                     return victims
                 victims.append(key)
-                need_bytes -= self._entries[key].charged
+                need_bytes -= self._entries[key].charged_bytes
         return victims
 
     def _should_admit(self, candidate: K, victims: list[K]) -> bool:
@@ -253,24 +253,24 @@ class AdmittingCache(BudgetedCache[K, V]):
 
     def _add(self, key: K, entry: _Entry[V]) -> None:
         self._entries[key] = entry
-        self._used_bytes += entry.charged
-        self._segments[entry.segment].add(key, entry.charged)
-        self._holders.add(entry.holder, key, entry.charged)
+        self._used_bytes += entry.charged_bytes
+        self._segments[entry.segment].add(key, entry.charged_bytes)
+        self._holders.add(entry.holder, key, entry.charged_bytes)
         if entry.segment == "pinned":
-            self._pinned_holders.add(entry.holder, key, entry.charged)
+            self._pinned_holders.add(entry.holder, key, entry.charged_bytes)
 
     def _move(self, key: K, entry: _Entry[V], segment: _Segment) -> None:
-        self._segments[entry.segment].remove(key, entry.charged)
+        self._segments[entry.segment].remove(key, entry.charged_bytes)
         entry.segment = segment
-        self._segments[segment].add(key, entry.charged)
+        self._segments[segment].add(key, entry.charged_bytes)
 
     def _remove(self, key: K) -> None:
         entry = self._entries.pop(key)
-        self._used_bytes -= entry.charged
-        self._segments[entry.segment].remove(key, entry.charged)
-        self._holders.remove(entry.holder, key, entry.charged)
+        self._used_bytes -= entry.charged_bytes
+        self._segments[entry.segment].remove(key, entry.charged_bytes)
+        self._holders.remove(entry.holder, key, entry.charged_bytes)
         if entry.segment == "pinned":
-            self._pinned_holders.remove(entry.holder, key, entry.charged)
+            self._pinned_holders.remove(entry.holder, key, entry.charged_bytes)
 
     def _evict(self, key: K) -> None:
         self._remove(key)
@@ -282,13 +282,13 @@ class AdmittingCache(BudgetedCache[K, V]):
         Raises:
             AssertionError: A size does not match.
         """
-        self._check_account([entry.charged for entry in self._entries.values()])
+        self._check_account([entry.charged_bytes for entry in self._entries.values()])
         for name, keys in self._segments.items():
-            assert keys.used_bytes == sum(self._entries[key].charged for key in keys.keys)
+            assert keys.used_bytes == sum(self._entries[key].charged_bytes for key in keys.keys)
             assert all(self._entries[key].segment == name for key in keys.keys)
         assert sum(len(keys.keys) for keys in self._segments.values()) == len(self._entries)
         assert self._segments["pinned"].used_bytes <= self._pinned_bytes
-        bytes_by_entry = {(entry.holder, key): entry.charged for key, entry in self._entries.items()}
+        bytes_by_entry = {(entry.holder, key): entry.charged_bytes for key, entry in self._entries.items()}
         self._holders.check_invariants(bytes_by_entry, self._holder_bytes)
         pinned_bytes_by_entry = {
             (holder, key): size for (holder, key), size in bytes_by_entry.items() if self._is_pinned(key)

@@ -67,8 +67,10 @@ def buckets(
     sizes = compute_bucket_sizes(client, table, target_bytes=target_bytes)
     shown_sizes = [size for size in sizes if column in (None, size.column)]
     if not shown_sizes:
-        found = f"buckets of {', '.join(size.column for size in sizes)} only" if sizes else "no buckets"
-        raise InvalidRequest(f"{table} has {found}; add a partition field bucket(8, {column or 'id'}) with an engine")
+        existing = f"buckets of {', '.join(size.column for size in sizes)} only" if sizes else "no buckets"
+        raise InvalidRequest(
+            f"{table} has {existing}; add a partition field bucket(8, {column or 'id'}) with an engine"
+        )
     if double or new_buckets is not None:
         result = resize(client, table, buckets=new_buckets or 2 * shown_sizes[0].buckets, column=column)
         unchanged_note = "" if result.former_buckets != result.buckets else ", as before"

@@ -77,6 +77,7 @@ def run_on_spark(
     if on == LOCAL and importlib.util.find_spec("pyspark") is None:
         raise Misconfigured("PySpark is not installed; run pip install 'seamark[spark]', or use --on process")
     *namespace, name = split_table(table)
+    # The umask can only be read by setting it.
     umask = os.umask(0o022)
     os.umask(umask)
     login = JobLogin(client.url, None if client.token is None else lambda _: str(client.token), None, umask)

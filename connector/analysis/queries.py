@@ -360,6 +360,7 @@ class _FromClause:
         is_past = version is not None and parse_version(version) is None
         if query is not None or sample is not None or is_past or any("$" in name or "@" in name for name in names):
             return make_opaque_source(node, self._visible)
+        # The name may lack the catalog, or the catalog and the schema.
         catalog, schema, table = (None, None, *names)[-3:]
         # The columns of the table at an earlier snapshot are unknown.
         columns = None if version is not None else self._queries.find_columns((catalog, schema, str(table)))

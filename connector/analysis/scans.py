@@ -272,12 +272,15 @@ class _ReferencePositions:
         alias = None if has_alias else f" AS {quote_name(node.name)}"
         version, span, clause_version = node.args.get("version"), None, None
         if version is not None:
+            # The clause is FOR VERSION AS OF and one token with the version.
             clause, clause_version = tokens[last + 1 : last + 6], parse_version(version)
-            if [token.word for token in clause[:4]] != ["FOR", "VERSION", "AS", "OF"] or _parse_version(
-                clause[4]
+            *clause_words, version_token = clause
+            if [token.word for token in clause_words] != ["FOR", "VERSION", "AS", "OF"] or _parse_version(
+                version_token
             ) != clause_version:
                 return None
-            span = offsets[clause[0].start], offsets[clause[4].end]
+            span = offsets[clause[0].start], offsets[version_token.end]
+        # The name may lack the catalog, or the catalog and the schema.
         catalog, schema, name = (None, None, *names)[-3:]
         return Scan(
             catalog,

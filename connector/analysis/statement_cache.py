@@ -155,7 +155,7 @@ class StatementReader:
         parsed_query = self._parsed_queries.get((text.text, text.parameters))
 
         def work() -> ReadStatement:
-            query, statement = _analyze(text, columns, parsed_query)
+            query, statement = _read(text, columns, parsed_query)
             with suppress(RuntimeError):  # The event loop may already be closed.
                 loop.call_soon_threadsafe(self._cache_result, key, query, statement)
             return statement
@@ -169,7 +169,7 @@ class StatementReader:
         self._statements.put(key, statement, 2 * len(key[0].text) + _BYTES_PER_SCAN * (1 + len(statement.scans)))
 
 
-def _analyze(
+def _read(
     text: StatementText, tables: Mapping[Names, Columns | None], query: ParsedQuery | None
 ) -> tuple[ParsedQuery | None, ReadStatement]:
     """Analyse a statement. Parse it first if `query` is None.

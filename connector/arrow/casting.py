@@ -331,8 +331,8 @@ def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
     if not any(has_type(source) for has_type in type_checks):
         raise _make_type_error(array, kind, path)
     if pa.types.is_timestamp(source) and (source.tz is None) != (target.tz is None):
-        found, expected = ("no time zone", "instants") if source.tz is None else ("a time zone", "local times")
-        raise Unwritable(f"column {path} is {kind}, of {expected}; the data's {source} has {found}")
+        actual, expected = ("no time zone", "instants") if source.tz is None else ("a time zone", "local times")
+        raise Unwritable(f"column {path} is {kind}, of {expected}; the data's {source} has {actual}")
     try:
         return cast(array, target)
     except (pa.ArrowInvalid, ValueError) as error:

@@ -70,6 +70,8 @@ BACKOFFS_MAX = 10_000
 UNSUPPORTED_MAX = 10_000
 """The maximum number of index files of an unknown version that the indexer remembers."""
 _CONFLICT_STATUS = 409
+_LOGGED_PROBLEMS_MAX = 3
+"""The maximum number of problems of an index file in a log message."""
 _EXPECTED = (ClientError, ClusterFailed, OSError, SeamarkError, TableReplaced, ValueError)
 _log = structlog.get_logger("seamark.indexer")
 
@@ -338,7 +340,7 @@ class Indexer:
                 round_.damaged += 1
                 _log.warning(
                     "index file has problems", table=_format_table(table), index=name, location=verdict.location,
-                    problems=list(verdict.problems[:3]),
+                    problems=list(verdict.problems[:_LOGGED_PROBLEMS_MAX]),
                 )  # fmt: skip
             return has_time()
 

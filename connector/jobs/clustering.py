@@ -269,7 +269,8 @@ def _rewrite(
                 first_origin += sum(task.records for task in members)
             # The first layer determines the length of bounds in all layers, because the strings of all partitions are
             # assumed to be similar.
-            properties = derive_layer_properties(target.properties, works[0].sample[1], attributes.columns)
+            _, sample_rows = works[0].sample
+            properties = derive_layer_properties(target.properties, sample_rows, attributes.columns)
             layer_target = replace(target, properties=properties)
             with TableWriter(layer_target, origins=origins, suffix=suffix, protection=protections[scheme]) as writer:
                 for work in works:

@@ -87,7 +87,8 @@ def write_partition_statistics(
         fields.append(pa.field(name, kind, optional, {FIELD_ID: str(field_id)}))
         arrays.append(pa.array([None if source is None else row[source] for row in partition_rows], kind))
     if has_vectors:
-        fields.append(pa.field(_DV_COUNT[1], pa.int32(), False, {FIELD_ID: str(_DV_COUNT[0])}))
+        count_id, count_name = _DV_COUNT
+        fields.append(pa.field(count_name, pa.int32(), False, {FIELD_ID: str(count_id)}))
         arrays.append(pa.array([row["vectors"] for row in partition_rows], pa.int32()))
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), sink, compression="zstd")

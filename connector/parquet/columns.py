@@ -107,10 +107,11 @@ def _is_encrypted(source: pa.NativeFile) -> bool:
         return False
     # A file ends with the length of the footer and a magic number, of 4 bytes each.
     end = source.read_at(END_BYTES, size - END_BYTES)
-    if end[-4:] == ENCRYPTED_MAGIC:
+    footer_length, magic = end[: -len(MAGIC)], end[-len(MAGIC) :]
+    if magic == ENCRYPTED_MAGIC:
         return True
-    length = int.from_bytes(end[:4], "little")
-    if end[-4:] != MAGIC or not SIGNATURE_BYTES < length <= min(FOOTER_LIMIT_BYTES, size - END_BYTES):
+    length = int.from_bytes(footer_length, "little")
+    if magic != MAGIC or not SIGNATURE_BYTES < length <= min(FOOTER_LIMIT_BYTES, size - END_BYTES):
         return False  # The error is reported when the columns are read.
     try:
         return is_signed(source.read_at(length, size - END_BYTES - length))

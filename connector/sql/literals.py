@@ -30,6 +30,8 @@ from seamark.connector.sql.types import (
 from seamark.connector.sql.values import cast
 
 _Type = exp.DType
+_SHOWN_CHARACTERS_MAX = 40
+"""The maximum length of a literal in an error message."""
 _CASTS = {
     _Type.BOOLEAN: BOOLEAN,
     _Type.INT: INTEGER,
@@ -71,23 +73,23 @@ def parse_number(text: str, node: exp.Expr, *, negative: bool = False) -> SqlVal
         try:
             double_value = float(sign + text)
         except ValueError:
-            raise InvalidRequest(f"{text[:40]!r} is not a number") from None
+            raise InvalidRequest(f"{text[:_SHOWN_CHARACTERS_MAX]!r} is not a number") from None
         return SqlValue(f"CAST('{double_value!r}' AS DOUBLE)", DOUBLE, node)
     match = _NUMBER.fullmatch(text)
     if match is None or not any(match.groups("")):
-        raise InvalidRequest(f"{text[:40]!r} is not a number")
+        raise InvalidRequest(f"{text[:_SHOWN_CHARACTERS_MAX]!r} is not a number")
     integer_digits, fraction = match[1].lstrip("0"), match[2]
     if fraction is None:
         size = int(integer_digits or "0")
         if size >= _INT64 + negative:
-            raise InvalidRequest(f"{sign}{text[:40]} is out of the range of bigint")
+            raise InvalidRequest(f"{sign}{text[:_SHOWN_CHARACTERS_MAX]} is out of the range of bigint")
         kind = INTEGER if size < _INT32 + negative else BIGINT
         return SqlValue(
             f"CAST({sign}{size} AS {name_duckdb_type(kind)})" if kind == BIGINT or negative else str(size), kind, node
         )
     kind = make_decimal(max(1, len(integer_digits) + len(fraction)), len(fraction))
     if kind.precision > PRECISION_MAX:
-        raise InvalidRequest(f"{text[:40]} has more than {PRECISION_MAX} digits")
+        raise InvalidRequest(f"{text[:_SHOWN_CHARACTERS_MAX]} has more than {PRECISION_MAX} digits")
     return SqlValue(f"CAST('{sign}{integer_digits or '0'}.{fraction or '0'}' AS {name_duckdb_type(kind)})", kind, node)
 
 
@@ -125,7 +127,7 @@ def parse_typed_text(text: str, target_type: SqlType, node: exp.Expr) -> SqlValu
             )
             return decimal_value if target_type.precision == 0 else cast(decimal_value, target_type)
     except (ValueError, OverflowError):
-        raise InvalidRequest(f"{text[:40]!r} is not a valid {target_type}") from None
+        raise InvalidRequest(f"{text[:_SHOWN_CHARACTERS_MAX]!r} is not a valid {target_type}") from None
     raise UnsupportedInDuckDB(f"{describe(node)}: this text is not supported as a {target_type}")
 
 
@@ -148,6 +150,12 @@ def read_time_precision(node: exp.Expr) -> int:
 
 
 def parse_target_type(node: exp.Expr, type_node: exp.Expr) -> SqlType:
+    """Return the type to which a literal or a value is cast.
+
+    Raises:
+        InvalidRequest: The precision or the scale of a decimal is invalid.
+        UnsupportedInDuckDB: The type is not translated.
+    """
     params = [
         int(str(expression.this.this)) for expression in node.expressions if isinstance(expression.this, exp.Literal)
     ]

@@ -23,6 +23,8 @@ NUMBER_CHARACTERS_MAX = 400
 The largest double has 309 digits. Python cannot convert a text of more than 4,300 digits to an integer.
 """
 _TRINO = Dialect.get_or_raise("trino")
+_SHOWN_CHARACTERS_MAX = 300
+"""The maximum length of an error message of the parser."""
 
 
 class Kind(Enum):
@@ -118,7 +120,7 @@ def _find_source_start(tokens: Sequence[TrinoToken], *, has_columns: bool) -> in
     """
     if [token.word for token in tokens[:2]] != ["INSERT", "INTO"]:
         raise UnsupportedStatement
-    number = 3
+    number = 3  # The tokens before are INSERT, INTO and the first part of the table's name.
     while number < len(tokens) and tokens[number].word == ".":
         number += 2
     if has_columns:
@@ -132,4 +134,4 @@ def _find_source_start(tokens: Sequence[TrinoToken], *, has_columns: bool) -> in
 
 def _clean_first_line(text: str) -> str:
     line = text.partition("\n")[0].replace("\x1b[4m", "").replace("\x1b[0m", "")
-    return line[:300]
+    return line[:_SHOWN_CHARACTERS_MAX]

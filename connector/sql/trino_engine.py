@@ -180,8 +180,9 @@ def _parse_row_field(number: int, text: str) -> pa.Field:
     match = _ROW_FIELD.fullmatch(text)
     if match is None:
         return pa.field(f"field{number}", find_arrow_type(text))
-    name = match[2] if match[1] is None else match[1].replace('""', '"')
-    return pa.field(name, find_arrow_type(match[3]))
+    quoted_name, plain_name, type_text = match.groups()
+    name = plain_name if quoted_name is None else quoted_name.replace('""', '"')
+    return pa.field(name, find_arrow_type(type_text))
 
 
 def _make_converter(kind: pa.DataType) -> Callable[[Any], Any]:

@@ -81,7 +81,7 @@ from seamark.formats.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER,
 SMALL_ROW_GROUP_DIVISOR = 8
 """A row group is small if its size is less than the target size of row groups divided by this number."""
 _ENCODED_RATIO_MIN = 0.001
-"""The minimum ratio of the encoded size of rows to their size in memory, as it is estimated for the next rows.
+"""The minimum ratio of the encoded size of rows to their size in memory that is assumed for the next rows.
 
 With a lower ratio, for example after rows with equal values, the next row group could become much too large.
 """

@@ -231,14 +231,14 @@ def _encode_roaring(positions: Longs) -> bytes:
 
     The format is defined by RoaringFormatSpec, "Extension for 64-bit implementations".
     """
-    high = positions >> 32
-    starts = np.flatnonzero(np.diff(high, prepend=-1))
+    high_bits = positions >> 32
+    starts = np.flatnonzero(np.diff(high_bits, prepend=-1))
     parts = [struct.pack("<Q", len(starts))]
-    for low in np.split(positions, starts[1:]) if len(starts) else ():
+    for group in np.split(positions, starts[1:]) if len(starts) else ():
         # pyroaring reads an `array` of Python in bulk, but a numpy array element by element.
-        bitmap = pyroaring.BitMap(array("I", (low & 0xFFFFFFFF).astype(np.uint32).tobytes()))
+        bitmap = pyroaring.BitMap(array("I", (group & 0xFFFFFFFF).astype(np.uint32).tobytes()))
         bitmap.run_optimize()
-        parts.extend((struct.pack("<I", int(low[0]) >> 32), bitmap.serialize()))
+        parts.extend((struct.pack("<I", int(group[0]) >> 32), bitmap.serialize()))
     return b"".join(parts)
 
 

@@ -227,7 +227,7 @@ class FileAssembler:
                 column_indexes.append(source.read_column_index(group, column))
                 index = source.read_offset_index(group, column)
                 if index is not None and number in pages_by_column:
-                    index = _footer.move_pages(index, pages_by_column[number].to_array())
+                    index = _footer.move_pages(index, pages_by_column[number].table())
                 elif index is not None:
                     index = shift_offset_index(index, int(group.begins[column]), int(group.ends[column]), shift)
                 offset_indexes.append(index)

@@ -65,7 +65,8 @@ class MovedPages:
     pages: list[tuple[int, int, int]] = field(default_factory=list)
     headers_grown: int = 0
 
-    def to_array(self) -> Longs:
+    def table(self) -> Longs:
+        """Return the pages as int64[pages, 3]."""
         return np.array(self.pages, dtype=np.int64).reshape(-1, 3)
 
     def translate_offset(self, offset: int) -> int:

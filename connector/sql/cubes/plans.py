@@ -36,6 +36,8 @@ The comparison needs the rows that joins leave out. Planning the joins takes lon
 """
 _ROWS_PER_GROUP_COST = 4
 """The cost of a group, in rows: the number of rows that are read in the time in which a group is sent and read."""
+_REASONS_CHARACTERS_MAX = 1000
+"""The maximum length of the reasons in an error message."""
 
 
 class _ExpensiveCube(NotFromCube):
@@ -166,10 +168,12 @@ def _choose(
     Raises:
         NotFromCube: No cube can answer the query. The message has the reason for each cube.
     """
-    ordered_cubes = sorted(
-        cubes,
-        key=lambda choice: (-tables[choice[0]].bytes, len(choice[1].terms), len(choice[1].measures), choice[1].name),
-    )
+
+    def make_sort_key(choice: tuple[int, IndexDefinition]) -> tuple[int, int, int, str]:
+        table_number, definition = choice
+        return -tables[table_number].bytes, len(definition.terms), len(definition.measures), definition.name
+
+    ordered_cubes = sorted(cubes, key=make_sort_key)
     open_tables = [table.open_table for table in tables]
     reasons = []
     for number, cube in ordered_cubes:
@@ -178,7 +182,7 @@ def _choose(
             return CubeChoice(cube, cube_query)
         except NotFromCube as error:
             reasons.append(f"{cube.name}: {error}")
-    raise NotFromCube("; ".join(reasons)[:1000])
+    raise NotFromCube("; ".join(reasons)[:_REASONS_CHARACTERS_MAX])
 
 
 def _read_groups(

@@ -509,6 +509,7 @@ class _CubeTranslation(Translation):
         field = self._stored_fields[root]
         value = use_column(field) if is_used else field.value
         for name in names:
+            # An error message names at most four levels of the path, because a column of sqlglot has no more.
             value = select_field(value, name, exp.column(*reversed(dimension.path[-4:])))
         return value
 

@@ -52,7 +52,8 @@ class AcceptedLogins:
         self._send = send
         self._now_s = clock
         self._key = secrets.token_bytes(32)
-        self._accepted_until_s: OrderedDict[bytes, float] = OrderedDict()
+        self._until_s: OrderedDict[bytes, float] = OrderedDict()
+        """The times, on the clock, until which accepted logins are stored, by the hash of the login."""
         self._login_checks: dict[bytes, asyncio.Task[bool]] = {}
 
     async def accepts(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
@@ -68,7 +69,7 @@ class AcceptedLogins:
         if headers.get("Authorization", "").partition(" ")[0].lower() in _SINGLE_USE_SCHEMES:
             return False
         login = self._hash_login(coordinator, headers)
-        if self._accepted_until_s.get(login, 0.0) > self._now_s():
+        if self._until_s.get(login, 0.0) > self._now_s():
             return True
         task = self._login_checks.get(login)
         if task is None:
@@ -98,10 +99,10 @@ class AcceptedLogins:
             return False
         if status not in _ACCEPTED_STATUSES:
             return False
-        self._accepted_until_s[login] = self._now_s() + REMEMBERED_S
-        self._accepted_until_s.move_to_end(login)
-        while len(self._accepted_until_s) > LOGINS_MAX:
-            self._accepted_until_s.popitem(last=False)
+        self._until_s[login] = self._now_s() + REMEMBERED_S
+        self._until_s.move_to_end(login)
+        while len(self._until_s) > LOGINS_MAX:
+            self._until_s.popitem(last=False)
         return True
 
     def _hash_login(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bytes:

@@ -38,7 +38,8 @@ class CheckedRights:
         self._remembered_s = remembered_s
         self._now_s = clock
         self._key = secrets.token_bytes(32)
-        self._valid_until_s: OrderedDict[bytes, float] = OrderedDict()
+        self._until_s: OrderedDict[bytes, float] = OrderedDict()
+        """The times, on the clock, until which checks are not repeated, by the hash of the check."""
 
     def has(self, coordinator: Coordinator, headers: CIMultiDict[str], check: str) -> bool:
         """Return whether a check has succeeded a short time ago.
@@ -48,17 +49,17 @@ class CheckedRights:
             headers: The headers that the coordinator receives, with the sender, its roles and the session.
             check: The text of the query that checks the rights.
         """
-        return self._valid_until_s.get(self._hash(coordinator, headers, check), 0.0) > self._now_s()
+        return self._until_s.get(self._hash(coordinator, headers, check), 0.0) > self._now_s()
 
     def add(self, coordinator: Coordinator, headers: CIMultiDict[str], check: str) -> None:
         """Record that a check has succeeded. The arguments are those of `has`."""
         if self._remembered_s <= 0:
             return
         key = self._hash(coordinator, headers, check)
-        self._valid_until_s[key] = self._now_s() + self._remembered_s
-        self._valid_until_s.move_to_end(key)
-        while len(self._valid_until_s) > CHECKS_MAX:
-            self._valid_until_s.popitem(last=False)
+        self._until_s[key] = self._now_s() + self._remembered_s
+        self._until_s.move_to_end(key)
+        while len(self._until_s) > CHECKS_MAX:
+            self._until_s.popitem(last=False)
 
     def _hash(self, coordinator: Coordinator, headers: CIMultiDict[str], check: str) -> bytes:
         relevant_headers = sorted(

@@ -32,7 +32,7 @@ def build_statement(number: int, space_count: int = 0) -> str:
 async def test_short_statements_are_analysed_while_one_long_statement_is_analysed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read_statement, may_continue = reading._analyze, threading.Event()
+    read_statement, may_continue = reading._read, threading.Event()
     running_count, running_max = 0, 0
 
     def count_and_read(text: Any, *arguments: Any) -> Any:
@@ -45,7 +45,7 @@ async def test_short_statements_are_analysed_while_one_long_statement_is_analyse
         running_count -= 1
         return read_statement(text, *arguments)
 
-    monkeypatch.setattr(reading, "_analyze", count_and_read)
+    monkeypatch.setattr(reading, "_read", count_and_read)
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
         long_tasks = [
             asyncio.create_task(rewriter.rewrite(build_statement(number, SHORT_CHARACTERS_MAX), SESSION))
@@ -60,7 +60,7 @@ async def test_short_statements_are_analysed_while_one_long_statement_is_analyse
 
 
 async def test_client_with_many_statements_delays_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_statement, has_started, may_continue, read_texts = reading._analyze, threading.Event(), threading.Event(), []
+    read_statement, has_started, may_continue, read_texts = reading._read, threading.Event(), threading.Event(), []
 
     def wait_and_read(text: Any, *arguments: Any) -> Any:
         read_texts.append(text.text)
@@ -68,7 +68,7 @@ async def test_client_with_many_statements_delays_no_other_client(monkeypatch: p
         assert may_continue.wait(WAIT_S)
         return read_statement(text, *arguments)
 
-    monkeypatch.setattr(reading, "_analyze", wait_and_read)
+    monkeypatch.setattr(reading, "_read", wait_and_read)
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
 
         async def rewrite_as(number: int, address: str, principal: str) -> Any:

@@ -259,13 +259,13 @@ async def test_columns_are_not_requested_if_the_statement_needs_none() -> None:
 
 async def test_statement_is_analysed_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    read_statement = reading._analyze
+    read_statement = reading._read
 
     def record_and_read(*arguments: Any) -> Any:
         reads.append(arguments)
         return read_statement(*arguments)
 
-    monkeypatch.setattr(reading, "_analyze", record_and_read)
+    monkeypatch.setattr(reading, "_read", record_and_read)
     server = NumberedPlans(wait_s=0.01)
     async with open_rewriter(server) as rewriter:
         statement = "SELECT * FROM t, u WHERE x = 1 AND id = uid"
@@ -486,7 +486,7 @@ async def test_plans_that_arrive_in_time_are_used_without_the_late_plan() -> Non
 async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_next_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read_statement = reading._analyze
+    read_statement = reading._read
     may_continue, read_count = Event(), 0
 
     def read_slowly(*arguments: Any) -> Any:
@@ -495,7 +495,7 @@ async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_n
         may_continue.wait()
         return read_statement(*arguments)
 
-    monkeypatch.setattr(reading, "_analyze", read_slowly)
+    monkeypatch.setattr(reading, "_read", read_slowly)
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=0.3)) as rewriter:
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert rewrite.summary.startswith("unchanged; the statement was not parsed in time")

@@ -149,7 +149,7 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
             pages = merged_file.reencrypt(copied_group, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in pages[1:]] + [int(copied_group.ends[column])]
             equal_ranges = [(begin, begin, end - begin) for (begin, _, _), end in zip(pages, ends, strict=True)]
-            table = reencryption.MovedPages(equal_ranges).to_array()
+            table = reencryption.MovedPages(equal_ranges).table()
             assert _footer.move_pages(index, table) == index
 
 

@@ -148,7 +148,7 @@ async def test_login_is_checked_again_after_a_minute_and_for_changed_credentials
     assert await logins.accepts(COORDINATOR, first_headers)
     assert len(trino.requests) == check_count + 1
     assert not logins._login_checks
-    assert not any(b"Basic" in key for key in logins._accepted_until_s)
+    assert not any(b"Basic" in key for key in logins._until_s)
 
 
 async def test_number_of_remembered_logins_is_bounded() -> None:
@@ -156,7 +156,7 @@ async def test_number_of_remembered_logins_is_bounded() -> None:
     logins = AcceptedLogins(trino.send)
     for number in range(LOGINS_MAX + 10):
         assert await logins.accepts(COORDINATOR, CIMultiDict({"Authorization": f"Basic {number}"}))
-    assert len(logins._accepted_until_s) == LOGINS_MAX
+    assert len(logins._until_s) == LOGINS_MAX
 
 
 async def test_answers_do_not_reveal_the_software_version() -> None:

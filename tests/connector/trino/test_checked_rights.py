@@ -47,4 +47,4 @@ def test_number_of_remembered_checks_is_limited() -> None:
     rights = CheckedRights(10.0, lambda: 0.0)
     for number in range(CHECKS_MAX + 5):
         rights.add(get_coordinator(), make_headers(), f"{CHECK} AND {number}")
-    assert len(rights._valid_until_s) == CHECKS_MAX
+    assert len(rights._until_s) == CHECKS_MAX
