@@ -289,7 +289,7 @@ def respond_ignoring_case(metadata_files: Mapping[str, str], path: str) -> tuple
     """Return the answer of a catalog that ignores the case of names.
 
     Args:
-        files: The metadata file of each table of the namespace `hr`, by the name of the table.
+        metadata_files: The metadata file of each table of the namespace `hr`, by the name of the table.
         path: The path of the request.
     """
     levels = path.partition("?")[0].lower().split("/")[2:]

@@ -284,7 +284,7 @@ def compare_extremes(seed: int, lake_count: int, *, is_named: bool) -> Counter[s
     """Run queries that only compare columns with extremes. The analysis supports some of them exactly.
 
     Args:
-        lakes_count: The number of lakes.
+        lake_count: The number of lakes.
         is_named: Whether the extremes are columns of queries in a WITH clause.
     """
     counts: Counter[str] = Counter()
