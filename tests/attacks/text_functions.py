@@ -56,9 +56,9 @@ _PREFIXES_AND_SUFFIXES = (
 
 
 def list_functions() -> Iterator[tuple[str, Callable[[str], object]]]:
-    """Yield (place, callable with one text) of each function whose required arguments are texts or plain values.
+    """Yield (name, callable with one text) of each function whose required arguments are texts or plain values.
 
-    They include the parser of predicates, which also needs a schema.
+    The name contains the file and the line. The functions include the parser of predicates, which also needs a schema.
     """
     schema = convert_json(encode_json(SCHEMA), Schema)
     yield "parse_sql", _build_call(partial(parse_sql, schema=schema), ["str"], {})
@@ -128,12 +128,12 @@ def build_hostile_texts(characters: int) -> Iterator[str]:
             yield prefix + part * (characters // len(part)) + suffix
 
 
-def find_superlinear_texts(place: str, call: Callable[[str], object]) -> Iterator[str]:
+def find_superlinear_texts(function_name: str, call: Callable[[str], object]) -> Iterator[str]:
     """Yield a text for which the function needs more than linear time."""
     for texts in generate_by_size(build_hostile_texts, TEXT_CHARACTERS):
         growth = measure_excessive_growth(call, texts)
         if growth is not None:
-            yield f"{place} on {shorten_text(texts)}: ×{growth:.1f}"
+            yield f"{function_name} on {shorten_text(texts)}: ×{growth:.1f}"
             return
 
 
@@ -141,10 +141,10 @@ def main() -> None:
     """Print each function that is not linear, and their number."""
     count = 0
     gc.disable()  # A garbage collection in one of two measurements looks like growth.
-    for place, call in list_functions():
+    for function_name, call in list_functions():
         count += 1
-        print(f"begins {place}", file=sys.stderr, flush=True)
-        for fault in find_superlinear_texts(place, call):
+        print(f"begins {function_name}", file=sys.stderr, flush=True)
+        for fault in find_superlinear_texts(function_name, call):
             print(fault, flush=True)
     print(f"{count} functions")
 

@@ -345,9 +345,9 @@ class _Planting:
         files = await world.ask_successfully("root", "GET", f"/api/v1/tables/{world.victim}/{name}/files")
         for file in files["files"]:
             self.plant_hint("data file", file["file-path"])
-        for place in world.read_files():
-            if place.startswith(metadata["location"]) and place.endswith("-m0.avro"):
-                self.plant_hint("manifest", place)
+        for location in world.read_files():
+            if location.startswith(metadata["location"]) and location.endswith("-m0.avro"):
+                self.plant_hint("manifest", location)
 
     async def _create_other_objects(self, name: str) -> None:
         """Create an index with a build, plans, pages, a report, and staged and recorded answers for a table."""

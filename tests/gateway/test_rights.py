@@ -96,7 +96,7 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
                 )
 
         async def create(**body: Any) -> Any:
-            headers = {"Authorization": f"Bearer {tokens['writer_keys']}"}
+            headers = {"Authorization": f"Bearer {tokens['writer']}"}
             async with server.http.post(
                 f"{server.url}/v1/namespaces/db/tables", headers=headers, json={"schema": SCHEMA, **body}
             ) as answer:
@@ -175,8 +175,8 @@ async def test_credentials_are_refused_what_their_principal_may_no_longer_do(tmp
         assert await read_outcomes(keys_by_principal["admin"]) == ok
 
 
-def _do_overlap(first: str, other: str) -> bool:
-    return f"{first}/".startswith(f"{other}/") or f"{other}/".startswith(f"{first}/")
+def _do_overlap(folder: str, other_folder: str) -> bool:
+    return f"{folder}/".startswith(f"{other_folder}/") or f"{other_folder}/".startswith(f"{folder}/")
 
 
 @asynccontextmanager

@@ -227,8 +227,8 @@ def test_warehouse_check_leaves_no_files(tmp_path: Path) -> None:
     assert findings_by_subject["warehouse"]["text"] == f"file://{warehouse} can be written and read"
     assert list(warehouse.iterdir()) == []
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        code, findings_by_subject = run_doctor("--home", str(home), "--warehouse", f"file://{place}")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        code, findings_by_subject = run_doctor("--home", str(home), "--warehouse", f"file://{folder}")
         assert code == 1
         assert findings_by_subject["warehouse"]["is_fault"]
 

@@ -94,18 +94,20 @@ def test_location_that_overlaps_another_warehouse_is_refused(tmp_path: Path) -> 
         server = dataclasses.replace(settings, s3_backend=rng.choice(["", GOOGLE, AZURE]))
         location, _, backend = draw_warehouse(rng, server)
         other_location, other_settings, other_backend = draw_warehouse(rng, server)
-        other = StoredWarehouse("other", "0" * 32, other_location, other_location, other_settings, None, 0, "ann")
-        expected = any(
-            place[: len(other_place)] == other_place or other_place[: len(place)] == place
-            for place in list_segments(location, backend)
-            for other_place in list_segments(other_location, other_backend)
+        other_warehouse = StoredWarehouse(
+            "other", "0" * 32, other_location, other_location, other_settings, None, 0, "ann"
+        )
+        do_overlap = any(
+            segments[: len(other_segments)] == other_segments or other_segments[: len(segments)] == segments
+            for segments in list_segments(location, backend)
+            for other_segments in list_segments(other_location, other_backend)
         )
         try:
-            check_no_overlap_with_warehouses(parse_location(location), server, backend, [other])
+            check_no_overlap_with_warehouses(parse_location(location), server, backend, [other_warehouse])
         except BadRequest:
-            assert expected, number
+            assert do_overlap, number
         else:
-            assert not expected, number
+            assert not do_overlap, number
 
 
 def draw_warehouse(rng: random.Random, server: Settings) -> tuple[str, dict[str, Any], str]:

@@ -242,8 +242,8 @@ async def test_cached_decision_expires() -> None:
 
 def test_names_of_different_objects_differ_in_openfga() -> None:
     names = ["a", "a/b", "a%2Fb", "a b", "a:b", "a#b", "*", "ä", "x" * 300, "x" * 301]
-    objects = {name_object("_", Securable((first, *rest), "table", name)) for first in names for rest in ((), ("b",))
-               for name in names}  # fmt: skip
+    namespaces = [(level, *lower_levels) for level in names for lower_levels in ((), ("b",))]
+    objects = {name_object("_", Securable(namespace, "table", name)) for namespace in namespaces for name in names}
     assert len(objects) == 2 * len(names) ** 2
     for name in (*objects, *(name_user(name) for name in names), *(name_group(name) for name in names)):
         identifier = name.partition(":")[2]

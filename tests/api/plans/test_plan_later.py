@@ -50,7 +50,7 @@ async def test_plan_that_reads_very_much_is_answered_later(
     submitted_plan = await api_with_files("POST", f"{T}/plan", {"filter": EQ_5})
     assert set(submitted_plan.json) == {"status", "plan-id"}
     assert submitted_plan.json["status"] == "submitted"
-    plan_path = f"{T}/plan/{submitted_plan.json['plan_path-id']}"
+    plan_path = f"{T}/plan/{submitted_plan.json['plan-id']}"
     assert (await api_with_files("GET", plan_path)).json == {"status": "submitted"}
     slow_planner.may_plan.set()
     while (answer := await api_with_files("GET", plan_path)).json["status"] == "submitted":
