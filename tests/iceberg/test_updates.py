@@ -386,7 +386,7 @@ def test_new_table_without_a_uuid_gets_the_supplied_uuid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing_field", "message"),
+    ("missing_action", "message"),
     [
         ("set-location", "Table location is required"),
         ("add-schema", "no schema has been added"),
