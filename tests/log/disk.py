@@ -31,6 +31,7 @@ class SimulatedFile:
 
 
 def _apply(data: bytearray, position: int, part: bytes | None) -> None:
+    """Write the bytes at the position, or truncate the file there if they are None."""
     if part is None:
         del data[position:]
     else:
