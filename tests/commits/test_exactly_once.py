@@ -24,7 +24,7 @@ from tests.commits.lake import SCHEMA, CommitTable
 from tests.commits.reader import check_snapshots, find_snapshot, read_snapshot_ids, read_snapshot_rows
 from tests.faults.rigs.http import HttpClient
 from tests.faults.rigs.lossy_proxy import FAULTS, make_fault_chooser, run_lossy_proxy
-from tests.faults.rigs.mortal import MortalServer
+from tests.faults.rigs.mortal import KillableServer
 from tests.seeds import first_seed
 from tests.server.rig import run_server
 
@@ -152,7 +152,7 @@ def _read_ids(base_url: str, name: str) -> list[int]:
 
 
 def test_lost_requests_and_replies_neither_lose_nor_duplicate_rows(tmp_path: Path) -> None:
-    with MortalServer(tmp_path / "home") as server:
+    with KillableServer(tmp_path / "home") as server:
         server.start()
         lake = _open_lake(server.base_url, "t")
         with run_lossy_proxy(server.base_url) as proxy:
@@ -180,7 +180,7 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
     print(f"kills: FAULT_SEED={SEED}")
     rng = random.Random(SEED)
     steps = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap")
-    with MortalServer(tmp_path / "home") as server:
+    with KillableServer(tmp_path / "home") as server:
         client = server.start()
         lake = _open_lake(server.base_url, "t")
         path_by_sequence: dict[int, str] = {}

@@ -47,14 +47,14 @@ class BrokenStore:
 
     Attributes:
         rate: The share of answers to GET with a fault. Answers to HEAD have a forbidden body at the same rate.
-        faults_max: The greatest number of faults. The default never ends them.
+        faults_left: The number of faults that may still occur. By default, there is no limit in practice.
         faults: The faults that may occur.
     """
 
     rng: random.Random
     objects: dict[str, bytes] = field(default_factory=dict)
     rate: float = 0.0
-    faults_max: int = 1 << 30
+    faults_left: int = 1 << 30
     faults: tuple[str, ...] = FAULTS
     fault_counts: Counter[str] = field(default_factory=Counter)
     replace: dict[str, bytes] = field(default_factory=dict)
@@ -73,11 +73,11 @@ class BrokenStore:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         data = self.objects[path]
         etag = compute_etag(data)
-        is_broken = method == "GET" and self.faults_max and self.rng.random() < self.rate
+        is_broken = method == "GET" and self.faults_left and self.rng.random() < self.rate
         fault = self.rng.choice(self.faults) if is_broken else ""
         self.fault_counts[fault or method] += 1
         if fault:
-            self.faults_max -= 1
+            self.faults_left -= 1
             self.objects |= self.replace
         if fault == "silent":
             return False
@@ -246,7 +246,7 @@ async def test_interrupted_answer_is_completed_only_from_the_same_object(
 ) -> None:
     rng = random.Random(3)
     path, data = f"/b/t/{name}", rng.randbytes(20 * BLOCK_BYTES)
-    store = BrokenStore(rng, {path: data}, faults=("cut",), faults_max=4)
+    store = BrokenStore(rng, {path: data}, faults=("cut",), faults_left=4)
     async with open_gateway(store, tmp_path, gateway_cache_fetch_bytes=BLOCK_BYTES - 1) as gateway:
         _, body, *_ = await gateway.send("GET", path, Range="bytes=0-0")
         assert body == data[:1]
@@ -269,7 +269,7 @@ async def test_interrupted_answer_is_completed_without_a_second_connection(tmp_p
     """When a store restarts, interrupted answers may hold all connections."""
     rng = random.Random(4)
     path, data = "/b/t/data/plain", rng.randbytes(20 * BLOCK_BYTES)
-    store = BrokenStore(rng, {path: data}, rate=1.0, faults=("cut",), faults_max=1)
+    store = BrokenStore(rng, {path: data}, rate=1.0, faults=("cut",), faults_left=1)
     async with open_gateway(store, tmp_path, connections=1, gateway_cache_fetch_bytes=BLOCK_BYTES - 1) as gateway:
         address = urlsplit(gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)

@@ -11,14 +11,14 @@ from _pytest.mark.structures import ParameterSet
 from tests.catalog.rig import SCHEMA, build_append
 from tests.faults.rigs.dying_server import STEPS
 from tests.faults.rigs.http import HttpClient, create_key
-from tests.faults.rigs.mortal import MortalServer
+from tests.faults.rigs.mortal import KillableServer
 from tests.services.s3 import S3
 
 RETRIES = ("with its idempotency key", "without a key", "as another commit on the same base")
 STEPS_AFTER_COMMIT = ("after-swap", "before-reply")
 
 
-def _kill_and_retry(server: MortalServer, client: HttpClient, step: str, retry: str, name: str) -> HttpClient:
+def _kill_and_retry(server: KillableServer, client: HttpClient, step: str, retry: str, name: str) -> HttpClient:
     """Commit twice, kill the server at `step` of the third commit, and retry this commit on a restarted server."""
     assert client.create_table(name)[0] == 200
     for snapshot_id in (1, 2):
@@ -60,7 +60,7 @@ def _list_steps(*steps: str) -> list[ParameterSet]:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("step", _list_steps(*STEPS))
 def test_killed_server_leaves_a_complete_commit_or_no_commit(tmp_path: Path, step: str) -> None:
-    with MortalServer(tmp_path / "home") as server:
+    with KillableServer(tmp_path / "home") as server:
         client = server.start()
         for number, retry in enumerate(RETRIES):
             client = _kill_and_retry(server, client, step, retry, f"t{number}")
@@ -70,7 +70,7 @@ def test_killed_server_on_postgresql_and_s3_leaves_a_complete_commit_or_no_commi
     tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str
 ) -> None:
     env = {**s3.build_seamark_env(), "SEAMARK_DATABASE": postgres_url, "SEAMARK_WAREHOUSE": f"s3://{s3_bucket}/lake"}
-    with MortalServer(tmp_path / "home", env) as server:
+    with KillableServer(tmp_path / "home", env) as server:
         client = server.start()
         for number, step in enumerate(STEPS):
             client = _kill_and_retry(server, client, step, RETRIES[number % 2], f"t{number}")
@@ -80,7 +80,7 @@ def test_killed_server_on_postgresql_and_s3_leaves_a_complete_commit_or_no_commi
 
 
 def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> None:
-    with MortalServer(tmp_path / "home") as server:
+    with KillableServer(tmp_path / "home") as server:
         client = server.start()
         # At "after-metadata-write" one of three files exists.
         for step in ("after-metadata-write", "before-swap", "after-swap"):
@@ -152,7 +152,7 @@ def _list_dropped(client: HttpClient) -> list[str]:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("step", _list_steps("after-metadata-write", "before-swap", "after-swap"))
 def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_all(tmp_path: Path, step: str) -> None:
-    with MortalServer(tmp_path / "home") as server:
+    with KillableServer(tmp_path / "home") as server:
         client = server.start()
         for name in ("source", "old", "doomed"):
             assert client.create_table(name)[0] == 200

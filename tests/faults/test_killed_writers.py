@@ -44,7 +44,7 @@ def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: in
     """Kill the writer job `kills` times, let it finish, and check the rows of each snapshot."""
     context = f"FAULT_SEED={seed} version={version} is_indexed={is_indexed}"
     rng = random.Random(seed)
-    checkpoint = home / "notes"
+    checkpoint = home / "checkpoint"
     with Seamark(home) as server, closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
         properties = {"seamark.index.ids": "record(id)"} if is_indexed else {}

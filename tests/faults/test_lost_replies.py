@@ -51,7 +51,7 @@ def _is_change(method: str, path: str) -> bool:
     return method in ("POST", "DELETE")
 
 
-@pytest.mark.parametrize("has_key", [True, False], ids=["with a key", "blindly"])
+@pytest.mark.parametrize("has_key", [True, False], ids=["with a key", "without a key"])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_repeat_after_a_lost_reply_gets_the_first_answer(proxy: LossyProxy, seed: int, has_key: bool) -> None:
     client, name = HttpClient(proxy.base_url), f"t{seed}{has_key}"

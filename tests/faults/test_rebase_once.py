@@ -15,7 +15,7 @@ from tests.catalog.rig import SCHEMA
 from tests.faults.rigs.dying_server import STEPS
 from tests.faults.rigs.http import HttpClient, OutcomeUnknown, create_key
 from tests.faults.rigs.lossy_proxy import FAULTS, LossyProxy, make_fault_chooser, run_lossy_proxy
-from tests.faults.rigs.mortal import MortalServer
+from tests.faults.rigs.mortal import KillableServer
 from tests.services.seamark import Seamark
 
 REBASE = {"seamark.commit.rebase": "append"}
@@ -80,7 +80,7 @@ def _commit_overtaken(client: HttpClient, name: str, version: int, merge: int) -
 )
 def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_path: Path, step: str, nth: int) -> None:
     """The rebase writes a manifest, a manifest list and metadata, in this order."""
-    with MortalServer(tmp_path / "home") as server:
+    with KillableServer(tmp_path / "home") as server:
         client = server.start()
         for number, (version, key) in enumerate(((2, None), (3, create_key()))):
             name = f"t{number}"
@@ -113,7 +113,7 @@ def proxy(server: Seamark) -> Iterator[LossyProxy]:
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("has_key", [True, False], ids=["with a key", "blindly"])
+@pytest.mark.parametrize("has_key", [True, False], ids=["with a key", "without a key"])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy, seed: int, has_key: bool) -> None:
     client, direct_client, name = (

@@ -96,7 +96,7 @@ def run_campaign(home: Path, *, failures: int, seed: int, version: int, is_index
     """Disturb one job until `failures` attempts of its tasks have failed, and then let it end."""
     context = f"FAULT_SEED={seed} version={version} is_indexed={is_indexed}"
     rng = random.Random(seed)
-    checkpoint, scratch = home / "notes", home / "scratch"
+    checkpoint, scratch = home / "checkpoint", home / "scratch"
     find_java_17()
     with Seamark(home / "server") as server, closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')

@@ -144,7 +144,7 @@ def test_version_3_accepts_its_types_and_defaults() -> None:
             build_field(5, "d", "decimal(5,1)", **{"initial-default": "1.5", "write-default": "2.5"}),
         ),
     )
-    assert [f.type for f in metadata.current_schema.fields] == [
+    assert [field.type for field in metadata.current_schema.fields] == [
         "variant",
         "geography(OGC:CRS84, vincenty)",
         "timestamp_ns",

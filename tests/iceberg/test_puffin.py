@@ -83,8 +83,8 @@ def test_footer_is_read_from_the_end_of_a_file_alone() -> None:
 
 
 def test_uncompressed_blob_is_not_copied() -> None:
-    part = memoryview(bytearray(1000))
-    assert any(written_part is part for written_part in write_puffin([Blob("t", [part])], {}))
+    blob_part = memoryview(bytearray(1000))
+    assert any(written_part is blob_part for written_part in write_puffin([Blob("t", [blob_part])], {}))
 
 
 def test_pyiceberg_reads_our_puffin_files() -> None:

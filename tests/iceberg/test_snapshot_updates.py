@@ -26,7 +26,7 @@ LATER_MS = NOW_MS + 1_000_000
 def test_snapshot_on_main_becomes_current_and_is_logged_at_its_own_time() -> None:
     metadata = apply_json_updates(build_table(), add_snapshot(5, 1), set_ref(5))
     assert (metadata.current_snapshot_id, metadata.last_sequence_number) == (5, 1)
-    assert [(e.snapshot_id, e.timestamp_ms) for e in metadata.snapshot_log] == [(5, NOW_MS + 1000)]
+    assert [(entry.snapshot_id, entry.timestamp_ms) for entry in metadata.snapshot_log] == [(5, NOW_MS + 1000)]
     assert decode_table(encode_table(metadata), "f") == metadata
 
 
@@ -37,7 +37,7 @@ def test_staged_snapshot_does_not_change_main() -> None:
 
 def test_rollback_is_logged_at_the_time_of_the_commit() -> None:
     metadata = apply_json_updates(add_snapshots(build_table(), 1, 2), set_ref(1))
-    assert [e.snapshot_id for e in metadata.snapshot_log] == [1, 2, 1]
+    assert [entry.snapshot_id for entry in metadata.snapshot_log] == [1, 2, 1]
     assert metadata.snapshot_log[-1].timestamp_ms == LATER_MS
 
 
@@ -45,7 +45,7 @@ def test_snapshots_that_are_current_only_within_a_commit_are_not_logged() -> Non
     metadata = apply_json_updates(
         add_snapshots(build_table(), 1), add_snapshot(2, 2, 1), set_ref(2), add_snapshot(3, 3, 2), set_ref(3)
     )
-    assert [e.snapshot_id for e in metadata.snapshot_log] == [1, 3]
+    assert [entry.snapshot_id for entry in metadata.snapshot_log] == [1, 3]
     assert len(metadata.snapshots) == 3
 
 
@@ -186,10 +186,10 @@ def test_removed_snapshots_lose_their_refs_statistics_and_older_history() -> Non
     metadata_after_removal = apply_json_updates(metadata, {"action": "remove-snapshots", "snapshot-ids": [2]})
     assert [snapshot.snapshot_id for snapshot in metadata_after_removal.snapshots] == [1, 3]
     assert metadata_after_removal.refs.keys() == {"main"}
-    assert [f.snapshot_id for f in metadata_after_removal.statistics] == [3]
+    assert [file.snapshot_id for file in metadata_after_removal.statistics] == [3]
     assert metadata_after_removal.partition_statistics == ()
     # Snapshot 1 stays valid, but the time when it was replaced is no longer known.
-    assert [e.snapshot_id for e in metadata_after_removal.snapshot_log] == [3]
+    assert [entry.snapshot_id for entry in metadata_after_removal.snapshot_log] == [3]
 
 
 def test_table_has_no_current_snapshot_after_its_removal() -> None:
@@ -221,8 +221,8 @@ def test_snapshot_has_one_statistics_file_of_each_kind() -> None:
         build_partition_statistics(1),
         build_partition_statistics(1, "c"),
     )
-    assert [f.statistics_path for f in metadata.statistics] == ["b"]
-    assert [f.statistics_path for f in metadata.partition_statistics] == ["c"]
+    assert [file.statistics_path for file in metadata.statistics] == ["b"]
+    assert [file.statistics_path for file in metadata.partition_statistics] == ["c"]
     metadata_without_statistics = apply_json_updates(
         metadata,
         {"action": "remove-statistics", "snapshot-id": 1},

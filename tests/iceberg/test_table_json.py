@@ -94,7 +94,7 @@ def test_pyiceberg_reads_our_metadata(version: int) -> None:
     assert [snapshot.snapshot_id for snapshot in pyiceberg_metadata.snapshots] == [11, 12, 13]
     assert pyiceberg_metadata.current_snapshot_id == 13
     assert {name: ref.snapshot_id for name, ref in pyiceberg_metadata.refs.items()} == {"main": 13, "v1": 11, "dev": 12}
-    assert [e.snapshot_id for e in pyiceberg_metadata.snapshot_log] == [11, 12, 13]
+    assert [entry.snapshot_id for entry in pyiceberg_metadata.snapshot_log] == [11, 12, 13]
     assert pyiceberg_metadata.metadata_log[0].metadata_file == SOURCE
     assert pyiceberg_metadata.statistics[0].blob_metadata[0].fields == []
     assert pyiceberg_metadata.last_partition_id == 1000
@@ -143,7 +143,7 @@ def test_old_version_1_metadata_is_completed() -> None:
     assert metadata.current_schema.id == 0
     assert metadata.default_spec.fields[0].field_id == 1000
     assert metadata.last_partition_id == 1000
-    assert [o.order_id for o in metadata.sort_orders] == [0]
+    assert [order.order_id for order in metadata.sort_orders] == [0]
     assert metadata.refs["main"].snapshot_id == 7
     document = json.loads(encode_table(metadata))
     assert document["snapshots"][0]["manifests"] == ["s3://lake/m1.avro"]
@@ -239,7 +239,7 @@ def test_metadata_log_keeps_the_newest_files_and_returns_the_removed_files() -> 
     for number in range(5):
         metadata, expired_files = add_previous_file(metadata, f"f{number}", NOW_MS + number)
         removed_names += expired_files
-    assert [(e.metadata_file, e.timestamp_ms - NOW_MS) for e in metadata.metadata_log] == [
+    assert [(entry.metadata_file, entry.timestamp_ms - NOW_MS) for entry in metadata.metadata_log] == [
         ("f2", 2),
         ("f3", 3),
         ("f4", 4),

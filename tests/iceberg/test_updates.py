@@ -263,7 +263,7 @@ def test_missing_partition_field_ids_are_assigned() -> None:
         build_table(partition_spec=build_spec((2, "day", "d"))),
         {"action": "add-spec", "spec": build_spec((1, "bucket[4]", "b"), (2, "day", "dd"), (3, "truncate[2]", "t"))},
     )
-    assert [f.field_id for f in metadata.partition_specs[1].fields] == [1001, 1000, 1002]
+    assert [field.field_id for field in metadata.partition_specs[1].fields] == [1001, 1000, 1002]
     assert metadata.last_partition_id == 1002
 
 
@@ -272,7 +272,7 @@ def test_equal_fields_of_one_spec_get_separate_ids() -> None:
         build_table(partition_spec=build_spec((1, "bucket[4]", "b"))),
         {"action": "add-spec", "spec": build_spec((1, "bucket[4]", "b"), (1, "bucket[4]", "b2"))},
     )
-    assert [f.field_id for f in metadata.partition_specs[1].fields] == [1000, 1001]
+    assert [field.field_id for field in metadata.partition_specs[1].fields] == [1000, 1001]
 
 
 def test_version_1_specs_need_sequential_ids() -> None:
@@ -325,7 +325,7 @@ def test_new_sort_order_gets_the_next_id_and_an_equal_sort_order_is_reused() -> 
         {"action": "add-sort-order", "sort-order": build_order((1, "identity"), order_id=30)},
         {"action": "set-default-sort-order", "sort-order-id": -1},
     )
-    assert [o.order_id for o in metadata.sort_orders] == [0, 1]
+    assert [order.order_id for order in metadata.sort_orders] == [0, 1]
     assert metadata.default_sort_order_id == 1
     unchanged_metadata = apply_json_updates(
         metadata, {"action": "add-sort-order", "sort-order": build_order((1, "IDENTITY"), order_id=5)}
@@ -386,7 +386,7 @@ def test_new_table_without_a_uuid_gets_the_supplied_uuid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing_field", "message"),
+    ("missing_action", "message"),
     [
         ("set-location", "Table location is required"),
         ("add-schema", "no schema has been added"),

@@ -70,11 +70,11 @@ KINDS: dict[str, tuple[PrimitiveType, st.SearchStrategy[Any]]] = {
 values = st.sampled_from(sorted(KINDS)).flatmap(lambda kind: st.tuples(st.just(kind), KINDS[kind][1]))
 
 
-def are_same(first: object, other: object) -> bool:
+def are_same(value: object, other_value: object) -> bool:
     """Return whether two values are equal. NaN equals NaN, and the zeros differ."""
-    if isinstance(first, float) and isinstance(other, float):
-        return struct.pack("<d", first) == struct.pack("<d", other) or (isnan(first) and isnan(other))
-    return type(first) is type(other) and first == other
+    if isinstance(value, float) and isinstance(other_value, float):
+        return struct.pack("<d", value) == struct.pack("<d", other_value) or (isnan(value) and isnan(other_value))
+    return type(value) is type(other_value) and value == other_value
 
 
 def to_pyiceberg(kind: str, value: Value) -> Any:

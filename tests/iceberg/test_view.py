@@ -56,7 +56,7 @@ def test_new_view_has_one_version_and_one_log_entry() -> None:
         view_version=build_version(**{"schema-id": 12, "default-catalog": "c"}), schema={**EVENTS, "schema-id": 9}
     )
     assert (view.current_version_id, view.current_version.schema_id, view.schemas[0].id) == (1, 0, 0)
-    assert [(e.version_id, e.timestamp_ms) for e in view.version_log] == [(1, NOW_MS)]
+    assert [(entry.version_id, entry.timestamp_ms) for entry in view.version_log] == [(1, NOW_MS)]
     assert view.current_version.default_catalog == "c"
 
 
@@ -95,7 +95,7 @@ def test_replaced_view_has_the_next_version_and_its_schema() -> None:
         *build_replacement("SELECT n", **{"schema-id": -1}),
     )
     assert (view.current_version_id, view.current_version.schema_id, len(view.schemas)) == (2, 1, 2)
-    assert [e.version_id for e in view.version_log] == [1, 2]
+    assert [entry.version_id for entry in view.version_log] == [1, 2]
 
 
 def test_version_equal_to_an_old_version_is_reused() -> None:
@@ -103,13 +103,13 @@ def test_version_equal_to_an_old_version_is_reused() -> None:
     reverted_view = apply_updates(view, *build_replacement("SELECT 1", **{"timestamp-ms": NOW_MS + 9}))
     assert (reverted_view.current_version_id, len(reverted_view.versions)) == (1, 2)
     # The version became current again in this commit, not when it was created.
-    assert [(e.version_id, e.timestamp_ms) for e in reverted_view.version_log][-1] == (1, NOW_MS + 5000)
+    assert [(entry.version_id, entry.timestamp_ms) for entry in reverted_view.version_log][-1] == (1, NOW_MS + 5000)
     assert apply_updates(view, *build_replacement("SELECT 2")) is view
 
 
 def test_only_the_last_version_set_in_a_commit_is_logged() -> None:
     view = apply_updates(build_view(), *build_replacement("SELECT 2"), *build_replacement("SELECT 3"))
-    assert (view.current_version_id, [e.version_id for e in view.version_log]) == (3, [1, 3])
+    assert (view.current_version_id, [entry.version_id for entry in view.version_log]) == (3, [1, 3])
 
 
 def test_properties_location_uuid_and_version_of_a_view_change() -> None:
@@ -130,7 +130,7 @@ def test_versions_beyond_the_history_size_are_dropped_with_their_log() -> None:
     for number in range(2, 6):
         view = apply_updates(view, *build_replacement(f"SELECT {number}"))
     assert [version.version_id for version in view.versions] == [5, 4]
-    assert [e.version_id for e in view.version_log] == [4, 5]
+    assert [entry.version_id for entry in view.version_log] == [4, 5]
 
 
 def test_log_entries_before_a_dropped_version_are_dropped() -> None:
@@ -138,8 +138,8 @@ def test_log_entries_before_a_dropped_version_are_dropped() -> None:
     view = apply_updates(view, {"action": "set-current-view-version", "view-version-id": 1}, now_ms=NOW_MS + 6000)
     shrink = {"action": "set-properties", "updates": {"version.history.num-entries": "1"}}
     smaller_view = apply_updates(view, shrink)
-    assert [e.version_id for e in view.version_log] == [1, 2, 1]
-    assert [(e.version_id, e.timestamp_ms) for e in smaller_view.version_log] == [(1, NOW_MS + 6000)]
+    assert [entry.version_id for entry in view.version_log] == [1, 2, 1]
+    assert [(entry.version_id, entry.timestamp_ms) for entry in smaller_view.version_log] == [(1, NOW_MS + 6000)]
 
 
 def test_current_version_and_versions_of_the_commit_are_always_kept() -> None:

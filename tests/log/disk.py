@@ -31,6 +31,7 @@ class SimulatedFile:
 
 
 def _apply(data: bytearray, position: int, part: bytes | None) -> None:
+    """Write the bytes at the position, or truncate the file there if they are None."""
     if part is None:
         del data[position:]
     else:
@@ -86,14 +87,14 @@ class SimulatedDisk:
     def create(self, name: str, data: bytes, reserve_bytes: int = 0) -> None:
         self.on_operation("create")
         size_bytes = max(len(data), reserve_bytes)
-        self.take_room(size_bytes)
+        self.use_space(size_bytes)
         content = bytearray(data) + bytes(size_bytes - len(data))
         self.files[name] = SimulatedFile(content, bytearray(content))
         self.on_operation("created")
 
     def replace(self, name: str, data: bytes) -> None:
         self.on_operation("create")
-        self.take_room(len(data))
+        self.use_space(len(data))
         self.free_bytes += len(self.files[name].visible)
         self.files[name] = SimulatedFile(bytearray(data), bytearray(data))
         self.on_operation("created")
@@ -118,7 +119,7 @@ class SimulatedDisk:
             file = self.files.pop(name, None)
             self.free_bytes += len(file.visible) if file is not None else 0
 
-    def take_room(self, size_bytes: int) -> None:
+    def use_space(self, size_bytes: int) -> None:
         if size_bytes > self.free_bytes:
             raise OSError(errno.ENOSPC, "No space left on device")
         self.free_bytes -= size_bytes
@@ -137,7 +138,7 @@ class OpenSimulatedFile:
             half_bytes = len(part) // 2
             for half_position, data in ((position, part[:half_bytes]), (position + half_bytes, part[half_bytes:])):
                 self._disk.on_operation("write")
-                self._disk.take_room(max(0, half_position + len(data) - len(self._file.visible)))
+                self._disk.use_space(max(0, half_position + len(data) - len(self._file.visible)))
                 _apply(self._file.visible, half_position, data)
                 self._file.unsynced_changes.append((half_position, data))
             position += len(part)
@@ -157,7 +158,7 @@ class OpenSimulatedFile:
     def reserve(self, size_bytes: int) -> None:
         missing_bytes = size_bytes - len(self._file.visible)
         if missing_bytes > 0:
-            self._disk.take_room(missing_bytes)
+            self._disk.use_space(missing_bytes)
             self._file.visible.extend(bytes(missing_bytes))
             self._file.unsynced_changes.append((size_bytes - missing_bytes, bytes(missing_bytes)))
 

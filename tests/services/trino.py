@@ -96,13 +96,13 @@ def _install_plugins(folder: Path, home: Path, plugin_jars: Sequence[Path], *, s
     """
     plugins = folder / "plugin"
     plugins.mkdir()
-    assembled = _assemble_iceberg_plugin()
+    iceberg_plugin = _assemble_iceberg_plugin()
     if plugin_jars:
         (plugins / "iceberg").mkdir()
-        for jar in (*plugin_jars, assembled / SERVICE_ENTRY):
+        for jar in (*plugin_jars, iceberg_plugin / SERVICE_ENTRY):
             (plugins / "iceberg" / jar.name).symlink_to(jar)
     else:
-        (plugins / "iceberg").symlink_to(assembled)
+        (plugins / "iceberg").symlink_to(iceberg_plugin)
     if spooling:
         classes = folder / "classes"
         argv = [str(home / "bin" / "javac"), "-d", str(classes), "-cp", f"{JARS / 'lib'}/*", str(SPOOLING_SOURCE)]

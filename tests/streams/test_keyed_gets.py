@@ -153,11 +153,11 @@ async def test_gets_of_one_principal_cannot_use_all_threads() -> None:
 
     row_files, search = SimpleNamespace(get=get_rows), SimpleNamespace(open=lambda *_: None)
     gets = keyed_gets.KeyedGets(cast("Any", row_files), cast("Any", search))
-    loaded_parts = cast("Any", SimpleNamespace(entry=1, metadata=2))
-    calls = [gets.get(loaded_parts, cast("Any", name), [], name) for name in ("ann",) * 6 + ("bob",)]
+    loaded_table = cast("Any", SimpleNamespace(entry=1, metadata=2))
+    calls = [gets.get(loaded_table, cast("Any", name), [], name) for name in ("ann",) * 6 + ("bob",)]
     tasks = [asyncio.create_task(call) for call in calls]
     await until(lambda: running_counts == {"ann": 2, "bob": 1})
-    tasks[0].cancel()
+    tasks[0].cancel()  # Its thread still runs, so no other get of ann may begin.
     await asyncio.sleep(0.05)
     assert running_counts == {"ann": 2, "bob": 1}
     may_end.set()

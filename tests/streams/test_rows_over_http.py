@@ -509,8 +509,8 @@ async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_
 
     Bodies are refused at once during a pause or if the queue is full.
     """
-    room = "seamark.metaserver.streams.incoming.body_room"
-    monkeypatch.setattr(f"{room}.WAIT_S", PATIENCE_S)
+    module = "seamark.metaserver.streams.incoming.body_room"
+    monkeypatch.setattr(f"{module}.WAIT_S", PATIENCE_S)
     async with open_stream_server(tmp_path, stream_memory_bytes=1 << 20, bodies_memory_bytes=4 << 20) as stream:
         await create_stream_table(stream)
         await stream.post({"id": 0})

@@ -1,9 +1,9 @@
-"""A server that kills itself with SIGKILL at a chosen step of a change, once it is armed.
+"""A server that kills itself with SIGKILL at a step of a change that a file states.
 
     SEAMARK_HOME=… SEAMARK_PORT=… python -m tests.faults.rigs.dying_server
 
-The file `<home>/fuse` has a line `STEP NTH`: the server dies when it reaches STEP for the NTH time after the file was
-created. The components are real. Wrappers around the store and the objects tell `Fuse` that a step is reached.
+The file `<home>/kill` has a line `STEP NTH`: the server dies when it reaches STEP for the NTH time after the file was
+created. The components are real. Wrappers around the store and the objects tell `KillSwitch` that a step is reached.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ _CHANGES = (SwapPointer, CreateEntry, DropEntry, RenameEntry, RestoreEntry)
 STEPS = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap", "before-reply")
 
 
-FUSE = "fuse"
+KILL_FILE = "kill"
+"""The name of the file that states at which step the server dies."""
 
 
-class Fuse:
+class KillSwitch:
     """Counts how often the process reaches the step in the file, and kills it at the number that the file states."""
 
     def __init__(self, home: Path) -> None:
-        self._file = home / FUSE
+        self._file = home / KILL_FILE
         self._passed_steps = 0
 
     def pass_step(self, step: str) -> None:
         if not self._file.exists():
             return
-        armed_step, nth = self._file.read_text().split()
-        self._passed_steps += step == armed_step
+        fatal_step, nth = self._file.read_text().split()
+        self._passed_steps += step == fatal_step
         if self._passed_steps == int(nth):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -50,9 +51,9 @@ class Fuse:
 class Wrapper:
     """Passes all calls on to `inner`. Subclasses replace the methods with steps at which the process may die."""
 
-    def __init__(self, inner: Any, fuse: Fuse) -> None:
+    def __init__(self, inner: Any, kill_switch: KillSwitch) -> None:
         self._inner = inner
-        self._fuse = fuse
+        self._kill_switch = kill_switch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -62,38 +63,38 @@ class DyingStore(Wrapper):
     async def transact(self, operations: Any) -> Any:
         commits = any(isinstance(operation, _CHANGES) for operation in operations)
         if commits:
-            self._fuse.pass_step("before-swap")
+            self._kill_switch.pass_step("before-swap")
         result = await self._inner.transact(operations)
         if commits:
-            self._fuse.pass_step("after-swap")
+            self._kill_switch.pass_step("after-swap")
         return result
 
 
 class DyingObjects(Wrapper):
     async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
-        self._fuse.pass_step("before-metadata-write")
+        self._kill_switch.pass_step("before-metadata-write")
         await self._inner.create(location, data, durable=durable)
-        self._fuse.pass_step("after-metadata-write")
+        self._kill_switch.pass_step("after-metadata-write")
 
 
 def main(settings: Settings) -> None:
-    """Serve with wrappers that kill this process at the step in the fuse file."""
-    fuse = Fuse(settings.home)
+    """Serve with wrappers that kill this process at the step in the file `kill`."""
+    kill_switch = KillSwitch(settings.home)
     commit = EngineCommits.commit
 
     @asynccontextmanager
     async def open_dying_store(*args: Any, **options: Any) -> Any:
         async with open_store(*args, **options) as inner:
-            yield DyingStore(inner, fuse)
+            yield DyingStore(inner, kill_switch)
 
     @asynccontextmanager
     async def open_dying_objects(*args: Any, **options: Any) -> Any:
         async with open_objects(*args, **options) as inner:
-            yield DyingObjects(inner, fuse)
+            yield DyingObjects(inner, kill_switch)
 
     async def commit_and_pass_step(self: EngineCommits, *args: Any, **options: Any) -> Any:
         result = await commit(self, *args, **options)
-        fuse.pass_step("before-reply")
+        kill_switch.pass_step("before-reply")
         return result
 
     server.open_store = open_dying_store  # type: ignore[attr-defined]

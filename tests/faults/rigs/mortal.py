@@ -9,14 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.faults.rigs.dying_server import FUSE
+from tests.faults.rigs.dying_server import KILL_FILE
 from tests.faults.rigs.http import HttpClient, OutcomeUnknown
 from tests.services.process import ManagedProcess, choose_free_port, is_http_ok
 
 _REPO = Path(__file__).parents[3]
 
 
-class MortalServer:
+class KillableServer:
     """A server over `home` that a test can kill at a step.
 
     `env` has `SEAMARK_…` variables. By default the server uses SQLite and a local warehouse.
@@ -34,13 +34,13 @@ class MortalServer:
     def start(self) -> HttpClient:
         """Start or restart the server, without a step at which it dies."""
         self._process.stop()
-        (self.home / FUSE).unlink(missing_ok=True)
+        (self.home / KILL_FILE).unlink(missing_ok=True)
         self._process.start(lambda: is_http_ok(f"{self.base_url}/readyz"), timeout_s=60)
         return HttpClient(self.base_url)
 
     def run_until_death(self, step: str, nth: int, send_request: Any) -> None:
         """Send a request, during which the server must die when it reaches `step` for the `nth` time."""
-        (self.home / FUSE).write_text(f"{step} {nth}")
+        (self.home / KILL_FILE).write_text(f"{step} {nth}")
         try:
             answer = send_request()
         except OutcomeUnknown:
@@ -48,7 +48,7 @@ class MortalServer:
             return
         raise AssertionError(f"the server did not die at time {nth} of {step}, but answered {answer}")
 
-    def __enter__(self) -> MortalServer:
+    def __enter__(self) -> KillableServer:
         return self
 
     def __exit__(

@@ -39,11 +39,12 @@ TYPES = ["int", "string", "decimal(9, 2)", "timestamptz", "uuid", "date"]
 
 def evolve_schema(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
     fields = [
-        {"id": f.id, "name": f.name, "required": f.required, "type": f.type} for f in metadata.current_schema.fields
+        {"id": field.id, "name": field.name, "required": field.required, "type": field.type}
+        for field in metadata.current_schema.fields
     ]
     new_id = metadata.last_column_id + 1
     fields.append(build_field(new_id, f"c{new_id}", draw(st.sampled_from(TYPES))))
-    document = {"type": "struct", "schema-id": max(s.id for s in metadata.schemas) + 1, "fields": fields}
+    document = {"type": "struct", "schema-id": max(schema.id for schema in metadata.schemas) + 1, "fields": fields}
     updates: list[Json] = [{"action": "add-schema", "schema": document}]
     if draw(st.booleans()):
         updates.append({"action": "set-current-schema", "schema-id": -1})
@@ -51,11 +52,11 @@ def evolve_schema(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
 
 
 def evolve_spec(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
-    spec_id = max(s.spec_id for s in metadata.partition_specs) + 1
+    spec_id = max(spec.spec_id for spec in metadata.partition_specs) + 1
     if metadata.format_version == 1:
         # A version 1 spec keeps the fields of the previous spec.
         old_fields = metadata.partition_specs[-1].fields
-        fields = [(f.source_id or 0, f.transform, f.name) for f in old_fields]
+        fields = [(field.source_id or 0, field.transform, field.name) for field in old_fields]
         fields.append((1, f"bucket[{spec_id + 1}]", f"p{spec_id}"))
         ids = tuple(range(1000, 1000 + len(fields)))
     else:
@@ -67,7 +68,7 @@ def evolve_spec(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
 
 
 def evolve_order(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
-    order_id = max(o.order_id for o in metadata.sort_orders) + 1
+    order_id = max(order.order_id for order in metadata.sort_orders) + 1
     updates: list[Json] = [
         {"action": "add-sort-order", "sort-order": build_order((1, f"truncate[{order_id}]"), order_id=order_id)}
     ]
@@ -94,7 +95,7 @@ def append_snapshot(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
 
 
 def draw_snapshot_id(draw: st.DrawFn, metadata: TableMetadata) -> int:
-    return draw(st.sampled_from([s.snapshot_id for s in metadata.snapshots]))
+    return draw(st.sampled_from([snapshot.snapshot_id for snapshot in metadata.snapshots]))
 
 
 def draw_statistics(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
@@ -124,12 +125,15 @@ def draw_commit(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
         lambda: [{"action": "set-properties", "updates": {name: draw(st.text(max_size=5))}}],
         lambda: [{"action": "set-location", "location": f"s3://lake/{name}"}],
         lambda: [
-            {"action": "set-current-schema", "schema-id": draw(st.sampled_from([s.id for s in metadata.schemas]))}
+            {
+                "action": "set-current-schema",
+                "schema-id": draw(st.sampled_from([schema.id for schema in metadata.schemas])),
+            }
         ],
         lambda: [
             {
                 "action": "set-default-spec",
-                "spec-id": draw(st.sampled_from([s.spec_id for s in metadata.partition_specs])),
+                "spec-id": draw(st.sampled_from([spec.spec_id for spec in metadata.partition_specs])),
             }
         ],
     ]
@@ -139,10 +143,10 @@ def draw_commit(draw: st.DrawFn, metadata: TableMetadata) -> list[Json]:
         )
     if metadata.format_version == 1:
         choices.append(lambda: [{"action": "upgrade-format-version", "format-version": 2}])
-    old_schemas = [s.id for s in metadata.schemas if s.id != metadata.current_schema_id]
+    old_schemas = [schema.id for schema in metadata.schemas if schema.id != metadata.current_schema_id]
     if old_schemas:
         choices.append(lambda: [{"action": "remove-schemas", "schema-ids": [draw(st.sampled_from(old_schemas))]}])
-    old_specs = [s.spec_id for s in metadata.partition_specs if s.spec_id != metadata.default_spec_id]
+    old_specs = [spec.spec_id for spec in metadata.partition_specs if spec.spec_id != metadata.default_spec_id]
     if old_specs and metadata.format_version > 1:
         choices.append(lambda: [{"action": "remove-partition-specs", "spec-ids": [draw(st.sampled_from(old_specs))]}])
     if metadata.snapshots:
@@ -169,9 +173,11 @@ def to_comparable(metadata: PyIcebergMetadata, *, expired: bool) -> dict[str, An
     document["snapshot_log"] = None if expired else [entry.snapshot_id for entry in metadata.snapshot_log]
     if expired:
         document["partition_statistics"] = None
-        document["snapshots"] = [s.model_copy(update={"parent_snapshot_id": None}) for s in metadata.snapshots]
+        document["snapshots"] = [
+            snapshot.model_copy(update={"parent_snapshot_id": None}) for snapshot in metadata.snapshots
+        ]
     files_by_name = {name: document[name] for name in ("statistics", "partition_statistics") if document[name]}
-    document.update({name: sorted(files, key=lambda f: f.snapshot_id) for name, files in files_by_name.items()})
+    document.update({name: sorted(files, key=lambda file: file.snapshot_id) for name, files in files_by_name.items()})
     return document
 
 

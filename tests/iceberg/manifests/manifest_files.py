@@ -245,8 +245,8 @@ def read_by_fastavro(data: bytes, prefix: str = "") -> list[dict[str, Any]]:
     """Return the live entries as fastavro reads them, in the form of `to_plain_entries`."""
     reader = fastavro.reader(io.BytesIO(data))
     schema = json.loads(reader.metadata["avro.schema"])
-    file_schema = next(f["type"] for f in schema["fields"] if f["name"] == f"{prefix}data_file")
-    partition = next(f["type"] for f in file_schema["fields"] if f["name"] == f"{prefix}partition")
+    file_schema = next(field["type"] for field in schema["fields"] if field["name"] == f"{prefix}data_file")
+    partition = next(field["type"] for field in file_schema["fields"] if field["name"] == f"{prefix}partition")
     return [
         _flatten_row(row, prefix, partition)
         for row in reader

@@ -264,7 +264,7 @@ def test_error_of_an_invalid_file_has_a_limited_length() -> None:
         assert len(error.value.message) < 3_000
 
 
-@pytest.mark.parametrize("junk", [None, [], "x", 7, {}, {"file-path": 3}])
+@pytest.mark.parametrize("json_value", [None, [], "x", 7, {}, {"file-path": 3}])
 def test_json_that_is_not_a_file_is_rejected(json_value: object) -> None:
     with pytest.raises(BadRequest, match=r"^Invalid content file without a file-path: "):
         decode_content_file(json_value, TABLES[2])

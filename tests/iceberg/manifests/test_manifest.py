@@ -254,8 +254,8 @@ def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
     usual_ids, rows = [4, 1, 7], []
     for number in range(150):
         ids = change_ids(usual_ids) if number == odd_row else usual_ids
-        counts = [{"key": id_, "value": 10 * number + index} for index, id_ in enumerate(ids)]
-        bounds = [{"key": id_, "value": b"%d" % (number + index)} for index, id_ in enumerate(ids)]
+        counts = [{"key": column_id, "value": 10 * number + index} for index, column_id in enumerate(ids)]
+        bounds = [{"key": column_id, "value": b"%d" % (number + index)} for index, column_id in enumerate(ids)]
         status = files.DELETED if number % 7 == 5 else 0
         rows.append(build_entry(SCHEMA, day=number, status=status, value_counts=counts, upper_bounds=bounds))
     data = build_manifest(SCHEMA, *rows, codec="deflate")

@@ -119,7 +119,9 @@ def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     assert [manifest_file.added_rows_count, manifest_file.existing_rows_count, manifest_file.deleted_rows_count] == [
         sum(entry.file.record_count for entry in entries_by_status[status]) for status in (ADDED, EXISTING, DELETED)
     ]
-    numbers = [SEQUENCE if e.sequence_number is None else e.sequence_number for e in list_live_entries(entries)]
+    numbers = [
+        SEQUENCE if listed.sequence_number is None else listed.sequence_number for listed in list_live_entries(entries)
+    ]
     if version == 1:
         assert (manifest_file.sequence_number, manifest_file.min_sequence_number) == (0, 0)
     else:
@@ -159,8 +161,14 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     )
     data = build_manifest_bytes(
         [
-            Entry(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, to_planner_file(case, e.file))
-            for e in entries
+            Entry(
+                listed.status,
+                listed.snapshot_id,
+                listed.sequence_number,
+                listed.file_sequence_number,
+                to_planner_file(case, listed.file),
+            )
+            for listed in entries
         ],
         version=version,
         content=min(content, 1),
@@ -194,13 +202,13 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
         )
         comparable_entries = [
             ManifestEntry(
-                e.status,
-                e.snapshot_id,
-                e.sequence_number,
-                e.file_sequence_number,
-                replace_fields(e.file, **plain_values),
+                listed.status,
+                listed.snapshot_id,
+                listed.sequence_number,
+                listed.file_sequence_number,
+                replace_fields(listed.file, **plain_values),
             )
-            for e in (actual_entry, expected_entry)
+            for listed in (actual_entry, expected_entry)
         ]
         assert are_same(*comparable_entries), f"{case} {style}\n{actual_entry}\n{expected_entry}"
 
@@ -399,7 +407,9 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
         "list",
     )
     entries = read_entries(written_manifest.data, manifest, build_case(2).metadata)
-    assert [(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number) for e in entries] == [
+    assert [
+        (entry.status, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number) for entry in entries
+    ] == [
         (ADDED, 5, 0, 0),
         (EXISTING, 4, 0, 0),
     ]
@@ -443,13 +453,15 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
     manifest_file = written_manifest.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     (manifest,), next_row_id = assign_first_row_ids([manifest_file], 1_000)
     assert next_row_id == 1_081
-    assert [e.file.first_row_id for e in read_entries(written_manifest.data, manifest, case.metadata)] == [
+    assert [entry.file.first_row_id for entry in read_entries(written_manifest.data, manifest, case.metadata)] == [
         1_000,
         70,
         1_050,
         1_055,
     ]
-    assert {e.file.first_row_id for e in read_entries(written_manifest.data, manifest_file, case.metadata)} == {None}
+    assert {entry.file.first_row_id for entry in read_entries(written_manifest.data, manifest_file, case.metadata)} == {
+        None
+    }
 
 
 def test_manifest_list_requires_the_fields_of_its_version() -> None:
