@@ -181,15 +181,7 @@ def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
         DimensionRefused: A dimension table or its snapshot does not exist, a column has another type, a key has several
             rows, or the tables are too large or cannot be read.
     """
-    attributes_by_source: defaultdict[DimensionSource, dict[int, str]] = defaultdict(dict)
-    key_types: dict[DimensionSource, str] = {}
-    for term in terms:
-        lookup = parse_lookup(term.transform)
-        if lookup is not None:
-            key_types[lookup.source] = term.source
-            attributes = attributes_by_source[lookup.source]
-            if lookup.attribute_id != HAS_PARTNER:
-                attributes[lookup.attribute_id] = lookup.type
+    key_types, attributes_by_source = _list_attributes(terms)
     dimensions: dict[DimensionSource, pa.Table] = {}
     for source, attributes in attributes_by_source.items():
         bytes_max = DIMENSION_BYTES_MAX - sum(table.nbytes for table in dimensions.values())
@@ -203,6 +195,34 @@ def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
         except (OSError, Unreadable) as error:
             raise DimensionRefused(f"The dimension table {name} cannot be read: {error}") from error
     return dimensions
+
+
+def are_dimensions_cached(client: SeamarkClient, terms: Iterable[Term]) -> bool:
+    """Return whether `read_dimensions` needs no request, because earlier calls of the client have read the tables."""
+    key_types, attributes_by_source = _list_attributes(terms)
+    cached_dimensions = _CACHED_DIMENSIONS.get(client, {})
+    return all(
+        (cached_dimension := cached_dimensions.get(source)) is not None
+        and cached_dimension.key_type == key_types[source]
+        and attributes.items() <= cached_dimension.attribute_types.items()
+        for source, attributes in attributes_by_source.items()
+    )
+
+
+def _list_attributes(
+    terms: Iterable[Term],
+) -> tuple[dict[DimensionSource, str], dict[DimensionSource, dict[int, str]]]:
+    """Return the type of the key, and the types of the used attributes by field id, of each dimension table."""
+    attributes_by_source: defaultdict[DimensionSource, dict[int, str]] = defaultdict(dict)
+    key_types: dict[DimensionSource, str] = {}
+    for term in terms:
+        lookup = parse_lookup(term.transform)
+        if lookup is not None:
+            key_types[lookup.source] = term.source
+            attributes = attributes_by_source[lookup.source]
+            if lookup.attribute_id != HAS_PARTNER:
+                attributes[lookup.attribute_id] = lookup.type
+    return key_types, attributes_by_source
 
 
 def _read_or_reuse_dimension(
