@@ -21,7 +21,12 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from seamark.connector.index.builds import list_identity_columns
 from seamark.connector.index.files import DataFile, IndexTask, build_entry_of_file
-from seamark.connector.index.lookups import are_dimensions_cached, read_dimensions
+from seamark.connector.index.lookups import (
+    CACHED_BYTES_MAX,
+    DimensionRefused,
+    are_dimensions_cached,
+    read_dimensions,
+)
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.connector.read.tables import OpenTable, ScanTask
@@ -39,6 +44,8 @@ _SHRINK_MAX = 2.0
 """The maximum of the smallest number of rows for each group. Groups in memory pay sooner than groups in a file."""
 _BATCH_BYTES_MAX = 16 << 20
 """The maximum number of bytes of the groups of one file that a session keeps."""
+_REFUSED_CUBES_MAX = 1_000
+"""The maximum number of cubes of which a session knows that it cannot use their dimension tables."""
 _NONE_BYTES = 64
 """The number of bytes that count for a file that cannot be grouped."""
 
@@ -62,6 +69,8 @@ class ComputedGroups:
         """The groups, or None for a file that cannot be grouped. The files that were used last are at the end."""
         self._bytes = 0
         self._read_files: OrderedDict[_FileKey, None] = OrderedDict()
+        self._refused_cubes: set[str] = set()
+        """The ids of the cubes whose dimension tables are too large, or cannot be used."""
 
     def find_or_compute(
         self, client: SeamarkClient, table: OpenTable, cube: IndexDefinition, files: Sequence[ScanTask]
@@ -80,7 +89,7 @@ class ComputedGroups:
         """
         groups: dict[int, pa.RecordBatch] = {}
         table_uuid = table.metadata.table_uuid
-        if table_uuid is None:
+        if table_uuid is None or cube.id in self._refused_cubes:
             return groups
         rows_left = COMPUTED_ROWS_MAX
         has_dimensions = bool(cube.dimension_tables) and are_dimensions_cached(client, cube.terms)
@@ -93,6 +102,9 @@ class ComputedGroups:
                 rows_left -= file.records
                 try:
                     self._put(key, _compute_groups(client, table, table_uuid, cube, file))
+                except DimensionRefused:
+                    self._refuse(cube.id)
+                    break
                 except (ClientError, OSError):  # The cause may be temporary.
                     continue
             self._groups_by_file.move_to_end(key)
@@ -107,6 +119,11 @@ class ComputedGroups:
         self._read_files.move_to_end(key)
         if len(self._read_files) > _READ_FILES_MAX:
             self._read_files.popitem(last=False)
+
+    def _refuse(self, definition_id: str) -> None:
+        if len(self._refused_cubes) >= _REFUSED_CUBES_MAX:
+            self._refused_cubes.clear()
+        self._refused_cubes.add(definition_id)
 
     def _put(self, key: _FileKey, batch: pa.RecordBatch | None) -> None:
         self._read_files.pop(key, None)
@@ -129,6 +146,7 @@ def _compute_groups(
     """Return the groups of a data file, or None if they cannot be computed, or are not much fewer than its rows.
 
     Raises:
+        DimensionRefused: The dimension tables have more than `CACHED_BYTES_MAX` bytes, or cannot be used.
         ClientError: A dimension table cannot be loaded.
         OSError: A file cannot be read.
     """
@@ -144,7 +162,7 @@ def _compute_groups(
         "",
         table.storage,
         EnvironmentKeys(table.name),
-        read_dimensions(client, cube.terms),
+        read_dimensions(client, cube.terms, CACHED_BYTES_MAX),
     )
     data_file = DataFile(
         file.path,
