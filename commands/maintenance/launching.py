@@ -80,7 +80,11 @@ def run_on_spark(
     # The umask can only be read by setting it.
     umask = os.umask(0o022)
     os.umask(umask)
-    login = JobLogin(client.url, None if client.token is None else lambda _: str(client.token), None, umask)
+
+    async def read_token(_: Job) -> str:
+        return str(client.token)
+
+    login = JobLogin(client.url, None if client.token is None else read_token, None, umask)
     launcher = SparkSubmit(
         _LOCAL_MASTER if on == LOCAL else str(master), submit_options, login, os.environ, SPARK_DRIVER
     )

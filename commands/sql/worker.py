@@ -248,6 +248,7 @@ def _run(request: StatementRequest, writer: AnswerWriter) -> None:
         certificates=request.certificates,
         cubes=request.cubes,
         reports_runs=False,  # The server itself records the run.
+        computes_groups=False,  # Files are read only after `check_tables` has restricted this process.
     ) as session:
         if request.format == "explain":
             head = _make_head(request, session.explain(request.statement))

@@ -396,7 +396,7 @@ class BuildSource:
             Storage.of_table(engine_table.storage, metadata.location),
             file_keys or EnvironmentKeys(table),
         )
-        return BuildSource(task, {spec.spec_id: _list_identity_columns(spec) for spec in metadata.partition_specs})
+        return BuildSource(task, {spec.spec_id: list_identity_columns(spec) for spec in metadata.partition_specs})
 
     def knows(self, files_json: Iterable[Mapping[str, Any]]) -> bool:
         """Return whether the table had the partition specs of all these files when it was loaded."""
@@ -416,7 +416,8 @@ class TableReplaced(Exception):
     """Raised if the name of the table now refers to another table."""
 
 
-def _list_identity_columns(spec: PartitionSpec) -> frozenset[int]:
+def list_identity_columns(spec: PartitionSpec) -> frozenset[int]:
+    """Return the columns with an identity field in a partition spec."""
     return frozenset(source for field in spec.fields if field.transform == IDENTITY for source in field.sources)
 
 

@@ -53,7 +53,7 @@ The values of the column `key` are distinct. The other columns are attributes, a
 their field ids.
 """
 NO_DIMENSIONS: Dimensions = {}
-_CACHED_BYTES_MAX = 64 << 20
+CACHED_BYTES_MAX = 64 << 20
 """The maximum number of bytes of the dimension tables that are cached for the next builds of a client."""
 
 
@@ -174,13 +174,52 @@ def _find_field(table: OpenTable, name: str, types: frozenset[str]) -> Field:
     return field
 
 
-def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
+def read_dimensions(client: SeamarkClient, terms: Iterable[Term], bytes_max: int | None = None) -> Dimensions:
     """Read the dimension tables whose attributes the terms use, at the snapshots of the terms.
+
+    Args:
+        client: The client of the catalog.
+        terms: The terms of an index, or of several.
+        bytes_max: The maximum number of bytes of the keys and attributes in memory, or None for `DIMENSION_BYTES_MAX`.
 
     Raises:
         DimensionRefused: A dimension table or its snapshot does not exist, a column has another type, a key has several
             rows, or the tables are too large or cannot be read.
     """
+    key_types, attributes_by_source = _list_attributes(terms)
+    dimensions: dict[DimensionSource, pa.Table] = {}
+    for source, attributes in attributes_by_source.items():
+        left_bytes = (DIMENSION_BYTES_MAX if bytes_max is None else bytes_max) - sum(
+            table.nbytes for table in dimensions.values()
+        )
+        name = ".".join(source.table)
+        try:
+            dimensions[source] = _read_or_reuse_dimension(client, source, key_types[source], attributes, left_bytes)
+        except NoSuchResource:  # The facts exist, so callers must not take this for a dropped table of facts.
+            raise DimensionRefused(f"The dimension table {name} does not exist") from None
+        except InvalidRequest as error:
+            raise DimensionRefused(error.message) from error
+        except (OSError, Unreadable) as error:
+            raise DimensionRefused(f"The dimension table {name} cannot be read: {error}") from error
+    return dimensions
+
+
+def are_dimensions_cached(client: SeamarkClient, terms: Iterable[Term]) -> bool:
+    """Return whether `read_dimensions` needs no request, because earlier calls of the client have read the tables."""
+    key_types, attributes_by_source = _list_attributes(terms)
+    cached_dimensions = _CACHED_DIMENSIONS.get(client, {})
+    return all(
+        (cached_dimension := cached_dimensions.get(source)) is not None
+        and cached_dimension.key_type == key_types[source]
+        and attributes.items() <= cached_dimension.attribute_types.items()
+        for source, attributes in attributes_by_source.items()
+    )
+
+
+def _list_attributes(
+    terms: Iterable[Term],
+) -> tuple[dict[DimensionSource, str], dict[DimensionSource, dict[int, str]]]:
+    """Return the type of the key, and the types of the used attributes by field id, of each dimension table."""
     attributes_by_source: defaultdict[DimensionSource, dict[int, str]] = defaultdict(dict)
     key_types: dict[DimensionSource, str] = {}
     for term in terms:
@@ -190,19 +229,7 @@ def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
             attributes = attributes_by_source[lookup.source]
             if lookup.attribute_id != HAS_PARTNER:
                 attributes[lookup.attribute_id] = lookup.type
-    dimensions: dict[DimensionSource, pa.Table] = {}
-    for source, attributes in attributes_by_source.items():
-        bytes_max = DIMENSION_BYTES_MAX - sum(table.nbytes for table in dimensions.values())
-        name = ".".join(source.table)
-        try:
-            dimensions[source] = _read_or_reuse_dimension(client, source, key_types[source], attributes, bytes_max)
-        except NoSuchResource:  # The facts exist, so callers must not take this for a dropped table of facts.
-            raise DimensionRefused(f"The dimension table {name} does not exist") from None
-        except InvalidRequest as error:
-            raise DimensionRefused(error.message) from error
-        except (OSError, Unreadable) as error:
-            raise DimensionRefused(f"The dimension table {name} cannot be read: {error}") from error
-    return dimensions
+    return key_types, attributes_by_source
 
 
 def _read_or_reuse_dimension(
@@ -229,9 +256,9 @@ def _read_or_reuse_dimension(
                 raise
             attribute_types = {**attributes}  # Together, the attributes may be too large.
             table = _read_dimension(client, source, key_type, attribute_types, bytes_max)
-        if table.nbytes + sum(cached.table.nbytes for cached in cached_dimensions.values()) > _CACHED_BYTES_MAX:
+        if table.nbytes + sum(cached.table.nbytes for cached in cached_dimensions.values()) > CACHED_BYTES_MAX:
             cached_dimensions.clear()
-        if table.nbytes <= _CACHED_BYTES_MAX:
+        if table.nbytes <= CACHED_BYTES_MAX:
             cached_dimensions[source] = _CachedDimension(key_type, attribute_types, table)
         return table.select(names)
     table = cached_dimension.table.select(names)

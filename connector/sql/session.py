@@ -33,6 +33,7 @@ from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.changes import DuckDBChange, translate_change
 from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Choice, StatementProfile, choose
+from seamark.connector.sql.cubes.computed_groups import ComputedGroups
 from seamark.connector.sql.cubes.plans import CUBE_USES, ON, CubePlan, CubeSummary, plan_cube
 from seamark.connector.sql.cubes.queries import DELETED_ROWS, GROUPS
 from seamark.connector.sql.duckdb_engine import (
@@ -170,6 +171,7 @@ class SqlSession:
         after: str = "",
         cubes: str = ON,
         reports_runs: bool = True,
+        computes_groups: bool = True,
     ) -> None:
         """Create a session.
 
@@ -191,6 +193,8 @@ class SqlSession:
             after: The tokens of writes whose rows every query has to include (`StreamTableWriter.token`).
             cubes: Whether queries use cubes: `on`, `exact` (without sums of floats and averages of integers) or `off`.
             reports_runs: Whether the session reports each query, with its tables, to the server as an OpenLineage run.
+            computes_groups: Whether the session groups the rows of small files that a cube does not cover, and keeps
+                the groups. It reads these files before the call of `check_tables`.
 
         Raises:
             ValueError: The URL is invalid.
@@ -206,6 +210,7 @@ class SqlSession:
             raise ValueError(f"cubes must be one of {', '.join(CUBE_USES)}, not {cubes!r}")
         self._on_s3, self._writes, self._check_tables, self._cubes = on_s3, writes, check_tables, cubes
         self._reports_runs = reports_runs
+        self._computed_groups = ComputedGroups() if computes_groups else None
         self._limits = limits or DuckDBLimits()
         self._sandbox_connection: duckdb.DuckDBPyConnection | None = None
         self._catalog_connection: duckdb.DuckDBPyConnection | None = None
@@ -283,7 +288,7 @@ class SqlSession:
         planner = ReadPlanner(
             self._fresh_client, query.tables, prepared_query.tables, prepared_query.scans, is_counted=is_counted
         )
-        planned_reads, cube = plan_cube(self._fresh_client, query, prepared_query.cube, planner)
+        planned_reads, cube = plan_cube(self._fresh_client, query, prepared_query.cube, planner, self._computed_groups)
         # All requests end before the check, because it may forbid this process to open files such as certificates.
         self._check_tables([table_read.named.open_table for table_read in planned_reads])
         reads = tuple(planned_reads)

@@ -25,7 +25,7 @@ from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.access.principal import Principal, Role
 from seamark.metaserver.access.rights.decisions import narrow_read_grants, select_read_grants
 from seamark.metaserver.access.rights.privileges import ROLE_BITS, Privilege
-from seamark.metaserver.store.model import Grant, NamespacePath
+from seamark.metaserver.store.model import TABLE, Grant, NamespacePath
 
 SERVICE_PRINCIPAL = "service:seamark"
 """The principal of service tokens. It has no grants, because no bearer token or OIDC subject can have this name."""
@@ -40,6 +40,8 @@ _MAC_BYTES = 32
 class _ServiceClaims(msgspec.Struct, frozen=True, array_like=True):
     namespace: NamespacePath
     expires_ms: int
+    readable_tables: tuple[tuple[NamespacePath, str], ...] = ()
+    """Further tables that the job may read: the namespace and the name of each."""
 
 
 class _StatementClaims(msgspec.Struct, frozen=True, array_like=True):
@@ -128,13 +130,15 @@ def _compute_mac(key: bytes, signed_bytes: bytes) -> bytes:
 
 
 class ServiceTokens(_SignedTokens):
-    """Tokens of jobs, with the role writer in one namespace."""
+    """Tokens of jobs, with the role writer in one namespace, and the role reader on some tables of other namespaces."""
 
     prefix = "sms_"
     _purpose = "service-token"
 
-    def issue(self, namespace: NamespacePath, ttl_s: float) -> str:
-        return self._sign(_ServiceClaims(namespace, self._end_ms(ttl_s)))
+    def issue(
+        self, namespace: NamespacePath, ttl_s: float, readable_tables: Sequence[tuple[NamespacePath, str]] = ()
+    ) -> str:
+        return self._sign(_ServiceClaims(namespace, self._end_ms(ttl_s), tuple(readable_tables)))
 
     def verify_token(self, token: str) -> tuple[Principal, int]:
         """Return the principal of a token, and the expiry of the token in milliseconds.
@@ -144,8 +148,10 @@ class ServiceTokens(_SignedTokens):
         """
         expiry_message = "The service token has expired; the server issues one for each job"
         claims = self._verify(token, _ServiceClaims, expiry_message)
-        grant = Grant(SERVICE_PRINCIPAL, Role.WRITER.value, claims.namespace)
-        return Principal(SERVICE_PRINCIPAL, (grant,), "token"), claims.expires_ms
+        grants = [Grant(SERVICE_PRINCIPAL, Role.WRITER.value, claims.namespace)]
+        for namespace, name in claims.readable_tables:
+            grants.append(Grant(SERVICE_PRINCIPAL, Role.READER.value, namespace, TABLE, name))
+        return Principal(SERVICE_PRINCIPAL, tuple(grants), "token"), claims.expires_ms
 
 
 class StatementTokens(_SignedTokens):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -16,8 +16,9 @@ from seamark.metaserver.objects.storage import ServerStorage
 from seamark.metaserver.objects.storages import list_storages, make_job_keys
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.runtime.extensions import Extensions
-from seamark.metaserver.services.job import JOB_S_MAX, Launcher
+from seamark.metaserver.services.job import JOB_S_MAX, Job, Launcher
 from seamark.metaserver.services.launching.access_probe import make_access_probe
+from seamark.metaserver.services.launching.dimension_reads import DimensionReads
 from seamark.metaserver.services.launching.launchers import (
     CLUSTER,
     LOCAL,
@@ -35,7 +36,6 @@ from seamark.metaserver.services.scheduler import JobObserver, Scheduler
 from seamark.metaserver.services.watch import Load, TableWatch
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.lease import SERVICES, Lease
-from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
@@ -93,7 +93,9 @@ async def open_scheduler(
         )
     storages = list_storages(settings)
     environment = _make_environment(settings, storages, is_further=bool(base_path))
-    login = _make_login(settings, storages, tokens, url, certificate, base_path)
+    rights = StandingRights(store, clock, settings, authorizer)
+    reads = DimensionReads(store, load, rights)
+    login = _make_login(settings, storages, tokens, reads, url, certificate, base_path)
     launchers = [_make_launcher(settings, login, environment, extensions) for _ in range(settings.services_workers)]
     watch = TableWatch(store, timeline, load, clock)
     lease = Lease(store, clock, SERVICES, holder, lasts_s=LEASE_S)
@@ -109,7 +111,7 @@ async def open_scheduler(
         queue_limit=settings.services_queue_jobs,
         probe=partial(make_access_probe, settings, clock),
         status=status,
-        rights=StandingRights(store, clock, settings, authorizer),
+        rights=rights,
         slots=slots,
     )
 
@@ -153,17 +155,19 @@ def _make_login(
     settings: Settings,
     storages: Sequence[ServerStorage],
     tokens: ServiceTokens,
+    reads: DimensionReads,
     url: str,
     certificate: Certificate | None,
     base_path: str,
 ) -> JobLogin:
     """Return what a job needs to reach this server and the storages. `open_scheduler` describes the arguments."""
-    issue: Callable[[NamespacePath], str] | None = None
-    if settings.auth != "none":
-        issue = partial(tokens.issue, ttl_s=JOB_S_MAX)
+
+    async def issue(job: Job) -> str:
+        return tokens.issue(job.namespace, JOB_S_MAX, await reads.list_tables(job))
+
     return JobLogin(
         (settings.services_url or url).rstrip("/") + base_path,
-        issue,
+        None if settings.auth == "none" else issue,
         Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).local_folders,
         int(settings.warehouse_umask or "022", 8),
         keys=make_job_keys(settings, storages),

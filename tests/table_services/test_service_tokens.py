@@ -33,6 +33,19 @@ async def test_service_token_is_a_writer_of_only_its_namespace() -> None:
         assert not await authorizer.allows(principal, operation, Securable(("shop", "eu")))
 
 
+async def test_service_token_is_a_reader_of_only_the_further_tables_that_it_names() -> None:
+    tokens = ServiceTokens(build_keyring(), SystemClock())
+    principal, _ = tokens.verify_token(tokens.issue(("shop",), 60, [(("secret",), "names")]))
+    authorizer = GrantAuthorizer(None)
+    names = Securable(("secret",), "table", "names")
+    for operation in ("loadTable", "readRows", "planTableScan"):
+        assert await authorizer.allows(principal, operation, names)
+    for operation in ("commitChange", "updateTable", "dropTable", "registerIndexFiles", "putIndex"):
+        assert not await authorizer.allows(principal, operation, names)
+    for securable in (Securable(("secret",), "table", "other"), Securable(("secret", "names"), "table", "t")):
+        assert not await authorizer.allows(principal, "loadTable", securable)
+
+
 def test_service_token_expires() -> None:
     clock = OffsetClock()
     tokens = ServiceTokens(build_keyring(), clock)

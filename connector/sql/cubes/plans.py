@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -18,12 +19,21 @@ from seamark.connector.cubes.summaries import OFF as OFF
 from seamark.connector.cubes.summaries import ON as ON
 from seamark.connector.cubes.summaries import CubeSummary as CubeSummary
 from seamark.connector.read.tables import ScanTask
+from seamark.connector.sql.cubes.computed_groups import ComputedGroups
 from seamark.connector.sql.cubes.queries import CubeQuery, NotFromCube, check_form, translate_over_cube
 from seamark.connector.sql.queries import DuckDBQuery
 from seamark.connector.sql.reads import NamedTable, PlannedTableRead, ReadPlanner
-from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, join_by_and
+from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
+from seamark.formats.iceberg.expressions.expression import (
+    TRUE,
+    Bound,
+    Expression,
+    collect_predicates,
+    is_longer,
+    join_by_and,
+)
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
-from seamark.formats.index.keys.group_conditions import rename_condition, to_group_condition
+from seamark.formats.index.keys.group_conditions import get_group_column_name, rename_condition, to_group_condition
 from seamark.formats.index.keys.hashing import compute_file_ids
 from seamark.formats.index.kinds.cube import build_entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
@@ -34,6 +44,10 @@ _SMALL_TABLE_MAX_FRACTION = 0.05
 
 The comparison needs the rows that joins leave out. Planning the joins takes longer than reading this fraction.
 """
+FILTERED_GROUPS_MIN = 1_000
+"""The minimum number of groups of a file from which a query selects the groups that it needs."""
+_CONDITION_VALUES_MAX = 1_000
+"""The maximum number of values and predicates of a condition by which groups are selected."""
 _ROWS_PER_GROUP_COST = 4
 """The cost of a group, in rows: the number of rows that are read in the time in which a group is sent and read."""
 _REASONS_CHARACTERS_MAX = 1000
@@ -106,7 +120,11 @@ def choose_cube(
 
 
 def plan_cube(
-    client: SeamarkClient, query: DuckDBQuery, choice: CubeChoice | NotFromCube | None, planner: ReadPlanner
+    client: SeamarkClient,
+    query: DuckDBQuery,
+    choice: CubeChoice | NotFromCube | None,
+    planner: ReadPlanner,
+    computed_groups: ComputedGroups | None = None,
 ) -> tuple[Sequence[PlannedTableRead], CubePlan | CubeSummary | None]:
     """Plan the reads of a query and, if a cube can answer it, the use of the cube.
 
@@ -115,6 +133,7 @@ def plan_cube(
         query: The translation that reads rows.
         choice: The cube (`choose_cube`).
         planner: The planner of the query's reads.
+        computed_groups: The groups of files without entries. If it is None, the rows of these files are read.
 
     Returns:
         The reads of rows. Then the plan with the cube, or a summary with the reason why no cube is used, or None if no
@@ -126,7 +145,7 @@ def plan_cube(
     # Reading the groups takes less time than requesting plans of the joins, which could only leave out files.
     reads = planner.plan(joins=False, skipped_numbers=choice.query.replaced)
     try:
-        cube_plan = _read_groups(client, query, reads, choice.cube, choice.query, planner)
+        cube_plan = _read_groups(client, query, reads, choice.cube, choice.query, planner, computed_groups)
         return cube_plan.reads, cube_plan
     except _ExpensiveCube as problem:
         return problem.reads, CubeSummary(None, 0, _count_files(problem.reads), str(problem))
@@ -192,6 +211,7 @@ def _read_groups(
     cube: IndexDefinition,
     cube_query: CubeQuery,
     planner: ReadPlanner,
+    computed_groups: ComputedGroups | None,
 ) -> CubePlan:
     """Request the groups of the covered files, and plan the reads of the other rows."""
     facts = reads[cube_query.facts]
@@ -209,12 +229,13 @@ def _read_groups(
     ids = compute_file_ids(
         [file.path for file in files], [file.size_bytes for file in files], [file.records for file in files]
     )
+    condition = _find_condition(reads, cube, cube_query)
     groups, bits = client.cube_groups(
         facts.named.name,
         cube.id,
         columns,
         np.ascontiguousarray(ids, dtype="<u8").tobytes(),
-        _find_condition(reads, cube, cube_query),
+        condition,
     )
     expected = build_entry_schema(cube.terms, cube.measures)
     if groups.schema != pa.schema([expected.field(name) for name in columns]):
@@ -223,6 +244,14 @@ def _read_groups(
     answered_tasks = {tasks[number] for number in np.flatnonzero(is_covered).tolist()}
     if not answered_tasks:
         raise NotFromCube(f"{cube.name}: it has no entry for a file of the plan")
+    if computed_groups is not None and len(answered_tasks) < len(facts.tasks):
+        uncovered = [number for number in tasks if number not in answered_tasks and not facts.tasks[number].deletes]
+        batches_by_place = computed_groups.find_or_compute(
+            client, facts.open_table, cube, [facts.tasks[number] for number in uncovered]
+        )
+        answered_tasks.update(uncovered[place] for place in batches_by_place)
+        selected_groups = (_select_groups(batch, condition, columns) for batch in batches_by_place.values())
+        groups = pa.concat_tables([groups, *selected_groups])
     row_tasks = tuple(task for number, task in enumerate(facts.tasks) if number not in answered_tasks)
     # All conditions are conditions on dimensions, which the query checks again, so deleted rows need no other filter.
     deleted_tasks = tuple(
@@ -280,6 +309,17 @@ def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, cu
 
         parts.append(rename_condition(reads[number].where, find_dimension_number))
     return join_by_and(*parts)
+
+
+def _select_groups(batch: pa.RecordBatch, condition: Expression, columns: Sequence[str]) -> pa.Table:
+    """Return columns of the groups that meet a condition. The query evaluates its own conditions again."""
+    groups = pa.Table.from_batches([batch])
+    if condition != TRUE and groups.num_rows >= FILTERED_GROUPS_MIN and not is_longer(condition, _CONDITION_VALUES_MAX):
+        ids = {predicate.column_id for predicate in collect_predicates(condition)}
+        values = {column_id: batch.column(get_group_column_name(column_id)) for column_id in ids}
+        with suppress(ValueError):  # The condition cannot be evaluated exactly.
+            groups = groups.filter(pa.array(evaluate_filter(condition, values, groups.num_rows)))
+    return groups.select(list(columns))
 
 
 def _count_removed_rows(tasks: Sequence[ScanTask]) -> int:

@@ -4,7 +4,8 @@ The setting `services_launchers` lists the permitted launchers, because a table'
 that the server spends. The table's property `seamark.services.launcher` chooses one of the permitted launchers. If the
 table does not have the property, the bytes that the job will read decide, because starting a JVM takes longer than a
 small job in the worker process. All launchers run the same job, which is a client of the HTTP interface. The job has a
-token for the namespace of its table, and the fencing number of the lease under which it was started.
+token for the namespace of its table and for dimension tables of its indexes (`dimension_reads.py`). It also has the
+fencing number of the lease under which it was started.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +78,7 @@ class JobLogin:
 
     Attributes:
         url: The address of the server.
-        issue: A function that makes a token for a namespace. None if the server requires no token.
+        issue: A function that makes a token for a job. None if the server requires no token.
         folders: See `JobRequest.folders`.
         umask: See `JobRequest.umask`.
         keys: A function that returns the S3 keys for `JobRequest.storage`. The call may wait for a service of AWS. If
@@ -86,7 +87,7 @@ class JobLogin:
     """
 
     url: str
-    issue: Callable[[NamespacePath], str] | None
+    issue: Callable[[Job], Awaitable[str]] | None
     folders: tuple[str, ...] | None
     umask: int
     keys: Callable[[], dict[str, str]] | None = None
@@ -98,7 +99,7 @@ class JobLogin:
         Raises:
             JobFailed: There are no keys for the storage.
         """
-        token = None if self.issue is None else self.issue(job.namespace)
+        token = None if self.issue is None else await self.issue(job)
         try:
             storage = {} if self.keys is None else await asyncio.to_thread(self.keys)
         except SeamarkError as error:

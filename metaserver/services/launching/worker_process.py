@@ -2,10 +2,10 @@
 
 The worker reads one job per line from its standard input, and answers with one line on its standard output. Both are
 JSON. Lines with the progress of the job precede the answer. The worker ends when its input ends, so it never outlives
-the server. Each job has a token for the namespace of its table. It also has the server's S3 keys, unless the catalog
-sends keys for the table. The process gets no other secrets of the server, except the variables of AWS if tables are on
-S3. The process has a lower CPU priority. It also has a memory limit, because the data files that it decodes are
-untrusted.
+the server. Each job has a token for the namespace of its table and for dimension tables of its indexes. It also has the
+server's S3 keys, unless the catalog sends keys for the table. The process gets no other secrets of the server, except
+the variables of AWS if tables are on S3. The process has a lower CPU priority. It also has a memory limit, because the
+data files that it decodes are untrusted.
 """
 
 from __future__ import annotations

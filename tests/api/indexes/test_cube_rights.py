@@ -7,16 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.access.worker_tokens import ServiceTokens
 from seamark.metaserver.catalog.policies import SETTERS, parse_setters
+from seamark.metaserver.services.job import Job
+from seamark.metaserver.services.launching.dimension_reads import DimensionReads
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace, RemoveGrant, SaveGrant
 from tests.api.client import SCHEMA
 from tests.api.plans.test_plan_tables import UserApi
-from tests.server.rig import run_server
+from tests.server.rig import RunningServer, run_server
 
 ATTRIBUTE = "lookup[secret.names@5:1:2:string](id)"
 
@@ -167,6 +172,7 @@ async def test_job_defines_an_index_again_only_for_a_principal_that_may_read_the
         body: dict[str, Any] = {"kind": "bitmap", "columns": [attribute.format(5)]}
         definition = await rex("PUT", "/api/v1/tables/db/t/indexes/i", body)
         assert definition.status == 200, definition.raw
+        await check_tables_of_a_job(server, rex, root)
         change = {"columns": [attribute.format(6)], "replaces": definition.json["definition-id"]}
         assert (await service("PUT", "/api/v1/tables/db/t/indexes/i", change)).status == 200
         refusal = await service("PUT", "/api/v1/tables/db/t/indexes/i", change)
@@ -192,6 +198,32 @@ async def test_job_defines_an_index_again_only_for_a_principal_that_may_read_the
         # Only a writer of the warehouse may register files.
         await components.store.transact([SaveGrant(Grant("rex", "writer", ()))])
         await check_registration_of_other_authors(rex, root, table.json)
+
+
+async def check_tables_of_a_job(server: RunningServer, rex: UserApi, root: UserApi) -> None:
+    """Check that the token of a job names tables of other namespaces that the authors of indexes may read."""
+    components = server.components
+    assert (await root("POST", "/v1/namespaces", {"namespace": ["other"]})).status == 200
+    for name in ("names", "hidden"):
+        answer = await root("POST", "/v1/namespaces/other/tables", {"name": name, "schema": SCHEMA})
+        assert answer.status == 200, answer.raw
+    grant = Grant("rex", "reader", ("other",), "table", "names")
+    await components.store.transact([SaveGrant(grant)])
+    for caller, name in ((rex, "names"), (root, "hidden")):
+        body = {"kind": "bitmap", "columns": [f"lookup[other.{name}@5:1:2:string](id)"]}
+        answer = await caller("PUT", f"/api/v1/tables/db/t/indexes/of_{name}", body)
+        assert answer.status == 200, answer.raw
+    rights = StandingRights(components.store, components.clock, components.settings, components.authorizer)
+    reads = DimensionReads(components.store, components.catalog.documents.peek, rights)
+    uuid = (await root("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["table-uuid"]
+    job = Job("indexing", ("db",), "t", uuid)
+    assert set(await reads.list_tables(job)) == {(("other",), "names"), (("other",), "hidden")}
+    assert await reads.list_tables(msgspec.structs.replace(job, service="compaction")) == ()
+    assert await reads.list_tables(msgspec.structs.replace(job, uuid="another")) == ()
+    await components.store.transact([RemoveGrant(grant)])
+    assert await reads.list_tables(job) == ((("other",), "hidden"),)
+    for name in ("names", "hidden"):
+        assert (await root("DELETE", f"/api/v1/tables/db/t/indexes/of_{name}")).status == 204
 
 
 async def check_registration_of_other_authors(rex: UserApi, root: UserApi, table: dict[str, Any]) -> None:

@@ -87,12 +87,12 @@ def draw_value(rng: random.Random, kind: pa.DataType) -> object:
 class EvolvingTable:
     """A table with cubes whose columns, partitions, branches and rows change."""
 
-    def __init__(self, server: ServerThread, client: IndexClient, rng: random.Random, name: str) -> None:
+    def __init__(self, url: str, client: IndexClient, rng: random.Random, name: str) -> None:
         self.name, self.cubes = name, 0
-        self._server, self._client, self._rng = server, client, rng
+        self._url, self._client, self._rng = url, client, rng
         self._versions: list[str] = []
-        with open_catalog(server.url) as catalog:
-            catalog.create_namespace_if_not_exists("db")
+        with open_catalog(url) as catalog:
+            catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
             catalog.create_table(name, schema=SCHEMA, properties={"write.delete.mode": "merge-on-read"})
         self._changes: list[Callable[[], None]] = [
             *(self.rename, self.exchange_names, self.promote, self.replace_column, self.change_partitions),
@@ -101,7 +101,7 @@ class EvolvingTable:
 
     @contextmanager
     def open_table(self) -> Iterator[Table]:
-        with open_catalog(self._server.url) as catalog:
+        with open_catalog(self._url) as catalog:
             yield catalog.load_table(self.name)
 
     def change(self) -> None:
@@ -196,7 +196,7 @@ class EvolvingTable:
         self._versions.append(name)
 
     def delete(self) -> None:
-        with self.open_table() as table, SqlSession(self._server.url) as session:
+        with self.open_table() as table, SqlSession(self._url) as session:
             names = [field.name for field in table.schema().fields if isinstance(field.field_type, LongType)]
             if not names:
                 return
@@ -260,7 +260,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
         SqlSession(server.url, cubes=OFF) as plain_session,
         seamark.duckdb.connect(server.url) as con,
     ):
-        table = EvolvingTable(server, client, rng, f"db.evolving{seed}")
+        table = EvolvingTable(server.url, client, rng, f"db.evolving{seed}")
         table.append()
         table.add_cube()
         table.add_cube()

@@ -506,6 +506,28 @@ def test_appended_files_are_in_the_cube_after_the_commit(server: ServerThread, s
     assert summary == CubeSummary("cube0", 1, 0)
 
 
+def test_session_groups_the_rows_of_a_file_without_an_entry_once(server: ServerThread, sales: CubeWorld) -> None:
+    schema = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32()), ("x", pa.float64())])
+    rows = pa.table({"ts": [datetime(2026, 1, 1)] * 3, "country": ["c", "c", "a"], "n": [7, None, 1], "x": [None] * 3})
+    with open_catalog(server.url) as catalog:
+        catalog.load_table(sales.name).append(rows.cast(schema))
+    text = f"SELECT country, sum(n), count(*) FROM {sales.name} GROUP BY country ORDER BY country"
+    with SqlSession(server.url) as session:
+
+        def run() -> tuple[CubeSummary | None, list[tuple[object, ...]]]:
+            result = session.sql(text)
+            return result.explanation.cube, list(zip(*result.to_arrow().to_pydict().values(), strict=True))
+
+        expected = [("a", 31, 31), ("b", 30, 30), ("c", 7, 2)]
+        assert [run() for _ in range(3)] == [
+            (CubeSummary("cube0", 3, 1), expected),
+            (CubeSummary("cube0", 4, 0), expected),
+            (CubeSummary("cube0", 4, 0), expected),
+        ]
+        sales.delete("country = 'c' AND n = 7")
+        assert run() == (CubeSummary("cube0", 3, 1), [("a", 31, 31), ("b", 30, 30), ("c", None, 1)])
+
+
 @pytest.mark.slow
 def test_time_follows_from_a_dimension_only_at_its_boundaries(server: ServerThread, sales: CubeWorld) -> None:
     start = f"SELECT count(*) FROM {sales.name} WHERE ts >= "

@@ -309,6 +309,7 @@ def test_random_star_joins_return_the_same_rows_from_cubes(
     for seed in range(first_seed(), first_seed() + examples(5, 2)):
         # For some seeds, compare the costs of groups and rows, although the tables are small.
         monkeypatch.setattr(plans, "CUBE_UNCHECKED_ROWS_MAX", 0 if seed % 3 == 0 else 200_000)
+        monkeypatch.setattr(plans, "FILTERED_GROUPS_MIN", 0)
         counts += compare_random_queries(server, seed, 6)
     _check_counts(counts)
     assert counts["cube and rows"] > 0, counts
@@ -316,7 +317,10 @@ def test_random_star_joins_return_the_same_rows_from_cubes(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_thousands_of_random_star_joins_return_the_same_rows_from_cubes(server: ServerThread) -> None:
+def test_thousands_of_random_star_joins_return_the_same_rows_from_cubes(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "FILTERED_GROUPS_MIN", 0)
     counts: Counter[str] = Counter()
     for seed in range(first_seed() + 1000, first_seed() + 1080):
         counts += compare_random_queries(server, seed, 15)
