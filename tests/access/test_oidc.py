@@ -416,7 +416,7 @@ def test_only_public_keys_for_our_algorithms_are_used() -> None:
         ]
     }
     assert list(room.read_keys(document)) == ["rsa-0"]
-    nothings: list[object] = [None, [], {"keys": {}}, {}]
+    nothings: list[object] = [None, [], {"keys": {}}, {}, {"keys": [rsa] * (room.KEYS_MAX + 1)}]
     for empty_claim in nothings:
         with pytest.raises(BadRequest):
             room.read_keys(empty_claim)
