@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import msgspec
 import requests
+from pyiceberg.catalog import URI
 from pyiceberg.catalog.rest import (
     NAMESPACE_SEPARATOR_PROPERTY,
     PREFIX,
-    URI,
     Capability,
     Endpoint,
     Endpoints,
@@ -51,7 +51,7 @@ from seamark.connector.moving.source import (
     find_each,
 )
 from seamark.formats.protocol.wire import check_route_prefix
-from seamark.formats.runtime.decoding import convert_json
+from seamark.formats.runtime.decoding import convert_json, convert_values
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.tls import CA_VARIABLE, find_authorities_file
 
@@ -126,7 +126,7 @@ class RestConnection(RestCatalog):
             raise CatalogRefusal(f"The configuration of the other catalog is invalid: {_shorten(str(error))}") from None
         routes = {name: self.properties[name] for name in _ROUTE_PROPERTIES if name in self.properties}
         try:
-            check_route_prefix(msgspec.convert(routes, dict[str, str]).get(PREFIX, ""))
+            check_route_prefix(convert_values(routes, dict[str, str]).get(PREFIX, ""))
         except (msgspec.ValidationError, BadRequest) as error:
             raise CatalogRefusal(f"The configuration of the other catalog is invalid: {_shorten(str(error))}") from None
         self.properties = {**own_properties, **routes}
@@ -143,7 +143,8 @@ class RestConnection(RestCatalog):
     def _send_get(self, url: str, query: Mapping[str, str]) -> requests.Response:
         if self._direct is None:
             return self._session.get(url, params=query)
-        return self._direct.get(url, query, self._auth_manager.auth_header())
+        login = None if self._auth_manager is None else self._auth_manager.auth_header()
+        return self._direct.get(url, query, login)
 
     def list_children(self, parent: Levels) -> list[Levels]:
         """Return the namespaces directly below a namespace.
