@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from seamark.connector.moving.hadoop_warehouse import HadoopSource
 from seamark.connector.moving.rest_catalog import RestSource
 from seamark.connector.moving.source import CatalogRefusal, Source
 from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
-    from seamark.connector.moving import glue, hive_metastore
-else:  # No other source needs their libraries.
+    from seamark.connector.moving import glue, hadoop_warehouse, hive_metastore
+else:  # No other source needs their libraries, whose import takes up to a second.
     glue = LazyModule("seamark.connector.moving.glue")
+    hadoop_warehouse = LazyModule("seamark.connector.moving.hadoop_warehouse")
     hive_metastore = LazyModule("seamark.connector.moving.hive_metastore")
 
 
@@ -44,4 +44,4 @@ def open_source(address: str, properties: Mapping[str, str], connections: int, *
         raise CatalogRefusal(
             f"An import from {address} needs the library {error.name}: pip install 'seamark[moving]'"
         ) from None
-    return HadoopSource(address, properties)
+    return hadoop_warehouse.HadoopSource(address, properties)

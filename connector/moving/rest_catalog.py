@@ -2,20 +2,31 @@
 
 PyIceberg logs in, signs requests and makes the URLs. The metadata in the answers is not parsed, because only the
 location of the metadata file is needed, and PyIceberg does not support all types of format version 3.
+
+The other catalog is not trusted. PyIceberg would take any property from its configuration: another address, another
+server for the login, or a Python class to call. So only properties that describe its routes are taken from it, and
+redirects are not followed.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 import requests
-from pyiceberg.catalog.rest import Capability, Endpoint, Endpoints, IdentifierKind, RestCatalog
+from pyiceberg.catalog import URI
+from pyiceberg.catalog.rest import (
+    NAMESPACE_SEPARATOR_PROPERTY,
+    PREFIX,
+    Capability,
+    Endpoint,
+    Endpoints,
+    IdentifierKind,
+    RestCatalog,
+)
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     NoSuchNamespaceError,
@@ -24,9 +35,13 @@ from pyiceberg.exceptions import (
     TooManyRequestsError,
     UnauthorizedError,
 )
-from requests.adapters import HTTPAdapter
-from urllib3.util.retry import Retry
 
+from seamark.connector.moving.http_session import (
+    BoundedAdapter,
+    DirectRequests,
+    read_environment_once,
+    refuse_redirect,
+)
 from seamark.connector.moving.source import (
     CatalogRefusal,
     CatalogUnavailable,
@@ -35,25 +50,20 @@ from seamark.connector.moving.source import (
     Levels,
     find_each,
 )
-from seamark.formats.runtime.decoding import convert_json
+from seamark.formats.protocol.wire import check_route_prefix
+from seamark.formats.runtime.decoding import convert_json, convert_values
+from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.tls import CA_VARIABLE, find_authorities_file
 
-_CONNECT_S, _ANSWER_S = 10.0, 60.0
-"""The maximum times for which a request waits for the connection and for the next bytes of the answer."""
-_BODY_S = 300.0
-"""The maximum time in which the body of an answer is read."""
-_BODY_BYTES_MAX = 256 << 20
-_CHUNK_BYTES = 64 << 10
-_TRIES_MAX = 5
-_BACKOFF_S = 0.5
-_BUSY_STATUSES = (429, 502, 503, 504)
-_UNAVAILABLE_STATUSES = (401, 419, *_BUSY_STATUSES)
 _LOGIN_ENDED_STATUSES = (401, 419)
+_UNAVAILABLE_STATUSES = (*_LOGIN_ENDED_STATUSES, 429, 502, 503, 504)
 _SHOWN_CHARACTERS_MAX = 300
 _PAGES_MAX = 100_000
 """The maximum number of pages of one listing."""
 _LEVELS_MAX = 32
 """The maximum number of levels of a namespace."""
+_ROUTE_PROPERTIES = (PREFIX, NAMESPACE_SEPARATOR_PROPERTY)
+"""The properties that the configuration of the other catalog may set."""
 T = TypeVar("T")
 
 
@@ -85,95 +95,56 @@ class _ErrorAnswer(msgspec.Struct):
     error: _ErrorBody
 
 
-class _Adapter(HTTPAdapter):
-    """An HTTP adapter that repeats requests while the server is busy.
-
-    It also limits the time and the size of answers, which PyIceberg does not.
-    """
-
-    def __init__(self, connections: int) -> None:
-        retries = Retry(
-            total=_TRIES_MAX,
-            connect=1,
-            backoff_factor=_BACKOFF_S,
-            status_forcelist=_BUSY_STATUSES,
-            allowed_methods=("GET", "HEAD"),
-            raise_on_status=False,
-        )
-        super().__init__(pool_connections=2, pool_maxsize=connections, max_retries=retries)
-
-    def send(
-        self,
-        request: requests.PreparedRequest,
-        stream: bool = False,
-        timeout: Any = None,
-        verify: bool | str = True,
-        cert: Any = None,
-        proxies: Any = None,
-    ) -> requests.Response:
-        response = super().send(request, True, timeout or (_CONNECT_S, _ANSWER_S), verify, cert, proxies)
-        if not stream:
-            # The property `content` of the response returns this instead of reading without a limit.
-            response._content = _read_limited(response)
-        return response
-
-
-def _read_limited(response: requests.Response) -> bytes:
-    """Return the body of a response.
-
-    Raises:
-        RequestException: The body is too long or too slow.
-    """
-    ends_s, content = time.monotonic() + _BODY_S, bytearray()
-    for chunk in response.iter_content(_CHUNK_BYTES):
-        content += chunk
-        if len(content) > _BODY_BYTES_MAX:
-            response.close()
-            raise requests.RequestException(f"an answer has more than {_BODY_BYTES_MAX >> 20} MiB")
-        if time.monotonic() > ends_s:
-            response.close()
-            raise requests.RequestException(f"an answer takes more than {_BODY_S:.0f} s")
-    return bytes(content)
-
-
-def _read_environment_once(session: requests.Session) -> None:
-    """Make a session read the proxies of the environment once for each host.
-
-    Otherwise it reads all variables for each request, which takes a fifth of the CPU time of a request.
-    """
-    merge = session.merge_environment_settings
-    merged_settings: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-
-    def merge_once(
-        url: str, proxies: dict[str, str] | None, stream: bool | None, verify: Any, cert: Any
-    ) -> dict[str, Any]:
-        if proxies:
-            return merge(url, proxies, stream, verify, cert)
-        parts = urlsplit(url)
-        key = (parts.scheme, parts.netloc, stream, verify, cert)
-        if key not in merged_settings:
-            merged_settings[key] = merge(url, {}, stream, verify, cert)
-        settings = merged_settings[key]
-        return {**settings, "proxies": dict(settings["proxies"])}
-
-    session.merge_environment_settings = merge_once  # type: ignore[method-assign]
-
-
 class RestConnection(RestCatalog):
     """A connection to an Iceberg REST catalog. Several threads may use it at the same time."""
 
     def __init__(self, connections: int, properties: Mapping[str, str]) -> None:
-        self._adapter = _Adapter(connections)
+        self._adapter = BoundedAdapter(connections)
         super().__init__("other", **properties)
+        is_direct = DirectRequests.can_reach(self._session, self._adapter, self.uri)
+        self._direct = DirectRequests(self._session, self._adapter, self.uri) if is_direct else None
 
-    def _create_session(self) -> requests.Session:
-        session = super()._create_session()
-        if session.verify is True and os.environ.get(CA_VARIABLE):
+    def _config_headers(self, session: requests.Session) -> None:
+        """Set the headers of a new session, and limit its requests.
+
+        PyIceberg calls this method before the session sends the first request, which may be the login.
+        """
+        super()._config_headers(session)
+        if os.environ.get(CA_VARIABLE):
             session.verify = find_authorities_file() or True
         for scheme in ("http://", "https://"):
             session.mount(scheme, self._adapter)
-        _read_environment_once(session)
-        return session
+        session.hooks["response"].append(refuse_redirect)
+        read_environment_once(session)
+
+    def _fetch_config(self) -> None:
+        """Read the configuration of the other catalog, and take only the properties that describe its routes."""
+        own_properties = dict(self.properties)
+        try:
+            super()._fetch_config()
+        except (AttributeError, TypeError) as error:
+            raise CatalogRefusal(f"The configuration of the other catalog is invalid: {_shorten(str(error))}") from None
+        routes = {name: self.properties[name] for name in _ROUTE_PROPERTIES if name in self.properties}
+        try:
+            check_route_prefix(convert_values(routes, dict[str, str]).get(PREFIX, ""))
+        except (msgspec.ValidationError, BadRequest) as error:
+            raise CatalogRefusal(f"The configuration of the other catalog is invalid: {_shorten(str(error))}") from None
+        self.properties = {**own_properties, **routes}
+        self.uri = own_properties[URI]
+
+    def _get(self, url: str, query: Mapping[str, str]) -> requests.Response:
+        """Send a GET request, and return the answer with any status. If the login has ended, log in again."""
+        answer = self._send_get(url, query)
+        if answer.status_code in _LOGIN_ENDED_STATUSES:
+            self._refresh_token()
+            answer = self._send_get(url, query)
+        return answer
+
+    def _send_get(self, url: str, query: Mapping[str, str]) -> requests.Response:
+        if self._direct is None:
+            return self._session.get(url, params=query)
+        login = None if self._auth_manager is None else self._auth_manager.auth_header()
+        return self._direct.get(url, query, login)
 
     def list_children(self, parent: Levels) -> list[Levels]:
         """Return the namespaces directly below a namespace.
@@ -218,10 +189,7 @@ class RestConnection(RestCatalog):
         tokens: set[str] = set()
         params = dict(query)
         while len(tokens) < _PAGES_MAX:
-            answer = self._session.get(url, params=params)
-            if answer.status_code in _LOGIN_ENDED_STATUSES:
-                self._refresh_token()
-                answer = self._session.get(url, params=params)
+            answer = self._get(url, params)
             yield answer
             token = _decode(answer, _NextPage).next_page_token
             if not token:
@@ -250,7 +218,7 @@ class RestConnection(RestCatalog):
             CatalogRefusal: See `load_location`.
         """
         url = self.url(endpoint, prefixed=True, **self._split_identifier_for_path(levels, kind))
-        response = self._session.get(url, params={"snapshots": "refs"} if kind is IdentifierKind.TABLE else {})
+        response = self._get(url, {"snapshots": "refs"} if kind is IdentifierKind.TABLE else {})
         if response.status_code == 404:
             return None
         _check_status(response)

@@ -6,7 +6,7 @@ import base64
 import re
 import unicodedata
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -96,6 +96,8 @@ _SHORT_PATH_CHARACTERS = PATH_CHARACTERS_MAX // 12
 _FOLDED_CHARACTERS = 64
 """The number of characters of a name that are folded together. No name for which the server looks is longer."""
 _SHOWN_MAX = 40
+_PATH_ENDS = re.compile(r"[?#\x00-\x20\x7f]")
+"""Matches the characters that end a path in a URL, and characters that no URL contains."""
 _PLAN_NAME = re.compile(r"(?s:.+)~plan~[0-9a-f]{32}")
 
 T = TypeVar("T")
@@ -219,6 +221,20 @@ def check_name(name: str, subject: str) -> str:
     if name in (".", ".."):
         raise BadRequest(f"The {subject} cannot be {name!r}, because HTTP clients remove it from URLs")
     return name
+
+
+def check_route_prefix(prefix: str) -> str:
+    """Check the prefix of routes in the configuration of another catalog, and return it.
+
+    The other catalog is not trusted, so its prefix must not lead to other paths of its host.
+
+    Raises:
+        BadRequest: The prefix contains a dot segment, a query or a fragment.
+    """
+    path = unquote(prefix)
+    if _PATH_ENDS.search(prefix) or {".", ".."} & set(path.replace("\\", "/").split("/")):
+        raise BadRequest(f"The prefix {prefix[:100]!r} of its routes is not a plain path")
+    return prefix
 
 
 def check_new_name(name: str, subject: str) -> str:

@@ -68,7 +68,6 @@ _REFUSED_IN_KEYS = (("\\", "a backslash"),)
 _REFUSED_MARKS = (("?", "a query"), ("#", "a fragment"), *_REFUSED_IN_KEYS)
 
 
-@memoize(8192)  # Each load of a table parses its location three times.
 def parse_location(text: str, subject: str = "The location") -> Location:
     """Parse and normalize a location: a trailing slash is dropped, `file:/p` becomes `file:///p`, `s3a` becomes `s3`.
 
@@ -76,7 +75,16 @@ def parse_location(text: str, subject: str = "The location") -> Location:
         BadRequest: The text has an unknown scheme, or readers could interpret it differently. The message begins with
             `subject`.
     """
-    return _parse_checked(text, subject, _REFUSED_MARKS)
+    return _parse_valid(text) or _parse_checked(text, subject, _REFUSED_MARKS)
+
+
+@memoize(8192)  # Each load of a table parses its location three times, and an import five times.
+def _parse_valid(text: str) -> Location | None:
+    """Return the parsed location, or None if the text is not a valid location."""
+    try:
+        return _parse_checked(text, "The location", _REFUSED_MARKS)
+    except BadRequest:
+        return None
 
 
 def parse_stored_location(text: str, subject: str = "The location") -> Location:

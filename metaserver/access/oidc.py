@@ -48,6 +48,8 @@ RETRY_S = 5.0
 TIMEOUT_S = 5.0
 BYTES_MAX = 1 << 20
 RSA_BITS_MIN = 2048
+KEYS_MAX = 200
+"""The maximum number of keys of an issuer. Each key takes about 0.1 ms of the event loop."""
 _ROLES_MAX = 1000
 _log = structlog.get_logger("seamark.oidc")
 
@@ -247,11 +249,13 @@ def read_keys(document: object) -> dict[str | None, VerifyKey]:
     """Return the usable keys of a JWK set (RFC 7517, 5), by kid.
 
     Raises:
-        BadRequest: The JWK set is invalid.
+        BadRequest: The JWK set is invalid, or has too many keys.
     """
     jwks = document.get("keys") if isinstance(document, Mapping) else None
     if not isinstance(jwks, list):
         raise BadRequest("The JWK set has no list of keys")
+    if len(jwks) > KEYS_MAX:
+        raise BadRequest(f"The JWK set has {len(jwks):,} keys; the limit is {KEYS_MAX}")
     keys: dict[str | None, VerifyKey] = {}
     for jwk in jwks:
         if isinstance(jwk, dict) and (key := _read_key(jwk)) is not None:

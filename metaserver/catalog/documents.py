@@ -381,13 +381,12 @@ M = TypeVar("M", TableMetadata, ViewMetadata)
 
 
 async def _decode_table(data: bytes, location: str) -> TableMetadata:
-    """Decode table metadata, in a thread if it is long."""
+    """Decode table metadata, in a thread if it is long. The first plan indexes the columns of short metadata."""
 
     def decode() -> TableMetadata:
-        metadata = _drop_client_properties(decode_table(data, location))
-        return index_columns(add_schemes(metadata) if metadata.location.startswith("/") else metadata)
+        return _drop_client_properties(_decode_stored_table(data, location))
 
-    return decode() if len(data) <= LARGE_BYTES else await asyncio.to_thread(decode)
+    return decode() if len(data) <= LARGE_BYTES else await asyncio.to_thread(lambda: index_columns(decode()))
 
 
 def _decode_stored_table(data: bytes, location: str) -> TableMetadata:

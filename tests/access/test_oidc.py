@@ -422,7 +422,7 @@ def test_only_public_keys_for_our_algorithms_are_used() -> None:
         ]
     }
     assert list(oidc.read_keys(document)) == ["rsa-0"]
-    invalid_documents: list[object] = [None, [], {"keys": {}}, {}]
+    invalid_documents: list[object] = [None, [], {"keys": {}}, {}, {"keys": [rsa] * (oidc.KEYS_MAX + 1)}]
     for invalid_document in invalid_documents:
         with pytest.raises(BadRequest):
             oidc.read_keys(invalid_document)

@@ -23,15 +23,17 @@ async def run_campaign(
     s3: S3 | None = None,
     hints: tuple[str, ...] | None = None,
     with_gateway: bool = False,
+    further: str = "",
 ) -> AttackCampaign:
     """Attack each published route and run each crafted attack, in random order. Return the finished campaign.
 
     Args:
         requests: The minimum number of steps. Further steps are drawn at random.
         hints: The kinds of hints for the attacker. None draws them.
+        further: The warehouse of the attacker, as in `open_world`.
     """
     rng = random.Random(seed)
-    async with open_world(home, rng, s3, with_gateway=with_gateway) as world:
+    async with open_world(home, rng, s3, with_gateway=with_gateway, further=further) as world:
         campaign = AttackCampaign(world, rng, seed)
         campaign.give_hints(hints)
         if with_gateway:

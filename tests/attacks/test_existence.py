@@ -128,5 +128,13 @@ async def test_no_answer_of_many_random_requests_reveals_whether_a_foreign_handl
     assert not differences, "\n".join(differences[:6])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_no_answer_in_another_warehouse_reveals_whether_a_foreign_handle_exists(tmp_path: Path) -> None:
+    async with open_world(tmp_path / "home", random.Random(3), further="evilhouse") as world:
+        differences = await _list_differences(world, range(200, 230))
+    assert not differences, "\n".join(differences[:6])
+
+
 def test_hostile_principals_include_users_with_and_without_rights() -> None:
     assert set(HOSTILE_PRINCIPALS) >= {"mallory", "riley", "nobody", ""}

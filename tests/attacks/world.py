@@ -65,6 +65,8 @@ class AttackWorld:
     """Handles that an attacker may know, by kind."""
     gateway: str = ""
     """URL of the objects gateway, or empty if there is none."""
+    further: str = ""
+    """The warehouse to which the requests of hostile principals and for `evil` go, or empty for the victim's."""
     touched_locations: list[str] = field(default_factory=list)
     """Locations of all files that the server has created or deleted. A file may be gone before `files` is called."""
 
@@ -72,6 +74,8 @@ class AttackWorld:
         headers = dict(options.pop("headers", {}))
         if principal:
             headers.setdefault("Authorization", f"Bearer {self.tokens[principal]}")
+        if self.further and (principal in HOSTILE or path.startswith(NAMES)):
+            path = f"/warehouses/{self.further}{path}"
         return await self.api(method, path, body, headers=headers, **options)
 
     async def ask_successfully(self, principal: str, method: str, path: str, body: Any = None, **options: Any) -> Any:
@@ -180,12 +184,14 @@ def _record_locations(store: type[LocalObjects] | type[S3Objects], touched_locat
 
 @asynccontextmanager
 async def open_world(
-    home: Path, rng: random.Random, s3: S3 | None = None, *, with_gateway: bool = False
+    home: Path, rng: random.Random, s3: S3 | None = None, *, with_gateway: bool = False, further: str = ""
 ) -> AsyncIterator[AttackWorld]:
     """Open a server with both tenants. When it is closed, nothing keeps running.
 
     Args:
         with_gateway: Also open the objects gateway, over S3.
+        further: The name of a further warehouse, in which the attackers have their roles for everything. Their requests
+            go to this warehouse. If it is empty, they go to the warehouse of the victim.
     """
     secrets = Secrets()
     suffix = f"{rng.getrandbits(40):010x}"
@@ -212,6 +218,8 @@ async def open_world(
     warehouse = f"s3://{bucket}/lake" if s3 else f"file://{home}/lake"
     settings: dict[str, Any] = {"auth": "token", "warehouse": warehouse, "plan_inline_limit": 1, "plan_page_size": 1}
     settings["log_level"] = "error"
+    if further:
+        settings["warehouse_roots"] = (f"file://{home}-warehouses",)
     if s3:
         settings |= {
             "s3_endpoint": s3.endpoint,
@@ -232,6 +240,8 @@ async def open_world(
                 await stack.enter_async_context(serve_gateway(server.components))
                 world.gateway = f"http://127.0.0.1:{settings['gateway_port']}"
             await _create_tenants(world, suffix, rng)
+            if further:
+                await _create_further_warehouse(world, home, further)
             yield world
 
 
@@ -241,6 +251,17 @@ async def _create_tenants(world: AttackWorld, suffix: str, rng: random.Random) -
     for namespace in (EVIL, world.victim):
         await world.ask_successfully("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
     await _Planting(world, suffix, rng).plant()
+
+
+async def _create_further_warehouse(world: AttackWorld, home: Path, name: str) -> None:
+    body = {"name": name, "location": f"file://{home}-warehouses/{name}"}
+    await world.ask_successfully("root", "POST", "/api/v1/warehouses", body)
+    root = f"/warehouses/{name}"
+    await world.ask_successfully("root", "POST", f"{root}/v1/namespaces", {"namespace": [EVIL]})
+    for principal, role in (("mallory", "writer"), ("morgan", "admin"), ("riley", "reader")):
+        grant = {"principal": principal, "role": role}
+        await world.ask_successfully("root", "PUT", f"{root}/api/v1/grants", grant)
+    world.further = name
 
 
 def _build_arrow_schema(names: Sequence[str]) -> pa.Schema:

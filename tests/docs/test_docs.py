@@ -131,6 +131,17 @@ def test_every_page_is_linked_from_the_readme() -> None:
     assert {page.path for page in PAGES} - paths == set()
 
 
+def test_cells_of_other_catalogs_are_unknown_or_name_the_source_of_a_release() -> None:
+    text = (REPO / "docs" / "explanation" / "comparison.md").read_text()
+    rows = [line.strip("|").split("|") for line in text.partition("\n## Features\n")[2].splitlines() if line[:1] == "|"]
+    source = re.compile(
+        r"\]\(https://github\.com/[\w.-]+/[\w.-]+/blob/(?:v\d[\w.]*|[\w-]+-\d[\w.]*|[0-9a-f]{40})/[^)]+\)"
+    )
+    cells = [(row[0].strip(), cell.strip()) for row in rows[2:] for cell in row[2:]]
+    assert len(cells) > 100
+    assert [cell for cell in cells if cell[1] != "unknown" and not source.search(cell[1])] == []
+
+
 def test_environment_variables_of_the_pages_are_settings() -> None:
     known_environment_names = {make_variable_name(name) for name in FIELDS} | {
         CONFIG_VARIABLE,

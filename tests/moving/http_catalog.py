@@ -23,23 +23,34 @@ class HttpCatalog:
 
 
 @contextmanager
-def serve_catalog(respond: Responder) -> Iterator[HttpCatalog]:
-    """Serve a catalog in a thread until the end of the block."""
+def serve_catalog(respond: Responder, config: Any = None) -> Iterator[HttpCatalog]:
+    """Serve a catalog in a thread until the end of the block.
+
+    Args:
+        respond: Answers each request except those for the configuration. A redirect goes to `location` in the answer.
+        config: The configuration. The default has no settings.
+    """
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers the configuration request without settings, and each further request with `respond`."""
+        """A handler that answers each request with `config` or `respond`."""
 
         def do_GET(self) -> None:
             headers = dict(self.headers)
             catalog.received_headers.append(headers)
-            status, body = 200, {"defaults": {}, "overrides": {}}
+            self.rfile.read(int(headers.get("Content-Length", 0)))
+            status, body = 200, {"defaults": {}, "overrides": {}} if config is None else config
             if self.path.partition("?")[0] != "/v1/config":
                 status, body = respond(self.path, headers)
             data = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
+            if 300 <= status < 400:
+                self.send_header("Location", body["location"])
             self.end_headers()
             self.wfile.write(data)
+
+        def do_POST(self) -> None:
+            self.do_GET()
 
         def log_message(self, format: str, *args: Any) -> None: ...
 

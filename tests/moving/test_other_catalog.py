@@ -109,6 +109,15 @@ async def test_redirects_and_the_uri_of_the_configuration_are_not_followed() -> 
         assert "/secret" not in fake_catalog.list_paths()
 
 
+@pytest.mark.parametrize("prefix", ["../../admin", "lake/%2E%2e/x", "lake\\..", "lake?x", "lake#"])
+async def test_prefix_that_leads_to_other_paths_of_the_host_is_refused(prefix: str) -> None:
+    async with serve_answers(lambda _: {}) as (catalog, fake_catalog, _clock):
+        fake_catalog.overrides = {"prefix": prefix}
+        with pytest.raises(RetryLater, match="is not a plain path"):
+            await find_orders(catalog)
+        assert len(fake_catalog.requests) == 1
+
+
 async def test_credential_is_exchanged_for_tokens_and_never_shown() -> None:
     issued_tokens: list[str] = []
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
 import requests
 
-from seamark.connector.moving import rest_catalog
+from seamark.connector.moving import http_session
 from seamark.connector.moving.rest_catalog import RestSource
 from seamark.connector.moving.source import CatalogRefusal, CatalogUnavailable, EntryMissing
 from tests.moving.http_catalog import serve_catalog
@@ -36,6 +37,70 @@ def test_requests_are_signed_for_glue() -> None:
             and "/eu-central-1/glue/aws4_request" in headers["Authorization"]
             for headers in catalog.received_headers
         )
+
+
+def test_configuration_of_another_catalog_runs_no_code_and_gets_no_login(tmp_path: Path) -> None:
+    hostile_file = tmp_path / "hostile"
+    hostile_file.write_text("x")
+    copy = {"src": str(hostile_file), "dst": str(tmp_path / "copied")}
+    with serve_catalog(lambda path, headers: (200, {"access_token": "t", "token_type": "bearer"})) as other:
+        settings = {
+            "uri": other.url,
+            "oauth2-server-uri": f"{other.url}/login",
+            "auth": {"type": "custom", "impl": "shutil.copyfile", "custom": copy},
+            "ssl": {"cabundle": "/nothing"},
+            "header.X-Sent-By": "the other catalog",
+            "rest.sigv4-enabled": "true",
+            "prefix": "lake",
+        }
+
+        def respond(path: str, headers: Mapping[str, str]) -> tuple[int, Any]:
+            if path == "/login":
+                return 200, {"access_token": "t", "token_type": "bearer"}
+            assert path.startswith("/v1/lake/")
+            assert "X-Sent-By" not in headers
+            return 200, TABLE
+
+        for config in ({"defaults": settings, "overrides": {}}, {"defaults": {}, "overrides": settings}):
+            with serve_catalog(respond, config) as catalog:
+                login = {"credential": "id:secret", "oauth2-server-uri": f"{catalog.url}/login"}
+                with closing(RestSource({"uri": catalog.url, **login}, 2)) as source:
+                    found_tables = source.find_tables(("shop",), ["orders"])
+                assert found_tables["orders"] == TABLE["metadata-location"]
+        assert other.received_headers == []
+    assert list(tmp_path.iterdir()) == [hostile_file]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"defaults": {"prefix": {"a": 1}}, "overrides": {}},
+        {"defaults": {}, "overrides": {"prefix": "lake/%2e%2e/../admin"}},
+        {"defaults": {}, "overrides": {"prefix": "lake?x="}},
+        {"defaults": {}, "overrides": {"namespace-separator": 5}},
+        {"defaults": None, "overrides": None},
+        {"overrides": {"view-endpoints-supported": ["x"]}},
+        ["x"],
+    ],
+)
+def test_invalid_configuration_of_another_catalog_is_an_error(config: Any) -> None:
+    with serve_catalog(lambda path, headers: (200, TABLE), config) as catalog, pytest.raises(CatalogRefusal):
+        RestSource({"uri": catalog.url}, 2)
+
+
+def test_redirects_are_not_followed() -> None:
+    with serve_catalog(lambda path, headers: (200, TABLE)) as other:
+        with (
+            serve_catalog(lambda path, headers: (307, {"location": other.url + path})) as catalog,
+            closing(RestSource({"uri": catalog.url}, 2)) as source,
+            pytest.raises(CatalogUnavailable, match=f"redirects to {other.url}"),
+        ):
+            source.list_tables(("shop",))
+        with serve_catalog(lambda path, headers: (307, {"location": other.url + path})) as catalog:
+            login = {"credential": "id:secret", "oauth2-server-uri": f"{catalog.url}/login"}
+            with pytest.raises(CatalogUnavailable, match=f"redirects to {other.url}"):
+                RestSource({"uri": catalog.url, **login}, 2)
+        assert other.received_headers == []
 
 
 def test_error_of_a_namespace_ends_the_listing() -> None:
@@ -135,11 +200,11 @@ def test_long_answers_are_given_up_while_they_are_read(monkeypatch: pytest.Monke
         closing(RestSource({"uri": catalog.url}, 2)) as source,
     ):
         assert len(source.list_tables(("a",))) == 200
-        monkeypatch.setattr(rest_catalog, "_BODY_BYTES_MAX", 1 << 17)
+        monkeypatch.setattr(http_session, "_BODY_BYTES_MAX", 1 << 17)
         with pytest.raises(CatalogUnavailable, match="has more than 0 MiB"):
             source.list_tables(("a",))
-        monkeypatch.setattr(rest_catalog, "_BODY_BYTES_MAX", 1 << 20)
-        monkeypatch.setattr(rest_catalog, "_BODY_S", 0.0)
+        monkeypatch.setattr(http_session, "_BODY_BYTES_MAX", 1 << 20)
+        monkeypatch.setattr(http_session, "_BODY_S", 0.0)
         with pytest.raises(CatalogUnavailable, match="takes more than 0 s"):
             source.list_tables(("a",))
 
@@ -149,7 +214,7 @@ def test_session_reads_the_same_environment_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("NO_PROXY", "inner.example")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/authorities.pem")
     plain_session, session = requests.Session(), requests.Session()
-    rest_catalog._read_environment_once(session)
+    http_session.read_environment_once(session)
     calls = [
         (url, proxies, None, verify, None)
         for url in ("http://outer.example/v1/a", "http://outer.example/v1/b", "http://inner.example/", "https://x/")

@@ -17,7 +17,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.warehouses.definitions import RESERVED_NAMES
-from tests.api.client import create_key
+from tests.api.client import VIEW_VERSION, create_key
 from tests.api.rest.standard import read_operations
 from tests.server.rig import build_settings
 from tests.warehouses.world import SCHEMA, WarehouseServer, run_server_with_warehouses
@@ -189,6 +189,19 @@ async def test_admin_of_a_warehouse_has_no_right_on_the_server(logins: Warehouse
         for principal in ("ann", "root"):
             assert (await logins.send(principal, "GET", SALES_API + path))[0] == 403, (principal, path)
     assert (await logins.send("ann", "DELETE", "/api/v1/warehouses/stock"))[0] == 403
+
+
+async def test_writer_of_one_warehouse_cannot_create_a_view_with_the_rights_of_another_user(
+    logins: WarehouseLogins,
+) -> None:
+    """Engines would run the view with the rights that this user has in all warehouses."""
+    await logins.send("root", "POST", "/v1/namespaces", {"namespace": ["db"]})
+    for principal, path, expected in (("ann", "/v1", 403), ("ann", "/v1/sales", 403), ("root", "/v1", 200)):
+        for owner in {principal, "root"}:
+            view = {"name": f"{principal}_{owner}", "schema": SCHEMA, "view-version": VIEW_VERSION}
+            view["properties"] = {"trino.run-as-owner": owner}
+            status, answer = await logins.send(principal, "POST", f"{path}/namespaces/db/views", view)
+            assert status == (200 if owner == principal else expected), (principal, path, owner, answer)
 
 
 async def test_client_without_a_login_cannot_find_out_whether_a_warehouse_exists(logins: WarehouseLogins) -> None:

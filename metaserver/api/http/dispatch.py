@@ -28,11 +28,12 @@ from seamark.formats.protocol.wire import check_changeable, decode_as, encode_js
 from seamark.formats.runtime.errors import CacheDamaged, NoSuchTable, NoSuchView, RequestError
 from seamark.formats.runtime.fair_lock import free_later
 from seamark.metaserver.access.authorizer import is_audited_change, needs_writer
-from seamark.metaserver.access.principal import Principal
-from seamark.metaserver.access.rights.decisions import WAREHOUSE, Securable
+from seamark.metaserver.access.principal import ANONYMOUS_NAME, Principal
+from seamark.metaserver.access.rights.decisions import THE_SERVER, WAREHOUSE, Securable, have_privileges
+from seamark.metaserver.access.rights.privileges import MANAGE_GRANTS
 from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.client_certificates import read_client_certificate
-from seamark.metaserver.api.http.components import COMPONENTS
+from seamark.metaserver.api.http.components import COMPONENTS, ServerComponents
 from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler, attach_description
 from seamark.metaserver.api.http.joined_tables import may_use_plan
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID
@@ -215,7 +216,7 @@ class Call:
             request_id=self.request_id,
             idempotency=key,
             confined_to=confined_to,
-            names_owners=confined_to is None or principal.name in self.components.settings.trusted_engines,
+            names_owners=_may_name_owners(principal, self.components, confined_to),
             owns_created_in=authorizer.list_owning_namespaces(principal),
             reuses_locations_in=authorizer.list_reusing_namespaces(principal),
             request_bytes=self.body_bytes,
@@ -376,6 +377,29 @@ class Call:
 
 Answer = dict[str, Any] | msgspec.Struct | web.StreamResponse | None
 """A JSON object, an encoded response, or None for an answer without a body."""
+
+
+def _may_name_owners(
+    principal: Principal, components: ServerComponents, confined_to: Sequence[NamespacePath] | None
+) -> bool:
+    """Return whether a principal may set any user as the owner of a view.
+
+    Engines run the view with the rights of its owner, which can include rights in other warehouses. So on a server with
+    several warehouses, write access to the whole of one warehouse does not suffice.
+
+    Args:
+        principal: The principal.
+        components: The components of the warehouse of the view.
+        confined_to: The namespaces to which the principal is confined, or None if it may write the whole warehouse.
+    """
+    settings = components.settings
+    if principal.name in settings.trusted_engines:
+        return True
+    if confined_to is not None:
+        return False
+    if components.warehouse_name:
+        return principal.name == ANONYMOUS_NAME
+    return not settings.warehouse_roots or have_privileges(principal.grants, THE_SERVER, MANAGE_GRANTS)
 
 
 async def _find_plan(call: Call, kind: str) -> StoredPlanTable | None:

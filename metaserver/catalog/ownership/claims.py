@@ -84,7 +84,11 @@ async def make_claim(
         ClaimedLocation(key=metadata_location, shared=True, display_form=metadata_location, subject="metadata-location")
     )
     await context.objects.check_links([candidate.key for candidate in candidates])
-    locations = await asyncio.to_thread(_drop_nested_locations, context.warehouse, candidates)
+    if all(context.warehouse.contains(candidate.key) for candidate in candidates):
+        # The keys of these locations need no access to the file system. Starting a thread would take longer.
+        locations = _drop_nested_locations(context.warehouse, candidates)
+    else:
+        locations = await asyncio.to_thread(_drop_nested_locations, context.warehouse, candidates)
     await check_unknown_locations(context, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(
         uuid=entry.uuid,

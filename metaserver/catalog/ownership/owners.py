@@ -1,10 +1,11 @@
 """The owner of a view. The view runs with the owner's rights.
 
 Trino runs a view with the rights of the user in the property `trino.run-as-owner`. Without this property, it runs the
-view with the rights of the reader. A principal that may set the property can read everything that this user
-can read. Engines that act for many users, and principals with write access to the whole catalog, may name
-any user. Other principals may name only themselves. A principal that changes the text of a view with an owner
-becomes its owner, so that the text runs with its author's rights.
+view with the rights of the reader. A principal that may set the property can read everything that this user can read.
+Engines that act for many users may name any user. So may principals with write access to the whole catalog. On a server
+with several warehouses, only admins of the server may, because the user can have rights in all warehouses. Other
+principals may name only themselves. A principal that changes the text of a view with an owner becomes its owner, so
+that the text runs with its author's rights.
 """
 
 from __future__ import annotations

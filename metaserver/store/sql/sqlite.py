@@ -95,7 +95,9 @@ def run_steps_in_sqlite(connection: sqlite3.Connection, steps: Steps[T]) -> T:
     try:
         statement: StoreStatement = next(steps)
         while True:
-            rows: Rows = connection.execute(_translate(statement.sql, statement.lock), statement.params).fetchall()
+            rows: Rows = ()
+            if not statement.only_locks:
+                rows = connection.execute(_translate(statement.sql, statement.lock), statement.params).fetchall()
             statement = steps.send(rows)
     except StopIteration as end:
         result: T = end.value

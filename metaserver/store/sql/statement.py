@@ -28,11 +28,13 @@ class StoreStatement(NamedTuple):
     Attributes:
         lock: The row lock to take in PostgreSQL (the words after FOR). SQLite ignores it, because its writers are
             serialised.
+        only_locks: Whether the statement is sent only for its lock. SQLite does not run it.
     """
 
     sql: str
     params: tuple[Any, ...] = ()
     lock: str = ""
+    only_locks: bool = False
 
 
 Steps = Generator[StoreStatement, Rows, T]

@@ -19,10 +19,10 @@ import msgspec
 from yarl import URL
 
 from seamark.cache.single_flight import SingleFlight
-from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR, check_route_prefix
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import convert_json
-from seamark.formats.runtime.errors import RetryLater
+from seamark.formats.runtime.errors import BadRequest, RetryLater
 from seamark.formats.runtime.tls import build_client_context
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, NamespacePath
@@ -340,7 +340,10 @@ class OtherCatalog:
         config = self._decode(answer, _Config)
         properties = {**config.defaults, **config.overrides}
         self._separator = unquote(str(properties.get("namespace-separator") or NAMESPACE_SEPARATOR))
-        prefix = str(properties.get("prefix") or "")
+        try:
+            prefix = check_route_prefix(str(properties.get("prefix") or ""))
+        except BadRequest as error:
+            raise RetryLater(f"The configuration of the catalog {self._uri} is invalid: {error.message}") from None
         self._root = f"/v1/{quote(prefix, safe='/')}" if prefix else "/v1"
 
     async def _share(self, step: str, work: Callable[[], Awaitable[T]]) -> T:
