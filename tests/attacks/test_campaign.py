@@ -44,7 +44,7 @@ async def test_campaigns_over_local_files_find_no_leak(tmp_path: Path, number: i
 async def test_admin_of_another_warehouse_finds_no_leak(tmp_path: Path, number: int) -> None:
     """The attackers have roles for all of their warehouse, and handles of the victim's warehouse."""
     # In another warehouse the idempotency key is new, so the attacker could store the body itself.
-    hints = tuple(kind for kind in KINDS if kind != "idempotent body")
+    hints = tuple(kind for kind in HINT_KINDS if kind != "idempotent body")
     campaign = await run_campaign(
         tmp_path / "home", first_seed() + 200 + number, requests=300, hints=hints, further="evilhouse"
     )

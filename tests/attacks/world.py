@@ -74,7 +74,7 @@ class AttackWorld:
         headers = dict(options.pop("headers", {}))
         if principal:
             headers.setdefault("Authorization", f"Bearer {self.tokens[principal]}")
-        if self.further and (principal in HOSTILE or path.startswith(NAMES)):
+        if self.further and (principal in HOSTILE_PRINCIPALS or path.startswith(NAMES)):
             path = f"/warehouses/{self.further}{path}"
         return await self.api(method, path, body, headers=headers, **options)
 

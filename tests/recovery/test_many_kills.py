@@ -95,7 +95,7 @@ def test_large_catalog_equals_itself_after_commands_that_were_killed(tmp_path: P
     content_before = read_sqlite_content(home / "seamark.db", columns)
     migrate = ("migrate", "--home", str(home), "--to", postgres_url, "--overwrite")
     for _ in range(KILLS):
-        kill_command(tmp_path, rng.uniform(0, 3 * lasts_s), *migrate)
+        kill_command(tmp_path, rng.uniform(0, 3 * uninterrupted_s), *migrate)
     _run(*migrate)
     assert asyncio.run(read_postgres_content(postgres_url, columns)) == content_before
 
