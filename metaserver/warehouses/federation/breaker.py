@@ -57,6 +57,7 @@ class CatalogBreaker:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _watch(self) -> None:
+        """Keep the breaker open while the other catalog does not answer."""
         pause_s = PAUSE_S
         try:
             while not await self._probe():
