@@ -87,6 +87,7 @@ class PeerClient:
     async def _read_intact(
         self, address: str, location: str, limit_bytes: int | None, acknowledge: Callable[[bool], None]
     ) -> bytes:
+        """Return the content. If it arrives damaged, request it once more, and ask the replica to check its copy."""
         try:
             return await self._read(address, location, limit_bytes, acknowledge, {})
         except PeerDamaged:

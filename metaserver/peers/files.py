@@ -78,7 +78,7 @@ class PeerObjects(ForwardingObjects):
         self._clock = clock
         self._breakers: dict[str, CircuitBreaker] = {}
         self._flights: SingleFlight[tuple[str, int | None], bytes] = SingleFlight()
-        # The first number is the limit before any answer was measured.
+        # A read waits at most this long. The first number is the time in seconds until enough answers were measured.
         self._first_byte_latency = Percentile(0.05, min_s=0.005, max_s=0.1, factor=2.0)
         self._cached_latency = Percentile(0.1, min_s=0.01, max_s=1.0, factor=2.0)
         self._storage_latency = Percentile(0.25, min_s=0.02, max_s=5.0)
@@ -118,6 +118,7 @@ class PeerObjects(ForwardingObjects):
         return breaker
 
     async def _read_owned_file(self, location: str, limit_bytes: int | None) -> bytes:
+        """Read a file from the cache of this replica, or from the storage if the cache cannot have it."""
         try:
             file = await self._cache.get(location)
         except (TooLarge, Corrupt):

@@ -28,6 +28,7 @@ class Percentile:
         self.value_s = initial_s
 
     def add(self, seconds: float) -> None:
+        """Add a duration, and compute the percentile again if enough durations are new."""
         self._samples.append(seconds)
         self._samples_since_computation += 1
         if self._samples_since_computation >= _SAMPLES_PER_COMPUTATION:
@@ -71,6 +72,7 @@ class CircuitBreaker:
         self._failures, self._is_open, self._pause_s = 0, False, self._first_pause_s
 
     def record_failure(self, now_s: float) -> None:
+        """Count a failure. Open the breaker after `failures_max` failures, or lengthen its pause after a trial."""
         self._failures += 1
         if self._is_open:
             self._pause_s = min(self._pause_max_s, self._pause_s * 2)

@@ -199,6 +199,7 @@ class Scheduler:
         dependents = DependentJobs()
 
         def examine_table(entry: Entry, metadata: TableMetadata) -> float:
+            """Queue the jobs that a table needs, and return the seconds until its next examination."""
             nonlocal refused_count
             recheck_after_s = NEVER
             for proposer in self._proposers:
@@ -219,6 +220,7 @@ class Scheduler:
             return recheck_after_s
 
         async def sweep_repeatedly() -> None:
+            """Examine all tables again and again, sooner if the queue had no place for some jobs."""
             nonlocal refused_count
             while True:
                 refused_count = 0

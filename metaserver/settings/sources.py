@@ -157,6 +157,11 @@ def check_consistency(settings: Settings) -> None:
 
 
 def _check_client_certificates(settings: Settings) -> None:
+    """Check that the settings of client certificates do not contradict each other.
+
+    Raises:
+        ConfigError: A setting needs another setting that is not set.
+    """
     if "cert" in settings.auth and not settings.tls_client_ca:
         raise ConfigError(f"auth = {settings.auth!r} needs the authorities of client certificates: set tls_client_ca")
     if settings.tls_client_ca and not settings.tls_cert:

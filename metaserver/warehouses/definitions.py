@@ -165,7 +165,7 @@ def check_settings(values: Mapping[str, Any], allowed_names: tuple[str, ...], se
 
 
 def _check_endpoint(name: str, url: str, settings: Settings) -> None:
-    """Check that the operator allows an endpoint. No endpoint is allowed only if the server has none either.
+    """Check that the operator allows an endpoint. An empty URL is always allowed if the server has no endpoint itself.
 
     Raises:
         BadRequest: The endpoint is not allowed.

@@ -65,6 +65,11 @@ def check_event_targets(name: str, value: Any, settings: Settings) -> None:
 
 
 def _check_event_target(name: str, url: str, settings: Settings) -> None:
+    """Check that the operator allows one receiver of events.
+
+    Raises:
+        BadRequest: The address is invalid, or none of the setting `warehouse_event_targets` includes it.
+    """
     try:
         if name == "event_kafka":
             parse_topic(url, "")

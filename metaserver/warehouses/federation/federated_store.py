@@ -86,6 +86,7 @@ class FederatedStore:
             return await self._find_entry(self._mirrors, kind, namespace, name)
 
     async def _find_entry(self, mirrors: Mirrors, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
+        """Return the entry of a table or view with a current mirror, or None if the other catalog does not have it."""
         location = await self._other_catalog.find_entry(kind, namespace, name)
         if location is None and await self._store.load_entry(kind, namespace, name) is None:
             return None

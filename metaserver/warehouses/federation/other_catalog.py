@@ -308,6 +308,7 @@ class OtherCatalog:
         return await self._flights.run(key, refresh)
 
     def _make_cached_answer(self, value: Any, etag: str = "") -> _CachedAnswer:
+        """Return a value with the present time as the time at which it was read."""
         return _CachedAnswer(value, etag, self._clock.monotonic())
 
     async def _list_pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[_Answer]:
@@ -325,6 +326,11 @@ class OtherCatalog:
         raise RetryLater(f"The catalog {self._uri} lists more than {_NAMES_MAX:,} names in one namespace")
 
     async def _get(self, path: str, query: Mapping[str, str] | None = None, etag: str = "") -> _Answer:
+        """Return the answer to a GET request below the prefix of the routes.
+
+        Raises:
+            RetryLater: The status is neither 200, 304 nor 404, or there is no answer.
+        """
         await self._configure()
         headers = {"If-None-Match": etag} if etag else {}
         answer = await self._send("GET", f"{self._root}{path}", query or {}, headers)
@@ -338,6 +344,7 @@ class OtherCatalog:
             await self._run_shared_step("the configuration", self._read_config)
 
     async def _read_config(self) -> None:
+        """Read the prefix of the routes, and the separator of the levels of namespaces, from the configuration."""
         warehouse = self._settings.federation_warehouse
         answer = await self._send("GET", "/v1/config", {"warehouse": warehouse} if warehouse else {}, {})
         if answer.status != 200:
@@ -400,6 +407,12 @@ class OtherCatalog:
             raise RetryLater(str(error)) from None
 
     async def _exchange(self, method: str, path: str, headers: dict[str, str], data: bytes | None = None) -> _Answer:
+        """Send a request even if the breaker is open, and return the answer.
+
+        Raises:
+            _NoAnswer: The other catalog accepts no connection, or sends no complete answer in time.
+            RetryLater: The answer is too large.
+        """
         url = URL(f"{self._uri}{path}", encoded=True)
         try:
             async with self._session.request(method, url, headers=headers, data=data, allow_redirects=False) as answer:
@@ -434,6 +447,7 @@ class OtherCatalog:
         return await self._run_shared_step("the login", self._read_token)
 
     async def _read_token(self) -> str:
+        """Exchange the credential in the settings for a token, and keep the token until shortly before its end."""
         client_id, _, secret = self._settings.federation_credential.rpartition(":")
         form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": secret}
         if self._settings.federation_scope:
