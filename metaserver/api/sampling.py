@@ -53,8 +53,8 @@ async def sample_gauges(components: ServerComponents) -> None:
         )
         metrics.requests.sample()
         if components.peers is not None:
-            replicas, avoided = len(components.peers.membership.replicas), components.peers.objects.open_breakers
-            metrics.peers.sample(replicas, avoided, components.peers.read_counts())
+            replicas, avoided_count = len(components.peers.membership.replicas), components.peers.objects.open_breakers
+            metrics.peers.sample(replicas, avoided_count, components.peers.read_counts())
         planner = components.planner.read_stats()
         metrics.plans.sample(planner, components.catalog.plan_tables.refused)
         metrics.caches.sample(

@@ -93,16 +93,16 @@ async def _add_location(call: Call, response: web.Response, namespace: Namespace
     if response.status != 200:
         return response
     assert isinstance(response.body, bytes)
-    answer_json = convert_json(response.body, dict[str, Any])
-    if _LOCATION in answer_json:
+    answer = convert_json(response.body, dict[str, Any])
+    if _LOCATION in answer:
         return response
     try:
         entry = await call.components.catalog.tables.load_entry(namespace, name)
     except NotFound:
         entry = None
-    if entry is None or entry.uuid != answer_json["table-uuid"]:
+    if entry is None or entry.uuid != answer["table-uuid"]:
         raise make_pointer_moved(namespace, name)
-    return make_json_answer({**answer_json, _LOCATION: entry.metadata_location})
+    return make_json_answer({**answer, _LOCATION: entry.metadata_location})
 
 
 async def _read_index_files(

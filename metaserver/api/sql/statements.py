@@ -52,6 +52,7 @@ CUBE_USES = ("on", "exact", "off")
 _POLL_S = 0.25
 """The seconds for which the server waits for the worker before it checks whether the client is still connected."""
 _TOKEN_SPARE_S = 5.0
+"""The time for which the token of a statement is valid in addition to the time limit of the statement."""
 _SQL_IS_OFF = "SQL is off on this server; an operator switches it on with the setting sql = on"
 _SQL_IS_NOT_INSTALLED = "This server cannot run SQL: an operator installs it with pip install 'seamark[duckdb]'"
 
@@ -201,7 +202,7 @@ async def answer_statement(call: Call, body: StatementBody) -> Answer:
 
 @asynccontextmanager
 async def _record_run(
-    call: Call, request: StatementRequest, exchange: _Exchange, cancelled: asyncio.Event
+    call: Call, request: StatementRequest, exchange: _Exchange, cancel_event: asyncio.Event
 ) -> AsyncIterator[None]:
     """Record the run of a statement for OpenLineage, if there is a receiver."""
     runs, clock = call.components.statement_runs, call.components.clock
@@ -212,7 +213,7 @@ async def _record_run(
     try:
         yield
     except BaseException as error:
-        was_interrupted = cancelled.is_set() or not isinstance(error, SeamarkError) or isinstance(error, ClientGone)
+        was_interrupted = cancel_event.is_set() or not isinstance(error, SeamarkError) or isinstance(error, ClientGone)
         outcome = "ABORT" if was_interrupted else "FAIL"
         kind = error.kind if isinstance(error, SeamarkError) else type(error).__name__
         raise
@@ -364,8 +365,8 @@ class _Exchange:
     def __init__(self, call: Call, worker: StatementWorker, kind: Format, cancel_event: asyncio.Event) -> None:
         self._call = call
         self._worker = worker
-        self._type = ARROW if kind == "arrow" else "application/json"
-        self._cancel_events = cancel_event
+        self._content_type = ARROW if kind == "arrow" else "application/json"
+        self._cancel_event = cancel_event
         self._tables: tuple[Securable, ...] = ()
         self.allowed_tables: tuple[tuple[str, ...], ...] = ()
         """The tables that the statement reads, after the rights of the caller on them were checked."""
@@ -386,7 +387,7 @@ class _Exchange:
             call.is_checked = True  # No table is read, and the caller may read some namespace.
         response = web.StreamResponse(
             headers={
-                "Content-Type": self._type,
+                "Content-Type": self._content_type,
                 "Cache-Control": "no-store",
                 "X-Seamark-Statement": head.plan.statement_id,
                 "X-Request-Id": call.request_id,
@@ -417,20 +418,20 @@ class _Exchange:
             Unauthenticated: The login of the caller has ended.
             Forbidden: The caller has lost its right.
         """
-        frame = asyncio.create_task(self._worker.frame())
-        cancel_task = asyncio.create_task(self._cancel_events.wait())
+        frame_task = asyncio.create_task(self._worker.read_frame())
+        cancel_task = asyncio.create_task(self._cancel_event.wait())
         try:
             while True:
-                await asyncio.wait({frame, cancel_task}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
-                if self._cancel_events.is_set():
+                await asyncio.wait({frame_task, cancel_task}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                if self._cancel_event.is_set():
                     raise BadRequest("The statement was cancelled")
                 await self._check_caller()
-                if frame.done():
-                    return frame.result()
+                if frame_task.done():
+                    return frame_task.result()
         finally:
-            frame.cancel()
+            frame_task.cancel()
             cancel_task.cancel()
-            await asyncio.gather(frame, cancel_task, return_exceptions=True)
+            await asyncio.gather(frame_task, cancel_task, return_exceptions=True)
 
     async def _check_caller(self) -> None:
         """Check that the client is connected and that the caller still has its rights."""
