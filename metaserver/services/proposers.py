@@ -268,6 +268,7 @@ class ColumnTtl(RewriteProposer):
             yield Problem("invalid property", error.message, "no column expires")
             return
         files, size_bytes = np.zeros(0, dtype=np.int64), 0
+        # The rules may have columns in common, so the largest size is reported: the sum would count bytes twice.
         for rule_files, rule_bytes in expired_by_rule:
             files, size_bytes = np.union1d(files, rule_files), max(size_bytes, rule_bytes)
         if len(files):

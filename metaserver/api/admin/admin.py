@@ -316,7 +316,7 @@ def _decode_position(token: str) -> Grant:
     summary="Grant or deny a right on an object and everything in it; idempotent",
     check=Check.SOMEWHERE,
     tags=("access",),
-    answers=(ResponseSpec(204, "Given"), _MAY_NOT_GRANT),
+    answers=(ResponseSpec(204, "The right is granted or denied"), _MAY_NOT_GRANT),
 ).takes(AddGrantRequest)
 async def add_grant(call: Call, body: AddGrantRequest) -> None:
     """Grant or deny a right on an object and everything in it."""
@@ -341,7 +341,7 @@ async def add_grant(call: Call, body: AddGrantRequest) -> None:
     tags=("access",),
     parameters=_GRANT_QUERY,
     answers=(
-        ResponseSpec(204, "Taken"),
+        ResponseSpec(204, "The grant is removed"),
         _MAY_NOT_GRANT,
         ResponseSpec(404, "No such grant"),
     ),

@@ -350,9 +350,9 @@ class PartitionListing:
         latest = np.full(len(items), MISSING, dtype=np.int64)
         np.maximum.at(latest, files_by_partition.numbers, times)
         latest_rows = np.flatnonzero((times == latest[files_by_partition.numbers]) & (times != MISSING))
-        numbers, first_positions = np.unique(files_by_partition.numbers[latest_rows], return_index=True)
-        for number, file in zip(numbers.tolist(), latest_rows[first_positions].tolist(), strict=True):
-            item, time_ms = items[number], int(times[file])
+        item_positions, first_positions = np.unique(files_by_partition.numbers[latest_rows], return_index=True)
+        for item_position, file in zip(item_positions.tolist(), latest_rows[first_positions].tolist(), strict=True):
+            item, time_ms = items[item_position], int(times[file])
             if item["last-updated-ms"] is None or time_ms > item["last-updated-ms"]:
                 item |= {"last-updated-ms": time_ms, "last-updated-snapshot-id": int(ids[id_positions[file]])}
 

@@ -60,7 +60,7 @@ class _RequestPipeline:
         self._logs_requests = logging.getLevelNamesMapping()[components.settings.log_level.upper()] <= logging.INFO
         self._routes: dict[int, tuple[str, Description]] = {}
         self._ids = _RequestIds(components.clock)
-        # For each address, up to 20 lines about refused logins are logged.
+        # Up to 20 refused logins of each address are logged per minute.
         self._unrouted_refusals = Refusals(each_address=20, each_principal=0, keys_max=1000)
         self._stale_limit_s = components.settings.stale_limit_s
         self._stale_wait_s = components.settings.stale_wait_s

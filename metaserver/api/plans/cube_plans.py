@@ -220,7 +220,7 @@ def _explain_small_gain(scan_plan: ScanPlan, is_covered: np.ndarray) -> str | No
 
 
 async def _find_dimension_tables(call: Call, cube: IndexDefinition) -> list[PlanJoin]:
-    """Return the dimension tables of a cube that exist. Which files have entries may depend on their rows."""
+    """Return the dimension tables of a cube that exist. The files that the cube covers may depend on their rows."""
     tables = []
     for path in dict.fromkeys(tuple(table) for table in cube.dimension_tables):
         *namespace, name = path

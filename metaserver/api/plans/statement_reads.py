@@ -119,6 +119,7 @@ def count_statement(call: Call, statement_read: StatementRead | None, sampler: S
     """Count a statement, if statements are counted. If `statement_read` is None, do nothing."""
     history = None if statement_read is None else find_history(call)
     if history is not None and statement_read is not None:
+        # This is None unless the history wants a sample of statements of this shape.
         samplers = history.add(statement_read, _get_principal_name(call))
         if samplers is not None and sampler is not None:
             samplers.append(sampler)

@@ -468,11 +468,12 @@ def _find_source(instant: Instant) -> Securable:
 
 
 def _find_target(instant: Instant) -> Securable | None:
-    """Return the new name of a renamed entry, or None. Instants of earlier versions do not have it."""
+    """Return the new name of a renamed entry, or None. Instants of earlier versions do not have the new namespace."""
     levels: Sequence[str] | None = instant.summary.get("to-namespace")
     if levels is None or instant.action != "rename":
         return None
     namespace: NamespacePath = tuple(levels)
+    # The property `to` is the namespace and the name, joined by dots.
     return Securable(namespace, instant.kind.value, str(instant.summary["to"])[len(".".join(namespace)) + 1 :])
 
 

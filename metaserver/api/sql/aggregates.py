@@ -269,10 +269,10 @@ def _find_schema_of_version(metadata: TableMetadata, snapshot_id: int | None) ->
 
 
 def _check_term(term: Term) -> Term:
-    """Return the term if it belongs to the table.
+    """Return the term if it belongs to the table and may be a dimension of a cube.
 
     Raises:
-        BadRequest: The term is an attribute of another table.
+        BadRequest: The term is an attribute of another table, or may not be a dimension.
     """
     if parse_lookup(term.transform) is not None:
         raise BadRequest(f"{term.text[:200]} is an attribute of another table; send a statement with a join instead")
