@@ -100,7 +100,11 @@ def _make_key(location: str) -> str:
 
 
 def _open(payload: memoryview) -> StoredFile:
-    """Split a stored value into the digest and the content."""
+    """Split a stored value into the digest and the content.
+
+    Raises:
+        ValueError: The value is shorter than a digest.
+    """
     if len(payload) < DIGEST_BYTES:
         raise ValueError("the cached value is shorter than a digest")
     return StoredFile(bytes(payload[:DIGEST_BYTES]), payload[DIGEST_BYTES:])

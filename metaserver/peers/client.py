@@ -102,7 +102,12 @@ class PeerClient:
         acknowledge: Callable[[bool], None],
         request_headers: Mapping[str, str],
     ) -> bytes:
-        """Send a request with the headers in `request_headers`, and return the content."""
+        """Send a request with the headers in `request_headers`, and return the content.
+
+        Raises:
+            PeerFailed: The replica does not answer, or does not send the content.
+            PeerDamaged: The content does not match its digest.
+        """
         headers, mac = self._tickets.issue(address, location)
         url = URL(f"{self._scheme}://{address}{FILE_PATH}", encoded=True)
         try:
@@ -149,6 +154,9 @@ async def open_peer_client(settings: Settings, tickets: PeerTickets) -> AsyncIte
     """Open a client. It uses https if the server has a certificate, because all replicas have the same settings.
 
     The client trusts the certificate authorities of the system and those in SEAMARK_CA.
+
+    Raises:
+        ConfigError: The certificate authorities cannot be read.
     """
     try:
         tls_context = build_client_context() if settings.tls_cert else None

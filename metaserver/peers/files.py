@@ -118,7 +118,11 @@ class PeerObjects(ForwardingObjects):
         return breaker
 
     async def _read_owned_file(self, location: str, limit_bytes: int | None) -> bytes:
-        """Read a file from the cache of this replica, or from the storage if the cache cannot have it."""
+        """Read a file from the cache of this replica, or from the storage if the cache cannot have it.
+
+        Raises:
+            TooLarge: The file has more than `limit_bytes` bytes.
+        """
         try:
             file = await self._cache.get(location)
         except (TooLarge, Corrupt):

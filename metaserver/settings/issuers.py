@@ -115,6 +115,9 @@ def _read_file(path: Path, content_id: tuple[int, int, int]) -> tuple[IssuerSett
     Args:
         path: The file.
         content_id: The numbers of `_identify_content`; they are a part of the cache key.
+
+    Raises:
+        ConfigError: The file cannot be read, or an issuer is invalid.
     """
     try:
         with path.open("rb") as file:
@@ -132,7 +135,11 @@ def _read_file(path: Path, content_id: tuple[int, int, int]) -> tuple[IssuerSett
 
 
 def _read_issuer(table: dict[str, Any], source: str) -> IssuerSettings:
-    """Check a table `[[issuer]]`, and return the issuer."""
+    """Check a table `[[issuer]]`, and return the issuer.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value is invalid.
+    """
     for key, value in table.items():
         if key not in _KEYS:
             similar_keys = difflib.get_close_matches(key, _KEYS, n=1)

@@ -185,7 +185,11 @@ def _check_client_certificates(settings: Settings) -> None:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    """Read the TOML file, and check the names of its keys."""
+    """Read the TOML file, and check the names of its keys.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key is invalid.
+    """
     try:
         with path.open("rb") as file:
             table = tomllib.load(file)

@@ -97,7 +97,11 @@ async def get_token(request: web.Request) -> web.Response:
 
 
 async def _get_access_token(request: web.Request) -> tuple[str, int]:
-    """Return the token and its lifetime in seconds."""
+    """Return the token and its lifetime in seconds.
+
+    Raises:
+        _Refusal: The request is incomplete or invalid.
+    """
     form = await _read_form(request)
     client = _read_credentials(request, form)
     grant_type = form.get("grant_type")
@@ -155,6 +159,9 @@ def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str |
 
     Returns:
         None if there are no credentials.
+
+    Raises:
+        _Refusal: The credentials contradict each other, or the header is invalid.
     """
     credentials = (form.get("client_id"), form["client_secret"]) if "client_secret" in form else None
     scheme, _, encoded_credentials = request.headers.get("Authorization", "").partition(" ")

@@ -158,7 +158,7 @@ class _Advisor:
     def _advise_columns(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
         """Yield the advice for each column, for the smallest age of partitions in which no query reads the column."""
         files, schema = find_files_by_prefix(self.view), self.metadata.current_schema
-        ends = self._find_partition_ends_ms(files.list_entry_ids())
+        ends_ms = self._find_partition_ends_ms(files.list_entry_ids())
         for field in schema.fields:
             if explain_retention(self.metadata, field):
                 continue
@@ -166,7 +166,7 @@ class _Advisor:
             related_ids = {field.id, EVERY_COLUMN, *_find_columns_inside(schema, field.id)}
             for age_d in AGES_D:
                 before_ms = self._find_boundary_ms(time, age_d)
-                is_old = (ends != MISSING) & (ends <= before_ms) & (sizes > 0)
+                is_old = (ends_ms != MISSING) & (ends_ms <= before_ms) & (sizes > 0)
                 last_day = max(
                     (
                         column_read.last_day
@@ -185,7 +185,7 @@ class _Advisor:
                         age_d,
                         self.today - last_day,
                         int(is_old.sum()),
-                        len(np.unique(ends[is_old])),
+                        len(np.unique(ends_ms[is_old])),
                         int(sizes[is_old].sum()),
                         f"ALTER TABLE {name} PARTITION ({condition}) DROP COLUMNS ({_quote_identifier(field.name)})",
                         f"{_quote_policy_name(field.name)}: {age_d} days",

@@ -89,7 +89,11 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
 
 
 async def _add_location(call: Call, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
-    """Return the answer with the current metadata location of the table, if it is an answer to a repeated request."""
+    """Return the answer with the current metadata location of the table, if it is an answer to a repeated request.
+
+    Raises:
+        CommitUnknown: The name no longer refers to the table, although the change was committed.
+    """
     if response.status != 200:
         return response
     assert isinstance(response.body, bytes)

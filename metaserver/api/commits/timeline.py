@@ -129,6 +129,9 @@ async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: 
 
     If the name exists, the filter has the UUID of the table, so that the timeline includes its earlier names.
     Otherwise, the filter has the name.
+
+    Raises:
+        NoSuchTable: No table has or had the name.
     """
     for kind in (EntryKind.TABLE, EntryKind.VIEW):
         entry = await store.load_entry(kind, namespace, name)

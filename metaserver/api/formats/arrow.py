@@ -74,7 +74,7 @@ def encode_stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) 
 def make_integer_array(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
     """Convert int64[rows] to an array of type `kind`, with null for MISSING.
 
-    `kind` is a type of 32 or 64 bits with integer storage. The default is int64.
+    `kind` is boolean, or a type of 32 or 64 bits with integer storage. The default is int64.
     """
     arrow_type = kind or pa.int64()
     is_present = values != MISSING

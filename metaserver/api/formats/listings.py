@@ -222,8 +222,8 @@ class ColumnStats:
             if name == "file-path":
                 columns.add(column_name, pa.string(), arrow.make_text_array(files.read_texts("file_path")))
             elif name == "file":
-                rows = pa.py_buffer(files.list_entry_ids())
-                columns.add(column_name, pa.int64(), pa.Array.from_buffers(pa.int64(), files.file_count, [None, rows]))
+                ids = pa.py_buffer(files.list_entry_ids())
+                columns.add(column_name, pa.int64(), pa.Array.from_buffers(pa.int64(), files.file_count, [None, ids]))
             elif side := _SIDES.get(name):
                 self._add_bounds(columns, column_name, stats, side)
             else:

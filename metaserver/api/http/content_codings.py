@@ -104,7 +104,11 @@ class Inflater:
         return b"" if stream is None or stream.eof else stream.unconsumed_tail
 
     def _inflate_step(self, size: int) -> bytes:
-        """Inflate at most `size` bytes in one call of zlib."""
+        """Inflate at most `size` bytes in one call of zlib.
+
+        Raises:
+            BadRequest: The data are not valid for the coding.
+        """
         compressed_bytes = self._get_undecoded()
         if not compressed_bytes and not self._is_full:
             compressed_bytes = self._input[self._position : self._position + _PIECE_BYTES]
@@ -123,7 +127,11 @@ class Inflater:
         return output
 
     def _open_member(self, compressed_bytes: bytes) -> zlib._Decompress:
-        """Return the decompressor of the member that `compressed_bytes` continues or begins."""
+        """Return the decompressor of the member that `compressed_bytes` continues or begins.
+
+        Raises:
+            BadRequest: The coding allows no further member.
+        """
         if self._stream is None:
             # Some clients leave out zlib's header, which RFC 9110, 8.4.1.2, requires.
             self._stream = zlib.decompressobj(_ZLIB if compressed_bytes[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)

@@ -126,7 +126,11 @@ async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response
 
 
 def _check_same_request(first_record: IdempotencyRecord, key: IdempotencyKey) -> None:
-    """Check that a repeated key has the same request."""
+    """Check that a repeated key has the same request.
+
+    Raises:
+        Unprocessable: The first request with the key was a different one.
+    """
     if (first_record.scope, first_record.request_hash) != (key.scope, key.request_hash):
         raise Unprocessable(
             f"The {IDEMPOTENCY_KEY} {key.key} was used for a different request; use a new key for each request"

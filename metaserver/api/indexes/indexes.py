@@ -332,7 +332,12 @@ async def drop_index(call: Call) -> None:
 def _change_definition(
     name: str, body: PutIndexRequest, definitions: Definitions, metadata: TableMetadata
 ) -> IndexDefinition:
-    """Return the definition of the index with the changes of the body, or a new definition."""
+    """Return the definition of the index with the changes of the body, or a new definition.
+
+    Raises:
+        BadRequest: The definition is incomplete or invalid.
+        AlreadyExists: Another index has the same definition or another meaning of the name.
+    """
     present_definition = definitions.by_name.get(name)
     kind = body.kind if body.kind is not None else present_definition.kind if present_definition else None
     if kind is None or (present_definition is None and body.columns is None):

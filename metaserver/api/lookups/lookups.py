@@ -316,7 +316,11 @@ def _order_terms(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Te
 async def _convert_keys(
     call: Call, terms: Sequence[Term], requested_keys: Any, body_bytes: int
 ) -> tuple[list[Keys], Mask | None]:
-    """Convert the keys of a request to the form of the index, in a thread if there are many."""
+    """Convert the keys of a request to the form of the index, in a thread if there are many.
+
+    Raises:
+        TooLarge: The keys need more memory than a request body may have.
+    """
     if isinstance(requested_keys, pa.Table):
         arrays, shared_bytes = await asyncio.to_thread(extract_term_arrays, terms, requested_keys)
         if shared_bytes > (limit := call.components.settings.body_limit_bytes):

@@ -196,7 +196,11 @@ def _list_tables(joins: Iterable[RequestedJoin]) -> Iterator[PlanJoin]:
 
 
 def _check_join_count(joins: Sequence[JoinSpec]) -> None:
-    """Check the number and the depth of joins before a table is loaded."""
+    """Check the number and the depth of joins before a table is loaded.
+
+    Raises:
+        BadRequest: There are too many joins or levels.
+    """
     join_count, joins_of_level = 0, list(joins)
     for _ in range(DEPTH_MAX):
         join_count += len(joins_of_level)
@@ -411,14 +415,14 @@ def _find_column(schema: Schema, name: str) -> Column:
     column = schema.find_column_by_name(name)
     if column is None:
         matching_ids = {
-            number for other_name, number in schema.index.by_name.items() if other_name.lower() == name.lower()
+            column_id for other_name, column_id in schema.index.by_name.items() if other_name.lower() == name.lower()
         }
         if len(matching_ids) != 1:
             problem = "is not" if not matching_ids else f"may be one of {len(matching_ids)} columns"
             raise BadRequest(f"The column {name[:200]!r} {problem} in the table's schema")
         column = schema.index.by_id[matching_ids.pop()]
     is_inside_container = any(
-        isinstance(ancestors.type, ListType | MapType) for ancestors in schema.list_ancestors(column)
+        isinstance(ancestor.type, ListType | MapType) for ancestor in schema.list_ancestors(column)
     )
     if is_inside_container or not is_primitive(column.type):
         problem = "is inside a list or a map" if is_inside_container else f"is a {describe_type(column.type)}"

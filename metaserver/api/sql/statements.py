@@ -127,21 +127,21 @@ class RunningStatements:
         key, holder = (principal, statement_id), None if principal == ANONYMOUS.name else principal
         if key in self._cancel_events:
             raise BadRequest(f"A statement with the id {statement_id} is running; choose another id")
-        event = self._cancel_events[key] = asyncio.Event()
+        cancel_event = self._cancel_events[key] = asyncio.Event()
         try:
             async with self.slots.hold_slot(holder, self._queue_s):
-                if event.is_set():
+                if cancel_event.is_set():
                     raise BadRequest("The statement was cancelled")
-                yield event
+                yield cancel_event
         finally:
             del self._cancel_events[key]
 
     def cancel(self, principal: str, statement_id: str) -> bool:
         """Cancel a statement of the principal, and return whether it ran."""
-        event = self._cancel_events.get((principal, statement_id))
-        if event is None:
+        cancel_event = self._cancel_events.get((principal, statement_id))
+        if cancel_event is None:
             return False
-        event.set()
+        cancel_event.set()
         return True
 
 
@@ -341,6 +341,9 @@ def _make_own_url(call: Call, settings: Settings) -> str:
 
     The URL has the address at which the request arrived and the path of the warehouse. No part of it comes from a
     header.
+
+    Raises:
+        ClientGone: The client has closed the connection.
     """
     base_path = call.components.base_path
     if settings.services_url:
@@ -373,7 +376,11 @@ class _Exchange:
         self._checked_s = call.components.clock.monotonic()
 
     async def answer(self) -> web.StreamResponse:
-        """Stream the answer of the worker to the client."""
+        """Stream the answer of the worker to the client.
+
+        Raises:
+            BadRequest: The worker sent no answer, or only a part of it.
+        """
         call = self._call
         kind, content = await self._read_frame()
         if kind != HEAD:
@@ -434,7 +441,11 @@ class _Exchange:
             await asyncio.gather(frame_task, cancel_task, return_exceptions=True)
 
     async def _check_caller(self) -> None:
-        """Check that the client is connected and that the caller still has its rights."""
+        """Check that the client is connected and that the caller still has its rights.
+
+        Raises:
+            ClientGone: The client has closed the connection.
+        """
         call = self._call
         transport = call.request.transport
         if transport is None or transport.is_closing():

@@ -80,8 +80,8 @@ async def _describe_stream(call: Call, entry: Entry, durable_offsets: Mapping[in
         durable_offsets: For each shard in the log, the offset after its last durable row.
     """
     shards = [
-        ShardStatus(number, offset, max(offset, durable_offsets.get(number, 0)))
-        for number, offset in sorted(entry.parse_flushed_offsets().items())
+        ShardStatus(shard_number, offset, max(offset, durable_offsets.get(shard_number, 0)))
+        for shard_number, offset in sorted(entry.parse_flushed_offsets().items())
     ]
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     streams = call.components.streams

@@ -113,7 +113,10 @@ async def load_stream_position(call: Call) -> StreamPosition:
             call, lambda table: find_position_after_snapshot(entry.uuid, table, find_snapshot_at(table, time_ms)), table
         )
         if log is not None:
-            offsets = {number: await log.find_offset(Shard(entry.uuid, number), time_ms) for number in table.shards}
+            offsets = {
+                shard_number: await log.find_offset(Shard(entry.uuid, shard_number), time_ms)
+                for shard_number in table.shards
+            }
             position = move_to_time(position, table.shards, offsets)
     else:
         raise BadRequest(f"at is {start[:60]!r}; it must be earliest, latest, snapshot:ID or time:MS")
@@ -223,7 +226,11 @@ async def read_rows(call: Call) -> Answer:
 
 
 async def _load_readable_table(call: Call, *, uuid: str | None = None) -> tuple[Entry, ReadableTable, StreamLog | None]:
-    """Return the entry of the table, the table with the present state of its shards, and its log if it has a stream."""
+    """Return the entry of the table, the table with the present state of its shards, and its log if it has a stream.
+
+    Raises:
+        BadRequest: Another table has replaced the table.
+    """
     entry = await call.app[POINTERS].load_entry(call.namespace, call.name)
     if uuid is not None and entry.uuid != uuid:
         raise BadRequest(
@@ -268,7 +275,9 @@ async def _wait_for_rows(
             remaining_s = until_s - clock.monotonic()
             if not isinstance(step, End) or remaining_s <= 0 or call.components.timeline.is_draining:
                 return step, table, log
-            read_offsets = {Shard(entry.uuid, number): step.position.get_offset(number) for number in table.shards}
+            read_offsets = {
+                Shard(entry.uuid, shard_number): step.position.get_offset(shard_number) for shard_number in table.shards
+            }
             # The first row of a table opens its log. That is not a commit, so it does not wake the watcher.
             await _wait_for_commit_or_rows(
                 watcher, log, read_offsets, min(remaining_s, _FIRST_ROW_S) if log is None else remaining_s

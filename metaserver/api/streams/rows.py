@@ -182,8 +182,8 @@ async def load_stream(call: Call) -> StreamStatus:
     durable_offsets, flushed_offsets = await table.load_watermarks(), entry.parse_flushed_offsets()
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     shards = [
-        ShardStatus(number, flushed_offsets[number], max(flushed_offsets[number], durable_offset))
-        for number, durable_offset in sorted(durable_offsets.items())
+        ShardStatus(shard_number, flushed_offsets[shard_number], max(flushed_offsets[shard_number], durable_offset))
+        for shard_number, durable_offset in sorted(durable_offsets.items())
     ]
     flushes = await report_flushes(call, entry)
     return make_stream_status(shards, table, read_pause(metadata), flushes)

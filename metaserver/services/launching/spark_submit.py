@@ -123,7 +123,11 @@ class SparkSubmit:
         self._environment = environment
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
-        """Run a job with its own driver, and return its totals; see `Launcher.run`."""
+        """Run a job with its own driver, and return its totals; see `Launcher.run`.
+
+        Raises:
+            JobFailed: The job failed, or took too long.
+        """
         program = find_submit_program()
         if program is None:
             raise JobFailed("spark-submit is not installed; pip install 'seamark[spark]', or set SPARK_HOME")

@@ -92,7 +92,11 @@ class WorkerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
-        """Run a job in the worker, and return its totals; see `Launcher.run`."""
+        """Run a job in the worker, and return its totals; see `Launcher.run`.
+
+        Raises:
+            JobFailed: The job failed, or took too long.
+        """
         try:
             async with asyncio.timeout(JOB_S_MAX):
                 answer = await self._send_job(job, report)

@@ -146,7 +146,11 @@ class Mirrors:
             await self._write_table(namespace, name, location, entry)
 
     async def _write_view(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
-        """Let a name refer to the metadata file of a view. `entry` is the entry that has the name now."""
+        """Let a name refer to the metadata file of a view. `entry` is the entry that has the name now.
+
+        Raises:
+            BadRequest: The view runs with the rights of a user of the other catalog, or its locations are refused.
+        """
         view = await self._context.documents.view(location)
         check_view_locations(self._context.warehouse, view, location)
         if borrows_rights(view):
@@ -159,7 +163,11 @@ class Mirrors:
         )
 
     async def _write_table(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
-        """Write a new mirror of a table, and let its name refer to the mirror. `entry` has the name now."""
+        """Write a new mirror of a table, and let its name refer to the mirror. `entry` has the name now.
+
+        Raises:
+            BadRequest: The table is in the folder of the mirrors.
+        """
         metadata = await self._context.documents.peek(location)
         await asyncio.to_thread(check_table_locations, self._context.warehouse, metadata, location)
         mirrors_root = parse_location(f"{self._context.warehouse.uri}/{_FOLDER}")

@@ -312,7 +312,11 @@ class OtherCatalog:
         return _CachedAnswer(value, etag, self._clock.monotonic())
 
     async def _list_pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[_Answer]:
-        """Yield the pages of a listing. Yield nothing if the namespace does not exist."""
+        """Yield the pages of a listing. Yield nothing if the namespace does not exist.
+
+        Raises:
+            RetryLater: The other catalog does not answer, or lists too many names.
+        """
         token, requested_names = "", 0
         while requested_names < _NAMES_MAX:
             answer = await self._get(path, {**query, "pageSize": str(_ENTRIES_PER_PAGE), "pageToken": token})
@@ -344,7 +348,11 @@ class OtherCatalog:
             await self._run_shared_step("the configuration", self._read_config)
 
     async def _read_config(self) -> None:
-        """Read the prefix of the routes, and the separator of the levels of namespaces, from the configuration."""
+        """Read the prefix of the routes, and the separator of the levels of namespaces, from the configuration.
+
+        Raises:
+            RetryLater: The other catalog gives no valid configuration.
+        """
         warehouse = self._settings.federation_warehouse
         answer = await self._send("GET", "/v1/config", {"warehouse": warehouse} if warehouse else {}, {})
         if answer.status != 200:
@@ -447,7 +455,11 @@ class OtherCatalog:
         return await self._run_shared_step("the login", self._read_token)
 
     async def _read_token(self) -> str:
-        """Exchange the credential in the settings for a token, and keep the token until shortly before its end."""
+        """Exchange the credential in the settings for a token, and keep the token until shortly before its end.
+
+        Raises:
+            RetryLater: The other catalog gives no token.
+        """
         client_id, _, secret = self._settings.federation_credential.rpartition(":")
         form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": secret}
         if self._settings.federation_scope:

@@ -383,9 +383,9 @@ class GatewayCacheMetrics:
 
     def _set_sums(self, samples: tuple[Mapping[str, int], ...]) -> None:
         """Set each gauge to the sums over all warehouses, for the names in `samples`."""
-        for number, gauge in enumerate((self._memory, self._disk, self._served_bytes, self._events)):
-            for name in samples[number]:
-                gauge.labels(name).set(sum(values[number].get(name, 0) for values in self._values.values()))
+        for position, gauge in enumerate((self._memory, self._disk, self._served_bytes, self._events)):
+            for name in samples[position]:
+                gauge.labels(name).set(sum(values[position].get(name, 0) for values in self._values.values()))
 
 
 class StreamMetrics:

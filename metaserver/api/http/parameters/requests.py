@@ -81,6 +81,9 @@ def read_boolean_query(query: Mapping[str, str], name: str) -> bool:
     """Return the value of a boolean parameter, or False if it is absent.
 
     PyIceberg sends `True`, and Iceberg Java sends `true`, so the case is ignored.
+
+    Raises:
+        BadRequest: The value is not a boolean.
     """
     text = query.get(name, "false")
     value = _BOOLEANS.get(text.lower())

@@ -78,7 +78,11 @@ def _find_snapshot_of_ref(metadata: TableMetadata, name: str) -> int | None:
 
 
 def _find_snapshot_at_time(metadata: TableMetadata, as_of_ms: int) -> int:
-    """Return the snapshot that was current on main at a time, like Java's `SnapshotUtil.snapshotIdAsOfTime`."""
+    """Return the snapshot that was current on main at a time, like Java's `SnapshotUtil.snapshotIdAsOfTime`.
+
+    Raises:
+        BadRequest: There was no snapshot, or it has expired.
+    """
     snapshot_id = None
     for entry in metadata.snapshot_log:
         if entry.timestamp_ms <= as_of_ms:
