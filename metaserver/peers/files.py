@@ -110,6 +110,7 @@ class PeerObjects(ForwardingObjects):
         return None
 
     def _get_breaker(self, address: str) -> CircuitBreaker:
+        """Return the breaker of a replica. If there are too many breakers, all of them start again as closed."""
         breaker = self._breakers.get(address)
         if breaker is None:
             if len(self._breakers) >= _BREAKERS_MAX:

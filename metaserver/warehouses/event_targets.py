@@ -152,6 +152,7 @@ def drop_refused_targets(values: Mapping[str, Any], settings: Settings, warehous
 
 
 def _is_allowed(name: str, url: str, settings: Settings) -> bool:
+    """Return whether a warehouse may have this URL in the setting `name`."""
     try:
         _check_event_target(name, url, settings)
     except BadRequest:

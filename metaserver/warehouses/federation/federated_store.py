@@ -72,6 +72,7 @@ class FederatedStore:
         return [path for path in await self._list_children(parent) if path[-1] in wanted_names]
 
     async def _list_children(self, parent: NamespacePath) -> list[NamespacePath]:
+        """Return the namespaces in `parent`, sorted by name, or nothing before `show_tables` is called."""
         if self._mirrors is None:
             return []
         async with self._other_catalog.limit_request():
