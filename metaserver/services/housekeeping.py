@@ -96,15 +96,15 @@ class Housekeeping:
         The comparison is part of each round, so that the time between two comparisons is short.
         """
         gaps = (await read_passed_time(self._store, self._clock)).gaps
-        new_gaps = len(set(gaps).difference(gaps if self._gaps is None else self._gaps))
+        new_gap_count = len(set(gaps).difference(gaps if self._gaps is None else self._gaps))
         self._gaps = gaps
-        if new_gaps:
+        if new_gap_count:
             start_ms, end_ms = gaps[-1]
             _log.warning(
                 "the clock has jumped, or no server ran: retentions do not count this time",
                 seconds=(end_ms - start_ms) // 1000,
             )
-        return new_gaps
+        return new_gap_count
 
     async def _delete_expired_records(self) -> int:
         """Delete expired records in batches, and return their number."""

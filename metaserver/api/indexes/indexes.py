@@ -469,16 +469,16 @@ async def _describe_index(
     """Return the state of an index in the form of an answer."""
     live_files, files = table.registered.list_live_files(definition.id), state.files
     is_covered = await find_covered_files(call, files, live_files)
-    missing_of_refs = sum(
+    missing_of_refs_count = sum(
         [int((await find_missing_files(call, other, live_files)).sum()) for other in state.other_snapshots]
     )
     indexed_files, total_files = int(is_covered.sum()), files.ids.count
     missing_count = int((~is_covered & files.ids.has_identity).sum())
-    quarantined_files = sum(
+    quarantined_count = sum(
         file.state is IndexFileState.QUARANTINED for file in table.registered.files if file.definition == definition.id
     )
     index_usage = call.components.usage.find_usage(table.entry.uuid, definition.id)
-    health = "ok" if missing_count == 0 else "damaged" if quarantined_files else "behind"
+    health = "ok" if missing_count == 0 else "damaged" if quarantined_count else "behind"
     problem = None
     if any(table.metadata.current_schema.column(column_id) is None for column_id in definition.column_ids):
         health, problem = "broken", "The column was dropped from the table"
@@ -491,11 +491,11 @@ async def _describe_index(
         "rows": files.count_rows(is_covered),
         "rows-total": files.count_rows(np.ones(total_files, dtype=np.bool_)),
         "lag-files": missing_count,
-        "lag-files-of-refs": missing_of_refs,
+        "lag-files-of-refs": missing_of_refs_count,
         "size-in-bytes": sum(file.size_bytes for file in live_files),
         "levels": {str(level): count for level, count in sorted(Counter(file.level for file in live_files).items())},
         "misplaced": sum(f"/{FORMER_INDEX_FOLDER}/" in file.location for file in live_files),
-        "quarantined": quarantined_files,
+        "quarantined": quarantined_count,
         "audited-ms": state.audits.get(definition.id),
         "used": None
         if index_usage is None

@@ -160,11 +160,11 @@ async def load_column_layout(call: Call) -> ColumnLayout:
         else await call.components.planner.view(metadata, ScanRequest(snapshot_id=snapshot_id))
         for snapshot_id in snapshot_ids
     ]
-    files = sum(view.file_count for view in views)
-    if get_form(column.kind) is Form.STRINGS and files > STRING_FILES_MAX:
+    file_count = sum(view.file_count for view in views)
+    if get_form(column.kind) is Form.STRINGS and file_count > STRING_FILES_MAX:
         raise BadRequest(
             f"Column {name} is of the type {column.kind}, whose layout is computed for at most {STRING_FILES_MAX:,} "
-            f"files, not for {files:,}; choose a column of numbers or times"
+            f"files, not for {file_count:,}; choose a column of numbers or times"
         )
     return await asyncio.to_thread(_compute_layout, name, column, scale == "rank", snapshot_ids, views, bars, points)
 

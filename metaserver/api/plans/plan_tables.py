@@ -469,8 +469,8 @@ class NewPlanTable:
         metadata, snapshot = self._bound_scan.metadata, self._bound_scan.snapshot
         assert snapshot is not None
         name = plan_name(entry, snapshot.snapshot_id, self._identity, self._holder)
-        manifests = len(scan_plan.view.blocks) + len(scan_plan.view.delete_blocks)
-        is_small = scan_plan.considered <= _IN_LOOP_FILES_MAX and manifests <= _IN_LOOP_MANIFESTS_MAX
+        manifest_count = len(scan_plan.view.blocks) + len(scan_plan.view.delete_blocks)
+        is_small = scan_plan.considered <= _IN_LOOP_FILES_MAX and manifest_count <= _IN_LOOP_MANIFESTS_MAX
         misleads = False
         if body.hide_partitions:
             misread, misleads = (

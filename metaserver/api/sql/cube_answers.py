@@ -221,8 +221,8 @@ class CubeAnswers:
             SegmentTooLarge: The groups exceed a limit.
         """
         assert loaded_table.entry is not None
-        characters = len(query.where or "")
-        condition = await read_in_turn(call, characters, query.parse_condition)
+        character_count = len(query.where or "")
+        condition = await read_in_turn(call, character_count, query.parse_condition)
         for cube in cubes:
             try:
                 answer = find_cube_answer(query, condition, cube)
@@ -235,7 +235,7 @@ class CubeAnswers:
             if groups is None:
                 continue
             aggregate = partial(aggregate_groups, groups, answer)
-            is_small = _is_small(groups, len(query.names)) and characters <= IN_LOOP_CHARACTERS
+            is_small = _is_small(groups, len(query.names)) and character_count <= IN_LOOP_CHARACTERS
             rows = aggregate() if is_small else await asyncio.to_thread(aggregate)
             if rows.num_rows > self._rows_limit:
                 return None
