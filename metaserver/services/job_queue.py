@@ -224,7 +224,7 @@ class JobQueue:
         )
         self._forget_ended_pauses(now)
         self._backoffs[job.key] = (now + pause_s, failures)
-        # A failed job is repeated even if nobody proposed it again while it ran.
+        # A failed job is repeated even if it was not proposed again while it ran.
         repeated_job, due_s = self._repeated_jobs.pop(job.key, (job if failed else None, now))
         if repeated_job is not None:
             self.put(repeated_job, delay_s=max(0.0, due_s - now))
