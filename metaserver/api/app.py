@@ -87,7 +87,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
     """
     app[PREFIX] = prefix
     # aiohttp tries routes with variables in order, so the most frequent routes of the specification come first.
-    iceberg = (planning, tables, config, namespaces, views, functions, rename, transactions, sign, events)
+    iceberg_endpoints = (planning, tables, config, namespaces, views, functions, rename, transactions, sign, events)
     seamark_endpoints = (
         timeline,
         metadata,
@@ -130,4 +130,6 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         ttl_advice,
         warehouses,
     )
-    add_endpoints(app, health, metrics, oauth, console, *iceberg, *seamark_endpoints, *extensions.routes, openapi)
+    add_endpoints(
+        app, health, metrics, oauth, console, *iceberg_endpoints, *seamark_endpoints, *extensions.routes, openapi
+    )

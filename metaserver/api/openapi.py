@@ -107,8 +107,8 @@ def _derive_schemas(descriptions: list[Description]) -> tuple[Callable[[Any], di
     body_schemas += [answer.schema for description in descriptions for answer in description.answers]
     types = [schema for schema in body_schemas if schema is not None and not isinstance(schema, dict)]
     references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    by_type = {id(schema): reference for schema, reference in zip(types, references, strict=True)}
-    return lambda schema: schema if isinstance(schema, dict) else by_type[id(schema)], components
+    references_by_type = {id(schema): reference for schema, reference in zip(types, references, strict=True)}
+    return lambda schema: schema if isinstance(schema, dict) else references_by_type[id(schema)], components
 
 
 def _describe_operation(description: Description, make_schema: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:

@@ -30,13 +30,13 @@ def _sample_streams(components: ServerComponents) -> None:
         }
     )
     try:
-        rows = sum(table.unflushed_rows for table in tables)
+        row_count = sum(table.unflushed_rows for table in tables)
     except LogUnavailable:
         components.metrics.streams.record_log_failure()
         return
     oldest_ms = min((table.oldest_ms for table in tables if table.oldest_ms is not None), default=now_ms)
-    fresh_files = sum(len(table.list_fresh_files()) for table in tables)
-    components.metrics.streams.sample(rows, components.streams.size_bytes, now_ms - oldest_ms, fresh_files)
+    fresh_file_count = sum(len(table.list_fresh_files()) for table in tables)
+    components.metrics.streams.sample(row_count, components.streams.size_bytes, now_ms - oldest_ms, fresh_file_count)
 
 
 async def sample_gauges(components: ServerComponents) -> None:
@@ -53,8 +53,8 @@ async def sample_gauges(components: ServerComponents) -> None:
         )
         metrics.requests.sample()
         if components.peers is not None:
-            replicas, avoided = len(components.peers.membership.replicas), components.peers.objects.open_breakers
-            metrics.peers.sample(replicas, avoided, components.peers.read_counts())
+            replicas, avoided_count = len(components.peers.membership.replicas), components.peers.objects.open_breakers
+            metrics.peers.sample(replicas, avoided_count, components.peers.read_counts())
         planner = components.planner.read_stats()
         metrics.plans.sample(planner, components.catalog.plan_tables.refused)
         metrics.caches.sample(

@@ -31,6 +31,8 @@ _MAPPED_SIZE_DIVISOR = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredFile:
+    """The content of a file, and its digest from the time when the storage sent it."""
+
     sha256: bytes
     content: memoryview
 
@@ -98,6 +100,11 @@ def _make_key(location: str) -> str:
 
 
 def _open(payload: memoryview) -> StoredFile:
+    """Split a stored value into the digest and the content.
+
+    Raises:
+        ValueError: The value is shorter than a digest.
+    """
     if len(payload) < DIGEST_BYTES:
         raise ValueError("the cached value is shorter than a digest")
     return StoredFile(bytes(payload[:DIGEST_BYTES]), payload[DIGEST_BYTES:])

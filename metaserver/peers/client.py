@@ -27,6 +27,8 @@ from seamark.metaserver.settings.settings import Settings
 
 _CONNECTIONS_PER_REPLICA_MAX = 32
 _READ_BYTES = 512 << 10
+"""The size of the buffer into which the answer of a replica is read."""
+_IDLE_CONNECTION_S = 30
 
 
 class PeerFailed(Exception):
@@ -66,10 +68,11 @@ class PeerClient:
         """The number of answers whose content did not match the digest."""
 
     def request_file(self, address: str, location: str, limit_bytes: int | None) -> PendingRequest:
-        """Send a request in a task, and return it.
+        """Send a request in a task, and return the pending request.
 
         Raises:
-            PeerFailed: Raised when the answer is awaited, unless it is the intact content with at most `limit_bytes`.
+            PeerFailed: The answer is not the intact content, or has more than `limit_bytes`. The task of the answer
+                raises this error, not the call.
         """
         pending: PendingRequest
 
@@ -77,13 +80,14 @@ class PeerClient:
             pending.from_cache = from_cache
             pending.acknowledged.set()
 
-        work = self._read_intact(address, location, limit_bytes, acknowledge)
-        pending = PendingRequest(asyncio.get_running_loop().create_task(work, name="peer"))
+        read_coroutine = self._read_intact(address, location, limit_bytes, acknowledge)
+        pending = PendingRequest(asyncio.get_running_loop().create_task(read_coroutine, name="peer"))
         return pending
 
     async def _read_intact(
         self, address: str, location: str, limit_bytes: int | None, acknowledge: Callable[[bool], None]
     ) -> bytes:
+        """Return the content. If it arrives damaged, request it once more, and ask the replica to check its copy."""
         try:
             return await self._read(address, location, limit_bytes, acknowledge, {})
         except PeerDamaged:
@@ -98,7 +102,12 @@ class PeerClient:
         acknowledge: Callable[[bool], None],
         request_headers: Mapping[str, str],
     ) -> bytes:
-        """Send a request with the headers in `request_headers`, and return the content."""
+        """Send a request with the headers in `request_headers`, and return the content.
+
+        Raises:
+            PeerFailed: The replica does not answer, or does not send the content.
+            PeerDamaged: The content does not match its digest.
+        """
         headers, mac = self._tickets.issue(address, location)
         url = URL(f"{self._scheme}://{address}{FILE_PATH}", encoded=True)
         try:
@@ -129,14 +138,14 @@ async def _read_content(stream: aiohttp.StreamReader, length: int) -> tuple[byte
     Raises:
         PeerFailed: The content does not have this length.
     """
-    pieces, left, sha256 = [], length, hashlib.sha256()
-    while left:
+    pieces, remaining_bytes, sha256 = [], length, hashlib.sha256()
+    while remaining_bytes:
         piece = await stream.readany()
-        if not piece or len(piece) > left:
+        if not piece or len(piece) > remaining_bytes:
             raise PeerFailed(f"the content does not have the {length} bytes that its head states")
         sha256.update(piece)
         pieces.append(piece)
-        left -= len(piece)
+        remaining_bytes -= len(piece)
     return b"".join(pieces), sha256.digest()
 
 
@@ -145,6 +154,9 @@ async def open_peer_client(settings: Settings, tickets: PeerTickets) -> AsyncIte
     """Open a client. It uses https if the server has a certificate, because all replicas have the same settings.
 
     The client trusts the certificate authorities of the system and those in SEAMARK_CA.
+
+    Raises:
+        ConfigError: The certificate authorities cannot be read.
     """
     try:
         tls_context = build_client_context() if settings.tls_cert else None
@@ -152,7 +164,7 @@ async def open_peer_client(settings: Settings, tickets: PeerTickets) -> AsyncIte
         raise ConfigError(str(error)) from None
     connector = aiohttp.TCPConnector(
         limit_per_host=_CONNECTIONS_PER_REPLICA_MAX,
-        keepalive_timeout=30,
+        keepalive_timeout=_IDLE_CONNECTION_S,
         ssl=True if tls_context is None else tls_context,
     )
     async with aiohttp.ClientSession(

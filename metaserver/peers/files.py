@@ -29,6 +29,7 @@ from seamark.metaserver.peers.membership import Membership
 from seamark.metaserver.peers.protocol import is_immutable
 
 _BREAKERS_MAX = 1024
+"""With this many circuit breakers, all are removed, so that replicas that no longer exist take no memory."""
 
 
 @dataclass(slots=True)
@@ -77,9 +78,10 @@ class PeerObjects(ForwardingObjects):
         self._clock = clock
         self._breakers: dict[str, CircuitBreaker] = {}
         self._flights: SingleFlight[tuple[str, int | None], bytes] = SingleFlight()
-        self._began = Percentile(0.05, min_s=0.005, max_s=0.1, factor=2.0)
+        # A read waits at most this long. The first number is the time in seconds until enough answers were measured.
+        self._first_byte_latency = Percentile(0.05, min_s=0.005, max_s=0.1, factor=2.0)
         self._cached_latency = Percentile(0.1, min_s=0.01, max_s=1.0, factor=2.0)
-        self._from_storage = Percentile(0.25, min_s=0.02, max_s=5.0)
+        self._storage_latency = Percentile(0.25, min_s=0.02, max_s=5.0)
         self.counts = PeerCounts()
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
@@ -108,6 +110,7 @@ class PeerObjects(ForwardingObjects):
         return None
 
     def _get_breaker(self, address: str) -> CircuitBreaker:
+        """Return the breaker of a replica. If there are too many breakers, all of them start again as closed."""
         breaker = self._breakers.get(address)
         if breaker is None:
             if len(self._breakers) >= _BREAKERS_MAX:
@@ -116,6 +119,11 @@ class PeerObjects(ForwardingObjects):
         return breaker
 
     async def _read_owned_file(self, location: str, limit_bytes: int | None) -> bytes:
+        """Read a file from the cache of this replica, or from the storage if the cache cannot have it.
+
+        Raises:
+            TooLarge: The file has more than `limit_bytes` bytes.
+        """
         try:
             file = await self._cache.get(location)
         except (TooLarge, Corrupt):
@@ -130,16 +138,16 @@ class PeerObjects(ForwardingObjects):
         """Read a file from its owner, with a hedged read."""
         began_s = self._clock.monotonic()
         pending = self._client.request_file(owner, location, limit_bytes)
-        read_task: asyncio.Task[bytes] | None = None
+        storage_task: asyncio.Task[bytes] | None = None
         try:
-            await self._wait(pending, began_s)
+            await self._wait_for_answer(pending, began_s)
             if not pending.answer.done():
                 self.counts.hedged += 1
-                read_task = asyncio.get_running_loop().create_task(
+                storage_task = asyncio.get_running_loop().create_task(
                     self._read_storage(location, limit_bytes), name="hedged-read"
                 )
-                await asyncio.wait((pending.answer, read_task), return_when=asyncio.FIRST_COMPLETED)
-                if not pending.answer.done() and read_task.exception() is not None:
+                await asyncio.wait((pending.answer, storage_task), return_when=asyncio.FIRST_COMPLETED)
+                if not pending.answer.done() and storage_task.exception() is not None:
                     await asyncio.wait((pending.answer,))
             if pending.answer.done():
                 content = self._read_result(pending, owner, began_s)
@@ -147,30 +155,32 @@ class PeerObjects(ForwardingObjects):
                     return content
             elif not pending.acknowledged.is_set():
                 self._get_breaker(owner).record_failure(self._clock.monotonic())
-            if read_task is None:
+            if storage_task is None:
                 return await self._read_storage(location, limit_bytes)
-            return await read_task
+            return await storage_task
         finally:
             pending.answer.cancel()
-            if read_task is not None:
-                read_task.cancel()
-            await asyncio.gather(pending.answer, *filter(None, (read_task,)), return_exceptions=True)
+            if storage_task is not None:
+                storage_task.cancel()
+            await asyncio.gather(pending.answer, *filter(None, (storage_task,)), return_exceptions=True)
 
-    async def _wait(self, pending: PendingRequest, began_s: float) -> None:
+    async def _wait_for_answer(self, pending: PendingRequest, began_s: float) -> None:
         """Wait until the answer is complete, or until it takes too long."""
         start_task = asyncio.get_running_loop().create_task(pending.acknowledged.wait(), name="peer-beginning")
         try:
             await asyncio.wait(
-                (pending.answer, start_task), timeout=self._began.value_s, return_when=asyncio.FIRST_COMPLETED
+                (pending.answer, start_task),
+                timeout=self._first_byte_latency.value_s,
+                return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
             start_task.cancel()
         if not pending.acknowledged.is_set():
             return
-        self._began.add(self._clock.monotonic() - began_s)
+        self._first_byte_latency.add(self._clock.monotonic() - began_s)
         if not pending.answer.done():
-            expected = self._cached_latency if pending.from_cache else self._from_storage
-            await asyncio.wait((pending.answer,), timeout=expected.value_s)
+            latency = self._cached_latency if pending.from_cache else self._storage_latency
+            await asyncio.wait((pending.answer,), timeout=latency.value_s)
 
     def _read_result(self, pending: PendingRequest, owner: str, began_s: float) -> bytes | None:
         """Return the content of a finished answer, or None after a failure, which the circuit breaker counts."""
@@ -190,13 +200,13 @@ class PeerObjects(ForwardingObjects):
             self._cached_latency.add(now_s - began_s)
         else:
             self.counts.fetched += 1
-            self._from_storage.add(now_s - began_s)
+            self._storage_latency.add(now_s - began_s)
         return content
 
     async def _read_storage(self, location: str, limit_bytes: int | None) -> bytes:
         began_s = self._clock.monotonic()
         content = await self._stored_objects.read(location, limit_bytes=limit_bytes)
-        self._from_storage.add(self._clock.monotonic() - began_s)
+        self._storage_latency.add(self._clock.monotonic() - began_s)
         return content
 
     @property

@@ -8,25 +8,31 @@ from __future__ import annotations
 from collections import deque
 
 LATENCY_SAMPLES = 128
+"""The number of latest durations from which a percentile is computed."""
 _SAMPLES_PER_COMPUTATION = 16
+"""After this many new durations, the percentile is computed again."""
 
 
 class Percentile:
-    """The 95th percentile of the last `LATENCY_SAMPLES` durations, times `factor`, limited to `min_s` to `max_s`."""
+    """The 95th percentile of the last `LATENCY_SAMPLES` durations, times `factor`, limited to `min_s` to `max_s`.
 
-    def __init__(self, first_s: float, *, min_s: float, max_s: float, factor: float = 1.5) -> None:
+    Until there are enough durations, `value_s` is `initial_s`.
+    """
+
+    def __init__(self, initial_s: float, *, min_s: float, max_s: float, factor: float = 1.5) -> None:
         self._samples: deque[float] = deque(maxlen=LATENCY_SAMPLES)
         self._min_s = min_s
         self._max_s = max_s
         self._factor = factor
-        self._since = 0
-        self.value_s = first_s
+        self._samples_since_computation = 0
+        self.value_s = initial_s
 
     def add(self, seconds: float) -> None:
+        """Add a duration, and compute the percentile again if enough durations are new."""
         self._samples.append(seconds)
-        self._since += 1
-        if self._since >= _SAMPLES_PER_COMPUTATION:
-            self._since = 0
+        self._samples_since_computation += 1
+        if self._samples_since_computation >= _SAMPLES_PER_COMPUTATION:
+            self._samples_since_computation = 0
             sorted_samples = sorted(self._samples)
             percentile = sorted_samples[min(len(sorted_samples) - 1, int(len(sorted_samples) * 0.95))]
             self.value_s = min(self._max_s, max(self._min_s, percentile * self._factor))
@@ -66,6 +72,7 @@ class CircuitBreaker:
         self._failures, self._is_open, self._pause_s = 0, False, self._first_pause_s
 
     def record_failure(self, now_s: float) -> None:
+        """Count a failure. Open the breaker after `failures_max` failures, or lengthen its pause after a trial."""
         self._failures += 1
         if self._is_open:
             self._pause_s = min(self._pause_max_s, self._pause_s * 2)

@@ -1,7 +1,8 @@
 """The replicas of the catalog, from their leases in the database, and the owner of each file.
 
-The rule: the list is only a hint. If a replica has another list, it requests the file from another replica, which also
-answers. A replica that has stopped is skipped (`files.py`). So if the database does not answer, the last list is used.
+The list of replicas is only a hint. If a replica has another list, it requests the file from another replica, which
+also answers. A replica that has stopped is skipped (`files.py`). So if the database does not answer, the last list is
+used.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Membership:
         """Renew the lease until the task is cancelled."""
         while True:
             await self.renew()
-            await asyncio.sleep(self._lease_s / 3 * (0.75 + self._clock.draw_bytes(1)[0] / 510))
+            # Sleep between 75 % and 125 % of a third of the lease, so that replicas do not renew at the same time.
+            jitter = self._clock.draw_bytes(1)[0] / 255
+            await asyncio.sleep(self._lease_s / 3 * (0.75 + 0.5 * jitter))
 
     async def renew(self) -> None:
         """Renew the lease and read the list. Errors of the database are logged, but not raised."""

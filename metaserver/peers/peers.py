@@ -27,6 +27,7 @@ from seamark.metaserver.store.model import Replica
 from seamark.metaserver.store.port import PointerStore
 
 USED_TICKETS_NAME = "peer-tickets"
+"""The name of the file in the home folder that records the used tickets of requests."""
 
 
 def bind_peer_socket(settings: Settings) -> socket.socket:

@@ -55,6 +55,7 @@ _MAC_BYTES = 32
 _HEAD = struct.Struct(">QQ32s")
 _TICKET = struct.Struct(f">{ID_BYTES}sQ{NONCE_BYTES}s{_MAC_BYTES}s")
 _TICKET_CHARS = -(-_TICKET.size // 3) * 4
+"""The length of a ticket in base64, which has 4 characters for each 3 bytes."""
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 
 
@@ -101,16 +102,16 @@ class PeerTickets:
         self._leeway_ms = leeway_s * 1000
 
     def issue(self, address: str, location: str) -> tuple[dict[str, str], bytes]:
-        """Return the headers and the HMAC of a request to the replica at `address`."""
+        """Return the headers of a request to the replica at `address`, and its HMAC after the id of the key."""
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
         expires_ms = self._clock.now_ms() + int(TICKET_S * 1000)
         nonce = self._clock.draw_bytes(NONCE_BYTES)
-        mac = _request_mac(key, expires_ms, nonce, address, location)
+        mac = _compute_request_mac(key, expires_ms, nonce, address, location)
         ticket = base64.urlsafe_b64encode(_TICKET.pack(key_id, expires_ms, nonce, mac)).decode()
         return {LOCATION_HEADER: quote(location, safe="/:"), TICKET_HEADER: ticket}, key_id + mac
 
     def open(self, address: str, location: str, ticket: str) -> tuple[str, bytes]:
-        """Return the location and the HMAC of a request to this replica, from its headers.
+        """Return the location of a request to this replica, and its HMAC after the id of the key, from its headers.
 
         Raises:
             Unauthenticated: The ticket is invalid, or was already accepted.
@@ -118,31 +119,31 @@ class PeerTickets:
         try:
             if len(ticket) != _TICKET_CHARS:
                 raise ValueError
-            raw = base64.b64decode(ticket.encode("ascii"), altchars=b"-_", validate=True)
-            key_id, expires_ms, nonce, mac = _TICKET.unpack(raw)
+            ticket_bytes = base64.b64decode(ticket.encode("ascii"), altchars=b"-_", validate=True)
+            key_id, expires_ms, nonce, mac = _TICKET.unpack(ticket_bytes)
             key = self._keyring.find_verification_key(_PURPOSE, key_id)
             decoded_location = unquote(location, errors="strict")
             if key is None or not hmac.compare_digest(
-                mac, _request_mac(key, expires_ms, nonce, address, decoded_location)
+                mac, _compute_request_mac(key, expires_ms, nonce, address, decoded_location)
             ):
                 raise ValueError
         except (binascii.Error, UnicodeError, struct.error, ValueError):
             raise Unauthenticated("The request is not from a replica of this catalog") from None
         now_ms = self._clock.now_ms()
-        left_ms = expires_ms - now_ms
-        if not -self._leeway_ms < left_ms <= TICKET_S * 1000 + self._leeway_ms:
+        remaining_ms = expires_ms - now_ms
+        if not -self._leeway_ms < remaining_ms <= TICKET_S * 1000 + self._leeway_ms:
             raise Unauthenticated("The request of the replica has expired; compare the clocks of the machines")
         issued_ms, until_ms = expires_ms - int(TICKET_S * 1000), expires_ms + self._leeway_ms
         if not self._ticket_record.accept(nonce, issued_ms, until_ms, now_ms):
             raise Unauthenticated("This request of the replica was sent before, or is older than this replica")
         return decoded_location, key_id + mac
 
-    def seal(self, request: bytes, head: AnswerHead) -> bytes:
+    def seal(self, request_mac: bytes, head: AnswerHead) -> bytes:
         """Return the head of an answer to a request with this HMAC. It has `HEAD_BYTES` bytes."""
         head_bytes = _HEAD.pack(head.outcome, head.length, head.sha256)
-        return head_bytes + self._answer_mac(request, head_bytes)
+        return head_bytes + self._compute_answer_mac(request_mac, head_bytes)
 
-    def unseal(self, request: bytes, data: bytes) -> AnswerHead:
+    def unseal(self, request_mac: bytes, data: bytes) -> AnswerHead:
         """Return the head of an answer to this request.
 
         Raises:
@@ -151,7 +152,7 @@ class PeerTickets:
         if len(data) != HEAD_BYTES:
             raise BadAnswer(f"the head of the answer has {len(data)} bytes instead of {HEAD_BYTES}")
         head_bytes, mac = data[: _HEAD.size], data[_HEAD.size :]
-        if not hmac.compare_digest(mac, self._answer_mac(request, head_bytes)):
+        if not hmac.compare_digest(mac, self._compute_answer_mac(request_mac, head_bytes)):
             raise BadAnswer("the signature of the answer's head does not match")
         outcome, length, sha256 = _HEAD.unpack(head_bytes)
         try:
@@ -159,13 +160,13 @@ class PeerTickets:
         except ValueError:
             raise BadAnswer(f"the outcome {outcome} of the answer is unknown") from None
 
-    def _answer_mac(self, request: bytes, head_bytes: bytes) -> bytes:
-        key = self._keyring.find_verification_key(_PURPOSE, request[:ID_BYTES])
+    def _compute_answer_mac(self, request_mac: bytes, head_bytes: bytes) -> bytes:
+        key = self._keyring.find_verification_key(_PURPOSE, request_mac[:ID_BYTES])
         if key is None:
             raise BadAnswer("the key of the request was retired before the answer")
-        return hmac.digest(key, b"answer\x00" + head_bytes + request, hashlib.sha256)
+        return hmac.digest(key, b"answer\x00" + head_bytes + request_mac, hashlib.sha256)
 
 
-def _request_mac(key: bytes, expires_ms: int, nonce: bytes, address: str, location: str) -> bytes:
+def _compute_request_mac(key: bytes, expires_ms: int, nonce: bytes, address: str, location: str) -> bytes:
     request_text = "\x00".join((f"v{VERSION}", address, location)).encode("utf-8", "surrogatepass")
     return hmac.digest(key, b"request\x00" + struct.pack(">Q", expires_ms) + nonce + request_text, hashlib.sha256)

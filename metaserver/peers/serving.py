@@ -45,7 +45,11 @@ _CACHE_WAIT_S = 0.003
 Reading a mapped file takes less than 1 ms.
 """
 _PIECE_BYTES = 256 << 10
-_NOTHING = bytes(32)
+"""The size of the parts in which the content is sent."""
+_BACKLOG = 1024
+_STATUS_DISCONNECTED = 499
+"""The status in the metrics if the other replica disconnects. Proxies use the same number."""
+_NO_DIGEST = bytes(32)
 _log = structlog.get_logger("seamark.peers")
 
 
@@ -79,7 +83,7 @@ class PeerServer:
         self._clock = clock
         self._observer = observer
         self._limit = limit
-        self._answering = 0
+        self._running_requests = 0
         self._read_tasks: set[asyncio.Task[StoredFile]] = set()
 
     def build_app(self) -> web.Application:
@@ -90,9 +94,9 @@ class PeerServer:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a request of another replica."""
         began_s = self._clock.monotonic()
-        if self._answering >= self._limit:
+        if self._running_requests >= self._limit:
             return self._refuse(503, began_s)
-        self._answering += 1
+        self._running_requests += 1
         try:
             location, mac = self._tickets.open(
                 self._address, request.headers.get(LOCATION_HEADER, ""), request.headers.get(TICKET_HEADER, "")
@@ -109,9 +113,9 @@ class PeerServer:
             _log.warning("a replica requested a file outside the warehouse", error=error.message)
             return self._refuse(400, began_s)
         except ConnectionError:
-            return self._refuse(499, began_s)
+            return self._refuse(_STATUS_DISCONNECTED, began_s)
         finally:
-            self._answering -= 1
+            self._running_requests -= 1
         self._observer.observe(OPERATION, 200, self._clock.monotonic() - began_s, None)
         return response
 
@@ -127,13 +131,13 @@ class PeerServer:
             self._cache.get(location, is_checked=is_checked), name="peer-file"
         )
         self._read_tasks.add(read_task)
-        read_task.add_done_callback(self._finish)
+        read_task.add_done_callback(self._forget_task)
         await asyncio.wait((read_task,), timeout=_CACHE_WAIT_S)
         source = FROM_CACHE if read_task.done() else FROM_STORAGE
         response = web.StreamResponse(
             headers={SOURCE_HEADER: source, "Content-Type": "application/octet-stream", "Server": "seamark"}
         )
-        result = self._await_result(read_task) if read_task.done() else None
+        result = self._make_answer_parts(read_task) if read_task.done() else None
         if result is not None:
             # With a known length, the content is not split into chunks, which would copy it on both sides.
             response.content_length = HEAD_BYTES + len(result[1])
@@ -141,7 +145,7 @@ class PeerServer:
         await response.prepare(request)
         if result is None:
             await asyncio.wait((read_task,))
-            result = self._await_result(read_task)
+            result = self._make_answer_parts(read_task)
         head, content = result
         await response.write(self._tickets.seal(mac, head))
         for start in range(0, len(content), _PIECE_BYTES):
@@ -149,22 +153,23 @@ class PeerServer:
         await response.write_eof()
         return response
 
-    def _finish(self, read_task: asyncio.Task[StoredFile]) -> None:
+    def _forget_task(self, read_task: asyncio.Task[StoredFile]) -> None:
         self._read_tasks.discard(read_task)
         if not read_task.cancelled():
             # Retrieve the error: the requester may have disconnected, and no other request does it.
             read_task.exception()
 
-    def _await_result(self, read_task: asyncio.Task[StoredFile]) -> tuple[AnswerHead, memoryview]:
+    def _make_answer_parts(self, read_task: asyncio.Task[StoredFile]) -> tuple[AnswerHead, memoryview]:
+        """Return the head and the content of the answer, from a task that has ended."""
         try:
             file = read_task.result()
         except ObjectMissing:
-            return AnswerHead(Outcome.MISSING, 0, _NOTHING), memoryview(b"")
+            return AnswerHead(Outcome.MISSING, 0, _NO_DIGEST), memoryview(b"")
         except TooLarge:
-            return AnswerHead(Outcome.TOO_LARGE, 0, _NOTHING), memoryview(b"")
+            return AnswerHead(Outcome.TOO_LARGE, 0, _NO_DIGEST), memoryview(b"")
         except SeamarkError as error:
             _log.info("a file for another replica was not read", error=error.message)
-            return AnswerHead(Outcome.FAILED, 0, _NOTHING), memoryview(b"")
+            return AnswerHead(Outcome.FAILED, 0, _NO_DIGEST), memoryview(b"")
         return AnswerHead(Outcome.FOUND, len(file.content), file.sha256), file.content
 
     async def close(self) -> None:
@@ -200,7 +205,7 @@ async def serve_peers(
     )
     await runner.setup()
     try:
-        await web.SockSite(runner, sock, backlog=1024).start()
+        await web.SockSite(runner, sock, backlog=_BACKLOG).start()
         yield
     finally:
         await runner.cleanup()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 NONCE_BYTES = 16
-_GROUPS, _GROUP = 8192, 16
+_GROUPS, _PLACES_PER_GROUP = 8192, 16
 """The number of groups, and of places in a group. They are enough for 131,072 tickets at a time, in about 3 MB.
 
 A nonce, which is random, has its place in one group.
@@ -25,7 +25,7 @@ A nonce, which is random, has its place in one group.
 _PLACE = struct.Struct(f">{NONCE_BYTES}sQ")
 """The layout of a place: the nonce, and the end of its ticket in milliseconds, or 0 for a free place."""
 _HEAD = struct.Struct(">Q")
-_FILE_BYTES = _HEAD.size + _GROUPS * _GROUP * _PLACE.size
+_FILE_BYTES = _HEAD.size + _GROUPS * _PLACES_PER_GROUP * _PLACE.size
 
 
 class TicketRecord(Protocol):
@@ -59,7 +59,7 @@ class UsedTickets:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             is_new = os.fstat(self._descriptor).st_size != _FILE_BYTES
             if is_new:
-                os.ftruncate(self._descriptor, 0)
+                os.ftruncate(self._descriptor, 0)  # The second call fills the file with zeros.
                 os.ftruncate(self._descriptor, _FILE_BYTES)
             self._map = mmap.mmap(self._descriptor, _FILE_BYTES)
             if is_new:
@@ -73,12 +73,12 @@ class UsedTickets:
     def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
         if issued_ms < self._created_ms:
             return False
-        group = int.from_bytes(nonce[:4], "big") % _GROUPS
-        first = _HEAD.size + group * _GROUP * _PLACE.size
+        group = int.from_bytes(nonce[:4], "big") % _GROUPS  # A nonce is random, so its first bytes suffice.
+        group_start = _HEAD.size + group * _PLACES_PER_GROUP * _PLACE.size
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # Another worker holds this lock only for microseconds.
         try:
             free_place = None
-            for place in range(first, first + _GROUP * _PLACE.size, _PLACE.size):
+            for place in range(group_start, group_start + _PLACES_PER_GROUP * _PLACE.size, _PLACE.size):
                 used_nonce, end_ms = _PLACE.unpack_from(self._map, place)
                 if end_ms < now_ms:
                     free_place = place if free_place is None else free_place

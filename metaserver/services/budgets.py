@@ -45,10 +45,10 @@ def parse_windows(text: str) -> tuple[Window, ...] | None:
         if match is None or len(parts) > _WINDOWS_MAX:
             return None
         hour, minute, end_hour, end_minute = map(int, match.groups())
-        first, end = 60 * hour + minute, 60 * end_hour + end_minute
-        if end > _DAY_MINUTES or first == end:
+        start, end = 60 * hour + minute, 60 * end_hour + end_minute
+        if end > _DAY_MINUTES or start == end:
             return None
-        windows.append((first, end if end > first else end + _DAY_MINUTES))
+        windows.append((start, end if end > start else end + _DAY_MINUTES))
     return tuple(windows)
 
 
@@ -60,12 +60,13 @@ def compute_budget_wait_s(windows: str, now_ms: int) -> float:
     parsed_windows = parse_windows(windows)
     if not parsed_windows:
         return 0.0
-    second = now_ms / 1000 % (60 * _DAY_MINUTES)
+    second_of_day = now_ms / 1000 % (60 * _DAY_MINUTES)
     waits = []
-    for first, end in parsed_windows:
-        if any(60 * first <= second + 60 * days < 60 * end for days in (0, _DAY_MINUTES)):
+    for start, end in parsed_windows:
+        # A window that ends after midnight may have begun on the previous day.
+        if any(60 * start <= second_of_day + 60 * offset < 60 * end for offset in (0, _DAY_MINUTES)):
             return 0.0
-        waits.append((60 * first - second) % (60 * _DAY_MINUTES))
+        waits.append((60 * start - second_of_day) % (60 * _DAY_MINUTES))
     return min(waits)
 
 
@@ -75,10 +76,10 @@ def apply_budget(job: Job, properties: Mapping[str, str]) -> Job:
     Invalid values are ignored.
     """
     window = "" if _ignores_windows(job.service) else properties.get(WINDOW, "")
-    change = PRIORITIES.get(properties.get(PRIORITY, NORMAL), 0)
-    if not window and not change:
+    priority_change = PRIORITIES.get(properties.get(PRIORITY, NORMAL), 0)
+    if not window and not priority_change:
         return job
-    return msgspec.structs.replace(job, window=window, priority=job.priority + change)
+    return msgspec.structs.replace(job, window=window, priority=job.priority + priority_change)
 
 
 def _ignores_windows(service: str) -> bool:

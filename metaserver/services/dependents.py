@@ -30,29 +30,29 @@ class DependentJobs:
         self._jobs_by_table: defaultdict[TableName, dict[Key, Job]] = defaultdict(dict)
         self._tables_by_job: dict[Key, Set[TableName]] = {}
         self._tenants_by_job: dict[Key, str] = {}
-        self._pairs = 0
+        self._pair_count = 0
         self._pairs_by_tenant: Counter[str] = Counter()
         self._unseen_uuids: set[str] = set()
         """The UUIDs of recorded tables that the present sweep over all tables has not seen yet."""
 
     def record(self, job: Job, tables: Set[TableName]) -> None:
-        """Record the tables on which a job depends, in place of those recorded before."""
+        """Record the tables on which a job depends. They replace the tables that were recorded before."""
         self.see(job.uuid)
         self.forget(job.key)
         if not tables or not self._has_room(job.tenant, len(tables)):
             return
         self._tables_by_job[job.key] = tables
         self._tenants_by_job[job.key] = job.tenant
-        self._pairs += len(tables)
+        self._pair_count += len(tables)
         self._pairs_by_tenant[job.tenant] += len(tables)
         caused_job = msgspec.structs.replace(job, pause_s=max(job.pause_s, PAUSE_S))
         for table in tables:
             self._jobs_by_table[table][job.key] = caused_job
 
-    def _has_room(self, tenant: str, pairs: int) -> bool:
-        """Return whether a tenant may have `pairs` further pairs."""
-        is_in_share = self._pairs_by_tenant[tenant] + pairs <= PAIRS_PER_TENANT_MAX
-        return is_in_share and self._pairs + pairs <= DEPENDENTS_MAX
+    def _has_room(self, tenant: str, pair_count: int) -> bool:
+        """Return whether a tenant may have `pair_count` more pairs of a job and a table."""
+        is_in_share = self._pairs_by_tenant[tenant] + pair_count <= PAIRS_PER_TENANT_MAX
+        return is_in_share and self._pair_count + pair_count <= DEPENDENTS_MAX
 
     def forget(self, key: Key) -> None:
         """Remove a job."""
@@ -60,7 +60,7 @@ class DependentJobs:
         if not tables:
             return
         tenant = self._tenants_by_job.pop(key)
-        self._pairs -= len(tables)
+        self._pair_count -= len(tables)
         self._pairs_by_tenant[tenant] -= len(tables)
         if not self._pairs_by_tenant[tenant]:
             del self._pairs_by_tenant[tenant]

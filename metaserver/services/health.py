@@ -38,11 +38,12 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Instant
 
 _SNAPSHOTS_ALERT_COUNT = 100
-"""With at least this many snapshots, metadata files are noticeably large.
+"""With more snapshots than this, metadata files are noticeably large.
 
 A snapshot takes about 1 KB, and each query of an engine reads the file.
 """
 _LARGE_METADATA_BYTES = 4 << 20
+"""A metadata file of at least this size is a problem, because each commit writes it again."""
 
 
 class _Sizes(NamedTuple):
@@ -124,11 +125,11 @@ def find_service_problems(
         failed_runs: The last run of each service that failed on the table, by service.
     """
     has_indexes = bool(read_definitions(metadata).enabled)
-    waits = has_indexes or any(problem.enabled for problem in health.problems)
-    if state.problem is not None and state.enabled and waits:
+    has_work = has_indexes or any(problem.enabled for problem in health.problems)
+    if state.problem is not None and state.enabled and has_work:
         yield Problem("table services are off", state.problem, "nothing is indexed, clustered, compacted or expired")
     for service, run in failed_runs.items():
-        # The last job of this index failed, but the index has been dropped since.
+        # After the failure, all indexes of the table were dropped.
         if service == INDEXING.name and not has_indexes:
             continue
         time_text = (
@@ -150,7 +151,7 @@ def _measure_files(view: TableView, target_bytes: int, small_bytes_max: float) -
     small_bytes = np.zeros(len(files_by_partition.partitions), dtype=np.int64)
     np.add.at(small_bytes, files_by_partition.numbers[is_small], sizes[is_small])
     small_files = int(is_small.sum())
-    merged_files = int((-(-small_bytes // target_bytes)).sum())
+    merged_files = int((-(-small_bytes // target_bytes)).sum())  # The quotient of each partition is rounded up.
     return _Sizes(
         len(sizes),
         int(records.sum()),
@@ -199,18 +200,18 @@ def _find_metadata_problems(health: TableHealth, metadata: TableMetadata) -> Ite
 
 def _find_replacement_problems(metadata: TableMetadata) -> Iterator[Problem]:
     """Yield a problem if a snapshot with the operation `replace` changed the number of rows."""
-    differences = {}
+    mismatches = {}
     for snapshot in metadata.snapshots:
         parent_id = snapshot.parent_snapshot_id
         parent = None if parent_id is None else metadata.snapshot(parent_id)
         if (reason := find_row_count_mismatch(snapshot, parent)) is not None:
-            differences[snapshot.snapshot_id] = reason
-    if not differences:
+            mismatches[snapshot.snapshot_id] = reason
+    if not mismatches:
         return
-    newest, reason = list(differences.items())[-1]
+    newest_id, reason = list(mismatches.items())[-1]
     yield Problem(
         "replacement with other rows",
-        f"{len(differences):,} snapshots have the operation replace, but other rows than their parents; the summary of "
-        f"the newest, {newest}, says that {reason}",
+        f"{len(mismatches):,} snapshots have the operation replace, but other rows than their parents; the summary of "
+        f"the newest, {newest_id}, says that {reason}",
         "readers of changes may miss these rows; find out which program committed it",
     )

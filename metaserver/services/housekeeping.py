@@ -45,7 +45,7 @@ class Housekeeping:
         self._gaps: tuple[Gap, ...] | None = None
         """The clock gaps that were recorded at the last round, or None before the first round."""
         self._tasks: dict[str, Callable[[], Awaitable[int]]] = {
-            "clock_jumps": self._look_at_clock,
+            "clock_jumps": self._compare_clock,
             "archived": timeline.archive,
             "pruned": self._delete_expired_records,
             "column_reads_pruned": catalog.column_usage.prune,
@@ -63,8 +63,10 @@ class Housekeeping:
         interval_s = self._settings.housekeeping_interval_s
         lease = Lease(self._store, self._clock, "housekeeping", holder, lasts_s=3 * interval_s)
         while True:
-            # With jitter, replicas that start together do not always try to take the lease at the same time.
-            await asyncio.sleep(interval_s * (0.75 + self._clock.draw_bytes(1)[0] / 510))
+            # Sleep between 75 % and 125 % of the interval. With this jitter, replicas that start together do not
+            # always try to take the lease at the same time.
+            jitter = self._clock.draw_bytes(1)[0] / 255
+            await asyncio.sleep(interval_s * (0.75 + 0.5 * jitter))
             try:
                 await lease.hold()
             except LeaseLost:
@@ -77,9 +79,9 @@ class Housekeeping:
         If a task fails, the other tasks still run.
         """
         counts: dict[str, int] = {}
-        for name, work in self._tasks.items():
+        for name, task in self._tasks.items():
             try:
-                counts[name] = await work()
+                counts[name] = await task()
             except SeamarkError as error:
                 log_safely(_log.warning, "housekeeping failed", part=name, error=error.message)
             except Exception:  # noqa: BLE001  an error about one table must not stop the tasks for the other tables
@@ -88,21 +90,21 @@ class Housekeeping:
             _log.info("housekeeping", **counts)
         return counts
 
-    async def _look_at_clock(self) -> int:
+    async def _compare_clock(self) -> int:
         """Compare the clock with the recorded time, and return the number of new gaps.
 
         The comparison is part of each round, so that the time between two comparisons is short.
         """
         gaps = (await read_passed_time(self._store, self._clock)).gaps
-        new_gaps = len(set(gaps).difference(gaps if self._gaps is None else self._gaps))
+        new_gap_count = len(set(gaps).difference(gaps if self._gaps is None else self._gaps))
         self._gaps = gaps
-        if new_gaps:
+        if new_gap_count:
             start_ms, end_ms = gaps[-1]
             _log.warning(
                 "the clock has jumped, or no server ran: retentions do not count this time",
                 seconds=(end_ms - start_ms) // 1000,
             )
-        return new_gaps
+        return new_gap_count
 
     async def _delete_expired_records(self) -> int:
         """Delete expired records in batches, and return their number."""
@@ -110,12 +112,13 @@ class Housekeeping:
         idempotency_ms = settings.idempotency_ttl_s * 1000
         total = 0
         while True:
-            count = await self._store.prune(
+            removed_rows = await self._store.prune(
+                # A record stores when it expires, which is `idempotency_ttl_s` after it was written.
                 passed_time.find_time_ago(idempotency_ms) + idempotency_ms,
                 audit_before_ms=passed_time.find_time_ago(settings.audit_retention_s * 1000),
                 metrics_before_ms=passed_time.find_time_ago(settings.metrics_retention_s * 1000),
                 limit=_PRUNED_ROWS_PER_BATCH,
             )
-            total += count
-            if count < _PRUNED_ROWS_PER_BATCH:
+            total += removed_rows
+            if removed_rows < _PRUNED_ROWS_PER_BATCH:
                 return total

@@ -21,9 +21,14 @@ from seamark.metaserver.services.job import Job
 from seamark.metaserver.store.model import NamespacePath
 
 BACKOFF_S, BACKOFF_MAX_S = 5.0, 3600.0
+"""The pauses after the first failure of a job and after many failures. Each failure doubles the pause."""
+_BACKOFF_DOUBLINGS_MAX = 16
+"""After this many doublings, the pause exceeds its maximum anyway. A larger power could overflow."""
 _WAITING_JOBS_PER_FREE_PLACE = 4
 _STARTED_S = 1.0
 """The time that a running job counts for its tenant, in seconds. When the job ends, its real duration counts."""
+_WAIT_MIN_S = 0.01
+"""The minimum time for which `take` waits, so that rounding of the due time causes no busy loop."""
 _STALE_MIN = 1000
 """Stale items, and times of tenants without jobs, are removed only if there are more of them than this."""
 
@@ -71,7 +76,7 @@ class JobQueue:
         self._waiting: dict[Key, _Entry] = {}
         self._counts: Counter[str] = Counter()
         """The number of waiting jobs of each tenant."""
-        self._running_keys: dict[Key, float] = {}
+        self._running_since_s: dict[Key, float] = {}
         """The start time of each running job."""
         self._repeated_jobs: dict[Key, tuple[Job, float]] = {}
         """Jobs that were proposed while they ran, with the time at which they are due."""
@@ -83,6 +88,7 @@ class JobQueue:
         self._served_s: dict[str, float] = {}
         """The time that each tenant's jobs have taken. It is at least the time of the tenant that was served last."""
         self._turn_s = 0.0
+        """The largest `_served_s` of a tenant at the time when one of its jobs was taken."""
         self._change_event = asyncio.Event()
         self._last_order = self._last_item = 0
         """The numbers of the newest job and of the newest item."""
@@ -90,7 +96,7 @@ class JobQueue:
         """The number of items in all heaps."""
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._running_keys)
+        return len(self._waiting) + len(self._running_since_s)
 
     def count_waiting_by_namespace(self) -> Counter[NamespacePath]:
         """Return the number of jobs that wait in each namespace."""
@@ -102,14 +108,18 @@ class JobQueue:
         The real order may be different, because it alternates between tenants.
         """
         now_s = self._now()
-        first = nsmallest(
+        next_waiting = nsmallest(
             limit,
             self._waiting.items(),
-            key=lambda item: (max(item[1].due_s, now_s), item[1].job.priority, item[1].order),
+            key=lambda key_and_entry: (
+                max(key_and_entry[1].due_s, now_s),
+                key_and_entry[1].job.priority,
+                key_and_entry[1].order,
+            ),
         )
         return [
             QueuedJob(entry.job, now_s - entry.asked_s, entry.due_s - now_s, self._backoffs.get(key, (0.0, 0))[1])
-            for key, entry in first
+            for key, entry in next_waiting
         ]
 
     def measure_lags(self) -> dict[str, float]:
@@ -135,37 +145,38 @@ class JobQueue:
             False if the tenant has no free place.
         """
         key, due_s = job.key, self._now() + delay_s
-        if key in self._running_keys:
+        if key in self._running_since_s:
             self._repeated_jobs[key] = job, due_s
             return True
+        # A job without a delay and a pause is due at time 0. So a second proposal does not change its due time.
         due_s = max(due_s if delay_s else 0.0, self._backoffs.get(key, (0.0, 0))[0])
-        waiting_job = self._waiting.get(key)
-        if waiting_job is not None:
-            is_same = (waiting_job.job.priority, waiting_job.job.tenant, waiting_job.due_s) == (
+        waiting_entry = self._waiting.get(key)
+        if waiting_entry is not None:
+            keeps_place = (waiting_entry.job.priority, waiting_entry.job.tenant, waiting_entry.due_s) == (
                 job.priority,
                 job.tenant,
                 due_s,
             )
-            if waiting_job.job.tenant != job.tenant:
-                self._count_waiting(waiting_job.job, -1)
-                self._count_waiting(job, 1)
-            waiting_job.job, waiting_job.due_s = job, due_s
-            if not is_same:
-                self._push_item(waiting_job)
+            if waiting_entry.job.tenant != job.tenant:
+                self._change_waiting_count(waiting_entry.job, -1)
+                self._change_waiting_count(job, 1)
+            waiting_entry.job, waiting_entry.due_s = job, due_s
+            if not keeps_place:
+                self._push_item(waiting_entry)
             return True
         if self._counts[job.tenant] >= _WAITING_JOBS_PER_FREE_PLACE * (self._limit - len(self._waiting)):
             return False
         self._last_order += 1
         self._waiting[key] = entry = _Entry(job, due_s, self._last_order, self._now())
-        self._count_waiting(job, 1)
+        self._change_waiting_count(job, 1)
         self._push_item(entry)
         return True
 
     def discard(self, key: Key) -> None:
-        """Remove a waiting job, and the planned repetition of a running job."""
-        waiting_job = self._waiting.pop(key, None)
-        if waiting_job is not None:
-            self._count_waiting(waiting_job.job, -1)
+        """Remove the waiting job with a key, or the planned repetition if the job is running."""
+        waiting_entry = self._waiting.pop(key, None)
+        if waiting_entry is not None:
+            self._change_waiting_count(waiting_entry.job, -1)
         self._repeated_jobs.pop(key, None)
 
     async def take(self) -> Job:
@@ -178,14 +189,14 @@ class JobQueue:
             job = self._pop_due_job(now)
             if job is not None:
                 del self._waiting[job.key]
-                self._count_waiting(job, -1)
-                self._running_keys[job.key] = now
+                self._change_waiting_count(job, -1)
+                self._running_since_s[job.key] = now
                 self._served_s[job.tenant] += _STARTED_S
                 return job
             self._change_event.clear()
-            first_s = self._delayed_heap[0][0] if self._delayed_heap else None
+            next_due_s = self._delayed_heap[0][0] if self._delayed_heap else None
             try:
-                async with asyncio.timeout(None if first_s is None else max(0.01, first_s - now)):
+                async with asyncio.timeout(None if next_due_s is None else max(_WAIT_MIN_S, next_due_s - now)):
                     await self._change_event.wait()
             except TimeoutError:
                 continue
@@ -200,15 +211,20 @@ class JobQueue:
             idle: Whether the job had nothing to do.
         """
         now = self._now()
-        took_s = now - self._running_keys.pop(job.key)
+        took_s = now - self._running_since_s.pop(job.key)
         self._served_s[job.tenant] = max(
             self._turn_s, self._served_s.get(job.tenant, self._turn_s) + took_s - _STARTED_S
         )
         failures = self._backoffs.get(job.key, (0.0, 0))[1] + 1 if failed else 0
-        rest_s = job.idle_pause_s if idle and job.idle_pause_s is not None else job.pause_s
-        pause_s = min(BACKOFF_S * 2 ** min(failures - 1, 16), BACKOFF_MAX_S) if failed else max(rest_s, took_s)
-        self._forget_rested(now)
+        job_pause_s = job.idle_pause_s if idle and job.idle_pause_s is not None else job.pause_s
+        pause_s = (
+            min(BACKOFF_S * 2 ** min(failures - 1, _BACKOFF_DOUBLINGS_MAX), BACKOFF_MAX_S)
+            if failed
+            else max(job_pause_s, took_s)
+        )
+        self._forget_ended_pauses(now)
         self._backoffs[job.key] = (now + pause_s, failures)
+        # A failed job is repeated even if it was not proposed again while it ran.
         repeated_job, due_s = self._repeated_jobs.pop(job.key, (job if failed else None, now))
         if repeated_job is not None:
             self.put(repeated_job, delay_s=max(0.0, due_s - now))
@@ -218,14 +234,15 @@ class JobQueue:
         """Assert that the queue is consistent, for tests."""
         counts = Counter(entry.job.tenant for entry in self._waiting.values())
         assert counts == self._counts
-        valid = {(key, item) for _, item, key in self._delayed_heap}
-        valid |= {(key, item) for heap in self._ready_heaps.values() for _, _, item, key in heap}
-        assert all((key, entry.item) in valid for key, entry in self._waiting.items())
-        assert len(valid) <= 2 * len(self._waiting) + _STALE_MIN + 1
+        stored_items = {(key, item) for _, item, key in self._delayed_heap}
+        stored_items |= {(key, item) for heap in self._ready_heaps.values() for _, _, item, key in heap}
+        assert all((key, entry.item) in stored_items for key, entry in self._waiting.items())
+        assert len(stored_items) <= 2 * len(self._waiting) + _STALE_MIN + 1
         assert self._item_count == len(self._delayed_heap) + sum(map(len, self._ready_heaps.values()))
-        assert not self._running_keys.keys() & self._waiting.keys()
+        assert not self._running_since_s.keys() & self._waiting.keys()
 
-    def _count_waiting(self, job: Job, change: int) -> None:
+    def _change_waiting_count(self, job: Job, change: int) -> None:
+        """Add `change` to the number of waiting jobs of the job's tenant."""
         self._counts[job.tenant] += change
         if not self._counts[job.tenant]:
             del self._counts[job.tenant]
@@ -241,7 +258,7 @@ class JobQueue:
         self._change_event.set()
 
     def _rebuild_heaps(self) -> None:
-        """Drop stale items of the heap. Each change of a waiting job leaves a stale item."""
+        """Build the heaps again without stale items. Each change of a waiting job leaves a stale item."""
         self._ready_heaps.clear()
         self._delayed_heap = [(entry.due_s, entry.item, key) for key, entry in self._waiting.items()]
         heapify(self._delayed_heap)
@@ -275,17 +292,17 @@ class JobQueue:
 
     def fail(self, job: Job) -> None:
         """End a job that `take` returned, with a failure, unless the job has already ended."""
-        if job.key in self._running_keys:
+        if job.key in self._running_since_s:
             self.finish(job, failed=True)
 
-    def _forget_rested(self, now: float) -> None:
+    def _forget_ended_pauses(self, now: float) -> None:
         """Forget pauses that have ended, and tenants without jobs."""
         if len(self._backoffs) >= self._limit:
-            self._backoffs = {key: rest_entry for key, rest_entry in self._backoffs.items() if rest_entry[0] > now}
+            self._backoffs = {key: backoff for key, backoff in self._backoffs.items() if backoff[0] > now}
         if len(self._served_s) > 2 * len(self._counts) + _STALE_MIN:
-            active = {*self._ready_heaps, *self._counts}
+            tenants_with_jobs = {*self._ready_heaps, *self._counts}
             self._served_s = {
                 tenant: served_s
                 for tenant, served_s in self._served_s.items()
-                if tenant in active or served_s > self._turn_s
+                if tenant in tenants_with_jobs or served_s > self._turn_s
             }

@@ -20,10 +20,12 @@ _NAME_SHOWN_CHARACTERS = 200
 
 
 def _require_one_of(name: str, choices: tuple[str, ...]) -> Requirement:
+    """Make a requirement: a function that returns None if the property has one of the values, else the valid values."""
     return lambda properties: None if properties[name] in choices else f"one of {', '.join(choices)}"
 
 
-def _is_window(properties: Mapping[str, str]) -> str | None:
+def _explain_invalid_window(properties: Mapping[str, str]) -> str | None:
+    """Return None if the property names at least one valid window, or else the description of a valid value."""
     windows = budgets.parse_windows(properties[budgets.WINDOW])
     return None if windows else "a time of day in UTC, such as 22:00-06:00, or several"
 
@@ -31,7 +33,7 @@ def _is_window(properties: Mapping[str, str]) -> str | None:
 _SCHEDULING = (
     ServiceProperty(launchers.PROPERTY, launchers.AUTO, _require_one_of(launchers.PROPERTY, launchers.CHOICES)),
     ServiceProperty(budgets.PRIORITY, budgets.NORMAL, _require_one_of(budgets.PRIORITY, tuple(budgets.PRIORITIES))),
-    ServiceProperty(budgets.WINDOW, "", _is_window, "any time"),
+    ServiceProperty(budgets.WINDOW, "", _explain_invalid_window, "any time"),
 )
 """The properties that control the jobs of all services."""
 PROPERTIES: dict[str, ServiceProperty] = {
@@ -114,7 +116,7 @@ class TablePolicy(msgspec.Struct, frozen=True, rename="kebab"):
 def build_policy(metadata: TableMetadata, inherited_policies: Policies, settings: Settings) -> TablePolicy:
     """Return the effective values of a table's properties. Values that the services ignore are returned unchanged."""
 
-    def find(service_property: ServiceProperty) -> PolicyProperty:
+    def find_effective_value(service_property: ServiceProperty) -> PolicyProperty:
         name = service_property.name
         if name in metadata.properties:
             return PolicyProperty(name, metadata.properties[name], "table")
@@ -124,7 +126,7 @@ def build_policy(metadata: TableMetadata, inherited_policies: Policies, settings
             return PolicyProperty(name, str(settings.runs_by_default(_SERVICE_BY_SWITCH[name])).lower(), "setting")
         return PolicyProperty(name, service_property.default, "default")
 
-    def explain(policy: PolicyProperty) -> PolicyProperty:
+    def add_reason_if_ignored(policy: PolicyProperty) -> PolicyProperty:
         if policy.name != launchers.PROPERTY:
             return policy
         return msgspec.structs.replace(
@@ -133,5 +135,7 @@ def build_policy(metadata: TableMetadata, inherited_policies: Policies, settings
 
     return TablePolicy(
         settings.services_workers > 0,
-        tuple(explain(find(service_property)) for service_property in PROPERTIES.values()),
+        tuple(
+            add_reason_if_ignored(find_effective_value(service_property)) for service_property in PROPERTIES.values()
+        ),
     )

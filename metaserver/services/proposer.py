@@ -27,6 +27,7 @@ NEVER = math.inf
 RECHECK_S = 3600.0
 """The time between two examinations of a table, for a service that depends on more than the table's metadata."""
 _REWRITE_PAUSE_MIN_S, _FILES_PLANNED_PER_S = 60.0, 1000
+"""A pause between two rewrites has one second for each 1,000 files of the table, but at least 60 seconds."""
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -73,6 +73,10 @@ from seamark.metaserver.store.model import Entry
 _FILES_PER_MANIFEST_MIN = 100
 """The minimum average number of data files in a manifest. With fewer, planning on the client opens many manifests."""
 _MANIFESTS_REWRITE_MIN = 20
+"""With fewer manifests than this, small manifests are not reported as a problem."""
+_TTL_PAUSES_PER_AGE = 100
+_TTL_PAUSE_MIN_S, _TTL_PAUSE_MAX_S = 600.0, 6 * 3600.0
+"""The limits of the pause between two jobs that remove expired columns."""
 
 
 class Indexing(JobProposer):
@@ -264,6 +268,7 @@ class ColumnTtl(RewriteProposer):
             yield Problem("invalid property", error.message, "no column expires")
             return
         files, size_bytes = np.zeros(0, dtype=np.int64), 0
+        # The rules may have columns in common, so the largest size is reported: the sum would count bytes twice.
         for rule_files, rule_bytes in expired_by_rule:
             files, size_bytes = np.union1d(files, rule_files), max(size_bytes, rule_bytes)
         if len(files):
@@ -278,10 +283,11 @@ class ColumnTtl(RewriteProposer):
 def _compute_ttl_pause_s(policy: TtlPolicy) -> float:
     """Return the pause between two jobs of a table in seconds.
 
-    It is a hundredth of the shortest age, but at least 10 minutes and at most 6 hours, because each job plans the old
-    partitions.
+    The pause is a hundredth of the shortest age, but at least 10 minutes and at most 6 hours, because each job plans
+    the old partitions.
     """
-    return min(max(min(policy.ages_h.values()) * 36.0, 600.0), 6 * 3600.0)
+    shortest_age_s = min(policy.ages_h.values()) * 3600
+    return min(max(shortest_age_s / _TTL_PAUSES_PER_AGE, _TTL_PAUSE_MIN_S), _TTL_PAUSE_MAX_S)
 
 
 def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule) -> tuple[Longs, int]:
@@ -295,12 +301,12 @@ def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule)
     files, schema = find_files_by_prefix(view), metadata.current_schema
     expression = bind(parse_expression(rule.where), schema, (), case_sensitive=True)
     files_by_partition = group_by_partition(files)
-    residuals: dict[int, Residuals] = {}
+    residuals_by_spec: dict[int, Residuals] = {}
     expired_partitions = np.zeros(len(files_by_partition.partitions), dtype=np.bool_)
     for number, partition in enumerate(files_by_partition.partitions):
         spec = metadata.spec(partition.spec_id)
         if spec is not None:
-            residual = residuals.setdefault(partition.spec_id, Residuals(expression, spec))
+            residual = residuals_by_spec.setdefault(partition.spec_id, Residuals(expression, spec))
             expired_partitions[number] = residual({field.field_id: field.value for field in partition.fields}) == TRUE
     is_expired, rows = expired_partitions[files_by_partition.numbers], files.read_longs("record_count")
     has_any_values, size_bytes = np.zeros(files.file_count, dtype=np.bool_), 0
@@ -343,14 +349,16 @@ class SnapshotExpiration(JobProposer):
             policy = ExpirationPolicy.from_metadata(metadata, now_ms)
         except BadRequest:  # A property is invalid; a manual expiration reports it.
             return None
-        has_refs = any(
+        has_refs_with_limits = any(
             ref.max_snapshot_age_ms is not None or ref.max_ref_age_ms is not None for ref in metadata.refs.values()
         )
-        if not has_refs and MAX_REF_AGE not in metadata.properties:
-            replaced_ms = [snapshot.timestamp_ms for snapshot in metadata.snapshots[1:2]]
-            if len(metadata.snapshots) <= policy.retain_last or replaced_ms[0] >= policy.older_than_ms:
+        if not has_refs_with_limits and MAX_REF_AGE not in metadata.properties:
+            # The oldest snapshot can expire only if the snapshot that replaced it as the current one is old enough.
+            second_snapshot_ms = [snapshot.timestamp_ms for snapshot in metadata.snapshots[1:2]]
+            if len(metadata.snapshots) <= policy.retain_last or second_snapshot_ms[0] >= policy.older_than_ms:
                 return None
-        pause_s = max((now_ms - policy.older_than_ms) / 10_000, self._PAUSE_MIN_S)
+        tenth_of_age_s = (now_ms - policy.older_than_ms) / 1000 / 10
+        pause_s = max(tenth_of_age_s, self._PAUSE_MIN_S)
         return self.make_job(entry, min(pause_s, self._PAUSE_MAX_S))
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
@@ -371,7 +379,7 @@ class SnapshotExpiration(JobProposer):
 
 
 class OrphanFileRemoval(JobProposer):
-    """Proposes jobs that remove files in the folders of a table which no snapshot references."""
+    """Proposes jobs that remove the files in the folders of a table that no snapshot references."""
 
     service = ORPHAN_FILES
     _PAUSE_S = 24 * 3600.0
@@ -491,16 +499,16 @@ class BucketSplitting(RewriteProposer):
         return self.make_job(entry, compute_rewrite_pause_s(_count_data_files(snapshot)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield a problem if files were written with fewer buckets."""
+        """Yield a problem if files were written with fewer buckets than the current spec has."""
         coarse_spec_ids = list_coarser_specs(state.metadata)
         files = find_files_by_prefix(state.view)
-        specs = files.repeat_by_segment([segment.block.spec_id for segment in files.segments])
-        shared = int(np.isin(specs, list(coarse_spec_ids)).sum()) if coarse_spec_ids else 0
-        if shared:
+        spec_ids = files.repeat_by_segment([segment.block.spec_id for segment in files.segments])
+        shared_count = int(np.isin(spec_ids, list(coarse_spec_ids)).sum()) if coarse_spec_ids else 0
+        if shared_count:
             yield self.make_problem(
                 state,
                 "shared files",
-                f"{shared:,} of {len(specs):,} data files were written before the number of buckets grew",
+                f"{shared_count:,} of {len(spec_ids):,} data files were written before the number of buckets grew",
                 "each of these files belongs to several buckets: engines shuffle joins by the key, and an equality "
                 "reads the whole file",
             )

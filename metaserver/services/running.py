@@ -185,7 +185,7 @@ class RunningJobs:
         ]
         namespaces = queue.count_waiting_by_namespace()
         namespaces.subtract(job.namespace for job in waiting_jobs)
-        unlisted_namespaces = sorted(+namespaces)
+        unlisted_namespaces = sorted(+namespaces)  # The plus drops namespaces whose count is 0.
         return encode_state(
             JobsState(
                 tuple(self),

@@ -14,16 +14,16 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.instants import MAINTENANCE
 from seamark.metaserver.timeline.timeline import Timeline
 
-_ERROR_MAX = 1000
+_ERROR_CHARACTERS_MAX = 1000
 _SEARCHED_RUNS_MAX = 50
 """The number of the latest runs of a table among which the last run of each service is searched."""
 FAILED_MS = 26 * 3_600_000
-"""The time after which a failure is ignored, in milliseconds.
+"""Callers of `find_failed_runs` ignore failures that are older than this, in milliseconds.
 
 A failed job is repeated within an hour, or in the next time window of its table. If it is not repeated within this
 time, the policy or the index that required it has been removed.
 """
-_CLEAN_MAX = 100_000
+_JOBS_WITHOUT_FAILURE_MAX = 100_000
 
 
 async def find_failed_runs(timeline: Timeline, table_uuid: str | None, since_ms: int = 0) -> dict[str, Instant]:
@@ -64,7 +64,7 @@ class RunLog:
         now_ms = self._clock.now_ms()
         seconds = round((now_ms - began_ms) / 1000, 3)
         summary: dict[str, Any] = {"service": job.service, "launcher": launcher, "seconds": seconds}
-        summary |= {"error": error[:_ERROR_MAX]} if error else {"totals": dict(totals)}
+        summary |= {"error": error[:_ERROR_CHARACTERS_MAX]} if error else {"totals": dict(totals)}
         instant = Instant(
             id=str(self._clock.uuid7()),
             action=MAINTENANCE,
@@ -94,6 +94,6 @@ class RunLog:
         if failed:
             self._jobs_without_failure.discard(job.key)
             return
-        if len(self._jobs_without_failure) >= _CLEAN_MAX:
+        if len(self._jobs_without_failure) >= _JOBS_WITHOUT_FAILURE_MAX:
             self._jobs_without_failure.clear()
         self._jobs_without_failure.add(job.key)

@@ -48,6 +48,7 @@ from seamark.metaserver.timeline.timeline import Timeline
 IDLE_S = 60.0
 """The time after which a worker without a job is stopped, to free its memory."""
 _RETRY_S = 5.0
+"""The pause after a failure of the store, and before a job that waits for another rewrite of its table."""
 _PREFIX_OF_ALL_SERVICES = "seamark.services."
 """The prefix of the properties that control the jobs of every service."""
 _REFUSED_S = 300.0
@@ -125,7 +126,7 @@ class Scheduler:
                 await launcher.close()
 
     async def _take_turns(self) -> None:
-        """Take the lease, run jobs until it is lost or the replica is unable, and repeat."""
+        """Take the lease, and run jobs until the lease is lost or this replica cannot run jobs. Then repeat."""
         while True:
             try:
                 await self._lease.hold(encode_state(JobsState()))
@@ -146,6 +147,7 @@ class Scheduler:
 
     @property
     def _blocked_s(self) -> float:
+        """The time for which a replica that cannot run jobs keeps the lease, and then leaves it to other replicas."""
         return self._lease.lasts_s * 2 / 3
 
     async def _can_run_jobs(self) -> bool:
@@ -183,7 +185,7 @@ class Scheduler:
             return str(launch_error)
         except TimeoutError:
             return NO_ANSWER
-        except Exception as error:  # noqa: BLE001  no replica may stop to try
+        except Exception as error:  # noqa: BLE001  the replica must try again after any error
             log_safely(_log.exception, "the check of table services failed unexpectedly")
             return f"the check failed unexpectedly: {error}"
         return ""
@@ -197,6 +199,7 @@ class Scheduler:
         dependents = DependentJobs()
 
         def examine_table(entry: Entry, metadata: TableMetadata) -> float:
+            """Queue the jobs that a table needs, and return the seconds until its next examination."""
             nonlocal refused_count
             recheck_after_s = NEVER
             for proposer in self._proposers:
@@ -216,7 +219,8 @@ class Scheduler:
             self._observer.set_queued_jobs(len(queue))
             return recheck_after_s
 
-        async def sweep() -> None:
+        async def sweep_repeatedly() -> None:
+            """Examine all tables again and again, sooner if the queue had no place for some jobs."""
             nonlocal refused_count
             while True:
                 refused_count = 0
@@ -230,13 +234,13 @@ class Scheduler:
 
         # Read the position before the first sweep, so that no change during the sweep is missed.
         since = await self._timeline.load_head()
-        work: list[Callable[[], Any]] = [
+        tasks: list[Callable[[], Any]] = [
             lambda: self._renew_lease(queue),
             lambda: self._watch.follow(examine_table, since),
-            sweep,
+            sweep_repeatedly,
         ]
-        work += [lambda launcher=launcher: self._run_jobs(queue, launcher) for launcher in self._launchers]  # type: ignore[misc]
-        await gather(work)
+        tasks += [lambda launcher=launcher: self._run_jobs(queue, launcher) for launcher in self._launchers]  # type: ignore[misc]
+        await gather(tasks)
 
     async def _renew_lease(self, queue: JobQueue) -> None:
         """Renew the lease, and write the state of the jobs into it, until the lease is lost."""
@@ -247,7 +251,7 @@ class Scheduler:
                 self._report_lag(queue.measure_lags(), queue.count_failing())
                 self._report_running(self._running_jobs)
         finally:
-            # Another replica now reports its own reason.
+            # Another replica may now hold the lease, and reports its own jobs.
             self._report_lag({}, {})
             self._report_running(())
 
@@ -261,14 +265,14 @@ class Scheduler:
         """Report the number of running jobs of each service, and their progress."""
         counts: Counter[str] = Counter()
         done_bytes: Counter[str] = Counter()
-        total: Counter[str] = Counter()
+        total_bytes: Counter[str] = Counter()
         for job in jobs:
             counts[job.service] += 1
             done_bytes[job.service] += job.progress.bytes_done
-            total[job.service] += job.progress.bytes_total
+            total_bytes[job.service] += job.progress.bytes_total
         for proposer in self._proposers:
             name = proposer.name
-            self._observer.set_running_jobs(name, counts[name], done_bytes[name], total[name])
+            self._observer.set_running_jobs(name, counts[name], done_bytes[name], total_bytes[name])
 
     async def _run_jobs(self, queue: JobQueue, launcher: JobRunner) -> None:
         """Run jobs of the queue with one launcher, one after another."""
@@ -285,7 +289,7 @@ class Scheduler:
                         await self._run_job(queue, launcher, job)
                 except (SeamarkError, LeaseLost):
                     raise
-                except Exception:  # noqa: BLE001  what a table's writer causes must not end the jobs of other tables
+                except Exception:  # noqa: BLE001  an error of one table must not end the jobs of other tables
                     log_safely(_log.exception, "a job failed unexpectedly", service=job.service, table=job.table)
                     queue.fail(job)
                 self._observer.set_queued_jobs(len(queue))
@@ -341,7 +345,7 @@ class Scheduler:
             queue.discard(job.key)
             queue.finish(job, failed=False)
             return
-        forbidden = await self._explain_forbidden_job(job)
+        forbidden_reason = await self._explain_forbidden_job(job)
         # Do not await before the job starts, so that no other job of the table can start meanwhile.
         if _rewrites_files(job.service) and any(
             other.uuid == job.uuid and _rewrites_files(other.service) for other in self._running_jobs
@@ -360,10 +364,10 @@ class Scheduler:
         totals: dict[str, Any] = {}
         error = ""
         try:
-            if forbidden is not None:
-                raise JobFailed(forbidden)
-            with self._running_jobs.track_job(job, launcher_name, began_ms) as progress:
-                totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), progress)
+            if forbidden_reason is not None:
+                raise JobFailed(forbidden_reason)
+            with self._running_jobs.track_job(job, launcher_name, began_ms) as report_progress:
+                totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), report_progress)
         except JobFailed as launch_error:
             error = str(launch_error)
         again_in_s = queue.finish(job, failed=bool(error), idle=not totals)

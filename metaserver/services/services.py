@@ -40,6 +40,7 @@ from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
 LEASE_S = 15.0
+"""The duration of the lease of the table services. The leader renews it three times in this time."""
 
 
 @asynccontextmanager

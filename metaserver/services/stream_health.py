@@ -16,8 +16,10 @@ from seamark.metaserver.streams.streams import Streams
 _LATE_AFTER_INTERVALS = 3
 """The minimum age of the oldest row, in flush intervals, at which the flushes of a table count as late."""
 _LATE_MS_MIN = 5_000
+"""The minimum age of the oldest row at which flushes count as late, for tables with short intervals."""
 _MEMORY_ALERT_FRACTION = 0.5
 _DISK_ALERT_FRACTION = 0.95
+"""The used fractions of the memory for rows and of the disk of the log above which a problem is reported."""
 
 
 def find_stream_problems(

@@ -1,4 +1,4 @@
-"""A watch for the tables for which services may propose jobs: first tables that have changed, then all in turn."""
+"""Finds the tables that the table services must examine: changed tables at once, and all tables from time to time."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _TABLES_PER_PAGE = 100
 _INSTANTS_PER_BATCH = 500
 _CPU_MAX_FRACTION = 0.015
 """The maximum share of time in which a sweep uses the event loop, so that requests do not wait."""
-_FREE_TABLES = 200
+_TABLES_WITHOUT_PAUSE = 200
 """The number of tables that a sweep examines without pauses."""
-_KNOWN_MAX = 1_000_000
+_REMEMBERED_TABLES_MAX = 1_000_000
 """The maximum number of tables for which the next examination is stored. Each takes about 100 bytes."""
 _JOB_ACTIONS = (INDEXING, MAINTENANCE)
 """The actions of the records of jobs, which change no table. A commit of a job has another action.
@@ -97,20 +97,20 @@ class TableWatch:
             see: Receives the UUID of each table, even if the table is not examined.
         """
         examined_count = 0
-        due_before, self._due_by_state = self._due_by_state, {}
+        previous_due_by_state, self._due_by_state = self._due_by_state, {}
         async for entries, policies in self._list_pages():
             began_s = self._clock.monotonic()
-            inherited_properties = hash(frozenset(policies.items()))
+            policies_hash = hash(frozenset(policies.items()))
             for entry in entries:
                 see(entry.uuid)
-                state = hash((entry.uuid, entry.namespace, entry.name, entry.metadata_location, inherited_properties))
-                due_s = due_before.get(state, 0.0)
+                state_hash = hash((entry.uuid, entry.namespace, entry.name, entry.metadata_location, policies_hash))
+                due_s = previous_due_by_state.get(state_hash, 0.0)
                 if due_s <= began_s:
                     due_s = began_s + await self._examine_table(entry, policies, examine)
                     examined_count += 1
-                if len(self._due_by_state) < _KNOWN_MAX:
-                    self._due_by_state[state] = due_s
-            if pause and examined_count > _FREE_TABLES:
+                if len(self._due_by_state) < _REMEMBERED_TABLES_MAX:
+                    self._due_by_state[state_hash] = due_s
+            if pause and examined_count > _TABLES_WITHOUT_PAUSE:
                 await asyncio.sleep((self._clock.monotonic() - began_s) / _CPU_MAX_FRACTION)
         return examined_count
 
@@ -143,13 +143,13 @@ class TableWatch:
 
     async def _examine_table(self, entry: Entry, policies: Policies, examine: Examine) -> float:
         """Examine a table with its policies, and return the result of `examine`, or 0 after an error."""
-        table = {"namespace": entry.namespace, "table": entry.name}
+        log_fields = {"namespace": entry.namespace, "table": entry.name}
         try:
             return examine(entry, with_policies(await self._load(entry.metadata_location), policies))
         except SeamarkError as error:
-            log_safely(_log.warning, "table not examined", **table, reason=error.message)
+            log_safely(_log.warning, "table not examined", **log_fields, reason=error.message)
         except Exception:  # noqa: BLE001  an error of one table must not end the services of other tables
-            log_safely(_log.exception, "table not examined", **table)
+            log_safely(_log.exception, "table not examined", **log_fields)
         return 0.0
 
     async def _list_pages(self) -> AsyncIterator[tuple[list[Entry], Policies]]:
@@ -168,10 +168,10 @@ class TableWatch:
             if namespace is None:  # The namespace was dropped meanwhile.
                 continue
             policies = add_policies(parents[-1].policies, path, namespace.properties)
-            last: str | None = None
-            while entries := await self._store.list_entries(EntryKind.TABLE, path, last, _TABLES_PER_PAGE):
+            last_name: str | None = None
+            while entries := await self._store.list_entries(EntryKind.TABLE, path, last_name, _TABLES_PER_PAGE):
                 yield entries, policies
-                last = entries[-1].name
+                last_name = entries[-1].name
             parents.append(_Parent(path, policies))
 
 

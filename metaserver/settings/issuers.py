@@ -109,12 +109,15 @@ def _identify_content(path: Path) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=_FILES_MAX)
-def _read_file(path: Path, content: tuple[int, int, int]) -> tuple[IssuerSettings, ...]:
+def _read_file(path: Path, content_id: tuple[int, int, int]) -> tuple[IssuerSettings, ...]:
     """Return the issuers of a file. The result is cached, because several components read the same file.
 
     Args:
         path: The file.
-        content: The numbers of `_identify_content`; they are a part of the cache key.
+        content_id: The numbers of `_identify_content`; they are a part of the cache key.
+
+    Raises:
+        ConfigError: The file cannot be read, or an issuer is invalid.
     """
     try:
         with path.open("rb") as file:
@@ -132,11 +135,15 @@ def _read_file(path: Path, content: tuple[int, int, int]) -> tuple[IssuerSetting
 
 
 def _read_issuer(table: dict[str, Any], source: str) -> IssuerSettings:
-    """Check a table `[[issuer]]`, and return the issuer."""
+    """Check a table `[[issuer]]`, and return the issuer.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value is invalid.
+    """
     for key, value in table.items():
         if key not in _KEYS:
-            similar = difflib.get_close_matches(key, _KEYS, n=1)
-            hint = f"did you mean {similar[0]!r}?" if similar else f"the keys are {', '.join(_KEYS)}"
+            similar_keys = difflib.get_close_matches(key, _KEYS, n=1)
+            hint = f"did you mean {similar_keys[0]!r}?" if similar_keys else f"the keys are {', '.join(_KEYS)}"
             raise ConfigError(f"The key {key!r} of {source} is unknown; {hint}")
         if not isinstance(value, str) or not value.isprintable():
             raise ConfigError(f"The key {key!r} of {source} must be text without line breaks; {value!r} is not")

@@ -679,7 +679,7 @@ def make_flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-_PARTS = (
+_LAST_PARTS = (
     EventSettings,
     CloudSettings,
     TenantSettings,
@@ -688,7 +688,11 @@ _PARTS = (
     FleetSettings,
     ServiceSettings,
 )
-_LAST = {field.name: position for position, part in enumerate(_PARTS, 1) for field in dataclasses.fields(part)}
+_PART_POSITIONS = {
+    field.name: position for position, part in enumerate(_LAST_PARTS, 1) for field in dataclasses.fields(part)
+}
+"""The position of each field whose part of the settings is shown after the settings of `Settings` itself."""
 FIELDS: dict[str, dataclasses.Field[Any]] = {
-    field.name: field for field in sorted(dataclasses.fields(Settings), key=lambda field: _LAST.get(field.name, 0))
+    field.name: field
+    for field in sorted(dataclasses.fields(Settings), key=lambda field: _PART_POSITIONS.get(field.name, 0))
 }

@@ -22,8 +22,10 @@ from seamark.metaserver.settings.settings import FIELDS, Settings, make_flag_nam
 CONFIG_VARIABLE = "SEAMARK_CONFIG"
 """The environment variable that names the TOML file if the flag `--config` does not."""
 _LOCAL_BYTES_MIN = 3 << 30
+"""The minimum memory limit of a job on PySpark: 1 GiB for each of the JVM, the driver and one task."""
 _PATH_CHARACTERS_MAX = 200
-_ROLE = re.compile(r"arn:[a-z-]+:iam::[0-9]{12}:role/.+")
+_SHOWN_VALUE_CHARACTERS_MAX = 200
+_ROLE_ARN = re.compile(r"arn:[a-z-]+:iam::[0-9]{12}:role/.+")
 _UMASK = re.compile(r"(?:0?[0-7]{3})?")
 
 _TYPES: dict[str, Any] = typing.get_type_hints(Settings)
@@ -93,7 +95,7 @@ def check_consistency(settings: Settings) -> None:
         raise ConfigError("s3_client_access = 'gateway' sends clients keys for the objects gateway: set gateway_port")
     if settings.s3_client_access == "sts" and not settings.s3_sts_role:
         raise ConfigError("s3_client_access = 'sts' sends clients keys of a role: set s3_sts_role")
-    if settings.s3_sts_role and not _ROLE.fullmatch(settings.s3_sts_role):
+    if settings.s3_sts_role and not _ROLE_ARN.fullmatch(settings.s3_sts_role):
         raise ConfigError(
             f"s3_sts_role must be the ARN of a role, arn:aws:iam::…:role/…; {settings.s3_sts_role!r} is not"
         )
@@ -145,7 +147,9 @@ def check_consistency(settings: Settings) -> None:
     _check_client_certificates(settings)
     if not _UMASK.fullmatch(settings.warehouse_umask):
         raise ConfigError(f"warehouse_umask must be an octal number such as 022: {settings.warehouse_umask!r} is not")
-    if "/" in settings.prefix or any(ch.isspace() or not ch.isprintable() for ch in settings.prefix):
+    if "/" in settings.prefix or any(
+        character.isspace() or not character.isprintable() for character in settings.prefix
+    ):
         raise ConfigError(
             f"prefix must be one path segment without slashes, spaces and control characters; {settings.prefix!r} is "
             "not"
@@ -153,6 +157,11 @@ def check_consistency(settings: Settings) -> None:
 
 
 def _check_client_certificates(settings: Settings) -> None:
+    """Check that the settings of client certificates do not contradict each other.
+
+    Raises:
+        ConfigError: A setting needs another setting that is not set.
+    """
     if "cert" in settings.auth and not settings.tls_client_ca:
         raise ConfigError(f"auth = {settings.auth!r} needs the authorities of client certificates: set tls_client_ca")
     if settings.tls_client_ca and not settings.tls_cert:
@@ -176,7 +185,11 @@ def _check_client_certificates(settings: Settings) -> None:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    """Read the TOML file, and check the names of its keys."""
+    """Read the TOML file, and check the names of its keys.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key is invalid.
+    """
     try:
         with path.open("rb") as file:
             table = tomllib.load(file)
@@ -205,31 +218,33 @@ def convert_setting(name: str, value: Any, source: str) -> Any:
             valid.
     """
 
-    def refuse(requirement: str, instead: str = "") -> ConfigError:
+    def make_error(requirement: str, instead: str = "") -> ConfigError:
         secret = FIELDS[name].metadata["secret"]
-        shown_value = "the value given" if secret else repr(value if len(str(value)) < 200 else str(value)[:200] + "…")
+        is_short = len(str(value)) < _SHOWN_VALUE_CHARACTERS_MAX
+        shown_text = repr(value if is_short else str(value)[:_SHOWN_VALUE_CHARACTERS_MAX] + "…")
+        shown_value = "the value given" if secret else shown_text
         hint = f"; write {instead}" if instead else ""
         if name in ("port", "host") and str(value).startswith("tcp://"):
             hint = " (Kubernetes sets this for a service called seamark: put `enableServiceLinks: false` in the pod)"
         return ConfigError(f"The setting {name}, from {source}, must be {requirement}; {shown_value} is not{hint}")
 
-    converted_value = _CONVERTERS[_TYPES[name]](value, refuse)
+    converted_value = _CONVERTERS[_TYPES[name]](value, make_error)
     metadata = FIELDS[name].metadata
     for item in converted_value if isinstance(converted_value, tuple) else (converted_value,):
         if metadata["choices"] and item not in metadata["choices"]:
-            raise refuse("one of " + ", ".join(metadata["choices"]))
+            raise make_error("one of " + ", ".join(metadata["choices"]))
         if metadata["schemes"] and item and item.partition("://")[0] not in metadata["schemes"]:
             allowed_form = "a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"])
-            raise refuse(allowed_form, _as_location(item) if LOCAL in metadata["schemes"] else "")
+            raise make_error(allowed_form, _suggest_location(item) if LOCAL in metadata["schemes"] else "")
         if metadata["pattern"] and item and not re.fullmatch(metadata["pattern"], item):
-            raise refuse(f"a text that matches the regular expression {metadata['pattern']}")
+            raise make_error(f"a text that matches the regular expression {metadata['pattern']}")
         minimum, maximum = metadata["minimum"], metadata["maximum"]
         if (minimum is not None and item < minimum) or (maximum is not None and item > maximum):
-            raise refuse(f"at least {minimum:g}" if maximum is None else f"from {minimum:g} to {maximum:g}")
+            raise make_error(f"at least {minimum:g}" if maximum is None else f"from {minimum:g} to {maximum:g}")
     return converted_value
 
 
-def _as_location(text: str) -> str:
+def _suggest_location(text: str) -> str:
     """Return the URL that a path, or a URL in the style of Hadoop or Java, probably means, or an empty text."""
     scheme, separator, after_scheme = text.partition("://")
     rules = find_rules(scheme)
@@ -240,65 +255,66 @@ def _as_location(text: str) -> str:
     return f"file://{os.path.abspath(path)}" if is_path else ""
 
 
-Refuse = Callable[[str], ConfigError]
+MakeError = Callable[[str], ConfigError]
+"""A function that returns the error for an invalid value. Its argument says what the value must be."""
 
 
-def _parse_text(value: Any, refuse: Refuse) -> str:
+def _parse_text(value: Any, make_error: MakeError) -> str:
     if not isinstance(value, str) or "\x00" in value:
-        raise refuse("text")
+        raise make_error("text")
     return value
 
 
-def _parse_path(value: Any, refuse: Refuse) -> Path:
+def _parse_path(value: Any, make_error: MakeError) -> Path:
     if not isinstance(value, (str, Path)) or not str(value) or "\x00" in str(value):
-        raise refuse("a path")
+        raise make_error("a path")
     return Path(value).expanduser()
 
 
-def _parse_whole(value: Any, refuse: Refuse) -> int:
+def _parse_whole(value: Any, make_error: MakeError) -> int:
     if isinstance(value, str):
         try:
             return int(value)
         except ValueError:
-            raise refuse("a whole number") from None
+            raise make_error("a whole number") from None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise refuse("a whole number")
+        raise make_error("a whole number")
     return value
 
 
-def _parse_number(value: Any, refuse: Refuse) -> float:
+def _parse_number(value: Any, make_error: MakeError) -> float:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise refuse("a number")
+        raise make_error("a number")
     try:
         number = float(value)
     except (ValueError, OverflowError):
-        raise refuse("a number") from None
+        raise make_error("a number") from None
     if not math.isfinite(number):
-        raise refuse("a finite number")
+        raise make_error("a finite number")
     return number
 
 
 _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
-def _parse_truth(value: Any, refuse: Refuse) -> bool:
+def _parse_truth(value: Any, make_error: MakeError) -> bool:
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in _TRUTH:
         return _TRUTH[value.lower()]
-    raise refuse("true or false")
+    raise make_error("true or false")
 
 
-def _parse_list(value: Any, refuse: Refuse) -> tuple[str, ...]:
+def _parse_list(value: Any, make_error: MakeError) -> tuple[str, ...]:
     """Return a TOML array or repeated flag unchanged, and a text split at its commas."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, (list, tuple)):
-        raise refuse("a list of strings")
-    return tuple(_parse_text(item, refuse) for item in value)
+        raise make_error("a list of strings")
+    return tuple(_parse_text(item, make_error) for item in value)
 
 
-_CONVERTERS: dict[Any, Callable[[Any, Refuse], Any]] = {
+_CONVERTERS: dict[Any, Callable[[Any, MakeError], Any]] = {
     str: _parse_text,
     Path: _parse_path,
     int: _parse_whole,

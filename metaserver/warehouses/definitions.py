@@ -110,8 +110,12 @@ _SHARED_BUDGETS = (
 )
 """The budgets of which each further warehouse gets a fraction, but at least the minimum value of the setting."""
 _NAME = re.compile(rf"{NAME_PATTERN}\Z")
-_PROPERTIES_MAX = 64
-_ABOUT = b"seamark warehouse credentials "
+_OWN_SETTINGS_MAX = 64
+_SEAL_CONTEXT = b"seamark warehouse credentials "
+"""The text before the id of a warehouse in the context of its encrypted credentials.
+
+Credentials can be decrypted only with the context with which they were encrypted, so not for another warehouse.
+"""
 
 
 def is_warehouse_name(text: str) -> bool:
@@ -141,8 +145,8 @@ def check_settings(values: Mapping[str, Any], allowed_names: tuple[str, ...], se
     Raises:
         BadRequest: A name is not in `allowed_names`, a value is invalid, or an endpoint is not allowed.
     """
-    if len(values) > _PROPERTIES_MAX:
-        raise BadRequest(f"The warehouse has {len(values)} settings; the limit is {_PROPERTIES_MAX}")
+    if len(values) > _OWN_SETTINGS_MAX:
+        raise BadRequest(f"The warehouse has {len(values)} settings; the limit is {_OWN_SETTINGS_MAX}")
     converted_settings = {}
     for name, value in values.items():
         if name not in allowed_names:
@@ -161,6 +165,11 @@ def check_settings(values: Mapping[str, Any], allowed_names: tuple[str, ...], se
 
 
 def _check_endpoint(name: str, url: str, settings: Settings) -> None:
+    """Check that the operator allows an endpoint. An empty URL is always allowed if the server has no endpoint itself.
+
+    Raises:
+        BadRequest: The endpoint is not allowed.
+    """
     if not url and not getattr(settings, name):
         return
     if url.rstrip("/") not in {endpoint.rstrip("/") for endpoint in settings.warehouse_endpoints}:
@@ -190,7 +199,8 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
                 f"A warehouse with its own {name} needs s3_secret_access_key in credentials, because with the keys of "
                 "the server it would reach other buckets and hosts"
             )
-    if own_settings.get("s3_backend") == "" != settings.s3_backend and not credentials.get("s3_secret_access_key"):
+    removes_backend = own_settings.get("s3_backend") == "" and settings.s3_backend != ""
+    if removes_backend and not credentials.get("s3_secret_access_key"):
         raise BadRequest(
             "A warehouse without the s3_backend of the server needs s3_secret_access_key in credentials, because the "
             "server has no keys of an S3 store"
@@ -200,9 +210,9 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
             "A federated warehouse cannot have its own s3_backend, because its clients get no keys of the gateway"
         )
     if not own_settings.get("federation_uri"):
-        unused = [name for name in (*own_settings, *credentials) if name.startswith("federation_")]
-        if unused:
-            raise BadRequest(f"The warehouse has {unused[0]} and no federation_uri; set both or neither")
+        unused_names = [name for name in (*own_settings, *credentials) if name.startswith("federation_")]
+        if unused_names:
+            raise BadRequest(f"The warehouse has {unused_names[0]} and no federation_uri; set both or neither")
     access = own_settings.get("s3_client_access")
     if access == "gateway" and own_settings.get("federation_uri"):
         raise BadRequest(
@@ -240,6 +250,7 @@ def check_services(settings: Settings, own_settings: Mapping[str, Any]) -> None:
 
 
 _UNSAVED = StoredWarehouse("unsaved", "0" * 32, "file:///unsaved", "/unsaved", {}, None, 0, "")
+"""A placeholder for a warehouse whose definition is checked before the warehouse is stored."""
 
 
 def make_settings(
@@ -302,7 +313,7 @@ def make_settings(
     values |= {**own_settings, **credentials, "s3_backend": backend}
     # A replica can have fewer workers than the replica that created the warehouse.
     values["services_workers"] = min(values["services_workers"], 1, settings.services_workers)
-    if values["federation_uri"]:  # Its tables are in the other catalog, which has its own services.
+    if values["federation_uri"]:  # The tables are in the other catalog, which has its own services.
         values["services_workers"] = 0
     return dataclasses.replace(settings, **values)
 
@@ -373,7 +384,7 @@ async def seal_credentials(
     if not credentials:
         return None
     protector = _open_protector(settings, clock)
-    return await protector.seal(msgspec.json.encode(credentials), _ABOUT + warehouse_id.encode())
+    return await protector.seal(msgspec.json.encode(credentials), _SEAL_CONTEXT + warehouse_id.encode())
 
 
 async def open_credentials(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> dict[str, Any]:
@@ -386,13 +397,13 @@ async def open_credentials(settings: Settings, clock: Clock, warehouse: StoredWa
         return {}
     protector = _open_protector(settings, clock)
     try:
-        open_file = await protector.open(warehouse.credentials, _ABOUT + warehouse.id.encode())
+        credentials_json = await protector.open(warehouse.credentials, _SEAL_CONTEXT + warehouse.id.encode())
     except WrongKey as error:
         raise ConfigError(
             f"The credentials of the warehouse {warehouse.name} are encrypted with the key {error}, which this server "
             "does not have; set them again with seamark warehouse change"
         ) from None
-    return convert_json(open_file, dict[str, Any])
+    return convert_json(credentials_json, dict[str, Any])
 
 
 async def renew_seal(settings: Settings, clock: Clock, warehouse: StoredWarehouse) -> bytes | None:

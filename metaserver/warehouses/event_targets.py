@@ -25,7 +25,9 @@ _DEFAULT_PORTS = {"http": 80, "https": 443, "nats": 4222, "tls": 4222, "kafka": 
 _LIST_SCHEMES = ("kafka", "nats", "tls")
 """The schemes whose addresses can name several servers, separated by commas."""
 _UNSAFE = re.compile(r"[^\x21-\x7e]|[\\?#]")
+"""A character that an address must not have: a space, a non-ASCII character, or one that parsers read differently."""
 _USER = re.compile(r"[^@/\[\]]*@")
+"""The user and the password before the host."""
 _HOST = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _log = structlog.get_logger("seamark.warehouses")
@@ -63,6 +65,11 @@ def check_event_targets(name: str, value: Any, settings: Settings) -> None:
 
 
 def _check_event_target(name: str, url: str, settings: Settings) -> None:
+    """Check that the operator allows one receiver of events.
+
+    Raises:
+        BadRequest: The address is invalid, or none of the setting `warehouse_event_targets` includes it.
+    """
     try:
         if name == "event_kafka":
             parse_topic(url, "")
@@ -76,11 +83,13 @@ def _check_event_target(name: str, url: str, settings: Settings) -> None:
             f"{name} has the invalid address {redact_url(url)[:200]!r}; write it in ASCII and without a query, a "
             "fragment, backslashes and segments of dots"
         )
-    for text in settings.warehouse_event_targets:
-        allowed = _parse_target(text)
-        if allowed is None or not target.servers <= allowed.servers:
+    for allowed_url in settings.warehouse_event_targets:
+        allowed_target = _parse_target(allowed_url)
+        if allowed_target is None or not target.servers <= allowed_target.servers:
             continue
-        if target.path == allowed.path or (allowed.path.endswith("/") and target.path.startswith(allowed.path)):
+        if target.path == allowed_target.path or (
+            allowed_target.path.endswith("/") and target.path.startswith(allowed_target.path)
+        ):
             return
     raise BadRequest(
         f"{name} has the address {redact_url(url)[:200]!r}, to which a warehouse cannot send events; have the operator "
@@ -143,6 +152,7 @@ def drop_refused_targets(values: Mapping[str, Any], settings: Settings, warehous
 
 
 def _is_allowed(name: str, url: str, settings: Settings) -> bool:
+    """Return whether a warehouse may have this URL in the setting `name`."""
     try:
         _check_event_target(name, url, settings)
     except BadRequest:

@@ -60,10 +60,11 @@ def check_location(text: str, settings: Settings, backend: str, server_roots: Se
             "This server has no place for further warehouses; have the operator start it with --warehouse-roots URI, "
             "below which they can be created, such as file:///srv/warehouses"
         )
-    # With the store of the server, the operator can name the locations that clients see.
+    # For a warehouse in the store of the server, a root may contain the location that clients see, or the place in
+    # the cloud.
     place = find_place(location, backend)
     places = {location, place} if backend == settings.s3_backend else {place}
-    if not any(root.holds(each) and _stays_below(each, root) for root in roots for each in places):
+    if not any(root.holds(candidate) and _stays_below(candidate, root) for root in roots for candidate in places):
         shown_roots = ", ".join(str(root) for root in roots)
         shown_place = "" if place == location else f", which is {str(place)!r} with this s3_backend,"
         raise BadRequest(
@@ -125,11 +126,11 @@ def check_same_backend(warehouse: StoredWarehouse, own_settings: Mapping[str, An
     Raises:
         BadRequest: The new settings have another `s3_backend`.
     """
-    former, new = warehouse.settings.get("s3_backend"), own_settings.get("s3_backend")
-    if former != new:
+    former_backend, new_backend = warehouse.settings.get("s3_backend"), own_settings.get("s3_backend")
+    if former_backend != new_backend:
         raise BadRequest(
-            f"The setting s3_backend of the warehouse {warehouse.name} cannot change from {former!r} to {new!r}, "
-            "because its objects would stay in the former store; create another warehouse"
+            f"The setting s3_backend of the warehouse {warehouse.name} cannot change from {former_backend!r} to "
+            f"{new_backend!r}, because its objects would stay in the former store; create another warehouse"
         )
 
 

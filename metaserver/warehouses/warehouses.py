@@ -81,6 +81,7 @@ _NAMES_S = 1.0
 _FAILURE_S = 5.0
 """The time after a failure to open a warehouse before the next attempt."""
 _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
+"""The suffixes of the files of a SQLite database."""
 _log = structlog.get_logger("seamark.warehouses")
 
 
@@ -108,6 +109,7 @@ class EndingGateway(Protocol):
 
 
 Opener = Callable[["Warehouses", Settings, StoredWarehouse], AbstractAsyncContextManager[ServedWarehouse]]
+"""A function that opens the components of a warehouse with the settings of the warehouse."""
 
 
 @dataclass(eq=False)
@@ -146,6 +148,7 @@ class Warehouses:
         self._opener = opener
         self._open: dict[str, _OpenWarehouse] = {}
         self._leaving_warehouses: set[_OpenWarehouse] = set()
+        """The warehouses that are being closed."""
         self._names: dict[str, str] = {}
         """The id of each warehouse, by its name."""
         self._names_end_s = -math.inf
@@ -251,7 +254,7 @@ class Warehouses:
             principal_name=principal_name,
         )
         settings = make_settings(self._settings, warehouse, own_settings, credentials)
-        # The transaction checks this again after the folder is created.
+        # Check this before the folder is created. The transaction below checks it again.
         check_no_overlap_with_warehouses(parsed_location, self._settings, backend, await self.list())
         await asyncio.to_thread(check_folder, parsed_location, settings)
         await asyncio.to_thread(prepare_home, settings)
@@ -403,12 +406,19 @@ class Warehouses:
         return await asyncio.shield(warehouse.opened)
 
     async def _enter(self, name: str) -> _OpenWarehouse | None:
+        """Return the warehouse with this name. If it is not open, a task begins to open it.
+
+        Returns:
+            None if the warehouse does not exist.
+
+        Raises:
+            RetryLater: The database of the server does not answer, or the warehouse could not be opened shortly before.
+        """
         try:
             stored_warehouse = await self.find(name) if await self._may_exist(name) else None
         except RetryLater:
             # The databases of the warehouses are in the same place. So let an open warehouse answer as far as it can.
-            open_file = (warehouse for warehouse in self._open.values() if warehouse.stored.name == name)
-            warehouse = next(open_file, None)
+            warehouse = next((warehouse for warehouse in self._open.values() if warehouse.stored.name == name), None)
             if warehouse is None:
                 raise
             return warehouse
@@ -499,7 +509,11 @@ class Warehouses:
         for warehouse_id in list(self._open):
             if warehouse_id not in warehouses_by_id:
                 self._retire(warehouse_id)
-        self._failures = {key: failure for key, failure in self._failures.items() if key in warehouses_by_id}
+        self._failures = {
+            warehouse_id: failure
+            for warehouse_id, failure in self._failures.items()
+            if warehouse_id in warehouses_by_id
+        }
         for warehouse in warehouses_by_id.values():
             await self._renew_seal(warehouse)
             with suppress(RetryLater):  # The log has the reason.
@@ -523,6 +537,7 @@ class Warehouses:
                 warehouse.opened.result().end_waits()
 
     async def close(self) -> None:
+        """Close all warehouses after their running requests have ended."""
         for warehouse_id in list(self._open):
             self._retire(warehouse_id)
         tasks = [warehouse.task for warehouse in self._leaving_warehouses if warehouse.task is not None]
@@ -547,8 +562,7 @@ def _check_same_catalog(
     if uri != former_uri and any(name.startswith("federation_") for name in credentials):
         raise BadRequest(
             f"The stored login of the warehouse {warehouse.name} is for the catalog {former_uri!r}; send the "
-            "credentials "
-            "of the new catalog in the same request"
+            "credentials of the new catalog in the same request"
         )
 
 

@@ -116,7 +116,7 @@ async def test_storage_is_read_if_an_answer_of_a_replica_never_ends(tmp_path: Pa
 
     async with serve_peer(begin) as address, open_node(tmp_path, "a") as first_node:
         set_peers(first_node, build_replica(address))
-        first_node.peers.objects._began = Percentile(30.0, min_s=30.0, max_s=30.0)
+        first_node.peers.objects._first_byte_latency = Percentile(30.0, min_s=30.0, max_s=30.0)
         files = select_owned(first_node, address, await create_files([first_node], 10, 100))
         for location, content in files.items():
             assert await first_node.read(location) == content
@@ -128,7 +128,9 @@ async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedg
         await wait_for_all_nodes(first_node, second_node)
         files = await create_files([first_node], 20, 100)
         first_node.stored_objects.is_away = True
-        first_node.peers.objects._began = first_node.peers.objects._from_storage = Percentile(0.0, min_s=0.0, max_s=0.0)
+        first_node.peers.objects._first_byte_latency = first_node.peers.objects._storage_latency = Percentile(
+            0.0, min_s=0.0, max_s=0.0
+        )
         second_node.stored_objects.delay_s = 0.05
         for location, content in select_owned(first_node, second_node.address, files).items():
             assert await first_node.read(location) == content

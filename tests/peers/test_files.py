@@ -34,7 +34,9 @@ async def nodes(tmp_path: Path) -> AsyncIterator[list[Node]]:
 
 def set_long_timeouts(node: Node) -> None:
     objects = node.peers.objects
-    objects._began = objects._cached_latency = objects._from_storage = Percentile(30.0, min_s=30.0, max_s=30.0)
+    objects._first_byte_latency = objects._cached_latency = objects._storage_latency = Percentile(
+        30.0, min_s=30.0, max_s=30.0
+    )
 
 
 async def create_files(nodes: list[Node], count: int, size: int, seed: int = 1) -> dict[str, bytes]:

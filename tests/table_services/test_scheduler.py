@@ -374,7 +374,7 @@ async def test_failure_caused_by_one_table_does_not_stop_jobs_of_other_tables(
 
 async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop must serve requests, so after the first tables a sweep takes only a small share of its time."""
-    monkeypatch.setattr(watch, "_FREE_TABLES", 0)
+    monkeypatch.setattr(watch, "_TABLES_WITHOUT_PAUSE", 0)
     async with run_server(tmp_path) as server:
         await create_tables(server, "a", *(f"t{number}" for number in range(20)))
         components = server.components

@@ -192,9 +192,9 @@ class AddGrantRequest(msgspec.Struct, forbid_unknown_fields=True):
 async def list_tokens(call: Call) -> TokenPage:
     """Return a page of all tokens, without their secrets."""
     now_ms = call.components.clock.now_ms()
-    # A name contains no space, so the texts have the same order as the pairs.
-    tokens = {f"{token.name} {token.id}": token for token in await call.components.store.list_tokens()}
-    page, next_page_token = _select_page(call, tokens)
+    # A name contains no space, so the texts have the same order as the pairs of name and id.
+    tokens_by_key = {f"{token.name} {token.id}": token for token in await call.components.store.list_tokens()}
+    page, next_page_token = _select_page(call, tokens_by_key)
     return TokenPage([_describe_token(token, now_ms) for token in page], next_page_token)
 
 
@@ -218,7 +218,7 @@ async def create(call: Call, body: CreateTokenRequest) -> CreatedToken:
     if body.grants is not None:
         if len(body.grants) > _GRANTS_MAX:
             raise BadRequest(f"The token would have {len(body.grants):,} grants; the limit is {_GRANTS_MAX:,}")
-        grants = [make_grant(body.name, spec.role, spec.namespace) for spec in body.grants]
+        grants = [make_grant(body.name, token_grant.role, token_grant.namespace) for token_grant in body.grants]
     secret = await create_token(call.components.store, call.components.clock, body.name, body.expires_in_s, grants)
     return CreatedToken(body.name, secret)
 
@@ -256,8 +256,8 @@ async def list_grants(call: Call) -> GrantPage:
     token, size = _read_paging(call)
     last_grant = None if token is None else _decode_position(token)
     grants: list[Grant] = []
-    count = 0
-    while count < _GRANTS_READ_MAX:
+    read_count = 0
+    while read_count < _GRANTS_READ_MAX:
         stored_grants = await call.components.store.grants_page(principal, last_grant, _GRANTS_PER_PAGE)
         grants += await _select_visible(call, stored_grants)
         if len(grants) > size:
@@ -267,7 +267,7 @@ async def list_grants(call: Call) -> GrantPage:
         last_grant = stored_grants[-1] if len(stored_grants) == _GRANTS_PER_PAGE else None
         if last_grant is None:
             break
-        count += len(stored_grants)
+        read_count += len(stored_grants)
     next_token = None if last_grant is None else call.components.catalog.pages.encode(_encode_position(last_grant))
     return GrantPage([_describe_grant(grant) for grant in grants], next_token)
 
@@ -281,12 +281,15 @@ async def _select_visible(call: Call, grants: Sequence[Grant]) -> list[Grant]:
     )
     if any(grant.kind == SERVER for grant in foreign_grants) and await call.may(THE_SERVER, "addGrant"):
         managed_grants.update(grant for grant in foreign_grants if grant.kind == SERVER)
+    # A caller that manages the grants of a namespace also sees the denials in it, because it may remove them.
     denials = [grant for grant in foreign_grants if grant.deny and grant not in managed_grants]
-    levels = list(
+    outer_securables = list(
         dict.fromkeys(outer_securable for grant in denials for outer_securable in list_above(get_securable(grant)))
     )
-    managed_levels = set(await call.select(levels, lambda level: level, "removeGrant"))
-    managed_grants.update(grant for grant in denials if not managed_levels.isdisjoint(list_above(get_securable(grant))))
+    managed_outer_securables = set(await call.select(outer_securables, lambda securable: securable, "removeGrant"))
+    managed_grants.update(
+        grant for grant in denials if not managed_outer_securables.isdisjoint(list_above(get_securable(grant)))
+    )
     return [grant for grant in grants if grant.principal in names or grant in managed_grants]
 
 
@@ -313,7 +316,7 @@ def _decode_position(token: str) -> Grant:
     summary="Grant or deny a right on an object and everything in it; idempotent",
     check=Check.SOMEWHERE,
     tags=("access",),
-    answers=(ResponseSpec(204, "Given"), _MAY_NOT_GRANT),
+    answers=(ResponseSpec(204, "The right is granted or denied"), _MAY_NOT_GRANT),
 ).takes(AddGrantRequest)
 async def add_grant(call: Call, body: AddGrantRequest) -> None:
     """Grant or deny a right on an object and everything in it."""
@@ -338,7 +341,7 @@ async def add_grant(call: Call, body: AddGrantRequest) -> None:
     tags=("access",),
     parameters=_GRANT_QUERY,
     answers=(
-        ResponseSpec(204, "Taken"),
+        ResponseSpec(204, "The grant is removed"),
         _MAY_NOT_GRANT,
         ResponseSpec(404, "No such grant"),
     ),

@@ -54,10 +54,13 @@ T = TypeVar("T")
 SHAPES_MAX = 40
 """The maximum number of shapes that are replayed; the most frequent shapes are replayed."""
 COLUMNS_MAX = 8
+"""The maximum number of columns that are sampled."""
 _SEED = 17
+"""The seed of the drawn statements. It is constant, so that the same history always gives the same advice."""
 _APPLIED_MAX, _APPLIED_CHARACTERS_MAX = 10, 20_000
+"""The maximum number of applied proposals in an answer, and the maximum length of a stored proposal."""
 _UNUSED_PLANS_MIN = 20
-"""The minimum number of plans that have probed an index which left out no file, so that it counts as unused."""
+"""An index counts as unused if at least this many plans have probed it, and it has left out no file."""
 
 
 class Advice(msgspec.Struct, frozen=True, rename="kebab"):
@@ -108,10 +111,10 @@ async def advise_table(call: Call) -> Advice:
     applied_proposals = await _list_applied(history, loaded_table.entry.uuid)
     statements = sum(shape.sums.statements for shape in shapes)
     async with call.components.worker_limits.advising.hold(call.principal.name):
-        build = await read_advised_table(call, loaded_table, shapes)
-        if isinstance(build, str):
-            return Advice(statements, days, None, [], applied_proposals, build)
-        reads_before, proposals = await run_simulation(call, lambda: make_proposals(build()))
+        build_or_reason = await read_advised_table(call, loaded_table, shapes)
+        if isinstance(build_or_reason, str):
+            return Advice(statements, days, None, [], applied_proposals, build_or_reason)
+        reads_before, proposals = await run_simulation(call, lambda: make_proposals(build_or_reason()))
     reason = "" if proposals else "no change would save more bytes in 30 days than it costs"
     return Advice(statements, days, reads_before, proposals, applied_proposals, reason)
 
@@ -135,14 +138,20 @@ async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedPr
     uuid, history = loaded_table.entry.uuid, call.components.history
     shapes = await history.list_table_shapes(uuid, DAYS) if history.is_on else []
     async with call.components.worker_limits.advising.hold(call.principal.name):
-        build = await read_advised_table(call, loaded_table, shapes)
-        measured_reads = None if isinstance(build, str) else await run_simulation(call, lambda: measure_reads(build()))
+        build_or_reason = await read_advised_table(call, loaded_table, shapes)
+        measured_reads = (
+            None
+            if isinstance(build_or_reason, str)
+            else await run_simulation(call, lambda: measure_reads(build_or_reason()))
+        )
     now_ms = call.components.clock.now_ms()
     applied_proposal = AppliedProposal(body.proposal, now_ms, measured_reads)
-    text = msgspec.json.encode(applied_proposal).decode()
-    if len(text) > _APPLIED_CHARACTERS_MAX:
-        raise BadRequest(f"The proposal has {len(text):,} characters; the limit is {_APPLIED_CHARACTERS_MAX:,}")
-    await history.save_applied(AppliedAdvice(uuid, f"{now_ms}-{body.proposal.id[:64]}", now_ms, text))
+    proposal_json = msgspec.json.encode(applied_proposal).decode()
+    if len(proposal_json) > _APPLIED_CHARACTERS_MAX:
+        raise BadRequest(
+            f"The proposal has {len(proposal_json):,} characters; the limit is {_APPLIED_CHARACTERS_MAX:,}"
+        )
+    await history.save_applied(AppliedAdvice(uuid, f"{now_ms}-{body.proposal.id[:64]}", now_ms, proposal_json))
     return applied_proposal
 
 
@@ -157,7 +166,7 @@ async def read_advised_table(
     """Read the state of a table that the advisor needs.
 
     Returns:
-        A function that returns the table for the advisor, or a text that says why there is no advice. The function
+        A function that builds the table for the advisor, or the reason why there is no advice, as a text. The function
         takes seconds for a large table, so it must be called in a thread.
     """
     metadata = loaded_table.metadata
@@ -186,11 +195,11 @@ async def read_advised_table(
     applied_proposals = await _load_applied(call.components.history, loaded_table.entry.uuid)
     corrections = compute_corrections(applied_proposals)
     time_corrections = compute_time_corrections(
-        await _add_recorded(call.components.history, loaded_table.entry.uuid, applied_proposals[:_APPLIED_MAX])
+        await _add_recorded_reads(call.components.history, loaded_table.entry.uuid, applied_proposals[:_APPLIED_MAX])
     )
     times = await run_simulation(call, lambda: EngineTimes.from_shapes(shapes))
 
-    def build() -> AdvisedTable:
+    def build_table() -> AdvisedTable:
         whole_sample = add_bounds(sample, files)
         return AdvisedTable(
             name=".".join((*call.namespace, call.name)),
@@ -200,7 +209,7 @@ async def read_advised_table(
             rows=int(np.maximum(files.read_longs("record_count"), 0).sum()),
             sample=whole_sample,
             statements=draw_statements(recorded_shapes, whole_sample, seed=_SEED),
-            statements_per_day=_count_per_day(shapes),
+            statements_per_day=_count_statements_per_day(shapes),
             unused_indexes=unused_indexes,
             corrections=corrections,
             time_corrections=time_corrections,
@@ -209,15 +218,15 @@ async def read_advised_table(
             pinnable_bytes=_find_pinnable_bytes(call),
         )
 
-    return build
+    return build_table
 
 
 def _read_shapes(shapes: Sequence[QueryShapeSums], metadata: TableMetadata) -> list[RecordedShape]:
     """Return the most frequent shapes that can be replayed."""
-    return [shape for sums in shapes[:SHAPES_MAX] if (shape := _to_recorded(sums, metadata)) is not None]
+    return [shape for sums in shapes[:SHAPES_MAX] if (shape := _make_recorded_shape(sums, metadata)) is not None]
 
 
-def _to_recorded(shape_sums: QueryShapeSums, metadata: TableMetadata) -> RecordedShape | None:
+def _make_recorded_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> RecordedShape | None:
     """Return a shape with its samples, or None if it cannot be read, or neither compares nor aggregates columns."""
     shape = QueryShape.parse(shape_sums.shape) if shape_sums.shape else None
     if shape is None or not (shape.conjuncts or shape.aggregates):
@@ -227,7 +236,9 @@ def _to_recorded(shape_sums: QueryShapeSums, metadata: TableMetadata) -> Recorde
     except msgspec.MsgspecError:
         samples = []
     filters = [
-        bound for sample in samples if sample.filter and (bound := _bind_filter(sample.filter, metadata)) is not None
+        bound_filter
+        for sample in samples
+        if sample.filter and (bound_filter := _bind_filter(sample.filter, metadata)) is not None
     ]
     return RecordedShape(shape_sums.fingerprint, shape, shape_sums.sums.statements, samples, filters)
 
@@ -243,13 +254,13 @@ def _bind_filter(filter_json: str, metadata: TableMetadata) -> Expression | None
 
 def _find_compared_columns(recorded_shapes: Sequence[RecordedShape], metadata: TableMetadata) -> dict[int, str]:
     """Return the columns that the most statements compare or group by: the types, by column id."""
-    counts: dict[int, int] = {}
+    statement_counts: dict[int, int] = {}
     for record in recorded_shapes:
         for column_id in record.shape.compared_columns | frozenset(record.shape.grouping):
-            counts[column_id] = counts.get(column_id, 0) + record.statements
+            statement_counts[column_id] = statement_counts.get(column_id, 0) + record.statements
     by_id = metadata.current_schema.index.by_id
     columns: dict[int, str] = {}
-    for column_id in sorted(counts, key=lambda column_id: (-counts[column_id], column_id)):
+    for column_id in sorted(statement_counts, key=lambda column_id: (-statement_counts[column_id], column_id)):
         column = by_id.get(column_id)
         if column is not None and isinstance(column.type, str) and is_type_sampled(column.type):
             columns[column_id] = column.type
@@ -258,26 +269,28 @@ def _find_compared_columns(recorded_shapes: Sequence[RecordedShape], metadata: T
     return columns
 
 
-def _count_per_day(shapes: Sequence[QueryShapeSums]) -> float:
+def _count_statements_per_day(shapes: Sequence[QueryShapeSums]) -> float:
     statements = sum(shape.sums.statements for shape in shapes)
     hours = max(shape.last_hour for shape in shapes) - min(shape.first_hour for shape in shapes) + 1
     return statements / max(1.0, hours / 24)
 
 
 async def _list_applied(history: QueryHistory, uuid: str) -> list[AppliedProposal]:
-    """Return the newest applied proposals, newest first, with the reads of the statements after each."""
-    return await _add_recorded(history, uuid, (await _load_applied(history, uuid))[:_APPLIED_MAX])
+    """Return the newest applied proposals, newest first, with the reads of the statements after each proposal."""
+    return await _add_recorded_reads(history, uuid, (await _load_applied(history, uuid))[:_APPLIED_MAX])
 
 
-async def _add_recorded(
+async def _add_recorded_reads(
     history: QueryHistory, uuid: str, applied_proposals: Sequence[AppliedProposal]
 ) -> list[AppliedProposal]:
     """Add to each proposal the files and bytes that an average statement has read since it was applied."""
-    with_reads = []
+    proposals_with_reads = []
     for applied_proposal in applied_proposals:
         sums = await history.compute_sums_since(uuid, applied_proposal.applied_ms)
-        with_reads.append(msgspec.structs.replace(applied_proposal, recorded=_to_reads(sums), timed=sums.timed))
-    return with_reads
+        proposals_with_reads.append(
+            msgspec.structs.replace(applied_proposal, recorded=_compute_average_reads(sums), timed=sums.timed)
+        )
+    return proposals_with_reads
 
 
 async def _load_applied(history: QueryHistory, uuid: str) -> list[AppliedProposal]:
@@ -289,13 +302,13 @@ async def _load_applied(history: QueryHistory, uuid: str) -> list[AppliedProposa
     return proposals
 
 
-def _to_reads(sums: QuerySums) -> Reads | None:
+def _compute_average_reads(sums: QuerySums) -> Reads | None:
     """Return the reads of an average statement, or None if there are no statements."""
     if not sums.statements:
         return None
-    files = sums.files_left / sums.statements
-    size = sums.bytes_left // sums.sized if sums.sized else 0
-    return make_reads(files, size, [sums])
+    average_files = sums.files_left / sums.statements
+    average_bytes = sums.bytes_left // sums.sized if sums.sized else 0
+    return make_reads(average_files, average_bytes, [sums])
 
 
 def _find_pinnable_bytes(call: Call) -> int:
@@ -307,7 +320,7 @@ def _find_pinnable_bytes(call: Call) -> int:
 
 
 def _find_unused_indexes(call: Call, loaded_table: LoadedTable) -> list[str]:
-    """Return the names of the indexes that many plans have used without removing a file."""
+    """Return the names of the indexes that many plans have probed and that have left out no file."""
     assert loaded_table.entry is not None
     unused_names = []
     for definition in read_definitions(loaded_table.metadata).enabled:

@@ -74,9 +74,9 @@ async def apply_advice(call: Call, body: ChosenProposal) -> AppliedProposal:
     applied_proposal = AppliedProposal(proposal, now_ms, None)
     loaded_table = await components.catalog.tables.load(call.namespace, call.name)
     assert loaded_table.entry is not None
-    text = msgspec.json.encode(applied_proposal).decode()
+    proposal_json = msgspec.json.encode(applied_proposal).decode()
     await components.history.save_applied(
-        AppliedAdvice(loaded_table.entry.uuid, f"{now_ms}-{proposal.id}", now_ms, text)
+        AppliedAdvice(loaded_table.entry.uuid, f"{now_ms}-{proposal.id}", now_ms, proposal_json)
     )
     return applied_proposal
 
@@ -92,8 +92,12 @@ async def _find_proposal(call: Call, choice: ChosenProposal) -> Proposal:
     history = call.components.history
     shapes = await history.list_table_shapes(loaded_table.entry.uuid, choice.days) if history.is_on else []
     async with call.components.worker_limits.advising.hold(call.principal.name):
-        build = await read_advised_table(call, loaded_table, shapes)
-        proposals = [] if isinstance(build, str) else (await run_simulation(call, lambda: make_proposals(build())))[1]
+        build_or_reason = await read_advised_table(call, loaded_table, shapes)
+        proposals = (
+            []
+            if isinstance(build_or_reason, str)
+            else (await run_simulation(call, lambda: make_proposals(build_or_reason())))[1]
+        )
     for proposal in proposals:
         if proposal.id == choice.id:
             return proposal

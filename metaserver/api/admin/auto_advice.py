@@ -49,12 +49,16 @@ from seamark.metaserver.store.model import AppliedAdvice
 _CLAIM_MS = 3_600_000
 """The time after which a trial in the state `applying` counts as failed, in milliseconds.
 
-Its job was killed, or takes too long.
+The job of the trial was killed, or takes too long.
 """
+_HOUR_MS = 3_600_000
 _RECHECK_S = 600.0
+"""The minimum time until a job asks again whether a measured change pays."""
 _REASON_CHARACTERS_MAX = 300
 _REFUSALS_MAX = 8
+"""The maximum number of refused proposals that the reason for a step names."""
 _ID_PREFIX = "auto-"
+"""The prefix of the ids of trials among the applied proposals of a table."""
 
 
 class AdviceStep(msgspec.Struct, frozen=True, rename="kebab"):
@@ -155,37 +159,47 @@ class _Trials:
         Raises:
             CommitConflict: A user has changed one of the properties, or another request has changed the trial.
         """
-        # A second removal would remove values of the restored clustering. So only one request continues after this.
+        # This call fails if another request has changed the trial. So only one request ends the trial. A second
+        # removal would remove the properties of the clustering that the first request has set again.
         stored_trial = await self.change(stored_trial)
         properties = stored_trial.trial.properties
-        current = (await self._call.components.catalog.tables.load(self._call.namespace, self._call.name)).metadata
+        current_metadata = (
+            await self._call.components.catalog.tables.load(self._call.namespace, self._call.name)
+        ).metadata
         replaced_trials = [
-            other
-            for other in self.find(REPLACED)
-            if other.trial.number == stored_trial.trial.replaces
+            replaced_trial
+            for replaced_trial in self.find(REPLACED)
+            if replaced_trial.trial.number == stored_trial.trial.replaces
             # Continue only if no user has changed the properties.
             and all(
-                current.properties.get(name) == properties.get(name)
-                for name in properties.keys() | other.trial.properties.keys()
+                current_metadata.properties.get(name) == properties.get(name)
+                for name in properties.keys() | replaced_trial.trial.properties.keys()
             )
         ]
-        updates = {name: value for other in replaced_trials for name, value in other.trial.properties.items()}
+        updates = {
+            name: value for replaced_trial in replaced_trials for name, value in replaced_trial.trial.properties.items()
+        }
         removals = {name: value for name, value in properties.items() if name not in updates}
         await self.set_properties(updates, removals)
         stored_trial = await self.change(stored_trial, applied_proposal, state=state, **fields)
-        for other in replaced_trials:
+        for replaced_trial in replaced_trials:
             await self.change(
-                other, state=KEPT, reason=f"the replacement is {state}: {stored_trial.applied.proposal.title}"
+                replaced_trial, state=KEPT, reason=f"the replacement is {state}: {stored_trial.applied.proposal.title}"
             )
         return stored_trial
 
-    async def _save_trial(self, applied_proposal: AppliedProposal, expected: str | None) -> _StoredTrial:
-        """Store a trial if its stored text is `expected`, and update the loaded trials without a new read."""
+    async def _save_trial(self, applied_proposal: AppliedProposal, expected_text: str | None) -> _StoredTrial:
+        """Store a trial if its stored text is `expected_text`, and update the loaded trials without a new read.
+
+        If `expected_text` is None, the trial must not be stored yet.
+        """
         assert applied_proposal.trial is not None
-        text = msgspec.json.encode(applied_proposal).decode()
-        id = f"{_ID_PREFIX}{applied_proposal.trial.number:06}"
-        await self._history.change_applied(AppliedAdvice(self.uuid, id, applied_proposal.applied_ms, text), expected)
-        saved_trial = _StoredTrial(applied_proposal, applied_proposal.trial, text)
+        trial_json = msgspec.json.encode(applied_proposal).decode()
+        row_id = f"{_ID_PREFIX}{applied_proposal.trial.number:06}"
+        await self._history.change_applied(
+            AppliedAdvice(self.uuid, row_id, applied_proposal.applied_ms, trial_json), expected_text
+        )
+        saved_trial = _StoredTrial(applied_proposal, applied_proposal.trial, trial_json)
         other_trials = [trial for trial in self.stored if trial.trial.number != saved_trial.trial.number]
         # Sort the trials as the database does: newest first, by time and then by number.
         self.stored = sorted(
@@ -204,19 +218,19 @@ class _Trials:
             CommitConflict: A user has changed one of the properties.
         """
         call, tables = self._call, self._call.components.catalog.tables
-        current = (await tables.load(call.namespace, call.name)).metadata.properties
+        current_properties = (await tables.load(call.namespace, call.name)).metadata.properties
         own_properties = list_own_properties(self.applied)
-        changed_properties = {name: value for name, value in updates.items() if current.get(name) != value}
+        changed_properties = {name: value for name, value in updates.items() if current_properties.get(name) != value}
         for name in changed_properties:
-            if name in current and own_properties.get(name) != current[name]:
+            if name in current_properties and own_properties.get(name) != current_properties[name]:
                 raise CommitConflict(f"A user has defined the property {name}, so a trial cannot set it")
-        removed_names = sorted(name for name, value in removals.items() if current.get(name) == value)
+        removed_names = sorted(name for name, value in removals.items() if current_properties.get(name) == value)
         if not changed_properties and not removed_names:
             return
-        expected = {name: current.get(name) for name in (*changed_properties, *removed_names)}
+        expected_properties = {name: current_properties.get(name) for name in (*changed_properties, *removed_names)}
         requirements: list[dict[str, object]] = [
             {"type": "assert-table-uuid", "uuid": self.loaded.metadata.table_uuid},
-            {"type": "seamark-assert-properties", "properties": expected},
+            {"type": "seamark-assert-properties", "properties": expected_properties},
         ]
         changes: list[dict[str, object]] = []
         if changed_properties:
@@ -241,18 +255,18 @@ class _Trials:
 async def take_advice_step(call: Call) -> AdviceStep:
     """Take the next step of the policy `auto`: judge and undo changes, or begin a change."""
     trials = await _load_trials(call)
-    effective, policy = await _load_policy(call, trials.loaded.metadata)
+    effective_metadata, policy = await _load_policy(call, trials.loaded.metadata)
     if not call.components.history.is_on:
         return AdviceStep("none", "the setting query_history_days is 0, so no statements are recorded")
     for stored_trial in trials.find(APPLYING):
-        wait_ms = stored_trial.trial.since_ms + _CLAIM_MS - trials.now_ms
-        if wait_ms > 0:
+        remaining_ms = stored_trial.trial.since_ms + _CLAIM_MS - trials.now_ms
+        if remaining_ms > 0:
             reason = f"another job applies the proposal {stored_trial.applied.proposal.title!r}"
-            return AdviceStep("none", reason, recheck_after_s=wait_ms / 1000)
+            return AdviceStep("none", reason, recheck_after_s=remaining_ms / 1000)
         await trials.end(stored_trial, FAILED, reason="the job did not finish the change within an hour")
         # The end of the trial has changed the properties of the table.
         trials = await _load_trials(call)
-        effective, policy = await _load_policy(call, trials.loaded.metadata)
+        effective_metadata, policy = await _load_policy(call, trials.loaded.metadata)
     await _withdraw_trials(trials)
     for stored_trial in trials.find(WAITING):
         return await _begin_trial(trials, await trials.change(stored_trial, state=APPLYING))
@@ -262,7 +276,7 @@ async def take_advice_step(call: Call) -> AdviceStep:
         # A measuring period lasts until there are enough statements.
         wait_s = max(_RECHECK_S, (trial.since_ms + policy.measure_ms - trials.now_ms) / 1000)
         return AdviceStep("none", f"the change {proposal.title!r} is measured", recheck_after_s=wait_s)
-    return await _start_trial(call, trials, effective, policy)
+    return await _start_trial(call, trials, effective_metadata, policy)
 
 
 @Route(
@@ -312,9 +326,11 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
         shapes = await call.components.history.list_shapes_since(trials.uuid, since_ms)
         async with call.components.worker_limits.advising.hold(call.principal.name):
             loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
-            build = await read_advised_table(call, loaded_table, shapes)
+            build_or_reason = await read_advised_table(call, loaded_table, shapes)
             measured_reads = (
-                None if isinstance(build, str) else await run_simulation(call, lambda: measure_reads(build()))
+                None
+                if isinstance(build_or_reason, str)
+                else await run_simulation(call, lambda: measure_reads(build_or_reason()))
             )
         applied_proposal = replace(stored_trial.applied, measured=measured_reads, applied_ms=trials.now_ms)
         reason = "the change is applied, and its statements are measured"
@@ -338,15 +354,17 @@ async def _load_trials(call: Call) -> _Trials:
 async def _load_policy(call: Call, metadata: TableMetadata) -> tuple[TableMetadata, AutoAdvicePolicy]:
     """Return the metadata with the properties that the table inherits, and the policy from these properties."""
     policies = await load_policies(call.components.catalog.context.store, call.namespace)
-    effective = with_policies(metadata, policies)
-    return effective, AutoAdvicePolicy.from_properties(effective.properties)
+    effective_metadata = with_policies(metadata, policies)
+    return effective_metadata, AutoAdvicePolicy.from_properties(effective_metadata.properties)
 
 
 async def _withdraw_trials(trials: _Trials) -> None:
     """End the trials whose properties a user has changed or removed."""
-    current = trials.loaded.metadata.properties
+    current_properties = trials.loaded.metadata.properties
     for stored_trial in trials.find(WAITING, MEASURING, KEPT):
-        changed_names = [name for name, value in stored_trial.trial.properties.items() if current.get(name) != value]
+        changed_names = [
+            name for name, value in stored_trial.trial.properties.items() if current_properties.get(name) != value
+        ]
         if changed_names:
             await trials.change(stored_trial, state=WITHDRAWN, reason=f"a user has changed {', '.join(changed_names)}")
 
@@ -357,7 +375,7 @@ async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -
         if trials.now_ms - stored_trial.trial.since_ms < policy.measure_ms:
             continue
         # Leave out the hour in which the change was applied, because it has statements from before the change.
-        shapes = await call.components.history.list_shapes_since(trials.uuid, stored_trial.trial.since_ms + 3_600_000)
+        shapes = await call.components.history.list_shapes_since(trials.uuid, stored_trial.trial.since_ms + _HOUR_MS)
         verdict = judge_trial(stored_trial.trial, shapes)
         if verdict.pays is None:
             continue
@@ -372,27 +390,29 @@ async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -
             )
 
 
-async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, policy: AutoAdvicePolicy) -> AdviceStep:
+async def _start_trial(
+    call: Call, trials: _Trials, effective_metadata: TableMetadata, policy: AutoAdvicePolicy
+) -> AdviceStep:
     """Begin a trial of the first proposal that may be applied."""
     shapes = await call.components.history.list_shapes_since(trials.uuid, trials.now_ms - policy.measure_ms)
     if not shapes:
         return AdviceStep("none", "the history has no statements of the measuring period")
     async with call.components.worker_limits.advising.hold(call.principal.name):
-        build = await read_advised_table(call, trials.loaded, shapes)
-        if isinstance(build, str):
-            return AdviceStep("none", build)
-        _, proposals = await run_simulation(call, lambda: make_proposals(build()))
+        build_or_reason = await read_advised_table(call, trials.loaded, shapes)
+        if isinstance(build_or_reason, str):
+            return AdviceStep("none", build_or_reason)
+        _, proposals = await run_simulation(call, lambda: make_proposals(build_or_reason()))
     settings = call.components.settings
     refusals = []
     for proposal in proposals:
         try:
-            properties = find_changed_properties(proposal, effective)
+            properties = find_changed_properties(proposal, effective_metadata)
         except BadRequest:
             properties = None
         refusal = refuse_proposal(
             proposal,
             properties,
-            effective,
+            effective_metadata,
             trials.applied,
             policy,
             trials.now_ms,
@@ -410,7 +430,7 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
             reason=f"the change is the best proposal that may be applied, of {len(proposals)}",
             since_ms=trials.now_ms,
             properties=properties,
-            columns=find_changed_columns(proposal, effective),
+            columns=find_changed_columns(proposal, effective_metadata),
             spent_bytes=proposal.cost_bytes,
             spent_seconds=proposal.cost_seconds,
             shapes=select_shape_reads(shapes),
@@ -428,8 +448,8 @@ async def _begin_trial(trials: _Trials, stored_trial: _StoredTrial) -> AdviceSte
     replaced_trials = _find_replaced(trials.find(MEASURING, KEPT), change)
     removals = {
         name: value
-        for other in replaced_trials
-        for name, value in other.trial.properties.items()
+        for replaced_trial in replaced_trials
+        for name, value in replaced_trial.trial.properties.items()
         if name not in properties
     }
     try:
@@ -437,8 +457,10 @@ async def _begin_trial(trials: _Trials, stored_trial: _StoredTrial) -> AdviceSte
     except CommitConflict as error:
         await trials.change(stored_trial, state=FAILED, reason=error.message, spent_bytes=0, spent_seconds=0.0)
         return AdviceStep("none", error.message)
-    for other in replaced_trials:
-        await trials.change(other, state=REPLACED, reason=f"replaced by: {stored_trial.applied.proposal.title}")
+    for replaced_trial in replaced_trials:
+        await trials.change(
+            replaced_trial, state=REPLACED, reason=f"replaced by: {stored_trial.applied.proposal.title}"
+        )
     return AdviceStep(
         "apply", stored_trial.trial.reason, stored_trial.trial.number, stored_trial.trial.since_ms, change
     )
@@ -448,4 +470,4 @@ def _find_replaced(stored_trials: Sequence[_StoredTrial], change: ProposedChange
     """Return the trials that a clustering replaces, because a table has only one clustering."""
     if change.kind != "cluster":
         return []
-    return [other for other in stored_trials if other.applied.proposal.change.kind == "cluster"]
+    return [stored_trial for stored_trial in stored_trials if stored_trial.applied.proposal.change.kind == "cluster"]

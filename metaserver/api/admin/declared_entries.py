@@ -89,14 +89,14 @@ async def put_table(call: Call, body: DeclaredTable) -> DeclaredEntry:
         else:
             return _describe_table(new_table.entry.metadata_location if new_table.entry else "", new_table.metadata)
         loaded_table = await tables.load(call.namespace, call.name)
-    _check_same(call, body, loaded_table.metadata)
-    await commit_updates(call, lambda metadata: _set_properties(body.properties, metadata.properties))
+    _check_same_definition(call, body, loaded_table.metadata)
+    await commit_updates(call, lambda metadata: _compute_property_updates(body.properties, metadata.properties))
     loaded_table = await tables.load(call.namespace, call.name)
     assert loaded_table.entry is not None
     return _describe_table(loaded_table.entry.metadata_location, loaded_table.metadata)
 
 
-def _check_same(call: Call, body: DeclaredTable, metadata: TableMetadata) -> None:
+def _check_same_definition(call: Call, body: DeclaredTable, metadata: TableMetadata) -> None:
     """Check that an existing table has the declared columns, partitions and location.
 
     Raises:
@@ -180,14 +180,14 @@ def _compute_view_updates(body: DeclaredView, version: dict[str, Any], metadata:
         properties=body.properties,
         now_ms=version["timestamp-ms"],
     )
-    updates = _set_properties(body.properties, metadata.properties)
-    current, declared_version = metadata.current_version, declared_metadata.current_version
+    updates = _compute_property_updates(body.properties, metadata.properties)
+    current_version, declared_version = metadata.current_version, declared_metadata.current_version
     current_schema, wanted_schema = (
-        metadata.schema(current.schema_id),
+        metadata.schema(current_version.schema_id),
         declared_metadata.schema(declared_version.schema_id),
     )
     is_same = (
-        (current.representations, current.default_namespace, current.default_catalog)
+        (current_version.representations, current_version.default_namespace, current_version.default_catalog)
         == (declared_version.representations, declared_version.default_namespace, declared_version.default_catalog)
         and current_schema is not None
         and wanted_schema is not None
@@ -216,9 +216,10 @@ def _check_properties(properties: Mapping[str, str]) -> None:
         )
 
 
-def _set_properties(
+def _compute_property_updates(
     declared_properties: Mapping[str, str], present_properties: Mapping[str, str]
 ) -> list[dict[str, Any]]:
+    """Return the update that sets the declared properties, or no update if they are set."""
     changed_properties = {
         name: value for name, value in declared_properties.items() if present_properties.get(name) != value
     }

@@ -121,16 +121,16 @@ async def import_tables(call: Call, body: ImportTablesRequest) -> ImportTablesAn
     """Register tables of another catalog in a namespace. A table that is refused does not affect the others."""
     securables = [Securable(call.namespace, TABLE, name) for name in body.metadata_locations]
     refusals = await call.find_refusals(securables, "importTable")
-    refused = {securable.name: error for securable, error in refusals.items()}
-    locations = {name: location for name, location in body.metadata_locations.items() if name not in refused}
+    errors_by_name = {securable.name: error for securable, error in refusals.items()}
+    locations = {name: location for name, location in body.metadata_locations.items() if name not in errors_by_name}
     results = await call.components.catalog.imports.import_tables(
         call.caller, call.namespace, locations, dry_run=body.dry_run, check_properties=partial(_check_properties, call)
     )
-    by_name: dict[str, ImportResult] = {**refused, **dict(zip(locations, results, strict=True))}
-    for name, result in by_name.items():
-        if isinstance(result, RequestError) and (name in refused or isinstance(result, Forbidden)):
-            await call.record_refusal("importTable", _make_path(call.namespace, name), result)
-    return ImportTablesAnswer([_describe_table(name, by_name[name]) for name in body.metadata_locations])
+    results_by_name: dict[str, ImportResult] = {**errors_by_name, **dict(zip(locations, results, strict=True))}
+    for name, result in results_by_name.items():
+        if isinstance(result, RequestError) and (name in errors_by_name or isinstance(result, Forbidden)):
+            await call.record_refusal("importTable", _make_import_path(call.namespace, name), result)
+    return ImportTablesAnswer([_describe_table(name, results_by_name[name]) for name in body.metadata_locations])
 
 
 @Route(
@@ -157,7 +157,7 @@ async def import_view(call: Call, body: ImportViewRequest) -> ImportAnswer:
     )
 
 
-def _make_path(namespace: NamespacePath, name: str) -> str:
+def _make_import_path(namespace: NamespacePath, name: str) -> str:
     """Return the path of the request that imports only this table."""
     return f"/api/v1/tables/{NAMESPACE_SEPARATOR.join(namespace)}/{name}/import"
 
@@ -172,13 +172,15 @@ async def _check_properties(call: Call, properties: Mapping[str, str]) -> None:
         BadRequest: A property names another table.
         Forbidden: The caller is not an admin, and another principal has set a policy.
     """
-    names = [name for name, value in properties.items() if name.startswith(PREFIX) and find_dimension_tables(value)]
+    property_names = [
+        name for name, value in properties.items() if name.startswith(PREFIX) and find_dimension_tables(value)
+    ]
     if parse_dead_letter_table(properties) is not None:
-        names.append(DEAD_LETTER_TABLE)
-    if names:
+        property_names.append(DEAD_LETTER_TABLE)
+    if property_names:
         raise BadRequest(
-            f"The property {names[0][:100]} of the metadata file names another table, which an import does not allow; "
-            "remove the property in the other catalog, and set it after the import"
+            f"The property {property_names[0][:100]} of the metadata file names another table, which an import does "
+            "not allow; remove the property in the other catalog, and set it after the import"
         )
     await check_registered_authors(call, properties)
 

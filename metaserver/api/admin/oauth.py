@@ -97,13 +97,17 @@ async def get_token(request: web.Request) -> web.Response:
 
 
 async def _get_access_token(request: web.Request) -> tuple[str, int]:
-    """Return the token and its lifetime in seconds."""
+    """Return the token and its lifetime in seconds.
+
+    Raises:
+        _Refusal: The request is incomplete or invalid.
+    """
     form = await _read_form(request)
     client = _read_credentials(request, form)
-    grant = form.get("grant_type")
-    if grant not in ("client_credentials", _EXCHANGE):
+    grant_type = form.get("grant_type")
+    if grant_type not in ("client_credentials", _EXCHANGE):
         raise _Refusal("unsupported_grant_type", f"grant_type must be client_credentials or {_EXCHANGE}")
-    if grant == _EXCHANGE:
+    if grant_type == _EXCHANGE:
         _check_exchange(form)
     components = request.app[COMPONENTS]
     authenticator, certificate = components.authenticator, read_client_certificate(components, request)
@@ -111,11 +115,11 @@ async def _get_access_token(request: web.Request) -> tuple[str, int]:
     if authenticator.open:
         request[PRINCIPAL] = await authenticator.authenticate(request.headers, request.remote, certificate)
         return authenticator.issuer.issue(None)
-    if grant == _EXCHANGE:
+    if grant_type == _EXCHANGE:
         return await _exchange_token(request, form["subject_token"], client)
     if client is None:
         raise _Refusal("invalid_client", "client_secret is missing; set it to a token from seamark token create")
-    login = await _issue_login(authenticator, *client)
+    login = await _find_login(authenticator, *client)
     request[PRINCIPAL] = login.principal
     return authenticator.issuer.issue(login.token)
 
@@ -155,6 +159,9 @@ def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str |
 
     Returns:
         None if there are no credentials.
+
+    Raises:
+        _Refusal: The credentials contradict each other, or the header is invalid.
     """
     credentials = (form.get("client_id"), form["client_secret"]) if "client_secret" in form else None
     scheme, _, encoded_credentials = request.headers.get("Authorization", "").partition(" ")
@@ -165,15 +172,15 @@ def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str |
         name, _, secret = base64.b64decode(encoded_credentials.strip(), validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
         raise _Refusal("invalid_client", "The Authorization header is not Basic credentials in base64") from None
-    basic = (unquote_plus(name) or None, unquote_plus(secret))
+    basic_credentials = (unquote_plus(name) or None, unquote_plus(secret))
     if not secret:  # Some clients send a secret without an id as the user name.
-        basic = (None, unquote_plus(name))
-    if credentials is not None and credentials != basic:
+        basic_credentials = (None, unquote_plus(name))
+    if credentials is not None and credentials != basic_credentials:
         raise _Refusal("invalid_request", "The form and the Authorization header have different credentials")
-    return basic
+    return basic_credentials
 
 
-async def _issue_login(authenticator: Authenticator, name: str | None, secret: str) -> Login:
+async def _find_login(authenticator: Authenticator, name: str | None, secret: str) -> Login:
     """Return the login that belongs to a client secret.
 
     Raises:
@@ -203,22 +210,25 @@ def _check_exchange(form: dict[str, str]) -> None:
         raise _Refusal("invalid_request", f"requested_token_type must be {_ACCESS_TOKEN}")
 
 
-async def _exchange_token(request: web.Request, subject: str, client: tuple[str | None, str] | None) -> tuple[str, int]:
+async def _exchange_token(
+    request: web.Request, subject_token: str, client: tuple[str | None, str] | None
+) -> tuple[str, int]:
     """Return the token and its lifetime in seconds."""
     authenticator = request.app[COMPONENTS].authenticator
-    holder = await _issue_login(authenticator, *client) if client is not None else None
-    login = await _log_in_subject(authenticator, subject, holder)
+    holder_login = await _find_login(authenticator, *client) if client is not None else None
+    login = await _log_in_subject(authenticator, subject_token, holder_login)
     request[PRINCIPAL] = login.principal
-    if login.token is not None and not subject.startswith(PREFIX):
-        return authenticator.issuer.issue(login.token, None if holder is not None else login.expires_ms)
+    if login.token is not None and not subject_token.startswith(PREFIX):
+        return authenticator.issuer.issue(login.token, None if holder_login is not None else login.expires_ms)
+    # Return a bearer token of this server, or a token of the OIDC issuer, unchanged.
     ttl_s = authenticator.issuer.ttl_s
     if login.expires_ms is not None:
-        left_s = (login.expires_ms - request.app[COMPONENTS].clock.now_ms()) // 1000
-        ttl_s = left_s if login.token is None else min(ttl_s, left_s)
-    return subject, max(1, ttl_s)
+        remaining_s = (login.expires_ms - request.app[COMPONENTS].clock.now_ms()) // 1000
+        ttl_s = remaining_s if login.token is None else min(ttl_s, remaining_s)
+    return subject_token, max(1, ttl_s)
 
 
-async def _log_in_subject(authenticator: Authenticator, subject: str, holder: Login | None) -> Login:
+async def _log_in_subject(authenticator: Authenticator, subject_token: str, holder_login: Login | None) -> Login:
     """Return the login of the token to exchange.
 
     The token may have expired if the request has the credentials of its holder.
@@ -227,15 +237,15 @@ async def _log_in_subject(authenticator: Authenticator, subject: str, holder: Lo
         _Refusal: The token is invalid, or belongs to a different client.
     """
     try:
-        if holder is None:
-            return await authenticator.find_login(subject)
+        if holder_login is None:
+            return await authenticator.find_login(subject_token)
         try:
-            login = await authenticator.find_login(subject)
+            login = await authenticator.find_login(subject_token)
         except Unauthenticated:
-            login = await authenticator.find_expired_login(subject)
+            login = await authenticator.find_expired_login(subject_token)
     except Unauthenticated as error:
         raise _Refusal("invalid_grant", error.message) from None
-    if login.token is not None and holder.token is not None and login.token.id != holder.token.id:
+    if login.token is not None and holder_login.token is not None and login.token.id != holder_login.token.id:
         raise _Refusal("invalid_grant", "The subject_token belongs to a client other than that of the credentials")
     return login
 

@@ -26,7 +26,12 @@ from seamark.metaserver.store.model import TABLE, EntryKind, QueryShapeSums, Que
 from seamark.metaserver.timeline.statement_lineage import StatementRun
 
 DAYS, DAYS_MAX = 30, 3650
+"""The default and the maximum of the past days that an answer includes."""
 SHAPES_MAX = 2000
+_SHAPES_DEFAULT = 100
+"""The number of shapes in an answer if the request has no limit."""
+_DIGITS_MAX = 6
+"""The maximum number of digits of a number in a query. The limits of all such numbers have fewer digits."""
 _TABLES_MAX = 1000
 _RUN_TABLES_MAX = 100
 """The maximum number of tables in the report of a run."""
@@ -128,7 +133,7 @@ class ReadTables(msgspec.Struct, frozen=True, rename="kebab"):
 async def load_query_history(call: Call) -> TableHistory:
     """List the shapes of the statements that read a table, with files and bytes before and after pruning."""
     days = read_number(call, "days", DAYS, DAYS_MAX)
-    limit = read_number(call, "limit", 100, SHAPES_MAX)
+    limit = read_number(call, "limit", _SHAPES_DEFAULT, SHAPES_MAX)
     loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded_table.entry is not None
     history = call.components.history
@@ -136,7 +141,7 @@ async def load_query_history(call: Call) -> TableHistory:
         return TableHistory(days, [], "the setting query_history_days is 0, so no statements are recorded")
     shapes = await history.list_table_shapes(loaded_table.entry.uuid, days)
     reason = "" if shapes else "the server has not seen a statement that reads this table yet"
-    return TableHistory(days, [_to_shape(shape, loaded_table.metadata) for shape in shapes[:limit]], reason)
+    return TableHistory(days, [_make_statement_shape(shape, loaded_table.metadata) for shape in shapes[:limit]], reason)
 
 
 @Route(
@@ -161,7 +166,7 @@ async def list_query_history(call: Call) -> ReadTables:
         totals_of_tables, lambda totals: Securable(totals.namespace, TABLE, totals.name)
     )
     tables = [
-        ReadTable(list(totals.namespace), totals.name, totals.shapes, _to_sums(totals.sums))
+        ReadTable(list(totals.namespace), totals.name, totals.shapes, _make_statement_sums(totals.sums))
         for totals in readable_totals
     ]
     return ReadTables(days, tables)
@@ -270,16 +275,16 @@ def read_number(call: Call, name: str, default: int, maximum: int) -> int:
         BadRequest: The value is not a number from 1 to `maximum`.
     """
     text = call.query.get(name, str(default))
-    if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= maximum:
+    if not text.isdecimal() or len(text) > _DIGITS_MAX or not 1 <= int(text) <= maximum:
         raise BadRequest(f"{name} is {text[:40]!r}; it must be a number from 1 to {maximum}")
     return int(text)
 
 
-def _to_sums(sums: QuerySums) -> StatementSums:
+def _make_statement_sums(sums: QuerySums) -> StatementSums:
     return StatementSums(*msgspec.structs.astuple(sums))
 
 
-def _to_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> StatementShape:
+def _make_statement_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> StatementShape:
     """Return a shape of the history in the form of an answer."""
     shape = QueryShape.parse(shape_sums.shape) or QueryShape("other")
     return StatementShape(
@@ -293,7 +298,7 @@ def _to_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> StatementS
             f"{aggregate.function}({name_column(metadata, aggregate.column_id) if aggregate.column_id else '*'})"
             for aggregate in shape.aggregates
         ],
-        sums=_to_sums(shape_sums.sums),
+        sums=_make_statement_sums(shape_sums.sums),
         first_ms=shape_sums.first_hour * HOUR_MS,
         last_ms=shape_sums.last_hour * HOUR_MS,
     )

@@ -23,6 +23,7 @@ from seamark.metaserver.store.port import PointerStore
 
 INTERVAL_S = 5.0
 """The time for which a positive result is cached, in seconds. A negative result is cached for a fifth of this time."""
+_NEGATIVE_FRACTION = 0.2
 TIMEOUT_S = 2.0
 _SMALL_DISK_DIVISOR = 20
 _LEASE = "readiness"
@@ -38,19 +39,19 @@ class Readiness:
         self._clock = clock
         self._check_lock = asyncio.Lock()
         self._answers = {"disk": "ok", "writes": "ok"}
-        self._until_s = float("-inf")
+        self._cached_until_s = float("-inf")
         self._holder = str(clock.uuid4())
 
     async def check(self) -> dict[str, str]:
         """Return the state of each checked component: "ok", or the problem without hosts and paths."""
-        if self._clock.monotonic() < self._until_s:
+        if self._clock.monotonic() < self._cached_until_s:
             return self._answers
         async with self._check_lock:
-            if self._clock.monotonic() < self._until_s:
+            if self._clock.monotonic() < self._cached_until_s:
                 return self._answers
             self._answers = {"disk": await self._check_disk(), "writes": await self._check_writes()}
             is_good = all(answer == "ok" for answer in self._answers.values())
-            self._until_s = self._clock.monotonic() + INTERVAL_S * (1 if is_good else 0.2)
+            self._cached_until_s = self._clock.monotonic() + INTERVAL_S * (1 if is_good else _NEGATIVE_FRACTION)
             return self._answers
 
     async def _check_disk(self) -> str:

@@ -42,5 +42,7 @@ class ReplicasAnswer(msgspec.Struct, frozen=True, rename="kebab"):
 )
 async def list_replicas(call: Call) -> ReplicasAnswer:
     """List the replicas whose leases are live."""
-    replicas = [each for each in await call.components.store.replicas() if each.protocol != STREAM_OWNER_PROTOCOL]
+    stored_replicas = await call.components.store.replicas()
+    # The owners of streams have leases in the same list, but serve no files to replicas.
+    replicas = [replica for replica in stored_replicas if replica.protocol != STREAM_OWNER_PROTOCOL]
     return ReplicasAnswer([convert_attributes(replica, ReplicaAnswer) for replica in replicas])

@@ -52,11 +52,11 @@ _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
 async def list_running_jobs(call: Call) -> JobList:
     """List the running jobs of table services, and the jobs that start next."""
     state = await load_jobs(call.components.store, call.components.clock.now_ms())
-    visible = await call.select(state.unlisted, Securable)
+    visible_namespaces = await call.select(state.unlisted, Securable)
     return JobList(
         await call.select(state.running, lambda job: Securable(job.namespace, TABLE, job.table)),
         await call.select(state.waiting, lambda job: Securable(job.namespace, TABLE, job.table)),
-        complete=state.is_complete(visible.__contains__),
+        complete=state.is_complete(visible_namespaces.__contains__),
         services=compute_services_state(state, call.components.services_status),
     )
 
@@ -105,12 +105,14 @@ async def load_table_health(call: Call) -> TableHealth:
     state = compute_services_state(await load_jobs(call.components.store, now_ms), call.components.services_status)
     failed_runs = await find_failed_runs(call.components.timeline, metadata.table_uuid, now_ms - FAILED_MS)
     problems = find_service_problems(metadata, health, state, failed_runs)
-    streaming: tuple[Problem, ...] = ()
+    stream_problems: tuple[Problem, ...] = ()
     if loaded_table.entry is not None and loaded_table.entry.flushed:
-        may_see = await call.may(call.securable, "listFiles")
+        may_list_files = await call.may(call.securable, "listFiles")
         streams, uuid = call.components.streams, loaded_table.entry.uuid
-        streaming = tuple(find_stream_problems(uuid, metadata, streams, settings, now_ms, shows_errors=may_see))
-    return msgspec.structs.replace(health, problems=(*streaming, *problems, *health.problems))
+        stream_problems = tuple(
+            find_stream_problems(uuid, metadata, streams, settings, now_ms, shows_errors=may_list_files)
+        )
+    return msgspec.structs.replace(health, problems=(*stream_problems, *problems, *health.problems))
 
 
 @Route(
@@ -125,7 +127,7 @@ async def load_table_health(call: Call) -> TableHealth:
     ),
 )
 async def load_table_policy(call: Call) -> TablePolicy:
-    """The properties that control the table services, and where each property is set."""
+    """Return the properties that control the table services, and where each property is set."""
     return await load_requested_policy(call)
 
 

@@ -29,7 +29,10 @@ from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import EVERY_COLUMN, NAMED_COLUMNS, UNKNOWN_COLUMNS, ColumnReads
 
 AGES_D = (7, 14, 30, 60, 90, 180, 365, 730, 1825)
+"""The ages of partitions that advice can name, in days."""
 UNREAD_DAYS, UNREAD_DAYS_MAX = 30, 3650
+"""The default and the maximum of the query parameter `unread-days`."""
+_UNREAD_DAYS_DIGITS_MAX = 5
 
 
 class ColumnAdvice(msgspec.Struct, frozen=True, rename="kebab"):
@@ -93,12 +96,12 @@ async def advise_ttl(call: Call) -> TtlAdvice:
     assert loaded_table.entry is not None
     reads = await catalog.column_usage.list_table_reads(loaded_table.entry.uuid) if catalog.column_usage.is_on else []
     view = await load_view(call, loaded_table.metadata, loaded_table.metadata.current_snapshot_id)
-    reader = _Advisor(loaded_table.metadata, view, reads, call.components.clock.now_ms(), (*call.namespace, call.name))
-    return await asyncio.to_thread(reader.advise, unread_days, is_on=catalog.column_usage.is_on)
+    advisor = _Advisor(loaded_table.metadata, view, reads, call.components.clock.now_ms(), (*call.namespace, call.name))
+    return await asyncio.to_thread(advisor.advise, unread_days, is_on=catalog.column_usage.is_on)
 
 
 def _parse_unread_days(text: str) -> int:
-    if not text.isdecimal() or len(text) > 5 or not 1 <= int(text) <= UNREAD_DAYS_MAX:
+    if not text.isdecimal() or len(text) > _UNREAD_DAYS_DIGITS_MAX or not 1 <= int(text) <= UNREAD_DAYS_MAX:
         raise BadRequest(f"unread-days is {text[:40]!r}; it must be a number from 1 to {UNREAD_DAYS_MAX}")
     return int(text)
 
@@ -115,24 +118,35 @@ class _Advisor:
 
     def advise(self, unread_days: int, *, is_on: bool) -> TtlAdvice:
         """Return the advice for columns that no query has read for `unread_days`, or the reason why there is none."""
-        column_reads, unknown = self._count_reads(NAMED_COLUMNS), self._count_reads(UNKNOWN_COLUMNS)
+        reads_with_columns, reads_without_columns = self._count_reads(NAMED_COLUMNS), self._count_reads(UNKNOWN_COLUMNS)
         first_day = min((column_read.first_day for column_read in self.reads), default=self.today)
         days = self.today - first_day
-        times = find_time_columns(self.metadata, self.metadata.default_spec)
+        time_columns = find_time_columns(self.metadata, self.metadata.default_spec)
         reason = ""
         if not is_on:
             reason = "the setting column_usage_days is 0, so no reads are counted"
-        elif not column_reads + unknown:
+        elif not reads_with_columns + reads_without_columns:
             reason = "the server has not seen a read of this table yet"
         elif days < unread_days:
             days_text = "1 day" if days == 1 else f"{days} days"
             reason = f"reads are counted for {days_text}, which is less than unread-days, {unread_days}"
-        elif len(times) != 1:
+        elif len(time_columns) != 1:
             reason = "the table is not partitioned by one time column, so its partitions have no age"
-        advice = () if reason else tuple(self._advise_columns(times[0], unread_days, first_day))
-        confidence = column_reads / (column_reads + unknown) if column_reads + unknown else 0.0
+        advice = () if reason else tuple(self._advise_columns(time_columns[0], unread_days, first_day))
+        confidence = (
+            reads_with_columns / (reads_with_columns + reads_without_columns)
+            if reads_with_columns + reads_without_columns
+            else 0.0
+        )
         sorted_advice = tuple(sorted(advice, key=lambda proposal: -proposal.size_in_bytes))
-        return TtlAdvice(column_reads + unknown, column_reads, round(confidence, 3), days, sorted_advice, reason)
+        return TtlAdvice(
+            reads_with_columns + reads_without_columns,
+            reads_with_columns,
+            round(confidence, 3),
+            days,
+            sorted_advice,
+            reason,
+        )
 
     @property
     def today(self) -> int:
@@ -144,7 +158,7 @@ class _Advisor:
     def _advise_columns(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
         """Yield the advice for each column, for the smallest age of partitions in which no query reads the column."""
         files, schema = find_files_by_prefix(self.view), self.metadata.current_schema
-        ends = self._find_partition_ends_ms(files.list_entry_ids())
+        ends_ms = self._find_partition_ends_ms(files.list_entry_ids())
         for field in schema.fields:
             if explain_retention(self.metadata, field):
                 continue
@@ -152,7 +166,7 @@ class _Advisor:
             related_ids = {field.id, EVERY_COLUMN, *_find_columns_inside(schema, field.id)}
             for age_d in AGES_D:
                 before_ms = self._find_boundary_ms(time, age_d)
-                is_old = (ends != MISSING) & (ends <= before_ms) & (sizes > 0)
+                is_old = (ends_ms != MISSING) & (ends_ms <= before_ms) & (sizes > 0)
                 last_day = max(
                     (
                         column_read.last_day
@@ -171,20 +185,20 @@ class _Advisor:
                         age_d,
                         self.today - last_day,
                         int(is_old.sum()),
-                        len(np.unique(ends[is_old])),
+                        len(np.unique(ends_ms[is_old])),
                         int(sizes[is_old].sum()),
                         f"ALTER TABLE {name} PARTITION ({condition}) DROP COLUMNS ({_quote_identifier(field.name)})",
-                        f"{_choose_policy_name(field.name)}: {age_d} days",
+                        f"{_quote_policy_name(field.name)}: {age_d} days",
                     )
                     break
 
     def _find_partition_ends_ms(self, rows: Longs) -> Longs:
         """Return the end of each file's partition in milliseconds, int64[files]; MISSING if it has no time."""
-        parts = []
-        for number, local in group_by_block(self.view, rows):
-            ends = find_partition_ends_ms(self.view, number, local, self.metadata)
-            parts.append(np.full(len(local), MISSING, dtype=np.int64) if ends is None else ends)
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        ends_by_block = []
+        for block_number, block_rows in group_by_block(self.view, rows):
+            ends = find_partition_ends_ms(self.view, block_number, block_rows, self.metadata)
+            ends_by_block.append(np.full(len(block_rows), MISSING, dtype=np.int64) if ends is None else ends)
+        return np.concatenate(ends_by_block) if ends_by_block else np.empty(0, dtype=np.int64)
 
     def _find_boundary_ms(self, time: TimeColumn, age_d: int) -> int:
         """Return the time before which partitions must end to have this age, in milliseconds.
@@ -216,27 +230,30 @@ def _find_columns_inside(schema: Schema, column_id: int) -> set[int]:
 
 def _measure_column(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
     """Return the bytes of the column in each file, int64[files]; 0 if they are unknown, or if all values are null."""
-    total = np.zeros(files.file_count, dtype=np.int64)
+    size_bytes = np.zeros(files.file_count, dtype=np.int64)
     rows = files.read_longs("record_count")
     for leaf_id in {column_id, *_find_columns_inside(schema, column_id)}:
         leaf = schema.index.by_id[leaf_id]
         if isinstance(leaf.type, str):
             stats = files.find_statistics(RequestedColumn(leaf_id, leaf.type))
             sizes = np.maximum(stats.counts("column_sizes"), 0)
-            total += np.where(stats.counts("null_value_counts") == rows, 0, sizes)
-    return total
+            size_bytes += np.where(stats.counts("null_value_counts") == rows, 0, sizes)
+    return size_bytes
 
 
 def _quote_identifier(name: str) -> str:
+    """Return a name as an identifier of SQL, in quotes if necessary."""
     is_plain = name.isascii() and name.isidentifier()
     return name if is_plain else '"' + name.replace('"', '""') + '"'
 
 
-def _choose_policy_name(name: str) -> str:
+def _quote_policy_name(name: str) -> str:
+    """Return a column name as in a policy: in quotes if it has a character that separates parts of a policy."""
     return name if not set(name) & set(':=," \t') else '"' + name.replace('"', '""') + '"'
 
 
 def _write_literal(time: TimeColumn, at_ms: int) -> str:
+    """Return the SQL literal of a time in milliseconds, in the type of a time column."""
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
     if time.kind == "date":
         return f"DATE '{moment.date().isoformat()}'"

@@ -89,20 +89,24 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
 
 
 async def _add_location(call: Call, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
-    """Return the answer with the current metadata location of the table, if it is an answer to a repeated request."""
+    """Return the answer with the current metadata location of the table, if it is an answer to a repeated request.
+
+    Raises:
+        CommitUnknown: The name no longer refers to the table, although the change was committed.
+    """
     if response.status != 200:
         return response
     assert isinstance(response.body, bytes)
-    answer_json = convert_json(response.body, dict[str, Any])
-    if _LOCATION in answer_json:
+    answer = convert_json(response.body, dict[str, Any])
+    if _LOCATION in answer:
         return response
     try:
         entry = await call.components.catalog.tables.load_entry(namespace, name)
     except NotFound:
         entry = None
-    if entry is None or entry.uuid != answer_json["table-uuid"]:
+    if entry is None or entry.uuid != answer["table-uuid"]:
         raise make_pointer_moved(namespace, name)
-    return make_json_answer({**answer_json, _LOCATION: entry.metadata_location})
+    return make_json_answer({**answer, _LOCATION: entry.metadata_location})
 
 
 async def _read_index_files(

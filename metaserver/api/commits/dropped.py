@@ -98,9 +98,9 @@ async def list_dropped(call: Call) -> DroppedPage:
     path = parse_namespace(namespace) if namespace is not None else None
     await call.allow(Securable(path or ()))
     dropped_entries = call.components.catalog.dropped
-    listing = dropped_entries.list_retained if read_boolean_query(call.query, "retained") else dropped_entries.list
-    page = await listing(path, *call.read_paging())
-    return DroppedPage([_to_answer(row) for row in page.items], page.next_token)
+    list_page = dropped_entries.list_retained if read_boolean_query(call.query, "retained") else dropped_entries.list
+    page = await list_page(path, *call.read_paging())
+    return DroppedPage([_make_dropped_answer(dropped_entry) for dropped_entry in page.items], page.next_token)
 
 
 @Route(
@@ -117,18 +117,22 @@ async def list_dropped(call: Call) -> DroppedPage:
         ResponseSpec(409, "The name is taken"),
     ),
 ).takes(UndropRequest)
-async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
+async def undrop(call: Call, body: UndropRequest) -> EntryAnswer:
     """Restore a dropped table or view, under its old name or a new name."""
-    namespace = check_namespace(tuple(change.namespace)) if change.namespace is not None else None
-    name = check_name(change.name, "name") if change.name is not None else None
+    namespace = check_namespace(tuple(body.namespace)) if body.namespace is not None else None
+    name = check_name(body.name, "name") if body.name is not None else None
     dropped_entries = call.components.catalog.dropped
-    row = await _find_dropped_entry(call)
-    await call.allow(Securable(row.entry.namespace))
-    if namespace is not None and namespace != row.entry.namespace:  # This moves the entry, as a rename does.
-        await call.allow(Securable(row.entry.namespace), operation="renameTable")
+    dropped_entry = await _find_dropped_entry(call)
+    await call.allow(Securable(dropped_entry.entry.namespace))
+    if namespace is not None and namespace != dropped_entry.entry.namespace:  # This moves the entry, as a rename does.
+        await call.allow(Securable(dropped_entry.entry.namespace), operation="renameTable")
         await call.allow(Securable(namespace))
-    await call.allow_new_name(row.entry.kind.value, namespace or row.entry.namespace, name or row.entry.name)
-    return convert_attributes(await dropped_entries.restore(call.caller, row.id, namespace, name), EntryAnswer)
+    await call.allow_new_name(
+        dropped_entry.entry.kind.value, namespace or dropped_entry.entry.namespace, name or dropped_entry.entry.name
+    )
+    return convert_attributes(
+        await dropped_entries.restore(call.caller, dropped_entry.id, namespace, name), EntryAnswer
+    )
 
 
 @Route(
@@ -151,12 +155,12 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
 async def purge_dropped(call: Call) -> None:
     """Delete the files of a dropped table, or a dropped view, permanently."""
     dropped_entries = call.components.catalog.dropped
-    row = await _find_dropped_entry(call)
-    await call.allow(Securable(row.entry.namespace))
+    dropped_entry = await _find_dropped_entry(call)
+    await call.allow(Securable(dropped_entry.entry.namespace))
     if read_boolean_query(call.query, "release"):
-        await dropped_entries.release(row.id)
+        await dropped_entries.release(dropped_entry.id)
     else:
-        await dropped_entries.purge(call.caller, row.id)
+        await dropped_entries.purge(call.caller, dropped_entry.id)
 
 
 @Route(
@@ -174,7 +178,9 @@ async def purge_dropped(call: Call) -> None:
 async def list_table_metrics(call: Call) -> MetricsReportPage:
     """List the scan and commit reports that engines sent for a table."""
     page = await call.components.catalog.metrics.list(call.namespace, call.name, *call.read_paging())
-    return MetricsReportPage([convert_attributes(row, MetricsReportAnswer) for row in page.items], page.next_token)
+    return MetricsReportPage(
+        [convert_attributes(report, MetricsReportAnswer) for report in page.items], page.next_token
+    )
 
 
 async def _find_dropped_entry(call: Call) -> DroppedEntry:
@@ -183,24 +189,24 @@ async def _find_dropped_entry(call: Call) -> DroppedEntry:
     Raises:
         NotFound: The entry does not exist, or the caller may not list it. Forbidden would reveal that it exists.
     """
-    row = await call.components.catalog.dropped.get(call.name)
-    if not await call.may(Securable(row.entry.namespace), "listDropped"):
-        raise make_unknown_dropped_error(row.id)
-    return row
+    dropped_entry = await call.components.catalog.dropped.get(call.name)
+    if not await call.may(Securable(dropped_entry.entry.namespace), "listDropped"):
+        raise make_unknown_dropped_error(dropped_entry.id)
+    return dropped_entry
 
 
-def _to_answer(row: DroppedEntry) -> DroppedAnswer:
+def _make_dropped_answer(dropped_entry: DroppedEntry) -> DroppedAnswer:
     """Return a dropped entry in the form of an answer."""
-    entry = row.entry
+    entry = dropped_entry.entry
     return DroppedAnswer(
         entry.kind,
         list(entry.namespace),
         entry.name,
         entry.uuid,
         entry.metadata_location,
-        row.id,
-        row.dropped_ms,
-        row.expires_ms,
-        row.purge,
-        row.principal_name,
+        dropped_entry.id,
+        dropped_entry.dropped_ms,
+        dropped_entry.expires_ms,
+        dropped_entry.purge,
+        dropped_entry.principal_name,
     )

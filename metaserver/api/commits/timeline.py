@@ -129,6 +129,9 @@ async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: 
 
     If the name exists, the filter has the UUID of the table, so that the timeline includes its earlier names.
     Otherwise, the filter has the name.
+
+    Raises:
+        NoSuchTable: No table has or had the name.
     """
     for kind in (EntryKind.TABLE, EntryKind.VIEW):
         entry = await store.load_entry(kind, namespace, name)
@@ -174,12 +177,12 @@ async def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
     # Older instants do not contain the levels of the new namespace. Only readers of the whole catalog see the new name.
     levels = instant.summary.get("to-namespace")
     if levels is None:
-        visible = await call.may(WAREHOUSE, "listTimeline")
+        is_visible = await call.may(WAREHOUSE, "listTimeline")
     else:
         namespace = tuple(levels)
         name = instant.summary["to"].removeprefix(format_path(namespace, ""))
-        visible = await call.may(Securable(namespace, instant.kind.value, name))
-    if visible:
+        is_visible = await call.may(Securable(namespace, instant.kind.value, name))
+    if is_visible:
         return answer
     summary = {name: value for name, value in answer.summary.items() if name not in ("to", "to-namespace")}
     return msgspec.structs.replace(answer, summary=summary)
@@ -193,8 +196,8 @@ def _read_query(call: Call, instant_filter: InstantFilter) -> tuple[InstantFilte
     """
     query = call.query
     settings = call.components.settings
-    stream = EVENT_STREAM in call.headers.get("Accept", "")
-    since = (call.headers.get("Last-Event-ID") if stream else None) or query.get("since")
+    wants_stream = EVENT_STREAM in call.headers.get("Accept", "")
+    since = (call.headers.get("Last-Event-ID") if wants_stream else None) or query.get("since")
     if since not in (None, LATEST) and not POSITION.fullmatch(since):
         raise BadRequest(f"since is {since[:40]!r}, which this server did not issue; omit it to start again")
     action = query.get("action")
@@ -206,8 +209,8 @@ def _read_query(call: Call, instant_filter: InstantFilter) -> tuple[InstantFilte
     order = query.get("order", "asc")
     if order not in ("asc", "desc"):
         raise BadRequest(f"order is {order[:40]!r}; it must be asc or desc")
-    wait_s = _parse_number(query.get("wait", "0"), "wait")
-    if order == "desc" and (wait_s > 0 or stream):
+    wait_s = _parse_seconds(query.get("wait", "0"), "wait")
+    if order == "desc" and (wait_s > 0 or wants_stream):
         raise BadRequest("order=desc cannot wait for new instants; omit order or the wait")
     limit = parse_page_size(query.get("limit", str(INSTANTS_PER_PAGE_DEFAULT)), "limit", settings.page_limit)
     instant_filter = msgspec.structs.replace(
@@ -220,11 +223,11 @@ def _read_query(call: Call, instant_filter: InstantFilter) -> tuple[InstantFilte
     return instant_filter, limit, min(wait_s, settings.watch_timeout_s)
 
 
-def _parse_number(text: str, name: str) -> float:
+def _parse_seconds(text: str, name: str) -> float:
     """Return a number of seconds from the query.
 
     Raises:
-        BadRequest: It is not a number, or negative.
+        BadRequest: The text is not a number, or the number is negative.
     """
     try:
         number = float(text)
@@ -255,7 +258,7 @@ async def _stream_instants(
         )
         await response.prepare(call.request)
         try:
-            await response.write(b"retry: 1000\n\n")
+            await response.write(b"retry: 1000\n\n")  # A client reconnects after 1,000 ms.
             while not call.components.drain.is_set():
                 instants = await _await_instants(call, timeline, watcher, securable)
                 await response.write(await _encode_events(call, await _select_visible(call, instants)))
@@ -285,9 +288,9 @@ async def _await_instants(call: Call, timeline: Timeline, watcher: Watcher, secu
     clock, pause_s = call.components.clock, call.components.settings.rights_recheck_s
     until_s = clock.monotonic() + HEARTBEAT_S
     instants: list[Instant] = []
-    while not instants and (left_s := until_s - clock.monotonic()) > 0:
+    while not instants and (remaining_s := until_s - clock.monotonic()) > 0:
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(pause_s, left_s)):
+            async with asyncio.timeout(min(pause_s, remaining_s)):
                 instants = await timeline.read_next(watcher, _SSE_INSTANTS_PER_BATCH)
         await call.recheck(securable)
         if call.components.drain.is_set():

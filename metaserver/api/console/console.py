@@ -20,6 +20,7 @@ from seamark.metaserver.api.http.dispatch import Route
 
 FOLDER = Path(__file__).parent / "assets"
 _PAGE_NAME = "index.html"
+_DIGEST_CHARACTERS = 16
 _MODULES, _ROOT = "<!-- modules -->", "console/assets/"
 """The texts of `index.html` that the list of modules and the folder of the assets replace."""
 _TYPES = {
@@ -84,10 +85,10 @@ def load_assets() -> Assets:
         str(path.relative_to(FOLDER)): path.read_bytes() for path in sorted(FOLDER.rglob("*")) if path.suffix in _TYPES
     }
     page = contents.pop(_PAGE_NAME).decode()
-    all_files = hashlib.sha256()
+    files_hash = hashlib.sha256()
     for name, content in contents.items():
-        all_files.update(f"{name} {len(content)}\n".encode() + content)
-    digest = all_files.hexdigest()[:16]
+        files_hash.update(f"{name} {len(content)}\n".encode() + content)
+    digest = files_hash.hexdigest()[:_DIGEST_CHARACTERS]
     modules = [name for name in contents if name.endswith((".js", ".mjs"))]
     # With these links, the browser requests all modules at once. Otherwise, each level of imports would wait
     # for the level before it.

@@ -21,6 +21,7 @@ from seamark.metaserver.planner.lookup.lookup import Strings
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _JSON_RANGES = ("application/json", "application/*", "*/*")
 _OFFSET_MAX = 2**31 - 1
+"""The largest offset in an Arrow array of strings, whose offsets have 32 bits."""
 
 
 def wants_arrow(headers: Mapping[str, str]) -> bool:
@@ -30,18 +31,18 @@ def wants_arrow(headers: Mapping[str, str]) -> bool:
         NotAcceptable: The client accepts only other types (RFC 9110).
     """
     accept_header = headers.get("Accept", "*/*")
-    best_weight, arrow = 0.0, False
+    best_weight, prefers_arrow = 0.0, False
     for part in accept_header.split(","):
         name, *parameters = [piece.strip().lower() for piece in part.split(";")]
         weight = _parse_weight(parameters)
         is_arrow = name == ARROW_STREAM
         if (is_arrow or name in _JSON_RANGES) and weight > best_weight:
-            best_weight, arrow = weight, is_arrow
+            best_weight, prefers_arrow = weight, is_arrow
     if best_weight == 0:
         raise NotAcceptable(
             f"Accept is {accept_header[:100]!r}; the server can send application/json and {ARROW_STREAM}"
         )
-    return arrow
+    return prefers_arrow
 
 
 def _parse_weight(parameters: Sequence[str]) -> float:
@@ -73,16 +74,16 @@ def encode_stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) 
 def make_integer_array(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
     """Convert int64[rows] to an array of type `kind`, with null for MISSING.
 
-    `kind` is a type of 32 or 64 bits with integer storage. The default is int64.
+    `kind` is boolean, or a type of 32 or 64 bits with integer storage. The default is int64.
     """
-    arrow = kind or pa.int64()
+    arrow_type = kind or pa.int64()
     is_present = values != MISSING
-    if pa.types.is_boolean(arrow):
+    if pa.types.is_boolean(arrow_type):
         return pa.array(values == 1, mask=~is_present)
     converted_values = (
-        np.where(is_present, values, 0).astype(np.int32) if arrow.bit_width == 32 else np.ascontiguousarray(values)
+        np.where(is_present, values, 0).astype(np.int32) if arrow_type.bit_width == 32 else np.ascontiguousarray(values)
     )
-    return pa.Array.from_buffers(arrow, len(values), [_pack_validity(is_present), pa.py_buffer(converted_values)])
+    return pa.Array.from_buffers(arrow_type, len(values), [_pack_validity(is_present), pa.py_buffer(converted_values)])
 
 
 def make_text_array(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
@@ -129,30 +130,37 @@ def is_integer(kind: pa.DataType) -> bool:
 
 def make_bound_array(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.Array:
     """Convert bounds from `FoundStatistics.read_bounds` to an array of the column's type."""
-    arrow = find_arrow_type(kind)
-    if pa.types.is_null(arrow):
+    arrow_type = find_arrow_type(kind)
+    if pa.types.is_null(arrow_type):
         return pa.nulls(len(values.present if isinstance(values, Strings) else values))
     if isinstance(values, Strings):
-        return _convert_long_decimals(values, arrow) if pa.types.is_decimal(arrow) else make_text_array(values, arrow)
+        return (
+            _convert_long_decimals(values, arrow_type)
+            if pa.types.is_decimal(arrow_type)
+            else make_text_array(values, arrow_type)
+        )
     if values.dtype == np.float64:
-        converted_values = np.ascontiguousarray(values, dtype=np.float32 if arrow.bit_width == 32 else np.float64)
+        converted_values = np.ascontiguousarray(values, dtype=np.float32 if arrow_type.bit_width == 32 else np.float64)
         return pa.Array.from_buffers(
-            arrow, len(values), [_pack_validity(~np.isnan(values)), pa.py_buffer(converted_values)]
+            arrow_type, len(values), [_pack_validity(~np.isnan(values)), pa.py_buffer(converted_values)]
         )
     longs = values.astype(np.int64, copy=False)
-    if pa.types.is_decimal(arrow):
+    if pa.types.is_decimal(arrow_type):
+        # A decimal of Arrow has 128 bits: the low word is the number, and the high word repeats its sign.
         word_pairs = np.stack([longs, longs >> np.int64(63)], axis=1)
-        return pa.Array.from_buffers(arrow, len(longs), [_pack_validity(longs != MISSING), pa.py_buffer(word_pairs)])
-    return make_integer_array(longs, arrow)
+        return pa.Array.from_buffers(
+            arrow_type, len(longs), [_pack_validity(longs != MISSING), pa.py_buffer(word_pairs)]
+        )
+    return make_integer_array(longs, arrow_type)
 
 
-def _convert_long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:
+def _convert_long_decimals(values: Strings, arrow_type: pa.DataType) -> pa.Array:
     """Convert decimals from the form with 2**127 added, big-endian, to Arrow's little-endian form."""
     is_present = values.present != 0
-    matrix = np.zeros((len(is_present), 2), dtype=np.uint64)
-    matrix[is_present] = values.data.view(">u8").reshape(-1, 2)[:, ::-1]
-    matrix[is_present, 1] ^= np.uint64(1 << 63)
-    return pa.Array.from_buffers(arrow, len(is_present), [_pack_validity(is_present), pa.py_buffer(matrix)])
+    words = np.zeros((len(is_present), 2), dtype=np.uint64)
+    words[is_present] = values.data.view(">u8").reshape(-1, 2)[:, ::-1]
+    words[is_present, 1] ^= np.uint64(1 << 63)  # This subtracts 2**127.
+    return pa.Array.from_buffers(arrow_type, len(is_present), [_pack_validity(is_present), pa.py_buffer(words)])
 
 
 def _pack_validity(is_present: npt.NDArray[np.bool_]) -> pa.Buffer | None:

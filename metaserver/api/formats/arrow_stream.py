@@ -22,6 +22,7 @@ _ALIGNMENT_BYTES = 8
 _CONTINUATION = b"\xff\xff\xff\xff"
 _END = _CONTINUATION + bytes(4)
 _VERSION_5, _RECORD_BATCH = 4, 3
+"""The numbers of the metadata version V5 and of the message kind RecordBatch in Arrow's FlatBuffers."""
 _TABLES = struct.Struct("<I 6H 5H 6x iIqhB5x iIqI4x 4xI")
 """The fixed tables of a message.
 
@@ -30,7 +31,11 @@ header, length of the body, version, kind of header); the batch (vtable, nodes, 
 nodes, which follow.
 """
 _MESSAGE, _BATCH, _NODES = 32, 56, 84
+"""The offsets of the message, of the batch, and of the number of nodes in `_TABLES`."""
 _MESSAGE_VTABLE, _BATCH_VTABLE = 4, 16
+"""The offsets of the vtables of the message and of the batch in `_TABLES`."""
+_SPAN_BYTES = 16
+"""The size of the description of a node (rows, nulls) or of a buffer (offset, size): two integers of 64 bits."""
 
 
 class RecordBatchWriter:
@@ -39,7 +44,7 @@ class RecordBatchWriter:
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._fields: list[tuple[str, pa.DataType]] = []
-        self._parts: list[IntegerColumn | pa.Array] = []
+        self._columns: list[IntegerColumn | pa.Array] = []
 
     def add(self, name: str, kind: pa.DataType, values: IntegerColumn | pa.Array) -> None:
         """Add a column.
@@ -48,54 +53,61 @@ class RecordBatchWriter:
         array.
         """
         self._fields.append((name, kind))
-        self._parts.append(values)
+        self._columns.append(values)
 
     def stream(self, schema_metadata: Mapping[str, str]) -> bytearray:
         """Return the Arrow IPC stream with the added columns."""
         schema = _make_schema(tuple(self._fields), tuple(schema_metadata.items()))
-        sizes = [self._measure_buffers(kind, part) for (_, kind), part in zip(self._fields, self._parts, strict=True)]
-        offsets: list[tuple[int, int]] = []
+        buffer_sizes = [
+            self._measure_buffers(kind, column) for (_, kind), column in zip(self._fields, self._columns, strict=True)
+        ]
+        spans: list[tuple[int, int]] = []
         position = 0
-        for size in (size for column in sizes for size in column):
-            offsets.append((position, size))
+        for size in (size for column_sizes in buffer_sizes for size in column_sizes):
+            spans.append((position, size))
             position += size + -size % _ALIGNMENT_BYTES
-        head_size = 8 + _NODES + 4 + 16 * len(sizes) + 8 + 16 * len(offsets)
+        # The continuation and the length; the tables; the number of nodes, and the nodes; padding and the number of
+        # buffers, and the buffers.
+        nodes_size, buffers_size = _SPAN_BYTES * len(buffer_sizes), _SPAN_BYTES * len(spans)
+        head_size = 8 + _NODES + 4 + nodes_size + 8 + buffers_size
         body_at = len(schema) + head_size
         buffer = _lookup.allocate_buffer(body_at + position + len(_END))
         with memoryview(buffer) as view:
             body = view[body_at : body_at + position]
-            nulls = self._write_columns(body, offsets)
-            view[len(schema) : body_at] = _encode_head(self._rows, nulls, offsets, position)
+            null_counts = self._write_columns(body, spans)
+            view[len(schema) : body_at] = _encode_head(self._rows, null_counts, spans, position)
             view[: len(schema)] = schema
             view[body_at + position :] = _END
             body.release()
         return buffer
 
-    def _measure_buffers(self, kind: pa.DataType, part: IntegerColumn | pa.Array) -> list[int]:
+    def _measure_buffers(self, kind: pa.DataType, values: IntegerColumn | pa.Array) -> list[int]:
         """Return the sizes of the buffers of a column. An unnecessary validity bitmap has the size 0."""
-        if isinstance(part, IntegerColumn):
-            return [(self._rows + 7) // 8 if part.nullable else 0, self._rows * (kind.bit_width // 8)]
-        return [0 if buffer is None else buffer.size for buffer in _list_buffers(part)]
+        if isinstance(values, IntegerColumn):
+            return [(self._rows + 7) // 8 if values.nullable else 0, self._rows * (kind.bit_width // 8)]
+        return [0 if buffer is None else buffer.size for buffer in _list_buffers(values)]
 
-    def _write_columns(self, body: memoryview, offsets: Sequence[tuple[int, int]]) -> list[int]:
+    def _write_columns(self, body: memoryview, spans: Sequence[tuple[int, int]]) -> list[int]:
         """Write the columns, and return the number of nulls of each column."""
-        nulls = []
-        spans = iter(offsets)
-        for (_, kind), part in zip(self._fields, self._parts, strict=True):
-            if isinstance(part, IntegerColumn):
-                bits, values = next(spans), next(spans)
-                nulls.append(part.write(_slice_body(body, values), kind.bit_width // 8, _slice_body(body, bits)))
+        null_counts = []
+        remaining_spans = iter(spans)
+        for (_, kind), column in zip(self._fields, self._columns, strict=True):
+            if isinstance(column, IntegerColumn):
+                validity_span, values_span = next(remaining_spans), next(remaining_spans)
+                null_counts.append(
+                    column.write(_slice_body(body, values_span), kind.bit_width // 8, _slice_body(body, validity_span))
+                )
             else:
-                nulls.append(part.null_count)
-                for buffer in _list_buffers(part):
-                    span = next(spans)
+                null_counts.append(column.null_count)
+                for buffer in _list_buffers(column):
+                    span = next(remaining_spans)
                     if buffer is not None:
                         _slice_body(body, span)[:] = memoryview(buffer).cast("B")
-        for start, size in offsets:
+        for start, size in spans:
             padding = -size % _ALIGNMENT_BYTES
             if padding:
                 body[start + size : start + size + padding] = bytes(padding)
-        return nulls
+        return null_counts
 
 
 def _list_buffers(array: pa.Array) -> list[pa.Buffer | None]:
@@ -114,20 +126,20 @@ def _make_schema(fields: tuple[tuple[str, Any], ...], metadata: tuple[tuple[str,
     return message
 
 
-def _encode_head(rows: int, nulls: Sequence[int], offsets: Sequence[tuple[int, int]], body_size: int) -> bytes:
+def _encode_head(rows: int, null_counts: Sequence[int], spans: Sequence[tuple[int, int]], body_size: int) -> bytes:
     """Encode the message of a record batch without its body."""
-    nodes_end = _NODES + 4 + 16 * len(nulls)
+    nodes_end = _NODES + 4 + _SPAN_BYTES * len(null_counts)
     tables = _TABLES.pack(
         _MESSAGE,
         *(12, 24, 16, 18, 4, 8),  # The sizes of the vtable and of the table come first, then the offset of each field.
         *(10, 24, 8, 4, 16),
         *(_MESSAGE - _MESSAGE_VTABLE, _BATCH - (_MESSAGE + 4), body_size, _VERSION_5, _RECORD_BATCH),
         *(_BATCH - _BATCH_VTABLE, _NODES - (_BATCH + 4), rows, nodes_end + 4 - (_BATCH + 16)),
-        len(nulls),
+        len(null_counts),
     )
-    nodes = np.empty((len(nulls), 2), dtype="<i8")
+    nodes = np.empty((len(null_counts), 2), dtype="<i8")
     nodes[:, 0] = rows
-    nodes[:, 1] = nulls
-    spans = np.array(offsets, dtype="<i8")
-    message = b"".join((tables, nodes.tobytes(), bytes(4), len(offsets).to_bytes(4, "little"), spans.tobytes()))
+    nodes[:, 1] = null_counts
+    span_array = np.array(spans, dtype="<i8")
+    message = b"".join((tables, nodes.tobytes(), bytes(4), len(spans).to_bytes(4, "little"), span_array.tobytes()))
     return _CONTINUATION + len(message).to_bytes(4, "little") + message

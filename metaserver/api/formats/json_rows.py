@@ -25,32 +25,34 @@ def write_json_rows(rows: pa.Table, fields: Sequence[Field]) -> list[dict[str, A
     """
     names = [field.name for field in fields]
     columns = [
-        _write_array(pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0), field.type)
+        _convert_array(pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0), field.type)
         for column, field in zip(rows.columns, fields, strict=True)
     ]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _write_array(array: pa.Array, kind: Type) -> list[Any]:
+def _convert_array(array: pa.Array, kind: Type) -> list[Any]:
     """Return the JSON of each value."""
     if isinstance(kind, StructType):
         names = [field.name for field in kind.fields]
-        children = [_write_array(child, field.type) for child, field in zip(array.flatten(), kind.fields, strict=True)]
+        children = [
+            _convert_array(child, field.type) for child, field in zip(array.flatten(), kind.fields, strict=True)
+        ]
         objects = zip(*children, strict=True) if children else [()] * len(array)
         return [
             dict(zip(names, values, strict=True)) if is_valid else None
             for values, is_valid in zip(objects, array.is_valid().to_pylist(), strict=True)
         ]
     if isinstance(kind, ListType):
-        return _slice_values(_write_array(pc.list_flatten(array), kind.element), array)
+        return _slice_values(_convert_array(pc.list_flatten(array), kind.element), array)
     if isinstance(kind, MapType):
         entries = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
         keys, values = pc.list_flatten(entries).flatten()
-        cut_keys = _slice_values(_write_array(keys, kind.key), entries)
-        cut_values = _slice_values(_write_array(values, kind.value), entries)
+        key_lists = _slice_values(_convert_array(keys, kind.key), entries)
+        value_lists = _slice_values(_convert_array(values, kind.value), entries)
         return [
             None if keys is None else {"keys": keys, "values": values}
-            for keys, values in zip(cut_keys, cut_values, strict=True)
+            for keys, values in zip(key_lists, value_lists, strict=True)
         ]
     return [encode_json(kind, value) for value in _read_values(array, kind)]
 

@@ -86,7 +86,7 @@ class Listing(Protocol):
         """
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        """Return the columns of `encode_stream` as lists of JSON values."""
+        """Return the columns of `stream` as lists of JSON values."""
 
 
 def make_items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
@@ -108,16 +108,16 @@ class FileListing:
         self.total = data.file_count + deletes.file_count
 
     def stream(self, names: Sequence[str], start: int, end: int, metadata: Mapping[str, str]) -> bytes:
-        pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._write_page(start, end)]
+        pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._slice_page(start, end)]
         return arrow.encode_stream(
             {name: pa.concat_arrays([page.build_array(name) for page in pages]) for name in names}, metadata
         )
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._write_page(start, end)]
+        pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._slice_page(start, end)]
         return [[value for page in pages for value in page.list_values(name)] for name in names]
 
-    def _write_page(self, start: int, end: int) -> list[tuple[FoundFiles, ScanPlan | None]]:
+    def _slice_page(self, start: int, end: int) -> list[tuple[FoundFiles, ScanPlan | None]]:
         data, deletes = self._parts
         delete_range = (max(0, start - data.file_count), max(0, end - data.file_count))
         return [(data.slice_files(start, end), self._scan), (deletes.slice_files(*delete_range), None)]
@@ -178,13 +178,14 @@ class _FilesPage:
     def _read_formats(self) -> tuple[Longs, list[str]]:
         """Return the position of each file's format in a list, and the list of formats."""
         number_by_name: dict[str, int] = {}
-        names = [
-            (text or b"").decode("utf-8", "replace").lower()
-            for text in self._files.read_texts("file_format").list_values()
+        format_names = [
+            (format_bytes or b"").decode("utf-8", "replace").lower()
+            for format_bytes in self._files.read_texts("file_format").list_values()
         ]
-        return np.array([number_by_name.setdefault(name, len(number_by_name)) for name in names], dtype=np.int64), list(
-            number_by_name
-        )
+        return np.array(
+            [number_by_name.setdefault(format_name, len(number_by_name)) for format_name in format_names],
+            dtype=np.int64,
+        ), list(number_by_name)
 
     def _read_partitions(self) -> tuple[Longs, list[dict[str, object]]]:
         if self._files_by_partition is None:
@@ -212,7 +213,7 @@ class ColumnStats:
         self.total = files.file_count
 
     def stream(self, names: Sequence[str], start: int, end: int, metadata: Mapping[str, str]) -> bytearray:
-        """Return the columns as an Arrow IPC stream; see `Listing.encode_stream`."""
+        """Return the columns as an Arrow IPC stream; see `Listing.stream`."""
         files = self._files.slice_files(start, end)
         stats = files.find_statistics(self._column)
         columns = RecordBatchWriter(files.file_count)
@@ -221,8 +222,8 @@ class ColumnStats:
             if name == "file-path":
                 columns.add(column_name, pa.string(), arrow.make_text_array(files.read_texts("file_path")))
             elif name == "file":
-                rows = pa.py_buffer(files.list_entry_ids())
-                columns.add(column_name, pa.int64(), pa.Array.from_buffers(pa.int64(), files.file_count, [None, rows]))
+                ids = pa.py_buffer(files.list_entry_ids())
+                columns.add(column_name, pa.int64(), pa.Array.from_buffers(pa.int64(), files.file_count, [None, ids]))
             elif side := _SIDES.get(name):
                 self._add_bounds(columns, column_name, stats, side)
             else:
@@ -273,11 +274,12 @@ class PartitionListing:
 
     def __init__(self, metadata: TableMetadata, data: FoundFiles, deletes: FoundFiles) -> None:
         self._metadata = metadata
-        self._rows: dict[tuple[int, bytes], dict[str, Any]] = {}
+        self._items_by_key: dict[tuple[int, bytes], dict[str, Any]] = {}
         self._add_files(data, ("record-count", "file-count"))
-        for number, kind in ((1, "position-delete"), (2, "equality-delete")):
-            self._add_files(deletes, (f"{kind}-records", f"{kind}-files"), content=number)
-        self._items = list(self._rows.values())
+        # The numbers are those of the field `content` in a manifest.
+        for content, kind in ((1, "position-delete"), (2, "equality-delete")):
+            self._add_files(deletes, (f"{kind}-records", f"{kind}-files"), content=content)
+        self._items = list(self._items_by_key.values())
 
     @property
     def total(self) -> int:
@@ -296,31 +298,31 @@ class PartitionListing:
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
         return [[item[name] for item in self._items[start:end]] for name in names]
 
-    def _add_files(self, within_files: FoundFiles, names: tuple[str, str], content: int | None = None) -> None:
-        """Add the files to the two columns in `names`: the number of records and the number of files.
+    def _add_files(self, listed_files: FoundFiles, column_names: tuple[str, str], content: int | None = None) -> None:
+        """Add the files to the two columns in `column_names`: the number of records and the number of files.
 
         If `content` is not None, add only the files of this content type.
         """
-        files_by_partition = group_by_partition(within_files)
-        file_flags = (
-            np.ones(within_files.file_count, dtype=np.int64)
+        files_by_partition = group_by_partition(listed_files)
+        is_counted = (
+            np.ones(listed_files.file_count, dtype=np.int64)
             if content is None
-            else (within_files.read_longs("content") == content).astype(int)
+            else (listed_files.read_longs("content") == content).astype(int)
         )
         items = [self._make_item(partition) for partition in files_by_partition.partitions]
-        records, files = (
-            files_by_partition.sum_values(within_files.read_longs("record_count") * file_flags),
-            files_by_partition.sum_values(file_flags),
+        record_counts, file_counts = (
+            files_by_partition.sum_values(listed_files.read_longs("record_count") * is_counted),
+            files_by_partition.sum_values(is_counted),
         )
         sizes = (
-            files_by_partition.sum_values(within_files.read_longs("file_size_in_bytes"))
+            files_by_partition.sum_values(listed_files.read_longs("file_size_in_bytes"))
             if content is None
             else [0] * len(items)
         )
-        for item, *numbers in zip(items, records, files, sizes, strict=True):
-            for name, value in zip((*names, "file-size-in-bytes"), numbers, strict=True):
+        for item, *numbers in zip(items, record_counts, file_counts, sizes, strict=True):
+            for name, value in zip((*column_names, "file-size-in-bytes"), numbers, strict=True):
                 item[name] += value
-        self._update(within_files, files_by_partition, items)
+        self._set_last_snapshots(listed_files, files_by_partition, items)
 
     def _make_item(self, partition: PartitionTuple) -> dict[str, Any]:
         """Return the item of a partition.
@@ -329,14 +331,16 @@ class PartitionListing:
         types.
         """
         partition_json = encode_partition(self._metadata, partition)
-        item = self._rows.get(key := (partition.spec_id, to_json(partition_json)))
+        item = self._items_by_key.get(key := (partition.spec_id, to_json(partition_json)))
         if item is None:
-            item = self._rows[key] = dict.fromkeys(PARTITION_COLUMNS, 0)
+            item = self._items_by_key[key] = dict.fromkeys(PARTITION_COLUMNS, 0)
             item |= {"spec-id": partition.spec_id, "partition": partition_json}
             item |= {"last-updated-snapshot-id": None, "last-updated-ms": None}
         return item
 
-    def _update(self, files: FoundFiles, files_by_partition: FilesByPartition, items: list[dict[str, Any]]) -> None:
+    def _set_last_snapshots(
+        self, files: FoundFiles, files_by_partition: FilesByPartition, items: list[dict[str, Any]]
+    ) -> None:
         """Set the latest known snapshot that added a file to each partition."""
         ids, id_positions = np.unique(files.read_snapshot_ids(), return_inverse=True)
         snapshots = [self._metadata.snapshot(int(id_)) for id_ in ids]
@@ -346,9 +350,9 @@ class PartitionListing:
         latest = np.full(len(items), MISSING, dtype=np.int64)
         np.maximum.at(latest, files_by_partition.numbers, times)
         latest_rows = np.flatnonzero((times == latest[files_by_partition.numbers]) & (times != MISSING))
-        numbers, firsts = np.unique(files_by_partition.numbers[latest_rows], return_index=True)
-        for number, file in zip(numbers.tolist(), latest_rows[firsts].tolist(), strict=True):
-            item, time_ms = items[number], int(times[file])
+        item_positions, first_positions = np.unique(files_by_partition.numbers[latest_rows], return_index=True)
+        for item_position, file in zip(item_positions.tolist(), latest_rows[first_positions].tolist(), strict=True):
+            item, time_ms = items[item_position], int(times[file])
             if item["last-updated-ms"] is None or time_ms > item["last-updated-ms"]:
                 item |= {"last-updated-ms": time_ms, "last-updated-snapshot-id": int(ids[id_positions[file]])}
 

@@ -25,6 +25,7 @@ BODY_BYTES_MAX = 512 << 10
 """The maximum size of an answer that becomes one body, because joining megabytes would block the event loop."""
 SLICE_S = 0.001
 """The time for which the server writes an answer before the event loop runs other tasks, in seconds."""
+_GZIP_LEVEL = 1
 _GZIP_WINDOW_BITS = 31
 """The value of zlib's window bits that selects the format gzip."""
 _HEADERS = {"Content-Type": "application/json", "Vary": "Accept-Encoding"}
@@ -35,23 +36,23 @@ class _Encoder:
 
     def __init__(self, *, gzip: bool) -> None:
         self._gzip = gzip
-        self._packer: Any = None
+        self._compressor: Any = None
         self._pieces: list[bytes] = []
         self.size_bytes = 0
 
     def add(self, piece: bytes) -> None:
         """Add a piece of the body. The body is compressed from the piece with which it becomes long."""
-        if self._packer is None and self._gzip and self.size_bytes + len(piece) >= GZIP_FROM_BYTES:
-            self._packer = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP_WINDOW_BITS)
+        if self._compressor is None and self._gzip and self.size_bytes + len(piece) >= GZIP_FROM_BYTES:
+            self._compressor = isal_zlib.compressobj(_GZIP_LEVEL, isal_zlib.DEFLATED, _GZIP_WINDOW_BITS)
             piece = b"".join(self.take()) + piece
-        if self._packer is not None:
-            piece = self._packer.compress(piece)
+        if self._compressor is not None:
+            piece = self._compressor.compress(piece)
         self._pieces.append(piece)
         self.size_bytes += len(piece)
 
     @property
     def headers(self) -> dict[str, str]:
-        return _HEADERS if self._packer is None else {**_HEADERS, "Content-Encoding": "gzip"}
+        return _HEADERS if self._compressor is None else {**_HEADERS, "Content-Encoding": "gzip"}
 
     def take(self) -> list[bytes]:
         """Return and clear the buffer."""
@@ -61,12 +62,13 @@ class _Encoder:
 
     def finish(self) -> list[bytes]:
         """Return the remaining pieces."""
-        if self._packer is not None:
-            self._pieces.append(self._packer.flush())
+        if self._compressor is not None:
+            self._pieces.append(self._compressor.flush())
         return self.take()
 
 
 Run = Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]
+"""A function that calls its argument outside the event loop, and returns the result."""
 
 
 async def send_pieces(request: web.Request, pieces: Iterator[bytes], *, run: Run | None = None) -> web.StreamResponse:

@@ -31,6 +31,7 @@ SLOT: web.RequestKey[RequestSlot] = web.RequestKey("slot", RequestSlot)
 _BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 _UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
 TOKEN_BODY_MAX = 16 << 10
+"""The maximum number of bytes of the body of a login."""
 BYTES_PER_SECOND_MIN = 64 << 10
 """The minimum rate, in bytes per second, of a body that takes longer than `body_timeout_s`."""
 _LINGERING_BYTES = 1 << 20
@@ -58,8 +59,8 @@ _VALUES_MAX = 600_000
 def get_body_limit(size: BodySize, settings: Settings) -> int:
     """Return the maximum number of uncompressed bytes of a body of this class.
 
-    msgspec parses a body in one call that blocks the event loop. So the limit for readers is a size that takes only
-    some milliseconds.
+    msgspec parses a body in one call that blocks the event loop. So the limits of the smaller classes are sizes that
+    take only some milliseconds.
     """
     limit = settings.body_limit_bytes
     if size is BodySize.LARGE:
@@ -146,7 +147,7 @@ async def _receive_body(
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
 
-    def take(chunk: bytes) -> None:
+    def add_chunk(chunk: bytes) -> None:
         nonlocal buffer, size
         if size + len(chunk) > limit:
             raise _make_too_large_error(limit)
@@ -169,11 +170,11 @@ async def _receive_body(
         async with asyncio.timeout(timeout_s) as deadline:
             async for encoded_chunk in _iterate_chunks(request):
                 if inflater is None:
-                    take(encoded_chunk)
+                    add_chunk(encoded_chunk)
                     continue
                 inflater.feed(encoded_chunk)
                 while chunk := await _inflate_body(request, inflater):
-                    take(chunk)
+                    add_chunk(chunk)
     except TimeoutError:
         raise RequestTimeout(
             f"The request body took too long: {size:,} bytes arrived in {loop.time() - begun_s:.0f} s"
@@ -247,6 +248,11 @@ def parse_body(body: bytes, shape: type[T]) -> T:
 
 
 def _check_values(body: bytes) -> None:
+    """Check the numbers of objects, arrays and commas in a body that is not of the class LARGE.
+
+    Raises:
+        TooLarge: The body has too many of them.
+    """
     _check_containers(body, _CONTAINERS_MAX)
     if body.count(b",") > _VALUES_MAX:
         raise TooLarge(f"The request body has more than {_VALUES_MAX:,} values")

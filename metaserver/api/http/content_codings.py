@@ -24,9 +24,11 @@ RATIO_MAX = 200
 The ratio of usual text is a tenth of this limit.
 """
 RATIO_FREE_BYTES = 1 << 20
+"""The uncompressed size up to which a body may have any ratio."""
 _PIECE_BYTES = 4 << 10
 """The number of compressed bytes that are inflated between two checks of the ratio."""
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
+"""The values of zlib's window bits that select the formats."""
 
 
 def parse_content_encoding(values: Sequence[str]) -> str:
@@ -41,10 +43,10 @@ def parse_content_encoding(values: Sequence[str]) -> str:
     if not codings:
         return ""
     if len(codings) > 1:
-        raise UnsupportedMediaType(f"Content-Encoding lists {len(codings)} codings; use one of {_LISTED}")
+        raise UnsupportedMediaType(f"Content-Encoding lists {len(codings)} codings; use one of {_CODINGS_TEXT}")
     coding = "gzip" if codings[0] == "x-gzip" else codings[0]
     if coding not in ACCEPTED:
-        raise UnsupportedMediaType(f"Content-Encoding {coding[:40]!r} is not supported; use one of {_LISTED}")
+        raise UnsupportedMediaType(f"Content-Encoding {coding[:40]!r} is not supported; use one of {_CODINGS_TEXT}")
     return coding
 
 
@@ -59,8 +61,8 @@ class Inflater:
         self._coding_name = coding
         self._input = b""
         self._position = 0
-        self._sent_bytes = 0
-        self._unpacked_bytes = 0
+        self._received_bytes = 0
+        self._inflated_bytes = 0
         self._members = 1
         self._is_full = False
         """Whether the last step gave the maximum size, so that there may be more bytes without further input."""
@@ -80,8 +82,8 @@ class Inflater:
         """
         while self._is_full or self._get_undecoded() or self._position < len(self._input):
             output = self._inflate_step(size)
-            self._unpacked_bytes += len(output)
-            if self._unpacked_bytes > RATIO_FREE_BYTES and self._unpacked_bytes > RATIO_MAX * self._sent_bytes:
+            self._inflated_bytes += len(output)
+            if self._inflated_bytes > RATIO_FREE_BYTES and self._inflated_bytes > RATIO_MAX * self._received_bytes:
                 raise TooLarge(f"The request body unpacks to more than {RATIO_MAX} times its size; send it unpacked")
             if output:
                 return output
@@ -93,8 +95,8 @@ class Inflater:
         Raises:
             BadRequest: The input ends before the compressed stream ends.
         """
-        if self._sent_bytes and not (self._stream is not None and self._stream.eof):
-            raise self._to_bad_request("ends too early")
+        if self._received_bytes and not (self._stream is not None and self._stream.eof):
+            raise self._make_bad_request("ends too early")
 
     def _get_undecoded(self) -> bytes:
         stream = self._stream
@@ -102,40 +104,48 @@ class Inflater:
         return b"" if stream is None or stream.eof else stream.unconsumed_tail
 
     def _inflate_step(self, size: int) -> bytes:
-        """Inflate at most `size` bytes in one call of zlib."""
-        compressed = self._get_undecoded()
-        if not compressed and not self._is_full:
-            compressed = self._input[self._position : self._position + _PIECE_BYTES]
-            self._position += len(compressed)
-            self._sent_bytes += len(compressed)
-        stream = self._open_member(compressed)
+        """Inflate at most `size` bytes in one call of zlib.
+
+        Raises:
+            BadRequest: The data are not valid for the coding.
+        """
+        compressed_bytes = self._get_undecoded()
+        if not compressed_bytes and not self._is_full:
+            compressed_bytes = self._input[self._position : self._position + _PIECE_BYTES]
+            self._position += len(compressed_bytes)
+            self._received_bytes += len(compressed_bytes)
+        stream = self._open_member(compressed_bytes)
         try:
-            output = stream.decompress(compressed, size)
+            output = stream.decompress(compressed_bytes, size)
         except zlib.error:
-            raise self._to_bad_request("is corrupt") from None
+            raise self._make_bad_request("is corrupt") from None
         self._is_full = len(output) == size and not stream.eof
         if stream.eof:  # The bytes after the end belong to the next member.
             unused_bytes = len(stream.unused_data)
             self._position -= unused_bytes
-            self._sent_bytes -= unused_bytes
+            self._received_bytes -= unused_bytes
         return output
 
-    def _open_member(self, compressed: bytes) -> zlib._Decompress:
-        """Return the decompressor of the member that `compressed` continues or begins."""
+    def _open_member(self, compressed_bytes: bytes) -> zlib._Decompress:
+        """Return the decompressor of the member that `compressed_bytes` continues or begins.
+
+        Raises:
+            BadRequest: The coding allows no further member.
+        """
         if self._stream is None:
             # Some clients leave out zlib's header, which RFC 9110, 8.4.1.2, requires.
-            self._stream = zlib.decompressobj(_ZLIB if compressed[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)
+            self._stream = zlib.decompressobj(_ZLIB if compressed_bytes[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)
         elif self._stream.eof:
             if self._coding_name != "gzip":
-                raise self._to_bad_request("has bytes after its end")
+                raise self._make_bad_request("has bytes after its end")
             self._members += 1
             if self._members > MEMBERS_MAX:
                 raise BadRequest(f"The gzip request body has more than {MEMBERS_MAX:,} members; send one member")
             self._stream = zlib.decompressobj(_GZIP)
         return self._stream
 
-    def _to_bad_request(self, reason: str) -> BadRequest:
+    def _make_bad_request(self, reason: str) -> BadRequest:
         return BadRequest(f"The {self._coding_name} request body {reason}; check its encoding")
 
 
-_LISTED = f"{', '.join(ACCEPTED)}, identity"
+_CODINGS_TEXT = f"{', '.join(ACCEPTED)}, identity"

@@ -32,7 +32,7 @@ class Parameter(msgspec.Struct, frozen=True):
     required: bool = False
 
 
-_PATH = {
+_VARIABLE_DESCRIPTIONS = {
     "namespace": "The levels of the namespace, joined by the unit separator 0x1F, percent-encoded as %1F.",
     "table": "The name of the table or view.",
     "view": "The name of the view.",
@@ -109,8 +109,11 @@ class Description(msgspec.Struct, frozen=True):
 
     @property
     def all_parameters(self) -> tuple[Parameter, ...]:
-        path = [Parameter(name, "path", _PATH[name], {"type": "string"}, True) for name in self.variables]
-        return (*path, *self.parameters)
+        """The variables of the path, and the other parameters."""
+        path_parameters = [
+            Parameter(name, "path", _VARIABLE_DESCRIPTIONS[name], {"type": "string"}, True) for name in self.variables
+        ]
+        return (*path_parameters, *self.parameters)
 
 
 _UNKNOWN = Description("", "", "unknown")

@@ -45,6 +45,7 @@ from seamark.metaserver.settings.fleet import READ, refuse_change
 from seamark.metaserver.store.model import FUNCTION, TABLE, VIEW, NamespacePath, StoredPlanTable
 
 PATHS_MAX = 4096
+"""The maximum number of paths that the router caches. All are removed before the next path is cached."""
 PATH_CHARACTERS_MAX = 300
 """The maximum length of a path that the router caches."""
 _CONCURRENT_EXPLANATIONS_MAX = 16
@@ -280,19 +281,23 @@ class Call:
         """
         authorizer = self.components.authorizer
         allowed_flags = await authorizer.allows_each(self.principal, operation, securables)
-        refused = [securable for securable, is_allowed in zip(securables, allowed_flags, strict=True) if not is_allowed]
-        explaining = asyncio.Semaphore(_CONCURRENT_EXPLANATIONS_MAX)
+        refused_securables = [
+            securable for securable, is_allowed in zip(securables, allowed_flags, strict=True) if not is_allowed
+        ]
+        explanation_slots = asyncio.Semaphore(_CONCURRENT_EXPLANATIONS_MAX)
 
         async def explain(securable: Securable) -> RequestError | None:
-            async with explaining:
+            async with explanation_slots:
                 try:
                     await authorizer.require(self.principal, operation, securable)
                 except RequestError as error:
                     return error
             return None  # The right was granted meanwhile.
 
-        errors = await asyncio.gather(*map(explain, refused))
-        return {securable: error for securable, error in zip(refused, errors, strict=True) if error is not None}
+        errors = await asyncio.gather(*map(explain, refused_securables))
+        return {
+            securable: error for securable, error in zip(refused_securables, errors, strict=True) if error is not None
+        }
 
     async def record_refusal(self, operation: str, resource: str, error: RequestError) -> None:
         """Record in the audit log that a part of the request was refused, as if it had been a request."""
@@ -434,17 +439,17 @@ class Route(Description, frozen=True):
     streams: bool = False
     """Whether the handler sends its answer itself and therefore receives the request."""
 
-    def __call__(self, work: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
+    def __call__(self, handler: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
         open_call, encode, is_change = self._make_opener(), self._make_encoder(), is_audited_change(self.operation)
 
         async def handle(request: web.Request) -> web.StreamResponse:
             call = await open_call(request)
             try:
-                answer = await work(call)
+                answer = await handler(call)
             except CacheDamaged:
                 if is_change:
                     raise
-                answer = await work(call)
+                answer = await handler(call)
             return encode(call, answer)
 
         return self._make_endpoint(handle)
@@ -458,7 +463,7 @@ class Route(Description, frozen=True):
         open_call, encode, is_change = self._make_opener(), self._make_encoder(), is_audited_change(self.operation)
         is_optional, body_size = self.is_body_optional, self.body_size
 
-        def make(work: Callable[[Call, B], Awaitable[Answer]]) -> Endpoint:
+        def make(handler: Callable[[Call, B], Awaitable[Answer]]) -> Endpoint:
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = await open_call(request)
                 data = await bodies.read_body(request, body_size)
@@ -469,11 +474,11 @@ class Route(Description, frozen=True):
                     arguments = await call.parse(data, body)
                 try:
                     try:
-                        answer = await work(call, arguments)
+                        answer = await handler(call, arguments)
                     except CacheDamaged:
                         if is_change:
                             raise
-                        answer = await work(call, arguments)
+                        answer = await handler(call, arguments)
                     return encode(call, answer)
                 finally:
                     if len(data) > bodies.QUICK_BYTES:
@@ -497,7 +502,7 @@ class Route(Description, frozen=True):
         open_call, encode, is_change = self._make_opener(), self._make_encoder(), is_audited_change(self.operation)
         body_size = self.body_size
 
-        def make(work: Callable[[Call, bytes], Awaitable[Answer]]) -> Endpoint:
+        def make(handler: Callable[[Call, bytes], Awaitable[Answer]]) -> Endpoint:
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = await open_call(request)
                 announced_bytes = request.content_length or 0
@@ -508,11 +513,11 @@ class Route(Description, frozen=True):
                         data = await bodies.read_body(request, body_size)
                 call.body_bytes = len(data)
                 try:
-                    answer = await work(call, data)
+                    answer = await handler(call, data)
                 except CacheDamaged:
                     if is_change:
                         raise
-                    answer = await work(call, data)
+                    answer = await handler(call, data)
                 return encode(call, answer)
 
             return msgspec.structs.replace(self, body=body)._make_endpoint(handle)
@@ -550,13 +555,13 @@ class Route(Description, frozen=True):
             if has_namespace or names:
                 resource = request.match_info.route.resource
                 assert resource is not None
-                path = request.rel_url.raw_path, resource.canonical
+                path_and_template = request.rel_url.raw_path, resource.canonical
             if has_namespace:
-                call.namespace = read_namespace(*path)
+                call.namespace = read_namespace(*path_and_template)
                 call.securable = Securable(call.namespace)
             plan = None
             if names:
-                call.names = entry_names = parse_names(*path, names)
+                call.names = entry_names = parse_names(*path_and_template, names)
                 if kind is not None:
                     plan = await _find_plan(call, kind)
                     # The rights on the planned table or view apply to the plan.
@@ -573,6 +578,7 @@ class Route(Description, frozen=True):
                 error, noun = (NoSuchTable, "Table") if is_table else (NoSuchView, "View")
                 raise error(f"{noun} does not exist: {format_path(call.namespace, call.names[0])}")
             if names:
+                # With the header, plans are snapshots of a table, so a plan table does not exist under its name.
                 if (
                     is_table
                     and HEADER in request.headers
@@ -590,7 +596,7 @@ class Route(Description, frozen=True):
     def _make_encoder(self) -> Callable[[Call, Answer], web.StreamResponse]:
         """Return the function that turns the answer of the handler into a response."""
         status = self.answers[0].status if self.answers else None
-        with_body, empty_status, operation, is_secret = status or 200, status or 204, self.operation, self.is_secret
+        body_status, empty_status, operation, is_secret = status or 200, status or 204, self.operation, self.is_secret
 
         def encode(call: Call, answer: Answer) -> web.StreamResponse:
             if not call.is_checked:
@@ -599,7 +605,7 @@ class Route(Description, frozen=True):
             # Python.
             if type(answer) is web.Response or isinstance(answer, web.StreamResponse):
                 return answer
-            response = web.Response(status=empty_status) if answer is None else make_json_answer(answer, with_body)
+            response = web.Response(status=empty_status) if answer is None else make_json_answer(answer, body_status)
             if is_secret:
                 response.headers["Cache-Control"] = "no-store"
             return response
@@ -619,8 +625,9 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def _find_lists(body: object) -> list[list[Any] | tuple[Any, ...]]:
-    names: tuple[str, ...] = getattr(body, "__struct_fields__", ())
-    return [value for name in names if isinstance(value := getattr(body, name), list | tuple)]
+    """Return the lists and tuples in the fields of a parsed body, which may be long."""
+    field_names: tuple[str, ...] = getattr(body, "__struct_fields__", ())
+    return [value for name in field_names if isinstance(value := getattr(body, name), list | tuple)]
 
 
 def make_json_answer(value: object, status: int = 200) -> web.Response:
@@ -633,12 +640,12 @@ def add_endpoints(app: web.Application, *modules: ModuleType) -> None:
 
     A GET route of Seamark's API also answers HEAD.
     """
-    by_path: dict[str, list[Endpoint]] = {}
+    endpoints_by_path: dict[str, list[Endpoint]] = {}
     for module in modules:
         for endpoint in vars(module).values():
             if isinstance(endpoint, Endpoint):
-                by_path.setdefault(endpoint.route.path, []).append(endpoint)
-    for template, endpoints in by_path.items():
+                endpoints_by_path.setdefault(endpoint.route.path, []).append(endpoint)
+    for template, endpoints in endpoints_by_path.items():
         for path in list_served_paths(app, template):
             # aiohttp's default pattern for a variable excludes braces, which names may contain; variables have no
             # hyphens.

@@ -75,22 +75,22 @@ def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Respon
 
 def from_http_exception(error: web.HTTPException, request: web.Request) -> web.Response:
     """Return the answer for aiohttp's errors, with the relevant headers, such as Allow for 405."""
-    head = request.method == "HEAD"
+    is_head = request.method == "HEAD"
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         message = f"The request body is too large: {error.text}"
     elif error.status == 404 and (empty_namespace := _EMPTY_NAMESPACE.search(request.path)):
         # Spark requests this when it tries `table.files` as namespace and table; another error type fails its query.
         error_class = NoSuchTable if empty_namespace[1] == "tables" else NoSuchView
-        return from_seamark_error(error_class(f"The namespace is empty in {request.path[:200]}"), head=head)
+        return from_seamark_error(error_class(f"The namespace is empty in {request.path[:200]}"), head=is_head)
     elif error.status == 404:
         message = f"No such route: {request.method} {request.path[:200]}"
-        if first := _FIRST_REQUEST.fullmatch(request.path[:200]):
-            message = f"{message}; leave {first[1]!r} out of the URI of the catalog, which has no path"
+        if first_request := _FIRST_REQUEST.fullmatch(request.path[:200]):
+            message = f"{message}; leave {first_request[1]!r} out of the URI of the catalog, which has no path"
     elif isinstance(error, web.HTTPMethodNotAllowed):
         message = f"{error.method} is not allowed here; allowed: {', '.join(sorted(error.allowed_methods))}"
     else:
         message = error.text or error.reason
-    response = make_error_response(error.status, _TYPES.get(error.status, "BadRequestException"), message, head=head)
+    response = make_error_response(error.status, _TYPES.get(error.status, "BadRequestException"), message, head=is_head)
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]
     return response

@@ -38,10 +38,10 @@ async def forward(request: web.Request, warehouses: Warehouses) -> web.StreamRes
             url = request.rel_url
             if url.raw_path.startswith(_MOUNT):
                 url = URL(url.raw_path_qs.removeprefix(make_warehouse_path(name)) or "/", encoded=True)
-            inner = request.clone(rel_url=url)
-            response = await warehouse.answer(inner)
-            if STALENESS in inner:
-                request[STALENESS] = inner[STALENESS]
+            inner_request = request.clone(rel_url=url)
+            response = await warehouse.answer(inner_request)
+            if STALENESS in inner_request:
+                request[STALENESS] = inner_request[STALENESS]
             return response
     except RetryLater as error:
         return from_seamark_error(error, head=request.method == "HEAD")

@@ -1,7 +1,8 @@
 """Loads a table as a reader requests it: with the rows that wait for a flush, and with the rows that a client wrote.
 
 A request with `X-Seamark-Fresh: true` that names no snapshot reads a fresh snapshot. It may also name a fresh snapshot
-that an earlier answer had: so all requests of a statement read the same rows.
+that an earlier answer had: so all requests of a statement read the same rows. A client names the rows that it wrote by
+the tokens in `X-Seamark-After`, which it got with the answers to its appends.
 """
 
 from __future__ import annotations

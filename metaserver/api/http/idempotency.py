@@ -67,30 +67,30 @@ async def run_idempotent(
     key = await call.read_idempotency_key()
     if key is None:
         return await _await_answer(answer(await work(call.make_caller(None))))
-    first = await call.components.store.find_idempotency_record(key.key, call.components.clock.now_ms())
-    if first is None:
+    first_record = await call.components.store.find_idempotency_record(key.key, call.components.clock.now_ms())
+    if first_record is None:
         try:
             outcome = await work(call.make_caller(key))
         except IdempotencyTaken:
-            first = await call.components.store.find_idempotency_record(key.key, call.components.clock.now_ms())
+            first_record = await call.components.store.find_idempotency_record(key.key, call.components.clock.now_ms())
         except CommitConflict:
             # A concurrent request with the same key may have succeeded. After a refusal, the client would delete live
             # files.
-            first = await call.components.store.find_idempotency_record(key.key, call.components.clock.now_ms())
-            if first is None:
+            first_record = await call.components.store.find_idempotency_record(key.key, call.components.clock.now_ms())
+            if first_record is None:
                 raise
         except RequestError as error:
             if isinstance(error, _NOT_RECORDED):
                 raise
-            first = await _record_refusal(call, key, from_seamark_error(error))
-            if first is None:
+            first_record = await _record_refusal(call, key, from_seamark_error(error))
+            if first_record is None:
                 raise
         else:
             return await _await_answer(answer(outcome))
-    if first is None:
+    if first_record is None:
         raise RetryLater(f"Another request with the {IDEMPOTENCY_KEY} {key.key} is in progress; try again")
-    _check_same(first, key)
-    return await _replay_answer(call, first, answer, answer_type, recover)
+    _check_same_request(first_record, key)
+    return await _replay_answer(call, first_record, answer, answer_type, recover)
 
 
 async def _await_answer(answer: web.Response | Awaitable[web.Response]) -> web.Response:
@@ -125,9 +125,13 @@ async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response
     return None
 
 
-def _check_same(first: IdempotencyRecord, key: IdempotencyKey) -> None:
-    """Check that a repeated key has the same request."""
-    if (first.scope, first.request_hash) != (key.scope, key.request_hash):
+def _check_same_request(first_record: IdempotencyRecord, key: IdempotencyKey) -> None:
+    """Check that a repeated key has the same request.
+
+    Raises:
+        Unprocessable: The first request with the key was a different one.
+    """
+    if (first_record.scope, first_record.request_hash) != (key.scope, key.request_hash):
         raise Unprocessable(
             f"The {IDEMPOTENCY_KEY} {key.key} was used for a different request; use a new key for each request"
         )
@@ -135,24 +139,26 @@ def _check_same(first: IdempotencyRecord, key: IdempotencyKey) -> None:
 
 async def _replay_answer(
     call: Call,
-    first: IdempotencyRecord,
+    first_record: IdempotencyRecord,
     answer: Callable[[T], web.Response | Awaitable[web.Response]],
     answer_type: type[T] | None,
     recover: Callable[[], Awaitable[T]] | None,
 ) -> web.Response:
     """Answer a repeated request from the record of the first request."""
-    if first.metadata_location is not None and answer_type is not None:
+    if first_record.metadata_location is not None and answer_type is not None:
         try:
-            entry_state = await call.components.catalog.replay(first)
+            entry_state = await call.components.catalog.replay(first_record)
         except CommitUnknown:
             if recover is None:
                 raise
             return await _await_answer(answer(await recover()))
-        assert isinstance(entry_state, answer_type), f"{first.metadata_location} was recorded by another operation"
+        assert isinstance(entry_state, answer_type), (
+            f"{first_record.metadata_location} was recorded by another operation"
+        )
         return await _await_answer(answer(entry_state))
-    if first.body is None:
-        return web.Response(status=first.status)
-    return web.Response(status=first.status, body=first.body, content_type="application/json")
+    if first_record.body is None:
+        return web.Response(status=first_record.status)
+    return web.Response(status=first_record.status, body=first_record.body, content_type="application/json")
 
 
 def add_components(app: web.Application) -> None:

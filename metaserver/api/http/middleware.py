@@ -34,11 +34,12 @@ from seamark.metaserver.api.http.slots import RequestSlot
 from seamark.metaserver.runtime.staleness import Staleness, allow_staleness, parse_staleness_s
 
 _log = structlog.get_logger("seamark.request")
-_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
+_VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?\Z")
 _BODILESS = ("GET", "HEAD")
 _UNROUTED = ("unrouted", Description("", "", "unrouted"))
 _VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+"""The digit of a UUID that contains its variant and two random bits, by a random digit (RFC 9562, 4.1)."""
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -56,9 +57,10 @@ class _RequestPipeline:
         self._warehouses = components.warehouses
         self._database_shares = components.database_shares
         self._drain = components.drain
-        self._logs = logging.getLevelNamesMapping()[components.settings.log_level.upper()] <= logging.INFO
+        self._logs_requests = logging.getLevelNamesMapping()[components.settings.log_level.upper()] <= logging.INFO
         self._routes: dict[int, tuple[str, Description]] = {}
         self._ids = _RequestIds(components.clock)
+        # Up to 20 refused logins of each address are logged per minute.
         self._unrouted_refusals = Refusals(each_address=20, each_principal=0, keys_max=1000)
         self._stale_limit_s = components.settings.stale_limit_s
         self._stale_wait_s = components.settings.stale_wait_s
@@ -77,19 +79,19 @@ class _RequestPipeline:
                 return forwarded
         headers = request.headers
         sent_id = headers.get("X-Request-Id")
-        request_id = sent_id if sent_id is not None and _SANE_ID.match(sent_id) else self._ids.generate()
+        request_id = sent_id if sent_id is not None and _VALID_ID.match(sent_id) else self._ids.generate()
         request[REQUEST_ID] = request_id
         staleness = self._read_staleness(request, description) if self._stale_limit_s else None
         if self._tracer is None:
-            answer = self._answer_request(request, handler, description, request_id)
+            pending_answer = self._answer_request(request, handler, description, request_id)
         else:
-            answer = self._answer_in_span(self._tracer, request, handler, template, description, request_id)
+            pending_answer = self._answer_in_span(self._tracer, request, handler, template, description, request_id)
         if staleness is None:
-            response, error = await answer
+            response, error = await pending_answer
         else:
             request[STALENESS] = staleness
             with allow_staleness(staleness):
-                response, error = await answer
+                response, error = await pending_answer
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id
             response.headers["Server"] = "seamark"  # By default, aiohttp sends its version and Python's version.
@@ -97,7 +99,7 @@ class _RequestPipeline:
                 response.force_close()
             if error is not None or response.status >= 400 or not request.content.is_eof():
                 end_unread(request, response)
-        is_logged = self._logs
+        is_logged = self._logs_requests
         is_audited = self._audit_decisions.get((description.operation, response.status))
         if is_audited is None:
             is_audited = self._is_audited(description, response.status)
@@ -113,6 +115,7 @@ class _RequestPipeline:
             )
             is_logged = is_logged and (is_recorded or response.status not in (401, 403))
         elif is_logged and response.status == 401:
+            # No audit record limits these lines, so log only some of them for each address.
             self._unrouted_refusals.take_due(clock.now_ms())
             is_logged = self._unrouted_refusals.is_written("", request.remote or "", unauthenticated=True)
         seconds = clock.monotonic() - start_s
@@ -283,15 +286,15 @@ class _RequestIds:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        rand = clock.draw_bytes(10).hex()
-        self._tail = f"{_VARIANTS[rand[0]]}{rand[1:4]}-{rand[4:16]}"
-        self._count = int(rand[16:], 16)
+        random_hex = clock.draw_bytes(10).hex()
+        self._tail = f"{_VARIANTS[random_hex[0]]}{random_hex[1:4]}-{random_hex[4:16]}"
+        self._count = int(random_hex[16:], 16)
 
     def generate(self) -> str:
         """Return a new id. Ids are unique for up to 4,096 requests per millisecond."""
         self._count = count = self._count + 1 & 0xFFF
-        stamp = f"{self._clock.now_ms():012x}"
-        return f"{stamp[:8]}-{stamp[8:]}-7{count:03x}-{self._tail}"
+        timestamp_hex = f"{self._clock.now_ms():012x}"
+        return f"{timestamp_hex[:8]}-{timestamp_hex[8:]}-7{count:03x}-{self._tail}"
 
 
 async def add_age(request: web.Request, response: web.StreamResponse) -> None:

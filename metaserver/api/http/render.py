@@ -103,12 +103,13 @@ async def compute_table_etag(
     stamp = await _compute_grant_stamp(call, Securable(namespace, TABLE, of_name or name))
     config = (settings.scan_planning_mode, *access, *stamp)
     ids = ",".join(str(plan.id) for plan in plan_snapshots)
-    tag = _compute_plan_etag if plan_snapshots else _make_etag
-    return tag(_REVISION, metadata_location, mode, path, *config, ids)
+    compute_etag = _compute_plan_etag if plan_snapshots else _make_etag
+    return compute_etag(_REVISION, metadata_location, mode, path, *config, ids)
 
 
 @lru_cache(maxsize=8192)
 def _make_etag(*parts: str | bool) -> str:
+    """Return a weak ETag of an answer that depends on these values."""
     return f'W/"{hashlib.sha256(encode_json(parts)).hexdigest()[:32]}"'
 
 
@@ -218,6 +219,7 @@ async def make_plan_answer(call: Call, loaded_plan: LoadedPlan, mode: SnapshotMo
 
 
 def _encode_tail(config: dict[str, str], credentials: list[dict[str, object]]) -> bytes:
+    """Return the JSON of an answer after the metadata: the config and the credentials."""
     tail = b',"config":' + encode_json(config)
     return tail + b',"storage-credentials":' + encode_json(credentials) if credentials else tail
 
@@ -244,7 +246,7 @@ async def _answer_with_location(
     headers = {"ETag": etag, "Vary": _VARY}
     head = b'{"metadata-location":' + encode_json(location) + b',"metadata":'
     if compress and len(document) >= GZIP_FROM_BYTES and accepts_gzip(call.headers):
-        body = await _answer_with_gzip(call, etag, (head, document, tail, b"}"))
+        body = await _compress_answer(call, etag, (head, document, tail, b"}"))
         return _make_json_response(body, {**headers, "Content-Encoding": "gzip"})
     return _make_json_response(b"".join((head, document, tail, b"}")), headers)
 
@@ -291,6 +293,7 @@ async def make_commit_answer(
 
 
 def answer_unregistered(call: Call, loaded_table: LoadedTable) -> web.Response:
+    """Return the answer with the metadata of a table that was removed from the catalog."""
     return _make_json_response(_render_with_location(call, loaded_table), {})
 
 
@@ -320,7 +323,7 @@ async def build_access_config(
         staged: Whether the table is staged, so that it is not in the catalog yet.
 
     Returns:
-        The config and the credentials. If the caller may not read the table, they allow neither keys nor signatures.
+        The config and the credentials. Both are empty if the caller may not read the table.
     """
     securable = Securable(namespace) if staged else Securable(namespace, TABLE, name)
     if not await call.may(securable, "loadCredentials"):
@@ -331,11 +334,11 @@ async def build_access_config(
     if table.is_local:
         return {}, []
     sign_path = make_table_path(namespace, name, settings.prefix) + "/sign"
-    if staged:  # The server cannot look up a staged table to sign a request, so the URL contains a pass.
+    if staged:  # The server cannot look up a staged table to sign a request, so the URL contains a token for it.
         sign_path += f"?stage={call.components.catalog.staging.issue(namespace, name, location)}"
     delegation_mode = delegation or call.headers.get(DELEGATION)
 
-    def vend() -> VendedKeys:
+    def issue_keys() -> VendedKeys:
         principal_name = call.principal.name
         is_pinned = metadata.properties.get(CACHE_PINNED, "").lower() == "true"
         keys = call.components.gateway_keys
@@ -363,7 +366,7 @@ async def build_access_config(
         delegation=delegation_mode,
         sign_path=sign_path,
         refresh_path="" if staged else make_table_path(namespace, name, settings.prefix) + "/credentials",
-        vend=vend,
+        vend=issue_keys,
         may_write=lambda: may_write,
     )
 
@@ -384,13 +387,14 @@ async def _compute_grant_stamp(call: Call, securable: Securable) -> tuple[str | 
 
 
 def _render_with_location(call: Call, loaded_table: LoadedTable) -> bytes:
+    """Return the JSON of a table's metadata and of their location."""
     assert loaded_table.entry is not None
     location = loaded_table.entry.metadata_location
     document = call.components.catalog.documents.render(location, loaded_table.metadata, "all")
     return b"".join((b'{"metadata-location":', encode_json(location), b',"metadata":', document, b"}"))
 
 
-async def _answer_with_gzip(call: Call, etag: str, parts: tuple[bytes, ...]) -> bytes:
+async def _compress_answer(call: Call, etag: str, parts: tuple[bytes, ...]) -> bytes:
     """Return the compressed answer from the cache, or compress it once for all concurrent readers."""
     cache = call.components.catalog.documents.cache
     body = cache.get(("gzip", etag))

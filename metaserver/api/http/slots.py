@@ -24,8 +24,8 @@ class HolderLimit:
     If the holder is None, only the limit for all holders applies.
     """
 
-    def __init__(self, work_name: str, limit: int, share: int) -> None:
-        self._work_name = work_name
+    def __init__(self, resource_name: str, limit: int, share: int) -> None:
+        self._resource_name = resource_name
         self.limit = limit
         self.share = share
         self.taken = 0
@@ -39,14 +39,13 @@ class HolderLimit:
             TooManyRequests: The holder would exceed its share.
         """
         if self.taken + amount > self.limit:
-            raise RetryLater(f"The server is at its limit of {self.limit:,} {self._work_name}; try again shortly")
+            raise RetryLater(f"The server is at its limit of {self.limit:,} {self._resource_name}; try again shortly")
         if holder is not None:
             taken_slots = self._slots_by_holder.get(holder, 0) + amount
             if taken_slots > self.share:
                 raise TooManyRequests(
                     f"{holder[:100]} uses its share of {self.share:,} of the server's {self.limit:,} "
-                    f"{self._work_name}; "
-                    "wait for answers before you send more"
+                    f"{self._resource_name}; wait for answers before you send more"
                 )
             self._slots_by_holder[holder] = taken_slots
         self.taken += amount
@@ -127,8 +126,8 @@ class WorkerLimits:
         )
 
     def check_invariants(self) -> None:
-        for bound in self._limits:
-            bound.check_invariants()
+        for holder_limit in self._limits:
+            holder_limit.check_invariants()
 
     @property
     def is_idle(self) -> bool:
@@ -144,6 +143,7 @@ class WorkerLimits:
 
 
 Kind = Literal["working", "watching", "tokens"]
+"""The attribute of `WorkerLimits` with the limit for a request."""
 
 
 class RequestSlot:
@@ -152,14 +152,14 @@ class RequestSlot:
     The owner must call `leave` in any case.
     """
 
-    __slots__ = ("_bound", "_bounds", "_bytes", "_holder", "_limit_of_kind", "body")
+    __slots__ = ("_bytes", "_holder", "_limit_of_kind", "_taken_limit", "_worker_limits", "body")
 
-    def __init__(self, bounds: WorkerLimits, holder: str | None, kind: Kind) -> None:
-        self._bounds = bounds
+    def __init__(self, worker_limits: WorkerLimits, holder: str | None, kind: Kind) -> None:
+        self._worker_limits = worker_limits
         self._holder = holder
-        self._limit_of_kind = getattr(bounds, kind)
+        self._limit_of_kind = getattr(worker_limits, kind)
         self._limit_of_kind.take(holder)
-        self._bound: HolderLimit | None = self._limit_of_kind
+        self._taken_limit: HolderLimit | None = self._limit_of_kind
         self._bytes = 0
         self.body: bytes | None = None
         """The whole body, after it was read."""
@@ -171,34 +171,34 @@ class RequestSlot:
             RetryLater: All slots for receiving bodies are in use.
             TooManyRequests: The principal uses its whole share of these slots.
         """
-        if self._limit_of_kind is not self._bounds.tokens:
+        if self._limit_of_kind is not self._worker_limits.tokens:
             # Unauthenticated requests must not delay the bodies of authenticated requests.
-            self._change_slot(self._bounds.reading)
+            self._change_slot(self._worker_limits.reading)
 
     def end_reading(self) -> None:
-        if self._bound is not self._limit_of_kind:
+        if self._taken_limit is not self._limit_of_kind:
             self._change_slot(self._limit_of_kind)
 
     def keep(self, size: int) -> None:
         """Count further bytes of the body. They are released when the answer is sent."""
         if not size:  # An entry of zero bytes would never be released.
             return
-        self._bounds.bodies.take(self._holder, size)
+        self._worker_limits.bodies.take(self._holder, size)
         self._bytes += size
 
     def leave(self) -> None:
         """Release the slot and the bytes of the request."""
-        if self._bound is not None:
-            self._bound.release(self._holder)
-            self._bound = None
+        if self._taken_limit is not None:
+            self._taken_limit.release(self._holder)
+            self._taken_limit = None
         if self._bytes:
-            self._bounds.bodies.release(self._holder, self._bytes)
+            self._worker_limits.bodies.release(self._holder, self._bytes)
             self._bytes = 0
 
-    def _change_slot(self, bound: HolderLimit) -> None:
+    def _change_slot(self, holder_limit: HolderLimit) -> None:
         """Release the slot of the request, and take a slot of another limit."""
-        if self._bound is not None:
-            self._bound.release(self._holder)
-            self._bound = None
-        bound.take(self._holder)
-        self._bound = bound
+        if self._taken_limit is not None:
+            self._taken_limit.release(self._holder)
+            self._taken_limit = None
+        holder_limit.take(self._holder)
+        self._taken_limit = holder_limit

@@ -29,7 +29,8 @@ EXCLUSIVE_MS = 300_000
 
 After this time, the builder counts as dead.
 """
-_UNDER_WAY_MAX = 1000
+_RUNNING_BUILDS_MAX = 1000
+"""The maximum number of running builds of a table that are read."""
 _COUNT = {"type": "integer"}
 _log = structlog.get_logger("seamark.indexes")
 
@@ -115,8 +116,8 @@ async def load_requested_build(call: Call, *, inflight: bool = False) -> Build:
     _, name, build_id = call.names
     table = await load_requested_table(call)
     instant = await call.components.store.load_instant(build_id)
-    belongs = instant is not None and instant.action == INDEXING and instant.uuid == table.entry.uuid
-    if instant is None or not belongs or instant.summary.get("index") != name:
+    belongs_to_table = instant is not None and instant.action == INDEXING and instant.uuid == table.entry.uuid
+    if instant is None or not belongs_to_table or instant.summary.get("index") != name:
         raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; start one with seamark index build")
     definition = find_defined_index(table.metadata, name)
     if inflight:
@@ -191,7 +192,7 @@ async def require_no_other_build(call: Call, table: TableIndexes, name: str, *, 
 
 async def _list_running_builds(call: Call, table: TableIndexes) -> list[Instant]:
     instant_filter = InstantFilter(uuid=table.entry.uuid, action=INDEXING, state=InstantState.INFLIGHT, archived=False)
-    return await call.components.store.list_instants(instant_filter, _UNDER_WAY_MAX)
+    return await call.components.store.list_instants(instant_filter, _RUNNING_BUILDS_MAX)
 
 
 async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
@@ -199,9 +200,9 @@ async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
 
     Their index files stay registered.
     """
-    silent_since_ms = call.components.clock.now_ms() - ABANDONED_MS
+    last_activity_min_ms = call.components.clock.now_ms() - ABANDONED_MS
     for instant in await _list_running_builds(call, table):
-        if instant.summary["active-ms"] < silent_since_ms:
+        if instant.summary["active-ms"] < last_activity_min_ms:
             reason = f"abandoned: inactive for {ABANDONED_MS // 60_000} minutes"
             try:
                 await move_build(call, instant, InstantState.ROLLED_BACK, {"reason": reason})

@@ -164,7 +164,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         await require_no_other_build(call, table, name)
     new_files = await find_new_files_by_snapshot(call, table.metadata, find_named_snapshots(table.metadata))
     live_files = table.registered.list_live_files(definition.id)
-    lag = [(entry.files, await find_missing_files(call, entry, live_files)) for entry in new_files]
+    missing_files = [(entry.files, await find_missing_files(call, entry, live_files)) for entry in new_files]
     clock = call.components.clock
     build_id, now_ms = str(clock.uuid7()), clock.now_ms()
     summary = {
@@ -172,8 +172,8 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         "index": name,
         "definition": definition.id,
         "folder": f"{get_files_folder(call.components.settings, table.metadata)}/{INDEX_FOLDER}/{build_id}",
-        "files-total": sum(int(mask.sum()) for _, mask in lag),
-        "rows-total": sum(files.count_rows(mask) for files, mask in lag),
+        "files-total": sum(int(mask.sum()) for _, mask in missing_files),
+        "rows-total": sum(files.count_rows(mask) for files, mask in missing_files),
         "active-ms": now_ms,
     }
     instant = Instant(
@@ -211,20 +211,22 @@ def list_earlier_files(registered: IndexFiles, definition: IndexDefinition) -> l
     """Return the index files of definitions that differ only by the snapshots of dimension tables, newest first."""
     if not definition.dimension_tables:
         return []
-    same = remove_snapshots(definition.id)
+    id_without_snapshots = remove_snapshots(definition.id)
     # A table has thousands of index files, but few definitions.
     other_definitions = {file.definition for file in registered.files} - {definition.id}
     earlier_definitions = {
-        other for other in other_definitions if LOOKUP_PREFIX in other and remove_snapshots(other) == same
+        other
+        for other in other_definitions
+        if LOOKUP_PREFIX in other and remove_snapshots(other) == id_without_snapshots
     }
-    earlier = [
+    earlier_files = [
         file
         for file in registered.files
         if file.state is not IndexFileState.QUARANTINED and file.definition in earlier_definitions
     ]
     return [
         {"location": file.location, "definition-id": file.definition}
-        for file in sorted(earlier, key=lambda file: file.created_ms, reverse=True)[:_EARLIER_FILES_MAX]
+        for file in sorted(earlier_files, key=lambda file: file.created_ms, reverse=True)[:_EARLIER_FILES_MAX]
     ]
 
 
@@ -305,7 +307,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
 
     refused_files, index_key = call.app[REFUSED_FILES], (build.table.entry.uuid, build.definition.id)
 
-    def answer() -> dict[str, Any]:
+    def build_answer() -> dict[str, Any]:
         files_json = [file_json for files, rows in page for file_json in _list_items(metadata, files, rows)]
         reasons = refused_files.find_reasons(index_key, (file_json["file-path"] for file_json in files_json))
         for file_json in files_json:
@@ -319,7 +321,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
             else call.components.catalog.pages.encode(msgspec.json.encode(next_token).decode()),
         }
 
-    return await asyncio.to_thread(answer)
+    return await asyncio.to_thread(build_answer)
 
 
 def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
@@ -354,9 +356,9 @@ async def register_index_files(call: Call, body: RegisterIndexFilesRequest) -> d
     if not body.index_files:
         raise BadRequest("index-files is empty; name the files that the build has written")
     build = await load_requested_build(call, inflight=True)
-    add = await asyncio.gather(*(_read_checked_file(call, build, file) for file in body.index_files))
+    checked_files = await asyncio.gather(*(_read_checked_file(call, build, file) for file in body.index_files))
     registry = call.components.registry
-    await registry.replace(build.table.entry.uuid, build.definition.id, add=add, remove=body.replaces)
+    await registry.replace(build.table.entry.uuid, build.definition.id, add=checked_files, remove=body.replaces)
     build = await load_requested_build(call)
     await record_progress(call, build)
     return describe_build(build)
@@ -391,7 +393,7 @@ async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, 
     return describe_build(build)
 
 
-async def _read_checked_file(call: Call, build: Build, file_body: WrittenIndexFile) -> RegisteredIndexFile:
+async def _read_checked_file(call: Call, build: Build, written_file: WrittenIndexFile) -> RegisteredIndexFile:
     """Read an index file, and return its registry entry.
 
     Raises:
@@ -399,8 +401,8 @@ async def _read_checked_file(call: Call, build: Build, file_body: WrittenIndexFi
     """
     file = await read_index_file(
         call.app[READER],
-        file_body.location,
-        file_body.size_in_bytes,
+        written_file.location,
+        written_file.size_in_bytes,
         folder=build.folder,
         table_uuid=build.table.entry.uuid,
         snapshot_id=build.instant.snapshot_id,

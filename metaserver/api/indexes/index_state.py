@@ -36,10 +36,12 @@ from seamark.metaserver.store.port import InstantFilter
 
 READER: web.AppKey[IndexReader] = web.AppKey("index_reader", IndexReader)
 REFUSED_FILES: web.AppKey[RefusedFiles] = web.AppKey("refused_files", RefusedFiles)
-_IN_THREAD_FILES = 5_000
+_IN_LOOP_FILES_MAX = 5_000
+"""The maximum number of files that are handled in the event loop. More files are handled in a thread."""
 SNAPSHOTS_MAX = 32
 """The maximum number of snapshots of branches and tags that are indexed. Older snapshots are not indexed."""
 AUDITING = "auditing"
+"""The action of the instant that records an audit of an index."""
 _AUDITS_MAX = 1000
 
 Mask = npt.NDArray[np.bool_]
@@ -104,10 +106,10 @@ async def load_snapshot_files(call: Call, metadata: TableMetadata, snapshot_id: 
     """Return the files of a snapshot. There are no files if the table has no snapshot."""
     view = await load_view(call, metadata, snapshot_id)
 
-    def read() -> SnapshotFiles:
+    def read_files() -> SnapshotFiles:
         return SnapshotFiles(view, compute_view_file_ids(view), find_files_by_prefix(view).read_longs("record_count"))
 
-    return read() if view.file_count <= _IN_THREAD_FILES else await asyncio.to_thread(read)
+    return read_files() if view.file_count <= _IN_LOOP_FILES_MAX else await asyncio.to_thread(read_files)
 
 
 def find_named_snapshots(metadata: TableMetadata) -> tuple[int, ...]:
@@ -122,8 +124,8 @@ def find_named_snapshots(metadata: TableMetadata) -> tuple[int, ...]:
         if snapshot is not None
     ]
     other_snapshots.sort(key=lambda snapshot: (-snapshot.timestamp_ms, snapshot.snapshot_id))
-    current = () if metadata.current_snapshot_id is None else (metadata.current_snapshot_id,)
-    return (*current, *(other.snapshot_id for other in other_snapshots))[:SNAPSHOTS_MAX]
+    current_ids = () if metadata.current_snapshot_id is None else (metadata.current_snapshot_id,)
+    return (*current_ids, *(other.snapshot_id for other in other_snapshots))[:SNAPSHOTS_MAX]
 
 
 async def find_new_files_by_snapshot(call: Call, metadata: TableMetadata, snapshots: Sequence[int]) -> list[NewFiles]:
@@ -142,7 +144,7 @@ async def find_covered_files(call: Call, files: SnapshotFiles, live_files: tuple
     """Return whether these index files describe each file, bool[files]."""
     ids_by_file = await asyncio.gather(*(read_described_ids(call, file) for file in live_files))
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *ids_by_file])
-    if files.view.file_count + len(ids) <= _IN_THREAD_FILES:
+    if files.view.file_count + len(ids) <= _IN_LOOP_FILES_MAX:
         return files.ids.mark_files_in(ids)
     return await asyncio.to_thread(files.ids.mark_files_in, ids)
 
@@ -153,10 +155,10 @@ async def read_audit_times_ms(call: Call, table: TableIndexes) -> dict[str, int]
     Only the last `_AUDITS_MAX` audits of the table are read.
     """
     instant_filter = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
-    audits: dict[str, int] = {}
+    audit_times_ms: dict[str, int] = {}
     for instant in await call.components.store.list_instants(instant_filter, _AUDITS_MAX):
-        audits.setdefault(str(instant.summary.get("definition")), instant.requested_ms)
-    return audits
+        audit_times_ms.setdefault(str(instant.summary.get("definition")), instant.requested_ms)
+    return audit_times_ms
 
 
 async def find_missing_files(call: Call, new_files: NewFiles, live_files: tuple[RegisteredIndexFile, ...]) -> Mask:

@@ -25,6 +25,7 @@ from seamark.metaserver.planner.view.view import TableView
 FILES_MAX = 1000
 """The maximum number of index files in one request."""
 SNAPSHOTS_MAX = 1000
+"""If the table has more snapshots than this, they are not searched."""
 SECONDS_MAX = 20.0
 """The time limit for searching snapshots, in seconds. Entries that the search does not reach count as referenced."""
 
@@ -67,9 +68,9 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
     table = await load_requested_table(call)
     definition = find_defined_index(table.metadata, call.names[1])
     live_files = {file.location: file for file in table.registered.list_live_files(definition.id)}
-    absent = [location for location in body.index_files if location not in live_files]
-    if absent:
-        raise CommitConflict(f"{absent[0][:200]!r} is not a live index file of this index")
+    absent_locations = [location for location in body.index_files if location not in live_files]
+    if absent_locations:
+        raise CommitConflict(f"{absent_locations[0][:200]!r} is not a live index file of this index")
     chosen_files = [live_files[location] for location in dict.fromkeys(body.index_files)]
     ids_by_file = [await read_described_ids(call, file) for file in chosen_files]
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *ids_by_file])
@@ -77,8 +78,8 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
     numbers_by_location: dict[str, list[int]] = {}
     if is_unreferenced is not None:
         starts = np.cumsum([0, *map(len, ids_by_file)]).tolist()
-        for file, first, end in zip(chosen_files, starts, starts[1:], strict=False):
-            if numbers := np.flatnonzero(is_unreferenced[first:end]).tolist():
+        for file, start, end in zip(chosen_files, starts, starts[1:], strict=False):
+            if numbers := np.flatnonzero(is_unreferenced[start:end]).tolist():
                 numbers_by_location[file.location] = numbers
     return UnreferencedFilesResponse(numbers_by_location, is_unreferenced is not None)
 
@@ -103,11 +104,12 @@ async def _are_unreferenced(
         if clock.monotonic() > until_s:
             return None
         view = await load_view(call, metadata, snapshot.snapshot_id)
-        remaining = np.flatnonzero(is_unreferenced)
-        rows = await asyncio.to_thread(_find_positions, view, ids[remaining])
-        is_unreferenced[remaining[rows >= 0]] = False
+        remaining_positions = np.flatnonzero(is_unreferenced)
+        view_positions = await asyncio.to_thread(_find_positions, view, ids[remaining_positions])
+        is_unreferenced[remaining_positions[view_positions >= 0]] = False
     return is_unreferenced
 
 
 def _find_positions(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:
+    """Return the position of each file in a view, int64[n]; it is negative if the view does not have the file."""
     return compute_view_file_ids(view).find(ids)

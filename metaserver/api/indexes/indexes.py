@@ -233,7 +233,7 @@ async def list_indexes(call: Call) -> dict[str, Any]:
     descriptions = [
         await _describe_index(call, table, state, definition) for definition in definitions.by_name.values()
     ]
-    descriptions += [_to_broken_index_json(name, problem) for name, problem in definitions.problems.items()]
+    descriptions += [_make_broken_index_json(name, problem) for name, problem in definitions.problems.items()]
     descriptions.sort(key=lambda index: str(index["name"]))
     descriptions += [
         _describe_bucket_index(table.metadata, state.files, definition)
@@ -269,11 +269,11 @@ async def load_index(call: Call) -> dict[str, Any]:
         _CONFLICT_OR_NAME,
     ),
 ).takes_bytes(_make_body_type(tuple(list_parameters())))
-async def put_index(call: Call, data: bytes) -> dict[str, Any]:
+async def put_index(call: Call, body_bytes: bytes) -> dict[str, Any]:
     """Define an index, or change the fields of an index that the body has."""
     name = check_name(call.names[1])
     # Make the type for each request, because kinds may be added while the server runs.
-    body = await call.parse(data, _make_body_type(tuple(list_parameters())))
+    body = await call.parse(body_bytes, _make_body_type(tuple(list_parameters())))
 
     dimension_tables: set[tuple[str, ...]] = set()
 
@@ -332,7 +332,12 @@ async def drop_index(call: Call) -> None:
 def _change_definition(
     name: str, body: PutIndexRequest, definitions: Definitions, metadata: TableMetadata
 ) -> IndexDefinition:
-    """Return the definition of the index with the changes of the body, or a new definition."""
+    """Return the definition of the index with the changes of the body, or a new definition.
+
+    Raises:
+        BadRequest: The definition is incomplete or invalid.
+        AlreadyExists: Another index has the same definition or another meaning of the name.
+    """
     present_definition = definitions.by_name.get(name)
     kind = body.kind if body.kind is not None else present_definition.kind if present_definition else None
     if kind is None or (present_definition is None and body.columns is None):
@@ -358,12 +363,13 @@ def _change_definition(
     )
     definition = add_name_mapping(definition, metadata)
     _check_filter_name(definition, definitions)
-    twin = next(
+    equal_definition = next(
         (other for other in definitions.by_name.values() if other.id == definition.id and other.name != name), None
     )
-    if twin is not None:
+    if equal_definition is not None:
         raise AlreadyExists(
-            f"The index {twin.name} has the same definition, {definition.text}; change that index, or drop it first"
+            f"The index {equal_definition.name} has the same definition, {definition.text}; change that index, or drop "
+            "it first"
         )
     return definition
 
@@ -416,20 +422,20 @@ async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, A
     """
     definitions = read_definitions(table.metadata)
     if name in definitions.problems:
-        return _to_broken_index_json(name, definitions.problems[name])
+        return _make_broken_index_json(name, definitions.problems[name])
     definition = definitions.by_name.get(name)
-    buckets = (
+    bucket_definitions = (
         {definition.name: definition for definition in list_bucket_definitions(table.metadata)}
         if definition is None
         else {}
     )
-    if definition is None and name not in buckets:
-        raise _make_missing_error(name, (*definitions.by_name, *buckets))
+    if definition is None and name not in bucket_definitions:
+        raise _make_missing_error(name, (*definitions.by_name, *bucket_definitions))
     state = await _read_table_state(call, table)
     if definition is None:
-        return _describe_bucket_index(table.metadata, state.files, buckets[name])
+        return _describe_bucket_index(table.metadata, state.files, bucket_definitions[name])
     files = [file for file in table.registered.files if file.definition == definition.id]
-    index_files = [_index_file_to_json(file) for file in files[-_LISTED_FILES_MAX:]]
+    index_files = [_make_index_file_json(file) for file in files[-_LISTED_FILES_MAX:]]
     return {**await _describe_index(call, table, state, definition), "index-files": index_files}
 
 
@@ -462,15 +468,17 @@ async def _describe_index(
 ) -> dict[str, Any]:
     """Return the state of an index in the form of an answer."""
     live_files, files = table.registered.list_live_files(definition.id), state.files
-    mask = await find_covered_files(call, files, live_files)
-    of_refs = sum([int((await find_missing_files(call, other, live_files)).sum()) for other in state.other_snapshots])
-    indexed_files, total = int(mask.sum()), files.ids.count
-    lag = int((~mask & files.ids.has_identity).sum())
-    quarantined_files = sum(
+    is_covered = await find_covered_files(call, files, live_files)
+    missing_of_refs_count = sum(
+        [int((await find_missing_files(call, other, live_files)).sum()) for other in state.other_snapshots]
+    )
+    indexed_files, total_files = int(is_covered.sum()), files.ids.count
+    missing_count = int((~is_covered & files.ids.has_identity).sum())
+    quarantined_count = sum(
         file.state is IndexFileState.QUARANTINED for file in table.registered.files if file.definition == definition.id
     )
     index_usage = call.components.usage.find_usage(table.entry.uuid, definition.id)
-    health = "ok" if lag == 0 else "damaged" if quarantined_files else "behind"
+    health = "ok" if missing_count == 0 else "damaged" if quarantined_count else "behind"
     problem = None
     if any(table.metadata.current_schema.column(column_id) is None for column_id in definition.column_ids):
         health, problem = "broken", "The column was dropped from the table"
@@ -479,15 +487,15 @@ async def _describe_index(
         "health": health if definition.enabled or health == "broken" else "paused",
         "problem": problem,
         "files": indexed_files,
-        "files-total": total,
-        "rows": files.count_rows(mask),
-        "rows-total": files.count_rows(np.ones(total, dtype=np.bool_)),
-        "lag-files": lag,
-        "lag-files-of-refs": of_refs,
+        "files-total": total_files,
+        "rows": files.count_rows(is_covered),
+        "rows-total": files.count_rows(np.ones(total_files, dtype=np.bool_)),
+        "lag-files": missing_count,
+        "lag-files-of-refs": missing_of_refs_count,
         "size-in-bytes": sum(file.size_bytes for file in live_files),
         "levels": {str(level): count for level, count in sorted(Counter(file.level for file in live_files).items())},
         "misplaced": sum(f"/{FORMER_INDEX_FOLDER}/" in file.location for file in live_files),
-        "quarantined": quarantined_files,
+        "quarantined": quarantined_count,
         "audited-ms": state.audits.get(definition.id),
         "used": None
         if index_usage is None
@@ -505,21 +513,21 @@ def _describe_bucket_index(
 ) -> dict[str, Any]:
     """Return a bucket index as JSON. It covers the files of every partition spec with this bucket."""
     term = definition.terms[0]
-    specs = [
+    spec_ids = [
         spec.spec_id
         for spec in metadata.partition_specs
         if any(field.sources == (term.column_id,) and field.transform == term.transform for field in spec.fields)
     ]
-    counts = [block.rows for block in files.view.blocks]
-    mask = np.repeat(np.isin(files.view.spec_ids, specs), counts)
+    rows_by_block = [block.rows for block in files.view.blocks]
+    is_covered = np.repeat(np.isin(files.view.spec_ids, spec_ids), rows_by_block)
     return {
         **_encode_definition(definition),
         "health": "ok",
         "problem": None,
-        "files": int(mask.sum()),
+        "files": int(is_covered.sum()),
         "files-total": files.ids.count,
-        "rows": files.count_rows(mask),
-        "rows-total": files.count_rows(np.ones_like(mask)),
+        "rows": files.count_rows(is_covered),
+        "rows-total": files.count_rows(np.ones_like(is_covered)),
         "lag-files": 0,
         "lag-files-of-refs": 0,
         "size-in-bytes": 0,
@@ -546,12 +554,12 @@ def _encode_definition(definition: IndexDefinition) -> dict[str, Any]:
     }
 
 
-def _to_broken_index_json(name: str, problem: str) -> dict[str, Any]:
+def _make_broken_index_json(name: str, problem: str) -> dict[str, Any]:
     """Return an index with an invalid definition as JSON. All fields other than the name and the problem are null."""
     return {**dict.fromkeys(_INDEX_FIELDS), "name": name, "health": "broken", "problem": problem}
 
 
-def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
+def _make_index_file_json(file: RegisteredIndexFile) -> dict[str, Any]:
     """Return the JSON object of an index file."""
     return {
         "location": file.location,

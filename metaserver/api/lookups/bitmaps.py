@@ -76,6 +76,10 @@ It is also the size of a batch.
 """
 ROWS_JUDGED_MAX = 1 << 27
 """The maximum number of rows of a file that are compared with deletes. In a larger file, all rows are undecided."""
+_POSITIONS_MAX = PAGE_BYTES // 8
+"""The maximum number of positions in the list of one file. A position has 8 bytes."""
+_WORD_BITS = 64
+"""The number of rows in a word of `Bits`."""
 _FILES_PER_CHECK = 16
 """The number of files between two checks of the time budget."""
 
@@ -228,12 +232,12 @@ class _AnswerFile:
         ResponseSpec(400, "The predicate is invalid; the message states the position"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(406, "The client accepts neither JSON nor Arrow"),
-        ResponseSpec(413, f"One file has more than {PAGE_BYTES >> 3:,} positions"),
+        ResponseSpec(413, f"One file has more than {_POSITIONS_MAX:,} positions"),
     ),
 ).takes(SelectRowsRequest)
 async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     """Find the rows that match a predicate in each file, by bitmap indexes."""
-    as_arrow = arrow.wants_arrow(call.headers)
+    wants_arrow = arrow.wants_arrow(call.headers)
     # All pages of an answer have the same snapshot. If it is a fresh snapshot, only the body can name it.
     loaded_table = await load_to_read(
         call, call.namespace, call.name, body.snapshot_id, is_named=body.snapshot_id is None
@@ -242,7 +246,7 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     assert entry is not None
     if body.rows not in ("roaring", "positions"):
         raise BadRequest(f"rows is {body.rows[:40]!r}; it must be roaring or positions")
-    page_max = FILES_MAX if as_arrow else min(FILES_MAX, call.components.settings.page_limit)
+    page_max = FILES_MAX if wants_arrow else min(FILES_MAX, call.components.settings.page_limit)
     if body.limit is not None and body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     parse = partial(_parse_request, body, metadata)
@@ -252,9 +256,9 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     await page.fill(selection.last_entry_id, metadata, entry)
     token = None if page.last is None else encode_page_token(selection.checksum, selection.snapshot_id, page.last)
     page_bytes = await asyncio.to_thread(
-        page.encode_arrow if as_arrow else page.encode_json, selection.snapshot_id, token
+        page.encode_arrow if wants_arrow else page.encode_json, selection.snapshot_id, token
     )
-    content_type = arrow.ARROW_STREAM if as_arrow else "application/json"
+    content_type = arrow.ARROW_STREAM if wants_arrow else "application/json"
     return web.Response(body=page_bytes, content_type=content_type, headers={"Vary": "Accept"})
 
 
@@ -269,10 +273,10 @@ def _parse_request(body: SelectRowsRequest, metadata: TableMetadata) -> _Selecti
     if body.schema_id is not None:
         metadata = select_schema(metadata, body.schema_id)
     checksum = _compute_checksum(body, metadata)
-    snapshot_id, after = _find_start(body, metadata, checksum)
+    snapshot_id, last_entry_id = _find_start(body, metadata, checksum)
     predicate = _read_predicate(body, metadata)
     request = ScanRequest(filter=predicate.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
-    return _Selection(BoundScan.bind(metadata, request), predicate, snapshot_id, after, checksum)
+    return _Selection(BoundScan.bind(metadata, request), predicate, snapshot_id, last_entry_id, checksum)
 
 
 def _compute_checksum(body: SelectRowsRequest, metadata: TableMetadata) -> int:
@@ -326,7 +330,7 @@ class _Page:
     """A page of the answer. If there are more files, `last` is the last file of the page."""
 
     def __init__(self, call: Call, scan: ScanPlan, predicate: _Predicate, body: SelectRowsRequest, limit: int) -> None:
-        self._covers = call.app[COVERS]
+        self._index_resolver = call.app[COVERS]
         self._evaluator: DeleteEvaluator = call.app[DELETED].make_evaluator(scan)
         self._clock = call.components.clock
         self._until_s = self._clock.monotonic() + call.components.settings.plan_time_budget_s
@@ -341,9 +345,9 @@ class _Page:
         )
         entry_ids = self._scan.entry_ids[np.searchsorted(self._scan.entry_ids, after_id, side="right") :]
         records = find_files_at(self._scan.view, entry_ids).read_longs("record_count").clip(0, CANDIDATES_MAX + 1)
-        size = candidates = start = 0
+        page_bytes = candidate_count = start = 0
         while start < len(entry_ids) and len(self._files) < self._limit:
-            if size > PAGE_BYTES or candidates > CANDIDATES_MAX:
+            if page_bytes > PAGE_BYTES or candidate_count > CANDIDATES_MAX:
                 break
             if start and self._clock.monotonic() >= self._until_s:
                 break
@@ -351,17 +355,19 @@ class _Page:
             batch_size = max(1, int(np.searchsorted(np.cumsum(records[start : start + batch_size]), CANDIDATES_MAX)))
             batch_ids = entry_ids[start : start + batch_size]
             file_positions = self._scan.view.find_positions(batch_ids).tolist()
-            await asyncio.gather(*(self._covers.load(index, file_positions) for index in matcher.indexes.values()))
+            await asyncio.gather(
+                *(self._index_resolver.load(index, file_positions) for index in matcher.indexes.values())
+            )
             matched_files = await asyncio.to_thread(self._match_files, matcher, batch_ids)
             if self._body.deletes:
                 await self._remove_deleted(matched_files)
-                candidates += int(records[start : start + batch_size].sum())
+                candidate_count += int(records[start : start + batch_size].sum())
             answers = await asyncio.to_thread(self._select_answers, matched_files)
             self._files += answers
-            size += sum(file.size_bytes for file in answers)
+            page_bytes += sum(file.size_bytes for file in answers)
             start += len(batch_ids)
         self.last = int(entry_ids[start - 1]) if start < len(entry_ids) else None
-        await self._covers.schedule_verification(entry, matcher.damaged)
+        await self._index_resolver.schedule_verification(entry, matcher.damaged)
 
     async def _list_indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
         """Return the enabled indexes that answer predicates of the filter, by column and transform."""
@@ -372,7 +378,7 @@ class _Page:
         for definition in read_definitions(metadata).enabled:
             key = (definition.terms[0].column_id, definition.terms[0].transform)
             if KINDS[definition.kind].answers_rows and key in requested_terms:
-                indexes[key] = await self._covers.open_bitmaps(self._scan.view, definition, entry)
+                indexes[key] = await self._index_resolver.open_bitmaps(self._scan.view, definition, entry)
         return indexes
 
     def _match_files(self, matcher: PredicateMatcher, entry_ids: Longs) -> list[_CandidateFile]:
@@ -387,8 +393,9 @@ class _Page:
                 files.append(_CandidateFile(entry_id, row_count, None, False, len(deletes)))
                 continue
             bits, exact = matcher.match_rows(self._scan.compute_residual(entry_id), position, row_count)
-            sound = self._predicate.exact or (bits is not None and not bits.any())
-            files.append(_CandidateFile(entry_id, row_count, bits, exact and sound, len(deletes)))
+            # If no row may match, the answer is exact, even if the expression is only a part of the predicate.
+            is_complete = self._predicate.exact or (bits is not None and not bits.any())
+            files.append(_CandidateFile(entry_id, row_count, bits, exact and is_complete, len(deletes)))
         return files
 
     async def _remove_deleted(self, files: list[_CandidateFile]) -> None:
@@ -397,20 +404,26 @@ class _Page:
         A large file is the only file of its batch, and is processed in parts.
         """
         files_with_deletes = await asyncio.to_thread(_select_evaluable_files, files)
-        step = CANDIDATES_MAX // 64
-        for start in range(0, max((count_words(file.records) for file in files_with_deletes), default=0), step):
-            part = slice(start, start + step)
-            rows, file_positions = await asyncio.to_thread(self._select_candidates, files_with_deletes, part)
+        words_per_part = CANDIDATES_MAX // _WORD_BITS
+        for start in range(
+            0, max((count_words(file.records) for file in files_with_deletes), default=0), words_per_part
+        ):
+            word_slice = slice(start, start + words_per_part)
+            rows, file_positions = await asyncio.to_thread(self._select_candidates, files_with_deletes, word_slice)
             deletion = await self._evaluator.evaluate(file_positions, np.concatenate(rows))
-            await asyncio.to_thread(_apply_deletion, files_with_deletes, part, rows, deletion)
+            await asyncio.to_thread(_apply_deletion, files_with_deletes, word_slice, rows, deletion)
 
-    def _select_candidates(self, files_with_deletes: list[_CandidateFile], part: slice) -> tuple[list[Longs], Longs]:
+    def _select_candidates(
+        self, files_with_deletes: list[_CandidateFile], word_slice: slice
+    ) -> tuple[list[Longs], Longs]:
         """Return the rows of each file in this part of the words of its bits, and the file of each row.
 
         The second item contains the position of each row's file in the view.
         """
         rows = [
-            list_positions(file.bits[part]) + 64 * part.start for file in files_with_deletes if file.bits is not None
+            list_positions(file.bits[word_slice]) + _WORD_BITS * word_slice.start
+            for file in files_with_deletes
+            if file.bits is not None
         ]
         entry_ids = np.array([file.entry_id for file in files_with_deletes], dtype=np.int64)
         return rows, np.repeat(self._scan.view.find_positions(entry_ids), [len(row) for row in rows])
@@ -424,22 +437,24 @@ class _Page:
         answers = []
         for file in files:
             may_match_any = file.bits is None and not file.exact
-            number = None if may_match_any else file.candidates
-            if number == 0:
+            match_count = None if may_match_any else file.candidates
+            if match_count == 0:
                 continue
             rows: bytes | Longs | None = None
-            if number is not None and self._body.rows == "positions":
-                if number > PAGE_BYTES >> 3:
+            if match_count is not None and self._body.rows == "positions":
+                if match_count > _POSITIONS_MAX:
                     (path,) = self._list_paths([file])
-                    reason = f"{number:,} rows of {path} match; a list of positions has at most {PAGE_BYTES >> 3:,}"
+                    reason = f"{match_count:,} rows of {path} match; a list of positions has at most {_POSITIONS_MAX:,}"
                     raise TooLarge(f"{reason}; request rows in the format roaring")
-                rows = np.arange(number) if file.bits is None else list_positions(file.bits)
-            elif number is not None:
+                rows = np.arange(match_count) if file.bits is None else list_positions(file.bits)
+            elif match_count is not None:
                 rows = _serialize_bitmap(
-                    pyroaring.BitMap(range(number)) if file.bits is None else to_roaring(file.bits)
+                    pyroaring.BitMap(range(match_count)) if file.bits is None else to_roaring(file.bits)
                 )
             answers.append(
-                _AnswerFile(file.entry_id, file.records, rows, number, file.exact, file.delete_files, file.undecided)
+                _AnswerFile(
+                    file.entry_id, file.records, rows, match_count, file.exact, file.delete_files, file.undecided
+                )
             )
         return answers
 
@@ -481,11 +496,11 @@ class _Page:
         rows: pa.Array
         if self._body.rows == "positions":
             no_rows = np.empty(0, np.int64)
-            spots = [file.rows if isinstance(file.rows, np.ndarray) else no_rows for file in files]
-            ends = np.cumsum([0, *map(len, spots)])
-            values = pa.array(np.concatenate([no_rows, *spots]))
+            positions_by_file = [file.rows if isinstance(file.rows, np.ndarray) else no_rows for file in files]
+            row_ends = np.cumsum([0, *map(len, positions_by_file)])
+            values = pa.array(np.concatenate([no_rows, *positions_by_file]))
             mask = pa.array([file.rows is None for file in files], pa.bool_())
-            rows = pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), values, mask=mask)
+            rows = pa.LargeListArray.from_arrays(pa.array(row_ends, pa.int64()), values, mask=mask)
         else:
             rows = pa.array([file.rows for file in files], pa.large_binary())
         columns: dict[str, pa.Array] = {
@@ -502,10 +517,10 @@ class _Page:
             for name, value in msgspec.to_builtins(self._describe_page(snapshot_id, token)).items()
             if value is not None
         }
-        texts = {
+        metadata_texts = {
             name: value if isinstance(value, str) else encode_json(value).decode() for name, value in metadata.items()
         }
-        return arrow.encode_stream(columns, texts)
+        return arrow.encode_stream(columns, metadata_texts)
 
 
 def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]:
@@ -526,7 +541,7 @@ def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]
     return files_with_deletes
 
 
-def _apply_deletion(files: list[_CandidateFile], part: slice, rows: list[Longs], deletion: RowDeletion) -> None:
+def _apply_deletion(files: list[_CandidateFile], word_slice: slice, rows: list[Longs], deletion: RowDeletion) -> None:
     """Apply deletions to the bits of files.
 
     `rows` are the rows of each file in this part of the words of its bits.
@@ -537,7 +552,9 @@ def _apply_deletion(files: list[_CandidateFile], part: slice, rows: list[Longs],
         start = file_slice.stop
         undecided_count = int(np.count_nonzero(deletion.undecided[file_slice] & ~deletion.deleted[file_slice]))
         if file.bits is not None:
-            file.bits[part] = clear_rows(file.bits[part], file_rows[deletion.deleted[file_slice]] - 64 * part.start)
+            file.bits[word_slice] = clear_rows(
+                file.bits[word_slice], file_rows[deletion.deleted[file_slice]] - _WORD_BITS * word_slice.start
+            )
         file.undecided += undecided_count
         file.exact &= not undecided_count
 

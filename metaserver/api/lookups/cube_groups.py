@@ -109,8 +109,8 @@ async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Respo
     definition = await find_cube(call, loaded_table, body.definition_id)
     is_short = len(body.files) <= _IN_LOOP_CHARACTERS
     ids = _parse_ids(body.files) if is_short else await asyncio.to_thread(_parse_ids, body.files)
-    text = bytes(body.filter)
-    condition = await read_in_turn(call, len(text), partial(read_condition, text, definition))
+    filter_json = bytes(body.filter)
+    condition = await read_in_turn(call, len(filter_json), partial(read_condition, filter_json, definition))
     group_reading = await read_groups(call, loaded_table, definition, body.columns, ids, condition, combines_few=False)
     is_short = group_reading.groups.nbytes <= _IN_LOOP_CHARACTERS
     return web.Response(
@@ -172,7 +172,7 @@ async def read_groups(
         schema, _select_functions(definition, columns), len(ids), condition, combines_few=combines_few
     )
 
-    async def run(work: Callable[[], None]) -> None:
+    async def run_in_thread(work: Callable[[], None]) -> None:
         if condition == TRUE:
             await asyncio.to_thread(work)
         else:
@@ -180,10 +180,10 @@ async def read_groups(
 
     async for part in call.components.segments.read_parts(loaded_table.entry, definition, ids):
         if group_reading.enqueue(part):
-            await run(group_reading.process)
+            await run_in_thread(group_reading.process)
             if group_reading.is_done:
                 break
-    await run(group_reading.finish)
+    await run_in_thread(group_reading.finish)
     _count_use(call, loaded_table.entry, definition, group_reading)
     return group_reading
 
@@ -200,6 +200,11 @@ def _count_use(call: Call, entry: Entry, definition: IndexDefinition, group_read
 
 
 def _select_columns(definition: IndexDefinition, columns: Sequence[str]) -> pa.Schema:
+    """Return the schema of the requested columns of a cube's entries.
+
+    Raises:
+        BadRequest: A column does not exist, or the columns have another order than in the entries.
+    """
     schema = build_entry_schema(definition.terms, definition.measures)
     if not columns or list(columns) != [name for name in schema.names if name in columns]:
         raise BadRequest(f"columns must be some of {', '.join(schema.names)} in this order, not {columns[:100]!r}")
@@ -207,26 +212,27 @@ def _select_columns(definition: IndexDefinition, columns: Sequence[str]) -> pa.S
 
 
 def _select_functions(definition: IndexDefinition, columns: Sequence[str]) -> Mapping[str, str]:
+    """Return the function of each requested partial aggregate, by the name of its column."""
     partials = list_partials(definition.measures)
     functions = {f"m{number}": partial.function for number, partial in enumerate(partials)}
     return {name: functions[name] for name in columns if name in functions}
 
 
-def read_condition(text: bytes, definition: IndexDefinition) -> Expression:
+def read_condition(filter_json: bytes, definition: IndexDefinition) -> Expression:
     """Parse and bind the condition on groups, or return TRUE if its evaluation would take long.
 
     The client's query evaluates all of its conditions itself, so additional groups do not change its result.
 
     Args:
-        text: An expression over the dimensions d0, d1, … in JSON, or an empty text.
+        filter_json: An expression over the dimensions d0, d1, … in JSON, or an empty text.
         definition: The definition of the cube.
 
     Raises:
         BadRequest: The condition is invalid.
     """
-    if not text:
+    if not filter_json:
         return TRUE
-    expression = parse_expression(decode_json(text, "The filter"))
+    expression = parse_expression(decode_json(filter_json, "The filter"))
     condition = bind(expression, make_group_schema(definition.terms), (), case_sensitive=True)
     try:
         check_filter(condition)
@@ -254,13 +260,15 @@ def _parse_ids(text: str) -> Ids:
         BadRequest: The text is not base64, or has the wrong length.
     """
     try:
-        data = base64.b64decode(text, validate=True)
+        id_bytes = base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise BadRequest(f"files is not base64: {error}") from None
-    if len(data) % _ID_BYTES or len(data) > FILES_MAX * _ID_BYTES:
-        raise BadRequest(f"files has {len(data):,} bytes; it must have {_ID_BYTES} bytes for each file, and at most "
-                         f"{FILES_MAX:,} files")  # fmt: skip
-    return np.frombuffer(data, dtype="<u8").reshape(-1, 2).astype(np.uint64)
+    if len(id_bytes) % _ID_BYTES or len(id_bytes) > FILES_MAX * _ID_BYTES:
+        raise BadRequest(
+            f"files has {len(id_bytes):,} bytes; it must have {_ID_BYTES} bytes for each file, and at most "
+            f"{FILES_MAX:,} files"
+        )
+    return np.frombuffer(id_bytes, dtype="<u8").reshape(-1, 2).astype(np.uint64)
 
 
 class GroupReading:
@@ -289,8 +297,8 @@ class GroupReading:
         self._groups: pa.Table = schema.empty_table()
         self._waiting: list[GroupPart] = []
         self._waiting_rows = self._waiting_bytes = 0
-        self._pending: list[pa.Table] = []
-        self._rows = self._bytes = 0
+        self._uncombined: list[pa.Table] = []
+        self._uncombined_rows = self._uncombined_bytes = 0
 
     @property
     def groups(self) -> pa.Table:
@@ -338,10 +346,10 @@ class GroupReading:
         except ValueError:  # Keep all groups, because the client's query evaluates its condition itself.
             selected_groups = part.groups.select(TRUE, self._schema.names)
         self._is_covered[part.files] = True
-        self._pending.append(selected_groups)
-        self._rows += selected_groups.num_rows
-        self._bytes += selected_groups.nbytes
-        if self._rows > _UNCOMBINED_GROUPS_MAX or self._bytes > _COMBINED_BYTES:
+        self._uncombined.append(selected_groups)
+        self._uncombined_rows += selected_groups.num_rows
+        self._uncombined_bytes += selected_groups.nbytes
+        if self._uncombined_rows > _UNCOMBINED_GROUPS_MAX or self._uncombined_bytes > _COMBINED_BYTES:
             self._combine_groups()
 
     def finish(self) -> None:
@@ -350,13 +358,13 @@ class GroupReading:
         self._combine_groups()
 
     def _combine_groups(self) -> None:
-        """Combine the pending groups with the groups so far."""
-        groups = pa.concat_tables([self._groups, *(part for part in self._pending if part.num_rows)])
+        """Combine the groups that were added since the last combination with the earlier groups."""
+        groups = pa.concat_tables([self._groups, *(table for table in self._uncombined if table.num_rows)])
         if groups.num_rows > (0 if self._combines_few else _ENGINE_COMBINED_GROUPS_MAX):
             # Do not report the error here: the engine sums up the groups again, and reports it.
             with suppress(SumOverflow, pa.ArrowException):
                 groups = combine_groups(groups, self._functions).select(self._schema.names)
-        self._groups, self._pending, self._rows, self._bytes = groups, [], 0, 0
+        self._groups, self._uncombined, self._uncombined_rows, self._uncombined_bytes = groups, [], 0, 0
 
     def encode(self) -> bytes:
         """Return the groups as an Arrow stream, with the covered files in the metadata of its schema."""

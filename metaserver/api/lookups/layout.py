@@ -26,7 +26,9 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
 
 BARS, BARS_MAX = 1000, 2000
+"""The default and the maximum of the query parameter `bars`."""
 POINTS, POINTS_MAX = 400, 2000
+"""The default and the maximum of the query parameter `points`."""
 AXIS_MARKS_MAX = 5
 STRING_FILES_MAX = 1_000_000
 """The maximum number of files for which the layout of a column of strings is computed.
@@ -147,31 +149,31 @@ async def load_column_layout(call: Call) -> ColumnLayout:
         raise BadRequest(f"scale is {scale[:40]!r}; it must be value or rank")
     bars = parse_page_size(call.query.get("bars", str(BARS)), "bars", BARS_MAX)
     points = parse_page_size(call.query.get("points", str(POINTS)), "points", POINTS_MAX)
-    ids = [find_requested_snapshot(call.query, metadata)]
+    snapshot_ids = [find_requested_snapshot(call.query, metadata)]
     compared_snapshot_id = parse_whole_number(call.query.get("compare-to"), "compare-to")
     if compared_snapshot_id is not None:
-        ids.append(resolve_snapshot_id(metadata, compared_snapshot_id, None, None))
+        snapshot_ids.append(resolve_snapshot_id(metadata, compared_snapshot_id, None, None))
 
     views = [
         TableView((), ())
         if snapshot_id is None
         else await call.components.planner.view(metadata, ScanRequest(snapshot_id=snapshot_id))
-        for snapshot_id in ids
+        for snapshot_id in snapshot_ids
     ]
-    files = sum(view.file_count for view in views)
-    if get_form(column.kind) is Form.STRINGS and files > STRING_FILES_MAX:
+    file_count = sum(view.file_count for view in views)
+    if get_form(column.kind) is Form.STRINGS and file_count > STRING_FILES_MAX:
         raise BadRequest(
             f"Column {name} is of the type {column.kind}, whose layout is computed for at most {STRING_FILES_MAX:,} "
-            f"files, not for {files:,}; choose a column of numbers or times"
+            f"files, not for {file_count:,}; choose a column of numbers or times"
         )
-    return await asyncio.to_thread(_compute_layout, name, column, scale == "rank", ids, views, bars, points)
+    return await asyncio.to_thread(_compute_layout, name, column, scale == "rank", snapshot_ids, views, bars, points)
 
 
 def _compute_layout(
     name: str,
     column: RequestedColumn,
     by_rank: bool,
-    ids: list[int | None],
+    snapshot_ids: list[int | None],
     views: list[TableView],
     bars: int,
     points: int,
@@ -185,8 +187,8 @@ def _compute_layout(
         scale="value" if axis.by_value else "rank",
         marks=_place_marks(axis, column.kind),
         snapshots=[
-            _make_snapshot_layout(snapshot_id, files, of_files, axis, bars, points)
-            for snapshot_id, files, of_files in zip(ids, files_by_snapshot, ranges, strict=True)
+            _make_snapshot_layout(snapshot_id, files, ranges_of_files, axis, bars, points)
+            for snapshot_id, files, ranges_of_files in zip(snapshot_ids, files_by_snapshot, ranges, strict=True)
         ],
     )
 
@@ -209,7 +211,7 @@ def _make_snapshot_layout(
             )
         ],
         bars=[LayoutBar(*bar) for bar in build_bars(ranges, axis, bars)],
-        sizes=[LayoutSizes(*of_class) for of_class in count_size_classes(files)],
+        sizes=[LayoutSizes(*size_class) for size_class in count_size_classes(files)],
     )
 
 

@@ -59,10 +59,15 @@ long.
 JSON_ROWS_MAX = 100_000
 UNCOVERED_MAX = 1000
 """The maximum number of uncovered files that the answer names."""
+_LISTED_INDEXES_MAX = 20
+"""The maximum number of indexes that an error names."""
 _PIECE_BYTES = 1 << 18
+"""The size of the slices in which a large answer is sent."""
 _ROWS_PER_PIECE = 2_000
+"""The number of rows in a piece of JSON that is encoded in one call."""
 _ROWS_PER_BATCH = 1 << 16
 _IN_LOOP_BODY_BYTES_MAX = 64 << 10
+"""The maximum size of a JSON body that is parsed in the event loop."""
 _IN_LOOP_KEYS_MAX = 200
 """The maximum number of keys or rows that are processed in the event loop.
 
@@ -196,16 +201,18 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     key_query = await _parse_request(call, data, metadata)
     definition, terms = _find_record_index(metadata, key_query)
     columns, possible_keys = await _convert_keys(call, terms, key_query.requested_keys, len(data))
-    in_order = [columns[terms.index(term)] for term in definition.terms]
+    ordered_columns = [columns[terms.index(term)] for term in definition.terms]
     scan = await call.components.planner.bind_and_plan(metadata, ScanRequest(snapshot_id=key_query.snapshot_id))
-    located_rows = await call.app[LOCATOR].locate(scan, definition, in_order, possible_keys, entry)
+    located_rows = await call.app[LOCATOR].locate(scan, definition, ordered_columns, possible_keys, entry)
     answer = _LookupAnswer(metadata, scan, definition, columns[0].rows, key_query, located_rows)
     if not wants_arrow and len(located_rows.query) > JSON_ROWS_MAX:
-        rows = f"{len(located_rows.query):,} rows; JSON answers have at most {JSON_ROWS_MAX:,}"
-        raise TooLarge(f"The keys have {rows}; request Arrow (Accept: {arrow.ARROW_STREAM})")
-    work: Callable[[], Sequence[bytes | memoryview]] = answer.encode_arrow if wants_arrow else answer.encode_json
+        rows_text = f"{len(located_rows.query):,} rows; JSON answers have at most {JSON_ROWS_MAX:,}"
+        raise TooLarge(f"The keys have {rows_text}; request Arrow (Accept: {arrow.ARROW_STREAM})")
+    encode_answer: Callable[[], Sequence[bytes | memoryview]] = (
+        answer.encode_arrow if wants_arrow else answer.encode_json
+    )
     is_small = len(located_rows.query) + answer.keys <= _IN_LOOP_KEYS_MAX
-    pieces = work() if is_small else await asyncio.to_thread(work)
+    pieces = encode_answer() if is_small else await asyncio.to_thread(encode_answer)
     content_type = arrow.ARROW_STREAM if wants_arrow else "application/json"
     body = b"".join(pieces) if sum(map(len, pieces)) <= _PIECE_BYTES else _send_pieces(pieces)
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
@@ -263,8 +270,10 @@ def _find_record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[Index
         NotFound: The index does not exist.
     """
     by_name = read_definitions(metadata).by_name
-    usable = [index for index in by_name.values() if KINDS[index.kind].answers_keys and index.enabled]
-    names = ", ".join(f"{index.name} on {index.text}" for index in usable[:20]) or "none"
+    record_indexes = [index for index in by_name.values() if KINDS[index.kind].answers_keys and index.enabled]
+    indexes_text = (
+        ", ".join(f"{index.name} on {index.text}" for index in record_indexes[:_LISTED_INDEXES_MAX]) or "none"
+    )
     terms = None
     if query.columns is not None:
         if len(query.columns) > COLUMNS_MAX:
@@ -275,7 +284,7 @@ def _find_record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[Index
         if not KINDS[definition.kind].answers_keys:
             raise BadRequest(
                 f"The index {definition.name} is {definition.text}, and only record indexes find keys; the table has: "
-                f"{names}"
+                f"{indexes_text}"
             )
         if not definition.enabled:
             raise BadRequest(f"The index {definition.name} is paused; resume it before you look up keys")
@@ -285,11 +294,13 @@ def _find_record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[Index
             )
         return definition, definition.terms if terms is None else _order_terms(definition, terms)
     if terms is None:
-        raise BadRequest(f"The request names no index; set index or columns. The record indexes are: {names}")
-    for definition in usable:
+        raise BadRequest(f"The request names no index; set index or columns. The record indexes are: {indexes_text}")
+    for definition in record_indexes:
         if _list_identities(definition.terms) == _list_identities(terms):
             return definition, _order_terms(definition, terms)
-    raise BadRequest(f"No record index is on {', '.join(query.columns or ())[:200]}; the record indexes are: {names}")
+    raise BadRequest(
+        f"No record index is on {', '.join(query.columns or ())[:200]}; the record indexes are: {indexes_text}"
+    )
 
 
 def _list_identities(terms: Sequence[Term]) -> list[tuple[int, str]]:
@@ -303,11 +314,15 @@ def _order_terms(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Te
 
 
 async def _convert_keys(
-    call: Call, terms: Sequence[Term], raw_keys: Any, body_bytes: int
+    call: Call, terms: Sequence[Term], requested_keys: Any, body_bytes: int
 ) -> tuple[list[Keys], Mask | None]:
-    """Convert the keys of a request to the form of the index, in a thread if there are many."""
-    if isinstance(raw_keys, pa.Table):
-        arrays, shared_bytes = await asyncio.to_thread(extract_term_arrays, terms, raw_keys)
+    """Convert the keys of a request to the form of the index, in a thread if there are many.
+
+    Raises:
+        TooLarge: The keys need more memory than a request body may have.
+    """
+    if isinstance(requested_keys, pa.Table):
+        arrays, shared_bytes = await asyncio.to_thread(extract_term_arrays, terms, requested_keys)
         if shared_bytes > (limit := call.components.settings.body_limit_bytes):
             raise TooLarge(
                 f"The keys take {shared_bytes:,} bytes if each row has its own value; the limit is {limit:,}. Send "
@@ -315,9 +330,9 @@ async def _convert_keys(
             )
         call.keep(shared_bytes)
         return await asyncio.to_thread(build_keys, terms, arrays), None
-    if len(raw_keys) <= _IN_LOOP_KEYS_MAX and body_bytes <= _IN_LOOP_BODY_BYTES_MAX:
-        return decode_json_keys(terms, raw_keys)
-    return await call.run_in_turn(partial(decode_json_keys, terms, raw_keys))
+    if len(requested_keys) <= _IN_LOOP_KEYS_MAX and body_bytes <= _IN_LOOP_BODY_BYTES_MAX:
+        return decode_json_keys(terms, requested_keys)
+    return await call.run_in_turn(partial(decode_json_keys, terms, requested_keys))
 
 
 async def _send_pieces(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
@@ -356,9 +371,9 @@ class _LookupAnswer:
         )
 
     def _list_missing(self) -> Longs:
-        absent = np.ones(self.keys, dtype=np.bool_)
-        absent[self.located.query] = False
-        return np.flatnonzero(absent)
+        is_missing = np.ones(self.keys, dtype=np.bool_)
+        is_missing[self.located.query] = False
+        return np.flatnonzero(is_missing)
 
     def _list_files(self) -> tuple[Longs, list[str], list[list[Any]]]:
         """Return the files that contain a located row.
@@ -368,16 +383,16 @@ class _LookupAnswer:
             partitions, if the request asks for partitions.
         """
         view = self.scan.view
-        hit = np.zeros(view.file_count, dtype=np.bool_)
-        hit[self.located.data_file] = True
-        positions = np.flatnonzero(hit)
-        numbers = np.cumsum(hit) - 1
+        has_rows = np.zeros(view.file_count, dtype=np.bool_)
+        has_rows[self.located.data_file] = True
+        positions = np.flatnonzero(has_rows)
+        file_numbers = np.cumsum(has_rows) - 1
         partition_columns: list[list[Any]] = []
         if self.query.partitions:
             files_with_rows = find_files_at(view, view.find_entry_ids(positions))
             files = FileListing(self.metadata, files_with_rows, find_files_at(view, positions[:0]), None)
             partition_columns = files.lists(("spec-id", "partition"), 0, files.total)
-        return numbers, list_paths(view, positions), partition_columns
+        return file_numbers, list_paths(view, positions), partition_columns
 
     def encode_json(self) -> list[bytes]:
         """Encode the answer as pieces of JSON.
@@ -385,15 +400,19 @@ class _LookupAnswer:
         The pieces are not joined, because joining holds the GIL, as encoding does.
         """
         located_rows = self.located
-        numbers, paths, file_columns = self._list_files()
+        file_numbers, paths, file_columns = self._list_files()
         pieces = [encode_json(self._describe_answer())[:-1] + b',"rows":[']
         for start in range(0, len(located_rows.query), _ROWS_PER_PIECE):
             part = slice(start, start + _ROWS_PER_PIECE)
-            columns = (located_rows.query[part], numbers[located_rows.data_file[part]], located_rows.position[part])
+            columns = (
+                located_rows.query[part],
+                file_numbers[located_rows.data_file[part]],
+                located_rows.position[part],
+            )
             values = zip(*(column.tolist() for column in columns), located_rows.undecided[part].tolist(), strict=True)
             rows = [
-                LocatedRow(key, paths[file], position, undecided_count, *(column[file] for column in file_columns))
-                for key, file, position, undecided_count in values
+                LocatedRow(key, paths[file], position, is_undecided, *(column[file] for column in file_columns))
+                for key, file, position, is_undecided in values
             ]
             pieces += [b"," if start else b"", encode_json(rows)[1:-1]]
         missing_keys = self._list_missing().tolist()
@@ -406,22 +425,22 @@ class _LookupAnswer:
         All batches share a dictionary of paths and a dictionary of partitions.
         """
         located_rows = self.located
-        numbers, paths, file_columns = self._list_files()
+        file_numbers, paths, file_columns = self._list_files()
         schema_metadata = {**msgspec.to_builtins(self._describe_answer()), "missing": len(self._list_missing())}
         metadata = {
             name: value if isinstance(value, str) else encode_json(value).decode()
             for name, value in schema_metadata.items()
         }
         path_texts = pa.array(paths, pa.string())
-        specs = pa.array(file_columns[0] if file_columns else [], pa.int32())
-        texts = pa.array(
+        spec_ids = pa.array(file_columns[0] if file_columns else [], pa.int32())
+        partition_texts = pa.array(
             [encode_json(partition).decode() for partition in file_columns[1]] if file_columns else [], pa.string()
         )
         sink = pa.BufferOutputStream()
         writer = None
         for start in range(0, max(1, len(located_rows.query)), _ROWS_PER_BATCH):
             part = slice(start, start + _ROWS_PER_BATCH)
-            files = pa.array(numbers[located_rows.data_file[part]].astype(np.int32))
+            files = pa.array(file_numbers[located_rows.data_file[part]].astype(np.int32))
             columns = {
                 "key": pa.array(located_rows.query[part]),
                 "file_path": pa.DictionaryArray.from_arrays(files, path_texts),
@@ -429,8 +448,8 @@ class _LookupAnswer:
                 "undecided": pa.array(located_rows.undecided[part]),
             }
             if file_columns:
-                columns["spec_id"] = specs.take(files)
-                columns["partition"] = pa.DictionaryArray.from_arrays(files, texts)
+                columns["spec_id"] = spec_ids.take(files)
+                columns["partition"] = pa.DictionaryArray.from_arrays(files, partition_texts)
             batch = pa.record_batch(columns).replace_schema_metadata(metadata)
             writer = writer or pa.ipc.new_stream(sink, batch.schema)
             writer.write_batch(batch)

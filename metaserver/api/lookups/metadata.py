@@ -50,18 +50,18 @@ ARROW_ITEMS_MAX = 100_000
 """The maximum number of items in an Arrow answer, which is also the default."""
 IN_LOOP_ITEMS_MAX = 500
 """The maximum number of items that are encoded in the event loop. Encoding them takes about 2 ms."""
-IN_THREAD_FILES = 5_000
+IN_LOOP_FILES_MAX = 5_000
 """The maximum number of files whose partitions are computed in the event loop. Each page needs all files."""
+_SUGGESTED_NAMES_MAX = 3
 PREFIXES: web.AppKey[PrefixCache] = web.AppKey("prefixes", PrefixCache)
 _PREFIXES_SHARE = 8
 """The divisor of `plan_answers_bytes`. Parsed partition filters may use this part of the memory."""
-_TABLE = "/api/v1/tables/{namespace}/{table}"
+_TABLE_PATH = "/api/v1/tables/{namespace}/{table}"
 _PREFIX = Parameter(
     "partition",
     "query",
     "Only files of these partitions: the values of some fields, as a path (`day=2024-01-01/bucket=3`) or as a JSON "
-    "object "
-    '(`{"day": "2024-01-01"}`).',
+    'object (`{"day": "2024-01-01"}`).',
     {"type": "string"},
 )
 _PAGING = (
@@ -109,12 +109,12 @@ def _describe_answers(summary: str, list_field: str, schema: str) -> tuple[Respo
             "next-page-token": {"type": ["string", "null"]},
         },
     }
-    with_arrow = (
+    summary_with_arrow = (
         f"{summary}. With `Accept: {arrow.ARROW_STREAM}`, the answer is an Arrow IPC stream, whose column names have "
         "`_` instead of `-`"
     )
     return (
-        ResponseSpec(200, with_arrow, page),
+        ResponseSpec(200, summary_with_arrow, page),
         ResponseSpec(404, "No such table"),
         ResponseSpec(406, "The client accepts neither JSON nor Arrow"),
     )
@@ -131,7 +131,7 @@ PARTITION_SCHEMA = _make_schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
 
 @Route(
     "GET",
-    f"{_TABLE}/files",
+    f"{_TABLE_PATH}/files",
     "listFiles",
     "List the live files of a snapshot, or of some of its partitions: first data files, then delete files",
     tags=("metadata",),
@@ -169,7 +169,7 @@ async def list_files(call: Call) -> web.Response:
 
 @Route(
     "GET",
-    f"{_TABLE}/stats/{{column}}",
+    f"{_TABLE_PATH}/stats/{{column}}",
     "listColumnStats",
     "List the bounds and counts of a column in each data file of all or some partitions",
     tags=("metadata",),
@@ -199,7 +199,7 @@ async def list_column_stats(call: Call) -> web.Response:
 
 @Route(
     "GET",
-    f"{_TABLE}/partitions",
+    f"{_TABLE_PATH}/partitions",
     "listPartitions",
     "List the partitions of a snapshot with totals of their files",
     tags=("metadata",),
@@ -213,13 +213,13 @@ async def list_partitions(call: Call) -> web.Response:
     view = await _load_view(call, metadata, page)
     prefix = _read_prefix(call, metadata)
 
-    def read() -> PartitionListing:
+    def read_listing() -> PartitionListing:
         return PartitionListing(
             metadata, find_files_by_prefix(view, prefix), find_files_by_prefix(_make_delete_view(view), prefix)
         )
 
-    is_small = view.file_count + view.delete_file_count <= IN_THREAD_FILES
-    listing = read() if is_small else await asyncio.to_thread(read)
+    is_small = view.file_count + view.delete_file_count <= IN_LOOP_FILES_MAX
+    listing = read_listing() if is_small else await asyncio.to_thread(read_listing)
     return await _answer_page(page, "partitions", tuple(PARTITION_COLUMNS), listing)
 
 
@@ -251,8 +251,8 @@ def _canonicalize_kind(type_text: str) -> str:
 
 
 def _suggest_inner_fields(schema: Schema, name: str) -> str:
-    inner = [other for other in schema.index.by_name if other.startswith(f"{name}.")]
-    return " or ".join(inner[:3]) or "another column"
+    inner_names = [other for other in schema.index.by_name if other.startswith(f"{name}.")]
+    return " or ".join(inner_names[:_SUGGESTED_NAMES_MAX]) or "another column"
 
 
 async def _load_metadata(call: Call) -> TableMetadata:
@@ -263,21 +263,21 @@ def _read_prefix(call: Call, metadata: TableMetadata) -> Prefix:
     return parse_prefix(call.query.get("partition", ""), metadata, call.app[PREFIXES])
 
 
-def _read_page_request(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
+def _read_page_request(call: Call, metadata: TableMetadata, listing_parts: tuple[str, ...]) -> _Page:
     """Return the requested page of a listing.
 
     Raises:
         BadRequest: The page token does not belong to this listing.
     """
-    wanted_arrow = arrow.wants_arrow(call.headers)
-    page_max = ARROW_ITEMS_MAX if wanted_arrow else call.components.settings.page_limit
+    wants_arrow = arrow.wants_arrow(call.headers)
+    page_max = ARROW_ITEMS_MAX if wants_arrow else call.components.settings.page_limit
     limit = parse_page_size(call.query.get("limit", str(page_max)), "limit", page_max)
-    parts = (metadata.table_uuid, call.query.get("partition", ""), *checksum)
-    number = zlib.crc32(encode_json(parts))
+    parts = (metadata.table_uuid, call.query.get("partition", ""), *listing_parts)
+    checksum = zlib.crc32(encode_json(parts))
     page_token = call.query.get("page-token")
     if not page_token:
-        return _Page(find_requested_snapshot(call.query, metadata), 0, limit, number, wanted_arrow)
-    return _Page(*decode_page_token(page_token, number, metadata), limit, number, wanted_arrow)
+        return _Page(find_requested_snapshot(call.query, metadata), 0, limit, checksum, wants_arrow)
+    return _Page(*decode_page_token(page_token, checksum, metadata), limit, checksum, wants_arrow)
 
 
 def _read_fields(fields_text: str | None) -> tuple[str, ...]:
@@ -308,13 +308,13 @@ def _make_delete_view(view: TableView) -> TableView:
 
 async def _answer_page(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> web.Response:
     """Return the response with a page of a listing."""
-    work: Callable[[], bytes | bytearray] = partial(
+    encode_page: Callable[[], bytes | bytearray] = partial(
         _encode_arrow if page.encode_arrow else _encode_json, page, list_name, names, listing
     )
     items_of_page = min(page.limit, max(0, listing.total - page.start))
     # Use a thread: before PyArrow makes its first array, it imports pandas if it is installed, which takes 0.14 s.
     is_small = not page.encode_arrow and items_of_page <= IN_LOOP_ITEMS_MAX
-    body = work() if is_small else await asyncio.to_thread(work)
+    body = encode_page() if is_small else await asyncio.to_thread(encode_page)
     content_type = arrow.ARROW_STREAM if page.encode_arrow else "application/json"
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
@@ -331,9 +331,9 @@ def _encode_arrow(page: _Page, list_name: str, names: tuple[str, ...], listing: 
 def _encode_json(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes:
     """Return a page of a listing as JSON."""
     end = min(listing.total, page.start + page.limit)
-    rows = make_items(listing, names, min(page.start, end), end)
+    items = make_items(listing, names, min(page.start, end), end)
     return encode_json(
-        {"snapshot-id": page.snapshot_id, list_name: rows, "next-page-token": page.make_token(listing.total)}
+        {"snapshot-id": page.snapshot_id, list_name: items, "next-page-token": page.make_token(listing.total)}
     )
 
 

@@ -87,7 +87,11 @@ async def check_attribute_rights(call: Call, attributes: Iterable[AttributeColum
 
 
 async def _is_current(call: Call, attribute: AttributeColumn) -> bool:
-    """Return whether the index is enabled, and its dimension table at its snapshot, without rows outside of it."""
+    """Return whether the index of an attribute has the current values of its dimension table.
+
+    The index must be enabled, and the dimension table must be at the snapshot of the index. The table must not be a
+    stream table, because rows of a stream table may be in no snapshot.
+    """
     source = attribute.lookup.source
     *namespace, name = source.table
     await call.allow(Securable(tuple(namespace), TABLE, name))

@@ -74,8 +74,8 @@ async def count_plan(
         return None
     selected_columns: set[int] | None = None
     if select is not None:  # A client may name half a million columns.
-        find = partial(_find_ids, scan_plan.schema, select)
-        selected_columns = find() if len(select) <= _IN_LOOP_NAMES_MAX else await call.run_in_turn(find)
+        find_ids = partial(_find_ids, scan_plan.schema, select)
+        selected_columns = find_ids() if len(select) <= _IN_LOOP_NAMES_MAX else await call.run_in_turn(find_ids)
     columns = {UNKNOWN_COLUMNS} if selected_columns is None else selected_columns
     columns |= {predicate.column_id for predicate in predicates}
     end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
@@ -95,7 +95,7 @@ def _find_ids(schema: Schema, names: Collection[str]) -> set[int]:
     ids = {by_name[name] for name in names if name in by_name}
     if len(ids) < len(names):  # Some engines ignore the case of names.
         lower_names = {name.lower() for name in names}
-        ids |= {number for name, number in by_name.items() if name.lower() in lower_names}
+        ids |= {column_id for name, column_id in by_name.items() if name.lower() in lower_names}
     return ids | ({EVERY_COLUMN} if "*" in names else set())
 
 
@@ -135,20 +135,20 @@ def read_scan_report(
     columns = ids or _find_ids(schema, names)
     engine = report.get("metadata")
     engine_name = str(engine.get("engine-name", "")).lower() if isinstance(engine, dict) else ""
-    tops = {field.id for field in schema.fields}
-    is_planned, oldest = plan_and_age
-    if is_planned and engine_name != PROXY_ENGINE:
+    top_level_ids = {field.id for field in schema.fields}
+    is_plan_snapshot, oldest_ms = plan_and_age
+    if is_plan_snapshot and engine_name != PROXY_ENGINE:
         return None
-    if not columns or (tops <= columns and engine_name not in _ENGINES):
+    if not columns or (top_level_ids <= columns and engine_name not in _ENGINES):
         columns = {UNKNOWN_COLUMNS}
     try:
         report_filter = parse_expression(report.get("filter", True))
         columns = {*columns, *(term[0] for term in list_terms(report_filter, schema, (), case_sensitive=False))}
-        if not is_planned:
-            oldest = _find_minimum_time_ms(bind(report_filter, schema, (), case_sensitive=False), metadata)
+        if not is_plan_snapshot:
+            oldest_ms = _find_minimum_time_ms(bind(report_filter, schema, (), case_sensitive=False), metadata)
     except BadRequest:  # Iceberg replaces literals with a description, such as (2-digit-int).
         pass
-    return ColumnRead(uuid, select_columns_of_read(columns), _compute_age_d(oldest, now_ms))
+    return ColumnRead(uuid, select_columns_of_read(columns), _compute_age_d(oldest_ms, now_ms))
 
 
 def _get_list(report: Mapping[str, Any], name: str) -> list[Any]:
@@ -164,17 +164,17 @@ def find_schema_of_report(metadata: TableMetadata, report: Mapping[str, Any]) ->
 
 def _find_minimum_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
     """Return a lower bound of the time column in all rows that satisfy the filter, or None if there is no bound."""
-    times = find_time_columns(metadata, metadata.default_spec)
-    parts = bound.children if isinstance(bound, And) else (bound,)
-    if len(times) != 1:
+    time_columns = find_time_columns(metadata, metadata.default_spec)
+    conjuncts = bound.children if isinstance(bound, And) else (bound,)
+    if len(time_columns) != 1:
         return None
     lower_bounds = [
-        min(part.values)
-        for part in parts
-        if isinstance(part, Bound)
-        and part.column_id == times[0].column_id
-        and part.transform == IDENTITY
-        and part.op in _OPS_WITH_LOWER_BOUND
-        and part.values
+        min(conjunct.values)
+        for conjunct in conjuncts
+        if isinstance(conjunct, Bound)
+        and conjunct.column_id == time_columns[0].column_id
+        and conjunct.transform == IDENTITY
+        and conjunct.op in _OPS_WITH_LOWER_BOUND
+        and conjunct.values
     ]
-    return None if not lower_bounds else times[0].to_ms(int(max(lower_bounds)))
+    return None if not lower_bounds else time_columns[0].to_ms(int(max(lower_bounds)))

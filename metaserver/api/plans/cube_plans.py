@@ -167,8 +167,8 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     condition: Expression = TRUE
     if not is_longer(bound_scan.bound, CONDITION_VALUES_MAX):
         condition = await asyncio.to_thread(to_group_condition, bound_scan.bound, cube.terms)
-    text = bytes(body.group_filter)
-    group_condition = await read_in_turn(call, len(text), partial(read_condition, text, cube))
+    group_filter_json = bytes(body.group_filter)
+    group_condition = await read_in_turn(call, len(group_filter_json), partial(read_condition, group_filter_json, cube))
     condition = join_by_and(condition, group_condition)
     group_reading = await read_groups(call, loaded_table, cube, body.columns, ids, condition)
     is_covered = np.zeros(scan_plan.files, dtype=np.bool_)
@@ -182,27 +182,27 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     refusal = await asyncio.to_thread(_explain_small_gain, scan_plan, is_covered)
     if refusal is not None:
         return await _encode_answer(no_groups, MakeCubePlanResponse(refusal))
-    remaining = scan_plan.with_only(scan_plan.entry_ids[~is_covered])
+    remaining_plan = scan_plan.with_only(scan_plan.entry_ids[~is_covered])
     holder = None if call.audience is None else Holder(call.audience, body.holder)
-    table = PlanTableResponse(None, bound_scan.snapshot_id, None, 0, 0, scan_plan.considered, None)
-    if remaining.files:
+    plan_answer = PlanTableResponse(None, bound_scan.snapshot_id, None, 0, 0, scan_plan.considered, None)
+    if remaining_plan.files:
         joined_tables = await _find_dimension_tables(call, cube)
         plan_table = NewPlanTable(call, loaded_table, plan_request, bound_scan, holder, joined_tables)
-        table = await plan_table.make_plan_table(remaining, is_shared=False)
-        if table.name is None:
-            reason = table.misread or "no plan table can be created for the files that it does not cover"
+        plan_answer = await plan_table.make_plan_table(remaining_plan, is_shared=False)
+        if plan_answer.name is None:
+            reason = plan_answer.misread or "no plan table can be created for the files that it does not cover"
             return await _encode_answer(no_groups, MakeCubePlanResponse(reason))
-    count_requested_statement(call, loaded_table, plan_request, bound_scan, table, None)
+    count_requested_statement(call, loaded_table, plan_request, bound_scan, plan_answer, None)
     answer = MakeCubePlanResponse(
         None,
         bound_scan.snapshot_id,
         loaded_table.metadata.current_schema_id,
         int(is_covered.sum()),
         scan_plan.considered,
-        table.files,
-        table.bytes,
-        table.name if holder is None else None,
-        table.plan_snapshot_id or None,
+        plan_answer.files,
+        plan_answer.bytes,
+        plan_answer.name if holder is None else None,
+        plan_answer.plan_snapshot_id or None,
     )
     return await _encode_answer(groups, answer)
 
@@ -220,7 +220,7 @@ def _explain_small_gain(scan_plan: ScanPlan, is_covered: np.ndarray) -> str | No
 
 
 async def _find_dimension_tables(call: Call, cube: IndexDefinition) -> list[PlanJoin]:
-    """Return the dimension tables of a cube that exist. Which files have entries may depend on their rows."""
+    """Return the dimension tables of a cube that exist. The files that the cube covers may depend on their rows."""
     tables = []
     for path in dict.fromkeys(tuple(table) for table in cube.dimension_tables):
         *namespace, name = path
@@ -237,10 +237,10 @@ async def _bind_filter(call: Call, request: PlanTableRequest, metadata: TableMet
         BadRequest: The filter or the snapshot is invalid.
     """
 
-    def read() -> BoundScan:
+    def bind_parsed_filter() -> BoundScan:
         return bind_request((request, read_filter(request, metadata)), metadata)[1]
 
-    return await read_in_turn(call, len(bytes(request.filter)) + len(request.predicate or ""), read)
+    return await read_in_turn(call, len(bytes(request.filter)) + len(request.predicate or ""), bind_parsed_filter)
 
 
 def _find_whole_files(scan_plan: ScanPlan, excluded_plan: ScanPlan | None) -> tuple[np.ndarray, np.ndarray]:

@@ -70,8 +70,10 @@ The partitions with the most files are returned.
 """
 RESIDUAL_BYTES_MAX = 4 << 20
 """The maximum total size of all distinct residuals."""
-_IN_THREAD_FILES = 5_000
-_IN_THREAD_BYTES = 4_000
+_IN_LOOP_FILES_MAX = 5_000
+"""The maximum number of files of a plan that is explained in the event loop."""
+_IN_LOOP_BYTES_MAX = 4_000
+"""The maximum size of a filter that is parsed in the event loop."""
 
 
 class ExplainedStage(msgspec.Struct, rename="kebab"):
@@ -319,7 +321,7 @@ async def explain_scan(
     policies = await load_policies(call.components.catalog.context.store, namespace)
     properties = with_policies(scan.metadata, policies).properties
 
-    def answer() -> bytes:
+    def encode_answer() -> bytes:
         reasons = find_unpruned_reasons(
             (scan.stages[0].files_in if scan.stages else scan.files, scan.files),
             joins,
@@ -335,8 +337,8 @@ async def explain_scan(
         return encode_json(explanation)
 
     if is_long:
-        return await call.run_in_turn(answer)
-    return answer() if scan.considered <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
+        return await call.run_in_turn(encode_answer)
+    return encode_answer() if scan.considered <= _IN_LOOP_FILES_MAX else await asyncio.to_thread(encode_answer)
 
 
 async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilter:
@@ -355,11 +357,11 @@ async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata
                 parse_expression(decode_json(filter_json, "The filter"), unknown=True, functions=True), ()
             )
 
-        return parse() if len(filter_json) <= _IN_THREAD_BYTES else await call.run_in_turn(parse)
+        return parse() if len(filter_json) <= _IN_LOOP_BYTES_MAX else await call.run_in_turn(parse)
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
-    text = body.where.lower()
-    names = [name for name in list_attribute_names(metadata) if name.lower() in text]
+    lower_sql = body.where.lower()
+    names = [name for name in list_attribute_names(metadata) if name.lower() in lower_sql]
     schema = add_to_schema(metadata.current_schema, find_attribute_columns(metadata, names))
     parse_filter = partial(sql.parse_sql, body.where, schema, metadata.schemas, functions=True)
     return await read_in_turn(call, len(body.where), parse_filter)
@@ -437,13 +439,13 @@ def _describe_stage(stage: PruningStage) -> ExplainedStage:
     )
 
 
-def _collect_columns(expression: Expression, seen_ids: set[int]) -> Iterator[ComparedColumn]:
+def _collect_columns(expression: Expression, listed_ids: set[int]) -> Iterator[ComparedColumn]:
     """Yield the distinct columns of the expression, in the order of the predicates."""
     if isinstance(expression, And | Or):
         for child in expression.children:
-            yield from _collect_columns(child, seen_ids)
-    elif isinstance(expression, Bound) and expression.column_id not in seen_ids:
-        seen_ids.add(expression.column_id)
+            yield from _collect_columns(child, listed_ids)
+    elif isinstance(expression, Bound) and expression.column_id not in listed_ids:
+        listed_ids.add(expression.column_id)
         yield ComparedColumn(expression.name, expression.column_id, expression.kind)
 
 
@@ -453,20 +455,22 @@ def _collect_residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
     The residual with the most files is first.
     """
     files_by_partition = group_by_partition(find_files_at(scan.view, scan.entry_ids))
-    parts = sorted(
+    partitions_by_files = sorted(
         zip(files_by_partition.count_files(), files_by_partition.partitions, strict=True), key=lambda part: -part[0]
     )
-    counts: dict[bytes, int] = {}
-    size = sum(1 + len(predicate.values) for predicate in collect_predicates(scan.bound))
-    residual_bytes, partitions = 0, 0
-    for files, partition in parts[:RESIDUAL_PARTITIONS_MAX]:
-        if partitions * size > RESIDUAL_VALUES_MAX or residual_bytes > RESIDUAL_BYTES_MAX:
+    files_by_residual: dict[bytes, int] = {}
+    value_count = sum(1 + len(predicate.values) for predicate in collect_predicates(scan.bound))
+    residual_bytes, handled_partitions = 0, 0
+    for files, partition in partitions_by_files[:RESIDUAL_PARTITIONS_MAX]:
+        if handled_partitions * value_count > RESIDUAL_VALUES_MAX or residual_bytes > RESIDUAL_BYTES_MAX:
             break
-        partitions += 1
+        handled_partitions += 1
         values = tuple(field.value for field in partition.fields)
         fields = tuple((field.field_id, field.kind) for field in partition.fields)
         residual = encode_json(encode_expression(scan.compute_partition_residual(partition.spec_id, fields, values)))
-        residual_bytes += 0 if residual in counts else len(residual)
-        counts[residual] = counts.get(residual, 0) + files
-    most_first = sorted(counts.items(), key=lambda item: -item[1])
-    return [ExplainedResidual(msgspec.Raw(text), files) for text, files in most_first], partitions == len(parts)
+        residual_bytes += 0 if residual in files_by_residual else len(residual)
+        files_by_residual[residual] = files_by_residual.get(residual, 0) + files
+    most_first = sorted(files_by_residual.items(), key=lambda item: -item[1])
+    return [ExplainedResidual(msgspec.Raw(text), files) for text, files in most_first], handled_partitions == len(
+        partitions_by_files
+    )

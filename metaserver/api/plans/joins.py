@@ -196,15 +196,19 @@ def _list_tables(joins: Iterable[RequestedJoin]) -> Iterator[PlanJoin]:
 
 
 def _check_join_count(joins: Sequence[JoinSpec]) -> None:
-    """Check the number and the depth of joins before a table is loaded."""
-    count, level = 0, list(joins)
+    """Check the number and the depth of joins before a table is loaded.
+
+    Raises:
+        BadRequest: There are too many joins or levels.
+    """
+    join_count, joins_of_level = 0, list(joins)
     for _ in range(DEPTH_MAX):
-        count += len(level)
-        level = [nested_join for join in level for nested_join in join.joins]
-    if level:
+        join_count += len(joins_of_level)
+        joins_of_level = [nested_join for join in joins_of_level for nested_join in join.joins]
+    if joins_of_level:
         raise BadRequest(f"The joins have more than {DEPTH_MAX} nested levels; leave out the inner levels")
-    if count > JOINS_MAX:
-        raise BadRequest(f"The request has {count} joins; the limit is {JOINS_MAX}")
+    if join_count > JOINS_MAX:
+        raise BadRequest(f"The request has {join_count} joins; the limit is {JOINS_MAX}")
 
 
 async def _resolve_join(call: Call, metadata: TableMetadata, spec: JoinSpec) -> RequestedJoin:
@@ -219,28 +223,28 @@ async def _resolve_join(call: Call, metadata: TableMetadata, spec: JoinSpec) -> 
     await call.allow(Securable(namespace, TABLE, check_name(name, "table name")))
     loaded_table = await load_to_read(call, namespace, name, spec.snapshot_id)
     table_name = ".".join(spec.table)
-    other, entry = loaded_table.metadata, loaded_table.entry
+    other_metadata, entry = loaded_table.metadata, loaded_table.entry
     assert entry is not None
     if not 1 <= len(spec.on) <= COLUMNS_MAX:
         raise BadRequest(
             f"The join with {table_name} has {len(spec.on)} columns in `on`; it must have 1 to {COLUMNS_MAX}"
         )
     try:
-        snapshot_id = resolve_snapshot_id(other, spec.snapshot_id, None, None)
+        snapshot_id = resolve_snapshot_id(other_metadata, spec.snapshot_id, None, None)
         ends = [(name, spec.end) for name in spec.on] if spec.end is not None else []
-        pairs = tuple(_bind_pair(metadata, other, *names) for names in (*spec.on.items(), *ends))
-        expression = await _bind_filter(call, spec, other)
+        pairs = tuple(_bind_pair(metadata, other_metadata, *column_names) for column_names in (*spec.on.items(), *ends))
+        expression = await _bind_filter(call, spec, other_metadata)
         exempt_condition = await _bind_exempt_condition(call, spec, metadata)
-        outside = await _bind_outside(call, spec, other)
-        likes = _bind_likes(spec, other)
-        joins = [await _resolve_join(call, other, join) for join in spec.joins]
+        outside = await _bind_outside(call, spec, other_metadata)
+        likes = _bind_likes(spec, other_metadata)
+        joins = [await _resolve_join(call, other_metadata, join) for join in spec.joins]
     except BadRequest as error:
         raise BadRequest(f"The join with {table_name}: {error.message}") from None
     transform = spec.transform or IDENTITY
     operators = _check_comparison(spec, transform, pairs, table_name)
     return RequestedJoin(
         tuple(spec.table),
-        other,
+        other_metadata,
         entry,
         snapshot_id,
         expression,
@@ -270,9 +274,9 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], tab
             f"The join with {table_name} has {fields}, which {verb} the transform min, max or range, not {transform}"
         )
     if is_ordered:
-        is_limited = has_ranges if transform == RANGE else has_order
-        one_column = len(spec.on) == 1 and all(is_limited(pair.kind, pair.other_kind) for pair in pairs)
-        if not one_column:
+        can_limit = has_ranges if transform == RANGE else has_order
+        is_valid_pair = len(spec.on) == 1 and all(can_limit(pair.kind, pair.other_kind) for pair in pairs)
+        if not is_valid_pair:
             more_types = ", decimals of one scale, string, or float and double" if transform == RANGE else ""
             raise BadRequest(
                 f"The join with {table_name}: the {transform} of {pairs[-1].other_kind} cannot limit {kinds[0]}; join "
@@ -364,7 +368,7 @@ def _bind_like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
     if column.type != "string":
         raise BadRequest(f"LIKE needs a string, but the column {column.name} is a {describe_type(column.type)}")
     try:
-        _ = predicate.regex
+        _ = predicate.regex  # This compiles the pattern.
     except ValueError as error:
         raise BadRequest(f"The pattern of the column {column.name} is invalid: {error}") from None
     return BoundLike(DimensionColumn(column.id, "string"), predicate)
@@ -387,11 +391,11 @@ def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = Fals
     return resolve_literals(expression, metadata.current_schema, metadata.schemas)
 
 
-def _bind_pair(metadata: TableMetadata, other: TableMetadata, own_name: str, other_name: str) -> Pair:
+def _bind_pair(metadata: TableMetadata, other_metadata: TableMetadata, own_name: str, other_name: str) -> Pair:
     """Return the pair of columns by which the tables are joined."""
     own_column, other_column = (
         _find_column(metadata.current_schema, own_name),
-        _find_column(other.current_schema, other_name),
+        _find_column(other_metadata.current_schema, other_name),
     )
     return Pair(
         own_column.id,
@@ -410,14 +414,18 @@ def _find_column(schema: Schema, name: str) -> Column:
     """
     column = schema.find_column_by_name(name)
     if column is None:
-        matching_ids = {number for other, number in schema.index.by_name.items() if other.lower() == name.lower()}
+        matching_ids = {
+            column_id for other_name, column_id in schema.index.by_name.items() if other_name.lower() == name.lower()
+        }
         if len(matching_ids) != 1:
             problem = "is not" if not matching_ids else f"may be one of {len(matching_ids)} columns"
             raise BadRequest(f"The column {name[:200]!r} {problem} in the table's schema")
         column = schema.index.by_id[matching_ids.pop()]
-    inside = any(isinstance(ancestors.type, ListType | MapType) for ancestors in schema.list_ancestors(column))
-    if inside or not is_primitive(column.type):
-        problem = "is inside a list or a map" if inside else f"is a {describe_type(column.type)}"
+    is_inside_container = any(
+        isinstance(ancestor.type, ListType | MapType) for ancestor in schema.list_ancestors(column)
+    )
+    if is_inside_container or not is_primitive(column.type):
+        problem = "is inside a list or a map" if is_inside_container else f"is a {describe_type(column.type)}"
         raise BadRequest(
             f"The column {column.name} {problem}; join on a column of a primitive type outside lists and maps"
         )

@@ -43,7 +43,7 @@ class PendingPlans:
         return len(owners) >= PENDING_PLANS_MAX or owners.count(principal_name) >= share
 
     def start(
-        self, plan_id: str, principal_name: str, make: Callable[[], Awaitable[ScanPlan]]
+        self, plan_id: str, principal_name: str, make_plan: Callable[[], Awaitable[ScanPlan]]
     ) -> asyncio.Task[ScanPlan]:
         """Start the task of a plan, or return the existing task.
 
@@ -59,7 +59,7 @@ class PendingPlans:
                 raise TooManyRequests("This principal has reached its limit of running plans; retry in 5 s", 5)
 
             async def run() -> ScanPlan:
-                return await make()
+                return await make_plan()
 
             task = self._tasks[key] = asyncio.create_task(run(), name="plan")
             task.add_done_callback(lambda finished_task: self._keep_finished_plan(key, finished_task))

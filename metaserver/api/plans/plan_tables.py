@@ -73,7 +73,7 @@ _IN_LOOP_BYTES_MAX = 4000
 """The maximum size of a request that is decoded and bound in the event loop, in bytes."""
 _IN_LOOP_FILES_MAX, _IN_LOOP_MANIFESTS_MAX = 100_000, 200
 """The maximum numbers of files and manifests of a snapshot whose plans are measured in the event loop."""
-_READ_BYTES = 1 << 20
+_DECODED_REQUESTS_BYTES = 1 << 20
 _NAMES_PURPOSE = "plan-names"
 """The purpose of the key that is a part of the names of plan tables with joins."""
 _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
@@ -223,8 +223,8 @@ class PlanTableResponse(msgspec.Struct, rename="kebab"):
 
 WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
 MAKING: web.AppKey[SingleFlight[tuple[object, ...], PlanTableResponse]] = web.AppKey("plan-tables-making")
-_Read = tuple[PlanTableRequest, Expression]
-READ: web.AppKey[MemoryCache[tuple[str, bytes], _Read]] = web.AppKey("plan-tables-read")
+_DecodedRequest = tuple[PlanTableRequest, Expression]
+READ: web.AppKey[MemoryCache[tuple[str, bytes], _DecodedRequest]] = web.AppKey("plan-tables-read")
 """A cache of decoded requests. The key is the table's metadata file, which defines the column names, and the body."""
 DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableResponse]] = web.AppKey("plan-tables-declined")
 """A cache of the answers to requests that get no plan table.
@@ -343,7 +343,7 @@ async def _read_bound_request(call: Call, data: bytes, loaded_table: LoadedTable
     return bind_request(decoded_request, metadata)
 
 
-def _decode_request(data: bytes, metadata: TableMetadata) -> _Read:
+def _decode_request(data: bytes, metadata: TableMetadata) -> _DecodedRequest:
     """Return the request and its filter.
 
     Raises:
@@ -356,7 +356,12 @@ def _decode_request(data: bytes, metadata: TableMetadata) -> _Read:
     return body, read_filter(body, metadata)
 
 
-def bind_request(decoded_request: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
+def bind_request(decoded_request: _DecodedRequest, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
+    """Return the request, and the scan with its snapshot and its bound filter.
+
+    Raises:
+        BadRequest: The filter or the snapshot is invalid.
+    """
     body, filter = decoded_request
     snapshot_id = resolve_snapshot_id(metadata, body.snapshot_id, body.ref, None)
     request = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True)
@@ -386,10 +391,10 @@ class NewPlanTable:
         "_bound_scan",
         "_entry",
         "_holder",
+        "_identity",
         "_joined_tables",
         "_lease_s",
         "_principal_name",
-        "_question",
         "sampler",
     )
 
@@ -416,13 +421,14 @@ class NewPlanTable:
             self._lease_s = min(self._lease_s, max(1, call.components.settings.stream_fresh_retention_s // 2))
         self.sampler: StatementSampler | None = None
         """The sampler of the filter's values, if this request was planned."""
-        self._question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
+        # Requests with equal texts share a plan table.
+        self._identity = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
         if joined_tables:
             # A reader of this table may not be allowed to read the joined tables, and must not find a plan by values.
             # Equal plans that depend on different tables have different names, because different callers may use them.
             tables = msgspec.json.encode(self._joined_tables)
             _, key = call.components.keyring.find_signing_key(_NAMES_PURPOSE)
-            self._question += f" {hmac.digest(key, self._question.encode() + tables, hashlib.sha256).hex()}"
+            self._identity += f" {hmac.digest(key, self._identity.encode() + tables, hashlib.sha256).hex()}"
 
     async def find_or_make(self) -> PlanTableResponse:
         """Return the shared plan table of equal requests, or make the plan table."""
@@ -431,21 +437,22 @@ class NewPlanTable:
             return PlanTableResponse(None, None, None, 0, 0, 0, 0)
         if body.use_snapshot_schema and snapshot.schema_id not in (None, self._bound_scan.metadata.current_schema_id):
             return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
-        name = plan_name(entry, snapshot.snapshot_id, self._question, self._holder)
+        name = plan_name(entry, snapshot.snapshot_id, self._identity, self._holder)
         if name is not None:
             refusal = self._app[DECLINED].get((name, body.max_kept_fraction))
             if refusal is not None:
                 return refusal
             audience = None if self._holder is None else self._holder.audience
             plan_tables = self._app[COMPONENTS].catalog.plan_tables
-            shared = await plan_tables.share(entry.namespace, name, self._lease_s, self._principal_name, audience)
-            if shared is not None:
+            shared_plan = await plan_tables.share(entry.namespace, name, self._lease_s, self._principal_name, audience)
+            if shared_plan is not None:
                 limit = None if body.hide_partitions else body.max_kept_fraction
-                return _drop_name_of_large_plan(limit, _describe_plan_table(shared))
-        key = (entry.namespace, name or self._question, self._lease_s, body.max_kept_fraction)
+                return _drop_name_of_large_plan(limit, _describe_plan_table(shared_plan))
+        key = (entry.namespace, name or self._identity, self._lease_s, body.max_kept_fraction)
         return await self._app[MAKING].run(key, self._make)
 
     async def _make(self) -> PlanTableResponse:
+        """Plan the scan, and make its plan table."""
         components = self._app[COMPONENTS]
         scan_plan = await components.planner.plan(self._bound_scan, self._entry)
         self.sampler = make_sampler(components, self._bound_scan, scan_plan, has_sizes=True)
@@ -461,9 +468,9 @@ class NewPlanTable:
         app, entry, body = self._app, self._entry, self._body
         metadata, snapshot = self._bound_scan.metadata, self._bound_scan.snapshot
         assert snapshot is not None
-        name = plan_name(entry, snapshot.snapshot_id, self._question, self._holder)
-        manifests = len(scan_plan.view.blocks) + len(scan_plan.view.delete_blocks)
-        is_small = scan_plan.considered <= _IN_LOOP_FILES_MAX and manifests <= _IN_LOOP_MANIFESTS_MAX
+        name = plan_name(entry, snapshot.snapshot_id, self._identity, self._holder)
+        manifest_count = len(scan_plan.view.blocks) + len(scan_plan.view.delete_blocks)
+        is_small = scan_plan.considered <= _IN_LOOP_FILES_MAX and manifest_count <= _IN_LOOP_MANIFESTS_MAX
         misleads = False
         if body.hide_partitions:
             misread, misleads = (
@@ -482,10 +489,10 @@ class NewPlanTable:
             return answer
         plan_id = str(app[COMPONENTS].clock.uuid7())
         if not scan_plan.complete or not is_shared:  # A plan after an incomplete plan may keep fewer files.
-            name = plan_name(entry, snapshot.snapshot_id, f"{self._question} {plan_id}", self._holder)
+            name = plan_name(entry, snapshot.snapshot_id, f"{self._identity} {plan_id}", self._holder)
             answer = msgspec.structs.replace(answer, name=name)
-        select = partial(find_kept_manifests, scan_plan, metadata.format_version, hidden=body.hide_partitions)
-        manifests_of_plan = select() if is_small else await asyncio.to_thread(select)
+        find_manifests = partial(find_kept_manifests, scan_plan, metadata.format_version, hidden=body.hide_partitions)
+        manifests_of_plan = find_manifests() if is_small else await asyncio.to_thread(find_manifests)
         refusal = ""
         if manifests_of_plan.entries > (limit := app[COMPONENTS].settings.plan_table_files_limit):
             refusal = (
@@ -514,15 +521,15 @@ class NewPlanTable:
         folder = get_files_folder(app[COMPONENTS].settings, metadata)
         location = f"{folder}/{PLANS_FOLDER}/{parse_digest(name)}"
         plan_files = await app[WRITER].write(manifests, metadata, snapshot, location, plan_id)
-        files = tuple(path for path, _ in plan_files.files)
+        file_paths = tuple(path for path, _ in plan_files.files)
         plan_table = StoredPlanTable(
             id=plan_id,
             namespace=entry.namespace,
             name=name,
             of_name=entry.name,
             uuid=entry.uuid,
-            location=files[-1],
-            files=files,
+            location=file_paths[-1],
+            files=file_paths,
             snapshot_id=snapshot.snapshot_id,
             file_count=answer.files,
             size_bytes=answer.bytes,
@@ -534,12 +541,12 @@ class NewPlanTable:
         if holder is not None:
             (planned_snapshot,) = plan_files.metadata.snapshots
             plan_snapshot = make_plan_snapshot(plan_id, metadata, planned_snapshot, is_fresh=is_fresh(snapshot))
-            text = msgspec.json.encode(plan_snapshot).decode()
+            snapshot_json = msgspec.json.encode(plan_snapshot).decode()
             plan_table = msgspec.structs.replace(
                 plan_table,
                 audience=holder.audience,
                 plan_snapshot_id=plan_snapshot.snapshot_id,
-                snapshot_or_fingerprint=text,
+                snapshot_or_fingerprint=snapshot_json,
             )
         return await app[COMPONENTS].catalog.plan_tables.keep(
             plan_table, plan_files.metadata, plan_files.files, self._lease_s, self._principal_name
@@ -594,6 +601,6 @@ async def _open_components(app: web.Application) -> None:
 def add_components(app: web.Application) -> None:
     add_joins(app)
     app[MAKING] = SingleFlight()
-    app[READ] = MemoryCache(_READ_BYTES, "statements")
+    app[READ] = MemoryCache(_DECODED_REQUESTS_BYTES, "statements")
     app[DECLINED] = MemoryCache(_DECLINED_BYTES, "statements")
     app.on_startup.append(_open_components)

@@ -134,11 +134,11 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     assert schema is not None
     # Functions are allowed, because unqualified `lower` and `upper` are always Trino's own functions.
     parse_predicate = partial(sql.parse_sql, body.predicate, schema, functions=True)
-    parsed = await read_in_turn(call, len(body.predicate), parse_predicate)
+    sql_filter = await read_in_turn(call, len(body.predicate), parse_predicate)
     if borrows_rights(view.metadata):
         # A subquery or a function would run with the rights of the view's owner. The parsed filter cannot show
         # them: `evil.bucket(4, c)` is a transform there, and a comparison with NULL is never true.
-        unsupported_part = parsed.unused[0] if parsed.unused else sql.find_definer_rights_call(body.predicate)
+        unsupported_part = sql_filter.unused[0] if sql_filter.unused else sql.find_definer_rights_call(body.predicate)
         if unsupported_part is not None:
             raise BadRequest(
                 f"The view runs with its owner's rights, so the predicate may only compare its columns with values: "
@@ -180,8 +180,8 @@ async def _resolve_reference(call: Call, table: PlanViewReference, audience: str
         return await _choose_version(call, table, namespace, name)
     if audience is not None:
         plan = await catalog.plan_views.find(namespace, name, audience)
-        inner = (await catalog.views.load(namespace, plan.of_name)).metadata
-        schema = inner.schema(inner.current_version.schema_id)
+        inner_metadata = (await catalog.views.load(namespace, plan.of_name)).metadata
+        schema = inner_metadata.schema(inner_metadata.current_version.schema_id)
         columns = () if schema is None else tuple(field.name for field in schema.fields)
         return ReplacedReference(
             table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias, columns=columns

@@ -58,7 +58,7 @@ from seamark.metaserver.store.sql.changes import CommitCounter, open_commit_coun
 
 T = TypeVar("T")
 
-_TABLE = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
+_TABLE_PATH = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
 _CLIENT_VERSION = "X-Client-Version"
 RESIDUALS = "X-Seamark-Residuals"
 """The header that says how the client uses residuals.
@@ -92,23 +92,25 @@ class PointerCache:
         """
         self._tables = tables
         self._changes = changes
-        self._number: int | None = None
+        self._change_number: int | None = None
         self._entries: dict[tuple[NamespacePath, str], Entry] = {}
         self._reads = SharedReads[tuple[NamespacePath, str], Entry](lambda key: tables.load_entry(*key))
 
     async def load_entry(self, namespace: NamespacePath, name: str) -> Entry:
         """Return the table's entry as `Tables.load_entry` does."""
-        number = None if self._changes is None else self._changes.read_number()
-        if number is None:
+        change_number = None if self._changes is None else self._changes.read_number()
+        if change_number is None:
             return await self._reads.load((namespace, name))
-        if number != self._number or len(self._entries) >= _ENTRIES_MAX:
+        if change_number != self._change_number or len(self._entries) >= _ENTRIES_MAX:
             self._entries.clear()
-            self._number = number
+            self._change_number = change_number
         key = (namespace, name)
         entry = self._entries.get(key)
         if entry is None:
             entry = await self._tables.load_entry(namespace, name)
-            if number == self._number:  # The entry was read after the number, so it is at least as new as the number.
+            if (
+                change_number == self._change_number
+            ):  # The entry was read after the number, so it is at least as new as the number.
                 self._entries[key] = entry
         return entry
 
@@ -143,7 +145,10 @@ class _FetchScanTasks(msgspec.Struct, rename="kebab"):
 
 ANSWERS: web.AppKey[MemoryCache[tuple[object, ...], _CachedAnswer]] = web.AppKey("plan-answers")
 PARTITION_TEXTS: web.AppKey[PartitionTextCache] = web.AppKey("partition-texts", PartitionTextCache)
+_CACHED_ANSWER_BYTES = 1000
+"""The approximate memory of a cached answer without its body and its key."""
 _OWN_TEXTS_BYTES = 4 << 20
+"""The memory for encoded partition tuples of an answer that does not use the shared cache."""
 _TEXTS_SHARE, _ANSWERS_SHARE = 1 / 4, 5 / 8
 """The parts of `plan_answers_bytes` for encoded partition tuples and answers. The package `lookups` uses the rest."""
 PENDING: web.AppKey[PendingPlans] = web.AppKey("pending", PendingPlans)
@@ -151,7 +156,7 @@ POINTERS: web.AppKey[PointerCache] = web.AppKey("pointers", PointerCache)
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 
 
-@Route("POST", f"{_TABLE}/plan", "planTableScan", body_size=BodySize.MEDIUM, streams=True).takes_bytes()
+@Route("POST", f"{_TABLE_PATH}/plan", "planTableScan", body_size=BodySize.MEDIUM, streams=True).takes_bytes()
 async def plan_table_scan(call: Call, body: bytes) -> Answer:
     """Plan a scan.
 
@@ -163,27 +168,27 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         answer, _, _ = await _plan_scan(call, await app[COMPONENTS].catalog.plan_tables.read(namespace, name), body)
         return answer
     entry = await app[POINTERS].load_entry(namespace, name)
-    header = call.headers.get
-    stream: FreshPlan | None = None
+    get_header = call.headers.get
+    fresh_plan: FreshPlan | None = None
     if entry.flushed:
-        stream = await choose_fresh_plan(call, entry, body, _read_dialect(call))
-        assert stream.loaded.entry is not None
-        entry = stream.loaded.entry
+        fresh_plan = await choose_fresh_plan(call, entry, body, _read_dialect(call))
+        assert fresh_plan.loaded.entry is not None
+        entry = fresh_plan.loaded.entry
     # The key contains everything that the answer depends on besides settings; metadata files are immutable. Whether the
     # file still exists is not checked for a cached answer: the client has just loaded the table.
     key = (
         entry.metadata_location,
         entry.uuid,
         entry.index_version,
-        None if stream is None else (stream.is_live, stream.snapshot and stream.snapshot.snapshot_id),
+        None if fresh_plan is None else (fresh_plan.is_live, fresh_plan.snapshot and fresh_plan.snapshot.snapshot_id),
         namespace,
         name,
         body,
-        header("User-Agent"),
-        header(_CLIENT_VERSION),
-        header("Accept-Encoding"),
-        header(DELEGATION),
-        header(RESIDUALS),
+        get_header("User-Agent"),
+        get_header(_CLIENT_VERSION),
+        get_header("Accept-Encoding"),
+        get_header(DELEGATION),
+        get_header(RESIDUALS),
         await call.may(call.securable, "loadCredentials"),
     )
     cached_value = app[ANSWERS].get(key)
@@ -194,11 +199,11 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         return web.Response(body=cached_value.body, headers=cached_value.headers)
     documents = app[COMPONENTS].catalog.documents
     await documents.ensure_exists(entry.metadata_location)
-    if stream is not None:
-        loaded_table = stream.loaded
+    if fresh_plan is not None:
+        loaded_table = fresh_plan.loaded
     else:
         loaded_table = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
-    answer, scan_plan, counted_reads = await _plan_scan(call, loaded_table, body, stream)
+    answer, scan_plan, counted_reads = await _plan_scan(call, loaded_table, body, fresh_plan)
     if (
         scan_plan is not None
         and scan_plan.complete
@@ -210,12 +215,12 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         )
         # The key contains headers of up to 8 KiB each, which a client may change with each request.
         key_bytes = sum(map(getsizeof, key)) + sum(map(getsizeof, namespace))
-        app[ANSWERS].put(key, cached_answer, len(cached_answer.body) + key_bytes + 1000)
+        app[ANSWERS].put(key, cached_answer, len(cached_answer.body) + key_bytes + _CACHED_ANSWER_BYTES)
     return answer
 
 
 async def _plan_scan(
-    call: Call, loaded_table: LoadedTable, data: bytes, stream: FreshPlan | None = None
+    call: Call, loaded_table: LoadedTable, data: bytes, fresh_plan: FreshPlan | None = None
 ) -> tuple[Answer, ScanPlan | None, _CountedReads]:
     """Plan the scan that a body requests.
 
@@ -223,16 +228,18 @@ async def _plan_scan(
         call: The request.
         loaded_table: The table.
         data: The body.
-        stream: The table and the snapshot that the request reads, for a stream table.
+        fresh_plan: The table and the snapshot that the request reads, for a stream table.
 
     Returns:
         The answer; the plan if the answer can be cached; and the reads that are counted.
     """
     body = await call.parse(data, PlanTableScan)
     dialect = _read_dialect(call)
-    if stream is not None and stream.is_live:
+    if fresh_plan is not None and fresh_plan.is_live:
         body = msgspec.structs.replace(body, snapshot_id=None)
-    pinned_request = pin_request(body, loaded_table.metadata, dialect, None if stream is None else stream.snapshot)
+    pinned_request = pin_request(
+        body, loaded_table.metadata, dialect, None if fresh_plan is None else fresh_plan.snapshot
+    )
     if list_attribute_names(loaded_table.metadata):
         parse = pinned_request.parse_filter
         filter = await call.run_in_turn(parse) if pinned_request.has_long_filter else parse()
@@ -280,7 +287,7 @@ async def _plan_scan(
     return answer, None if credentials or pinned_request.attributes else scan_plan, counted_reads
 
 
-@Route("GET", f"{_TABLE}/plan/{{plan-id}}", "fetchPlanningResult", streams=True)
+@Route("GET", f"{_TABLE_PATH}/plan/{{plan-id}}", "fetchPlanningResult", streams=True)
 async def fetch_planning_result(call: Call) -> Answer:
     """Return the plan that was started by an earlier request, or its state if it still runs."""
     loaded_table = await _load_table_or_plan(call)
@@ -288,8 +295,8 @@ async def fetch_planning_result(call: Call) -> Answer:
     request = _open_plan_id(call, plan_id, loaded_table)
     await check_attribute_rights(call, request.attributes)
     loaded_table = add_fresh_snapshot(loaded_table, request)
-    if not _has_not_expired(loaded_table.metadata, request):
-        raise NoSuchPlanId(f"The plan's snapshot of {_name_of_table(call)} has expired; plan again")
+    if not _has_needed_snapshots(loaded_table.metadata, request):
+        raise NoSuchPlanId(f"The plan's snapshot of {_format_table_name(call)} has expired; plan again")
     scan = _ClientScan(call, loaded_table, _read_dialect(call), request)
     task = call.app[PENDING].start(plan_id, call.principal.name, scan.plan)
     finished_tasks, _ = await asyncio.wait({task}, timeout=POLL_S)
@@ -307,7 +314,7 @@ async def fetch_planning_result(call: Call) -> Answer:
     return await scan.answer(call.request, scan_plan, await _vend_credentials(call, loaded_table))
 
 
-@Route("DELETE", f"{_TABLE}/plan/{{plan-id}}", "cancelPlanning")
+@Route("DELETE", f"{_TABLE_PATH}/plan/{{plan-id}}", "cancelPlanning")
 async def cancel_planning(call: Call) -> None:
     """Cancel a running plan of the caller."""
     loaded_table = await _load_table_or_plan(call)
@@ -316,17 +323,17 @@ async def cancel_planning(call: Call) -> None:
     call.app[PENDING].cancel(plan_id, call.principal.name)
 
 
-@Route("POST", f"{_TABLE}/tasks", "fetchScanTasks", streams=True).takes(_FetchScanTasks)
+@Route("POST", f"{_TABLE_PATH}/tasks", "fetchScanTasks", streams=True).takes(_FetchScanTasks)
 async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamResponse:
     """Return the files of a plan task."""
     loaded_table = await _load_table_or_plan(call)
     task = call.app[TOKENS].open_plan_task(body.plan_task, _get_uuid(loaded_table))
     if task is None:
-        raise NoSuchPlanTask(f"The plan task was not issued for {_name_of_table(call)}; plan again")
+        raise NoSuchPlanTask(f"The plan task was not issued for {_format_table_name(call)}; plan again")
     await check_attribute_rights(call, task.request.attributes)
     loaded_table = add_fresh_snapshot(loaded_table, task.request)
-    if not _has_not_expired(loaded_table.metadata, task.request):
-        raise NoSuchPlanTask(f"The plan task's snapshot of {_name_of_table(call)} has expired; plan again")
+    if not _has_needed_snapshots(loaded_table.metadata, task.request):
+        raise NoSuchPlanTask(f"The plan task's snapshot of {_format_table_name(call)} has expired; plan again")
     scan = _ClientScan(call, loaded_table, _read_dialect(call), task.request)
     try:
         scan_plan = await scan.plan()
@@ -349,12 +356,12 @@ def _get_uuid(loaded_table: LoadedTable) -> str:
     return loaded_table.entry.uuid
 
 
-def _name_of_table(call: Call) -> str:
+def _format_table_name(call: Call) -> str:
     """Return the full name of the table, as messages show it."""
     return format_path(call.namespace, call.name)
 
 
-def _has_not_expired(metadata: TableMetadata, request: PinnedRequest) -> bool:
+def _has_needed_snapshots(metadata: TableMetadata, request: PinnedRequest) -> bool:
     """Return whether the metadata still has all snapshots that the request needs.
 
     The first snapshot of an incremental scan may have expired, because it is not read. The snapshots after it must
@@ -379,7 +386,7 @@ def _open_plan_id(call: Call, plan_id: str, loaded_table: LoadedTable) -> Pinned
     """
     request = call.app[TOKENS].open_plan_id(plan_id, _get_uuid(loaded_table))
     if request is None:
-        raise NoSuchPlanId(f"The plan id was not issued for {_name_of_table(call)}; plan again")
+        raise NoSuchPlanId(f"The plan id was not issued for {_format_table_name(call)}; plan again")
     return request
 
 
@@ -494,8 +501,8 @@ class _ClientScan:
 
     async def answer_task(self, http_request: web.Request, scan_plan: ScanPlan, task: PlanTask) -> web.StreamResponse:
         """Send the files of a plan task, or further plan tasks that cover them."""
-        first, end = scan_plan.entry_ids.searchsorted((task.first_row, task.end_row)).tolist()
-        entry_ids = scan_plan.entry_ids[first:end]
+        start, end = scan_plan.entry_ids.searchsorted((task.first_row, task.end_row)).tolist()
+        entry_ids = scan_plan.entry_ids[start:end]
         page = _Page(entry_ids, task.first_row, task.end_row, inline_limit=len(entry_ids))
         return await self._send(http_request, self._make_writer(scan_plan), page, b"{", b"}")
 
@@ -505,9 +512,9 @@ class _ClientScan:
         """Send the files of the page, or the plan tasks that cover them."""
         if self._request.has_long_filter:
             run: Run | None = self._run_work_in_turn
-            plan_tasks = await self._run_work_in_turn(partial(self._plan_tasks, writer, page))
+            plan_tasks = await self._run_work_in_turn(partial(self._make_plan_tasks, writer, page))
         else:
-            run, plan_tasks = None, self._plan_tasks(writer, page)
+            run, plan_tasks = None, self._make_plan_tasks(writer, page)
         entry_ids = page.entry_ids
         if plan_tasks:
             head += b'"plan-tasks":' + encode_json(plan_tasks) + b","
@@ -547,7 +554,7 @@ class _ClientScan:
             raise BadRequest(f"The header {RESIDUALS} is {header[:100]!r}; it must be 'short' or 'exact'")
         return header.lower() == "exact"
 
-    def _plan_tasks(self, writer: ScanTaskWriter, page: _Page) -> list[str]:
+    def _make_plan_tasks(self, writer: ScanTaskWriter, page: _Page) -> list[str]:
         """Return plan tasks for equal parts of the page, or an empty list if all its files fit into one answer.
 
         A plan task may be split again when it is fetched, because the first answer may not have room for all tasks.
@@ -572,8 +579,8 @@ class _ClientScan:
             )
         if not pages:
             return []
-        size = -(-files // pages)
-        starts = [page.first_row, *entry_ids[size::size].tolist()]
+        files_per_task = -(-files // pages)  # The quotient is rounded up.
+        starts = [page.first_row, *entry_ids[files_per_task::files_per_task].tolist()]
         ends = [*starts[1:], page.end_row]
         tokens, uuid = self._app[TOKENS], self._uuid
         return [tokens.plan_task(payload, start, end, uuid) for start, end in zip(starts, ends, strict=True)]
@@ -599,15 +606,15 @@ def _find_columns(metadata: TableMetadata, request: PinnedRequest) -> list[int]:
     """
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     schemas = [metadata.current_schema, *newest_first]
-    fold = (lambda name: name) if request.case_sensitive else str.lower
-    fields_by_name = {fold(field): field for field in request.stats_fields}
+    normalize_name = (lambda name: name) if request.case_sensitive else str.lower
+    fields_by_name = {normalize_name(field): field for field in request.stats_fields}
     ids: dict[str, int] = {}
     for schema in schemas:
         if len(ids) == len(fields_by_name):
             break
         for name, column_id in schema.index.by_name.items():
-            if fold(name) in fields_by_name:
-                ids.setdefault(fold(name), column_id)
+            if normalize_name(name) in fields_by_name:
+                ids.setdefault(normalize_name(name), column_id)
     for name, field in fields_by_name.items():
         if name not in ids:
             raise BadRequest(f"stats-fields contains {field[:100]!r}, which is not a column of the table")

@@ -146,8 +146,8 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
         )
         return False, not has_merge_on_read
     snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
-    own_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
-    schema = metadata.current_schema if own_schema is None else own_schema
+    snapshot_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
+    schema = metadata.current_schema if snapshot_schema is None else snapshot_schema
     earlier_schemas = (metadata.current_schema, *find_schemas_while_head(metadata, snapshot, schema))
     selects_all_columns = any(_has_all_columns(selected_columns, candidate) for candidate in (schema, *earlier_schemas))
     return selects_all_columns, selects_all_columns

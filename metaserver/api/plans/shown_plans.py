@@ -12,6 +12,9 @@ async def list_shown_plans(call: Call, entry: Entry) -> list[PlanSnapshot]:
     if call.audience is None:
         return []
     plan_snapshots = await call.components.catalog.plan_tables.list_visible_plans(entry, call.audience)
-    tables = {plan.joined_tables for plan in plan_snapshots}
-    usable = {joined: await may_use_plan(call.components, call.principal, joined) for joined in tables}
-    return [plan for plan in plan_snapshots if usable[plan.joined_tables]]
+    joined_tables_of_plans = {plan.joined_tables for plan in plan_snapshots}
+    is_usable = {
+        joined_tables: await may_use_plan(call.components, call.principal, joined_tables)
+        for joined_tables in joined_tables_of_plans
+    }
+    return [plan for plan in plan_snapshots if is_usable[plan.joined_tables]]

@@ -59,6 +59,9 @@ _SAMPLED_FILES_MAX = 20_000
 _PURPOSE = "query history"
 _TOTAL_BYTES, _TOTAL_FILES = "total-files-size", "total-data-files"
 _NAMES_MAX = 1000
+_METRIC_MAX = 2**53
+"""The limit of a counter in a report. Larger numbers are not exact in JSON."""
+_DIGEST_CHARACTERS = 16
 _OTHER_ENGINE = "other"
 REPORTED_COLUMNS_MAX, REPORTED_KEYS_MAX = 64, 32
 """The maximum numbers of read columns and of grouping keys, join columns or aggregates that a request reports."""
@@ -116,6 +119,7 @@ def count_statement(call: Call, statement_read: StatementRead | None, sampler: S
     """Count a statement, if statements are counted. If `statement_read` is None, do nothing."""
     history = None if statement_read is None else find_history(call)
     if history is not None and statement_read is not None:
+        # This is None unless the history wants a sample of statements of this shape.
         samplers = history.add(statement_read, _get_principal_name(call))
         if samplers is not None and sampler is not None:
             samplers.append(sampler)
@@ -179,15 +183,15 @@ def build_shape(
     by_name = bound_scan.schema.index.by_name
     names = () if select is None or len(select) > _NAMES_MAX else select
     # Names in SQL ignore case. Most names are exact, so the second dictionary is rarely needed.
-    reported_columns = (
+    reported_names = (
         *names,
         *use.grouping,
         *use.join_columns,
         *(aggregate.column for aggregate in use.aggregates if aggregate.column),
     )
-    if not by_name.keys() >= set(reported_columns):
-        by_name = {name.lower(): number for name, number in by_name.items()} | by_name
-        by_name |= {name: by_name[name.lower()] for name in reported_columns if name.lower() in by_name}
+    if not by_name.keys() >= set(reported_names):
+        by_name = {name.lower(): column_id for name, column_id in by_name.items()} | by_name
+        by_name |= {name: by_name[name.lower()] for name in reported_names if name.lower() in by_name}
     functions = {
         Aggregate(aggregate.function if aggregate.function in AGGREGATE_FUNCTIONS else OTHER_FUNCTION, column_id)
         for aggregate in use.aggregates
@@ -237,7 +241,7 @@ def read_reported_statement(
 
     def find_column(name: str) -> int | None:
         if name not in by_name and not ids_by_lower_name:
-            ids_by_lower_name.update({known_name.lower(): number for known_name, number in by_name.items()})
+            ids_by_lower_name.update({known_name.lower(): column_id for known_name, column_id in by_name.items()})
         return by_name.get(name, ids_by_lower_name.get(name.lower()))
 
     ids = report.get("projected-field-ids")
@@ -290,7 +294,7 @@ def _read_metric(metrics: object, name: str) -> int:
     """Return a counter of a scan report, or -1 if it is missing."""
     counter = metrics.get(name) if isinstance(metrics, dict) else None
     value = counter.get("value") if isinstance(counter, dict) else None
-    return value if type(value) is int and 0 <= value < 2**53 else -1
+    return value if type(value) is int and 0 <= value < _METRIC_MAX else -1
 
 
 # The samples of compared values
@@ -319,7 +323,7 @@ def make_sampler(
     view_ref = ref(scan_plan.view)
     snapshot = None if bound_scan.options.is_incremental else bound_scan.snapshot
     # Limits of some of the files are not limits of the column.
-    is_whole = scan_plan.view.file_count == scan_plan.considered
+    has_all_files = scan_plan.view.file_count == scan_plan.considered
     literals = history.literals
     key = components.keyring.find_signing_key(_PURPOSE)[1] if literals != DROPPED else b""
 
@@ -327,13 +331,13 @@ def make_sampler(
         view = view_ref()
         if view is None:
             return None
-        filter_sample = None if bound is None else _sample_filter(bound, view if is_whole else None, literals, key)
+        filter_sample = None if bound is None else _sample_filter(bound, view if has_all_files else None, literals, key)
         if entry_ids is None:
             return StatementSample(filter_sample, -1, -1)
         bytes_left = int(find_files_at(view, entry_ids).read_longs("file_size_in_bytes").sum())
         bytes_in = -1 if snapshot is None else _read_total(snapshot, _TOTAL_BYTES)
         if bytes_in < bytes_left:  # Some writers state no total.
-            bytes_in = int(find_files_by_prefix(view).read_longs("file_size_in_bytes").sum()) if is_whole else -1
+            bytes_in = int(find_files_by_prefix(view).read_longs("file_size_in_bytes").sum()) if has_all_files else -1
         return StatementSample(filter_sample, bytes_in, bytes_left)
 
     return sample
@@ -345,7 +349,7 @@ def _sample_filter(bound: Expression, view: TableView | None, literals: str, key
         return None
     widths = () if view is None else compute_widths(bound, find_limits(view, bound))
     text = "" if literals == DROPPED else msgspec.json.encode(encode_expression(bound)).decode()
-    digest = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:16] if text else ""
+    digest = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:_DIGEST_CHARACTERS] if text else ""
     return FilterSample(widths, digest, text if literals == KEPT and len(text) <= FILTER_CHARACTERS_MAX else "")
 
 
@@ -353,15 +357,15 @@ def find_limits(view: TableView, bound: Expression) -> dict[int, tuple[float, fl
     """Return the smallest and the largest bound of each numeric column that a filter compares, by column id."""
     limits: dict[int, tuple[float, float]] = {}
     files = find_files_by_prefix(view)
-    for part in list_column_conjuncts(bound):
-        if part.column_id not in limits and (column_limits := _find_column_limits(files, part)) is not None:
-            limits[part.column_id] = column_limits
+    for conjunct in list_column_conjuncts(bound):
+        if conjunct.column_id not in limits and (column_limits := _find_column_limits(files, conjunct)) is not None:
+            limits[conjunct.column_id] = column_limits
     return limits
 
 
-def _find_column_limits(files: Any, part: Bound) -> tuple[float, float] | None:
+def _find_column_limits(files: Any, conjunct: Bound) -> tuple[float, float] | None:
     """Return the smallest and the largest bound of one column, or None if they are unknown."""
-    stats = files.find_statistics(RequestedColumn(part.column_id, part.kind))
+    stats = files.find_statistics(RequestedColumn(conjunct.column_id, conjunct.kind))
     if stats.form not in (Form.INTEGERS, Form.FLOATS):
         return None
     lower, upper = stats.read_bounds("lower"), stats.read_bounds("upper")

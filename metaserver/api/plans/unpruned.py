@@ -75,10 +75,10 @@ def _select_outermost(
     joins: Sequence[JoinSpec], outcomes: Sequence[JoinOutcome]
 ) -> Iterator[tuple[JoinSpec, JoinOutcome]]:
     """Yield each outermost join with its outcome."""
-    index = 0
+    position = 0
     for join in joins:
-        yield join, outcomes[index]
-        index += _count_outcomes(join)
+        yield join, outcomes[position]
+        position += _count_outcomes(join)
 
 
 def _count_outcomes(join: JoinSpec) -> int:

@@ -173,15 +173,15 @@ class _EventPage:
         self._call = call
         self._store = call.components.store
         self._limit = limit
-        self._types = None if body.operation_types is None else frozenset(body.operation_types)
-        self._kinds = None if body.object_types is None else frozenset(body.object_types)
+        self._operation_types = None if body.operation_types is None else frozenset(body.operation_types)
+        self._object_types = None if body.object_types is None else frozenset(body.object_types)
         self._uuids = None if body.catalog_objects_by_uuid is None else frozenset(body.catalog_objects_by_uuid)
         names = body.catalog_objects_by_name
         self._paths = None if names is None else frozenset(tuple(path) for path in names)
         self._events: list[CatalogEvent] = []
         self._locations: dict[str, str | None] = {}
         """The metadata file of each entry after the instants that were read, by UUID."""
-        self._latest_operation: tuple[str, dict[str, Any]] | None = None
+        self._latest_document: tuple[str, dict[str, Any]] | None = None
         """The location and content of the last file, if it is small. The next change of the entry starts from it."""
         self._rights: dict[Securable, bool] = {}
         """For each object that was checked, whether the caller may see it."""
@@ -205,18 +205,18 @@ class _EventPage:
             groups.pop()  # The request may have more instants, so it is read with the next batch.
         for group in groups:
             request_id = _find_request_id(group[0])
-            count = sum(instant.position in visible_events for instant in group)
+            event_count = sum(instant.position in visible_events for instant in group)
             if request_id == position.request_id:
-                count = max(count, position.request_events)
+                event_count = max(event_count, position.request_events)
             for instant in group:
                 if self._is_full():
                     return position
                 operation = visible_events.get(instant.position)
                 if operation is not None and self._is_selected(position, instant, operation):
-                    self._events.append(await self._make_event(instant, operation, request_id, count))
+                    self._events.append(await self._make_event(instant, operation, request_id, event_count))
                 elif _moves_pointer(instant):
                     self._locations[instant.uuid] = instant.metadata_location
-                position = _Position(instant.position, position.since_ms, request_id, count)
+                position = _Position(instant.position, position.since_ms, request_id, event_count)
         return position
 
     def _is_full(self) -> bool:
@@ -268,7 +268,7 @@ class _EventPage:
         allowed_securables = frozenset(await self._call.select(unchecked_securables, lambda securable: securable))
         self._rights.update((securable, securable in allowed_securables) for securable in unchecked_securables)
 
-    def _make_operation(self, instant: Instant, presents: Sequence[Securable]) -> dict[str, Any] | None:
+    def _make_operation(self, instant: Instant, present_securables: Sequence[Securable]) -> dict[str, Any] | None:
         """Return the operation of an instant as the caller may see it, or None.
 
         If the caller may not see the old name of a renamed table, the table begins for it. If the caller may not see
@@ -276,7 +276,7 @@ class _EventPage:
         """
         operation_type = _find_type(instant)
         source = _find_source(instant)
-        if not all(self._rights[securable] for securable in presents):
+        if not all(self._rights[securable] for securable in present_securables):
             return None
         sees_source = self._rights[source]
         if instant.kind is EntryKind.NAMESPACE:
@@ -292,8 +292,8 @@ class _EventPage:
         target = _find_target(instant)
         sees_target = target is not None and self._rights[target]
         if sees_source and sees_target and target is not None:
-            ends = {"source": _describe_object(source), "destination": _describe_object(target)}
-            return {"operation-type": f"rename-{kind}", **ends, f"{kind}-uuid": instant.uuid}
+            source_and_destination = {"source": _describe_object(source), "destination": _describe_object(target)}
+            return {"operation-type": f"rename-{kind}", **source_and_destination, f"{kind}-uuid": instant.uuid}
         if sees_source:
             return {
                 "operation-type": f"drop-{kind}",
@@ -301,8 +301,8 @@ class _EventPage:
                 f"{kind}-uuid": instant.uuid,
             }
         if sees_target and target is not None:
-            added = "register-table" if kind == "table" else "create-view"
-            return {"operation-type": added, "identifier": _describe_object(target), f"{kind}-uuid": instant.uuid}
+            added_type = "register-table" if kind == "table" else "create-view"
+            return {"operation-type": added_type, "identifier": _describe_object(target), f"{kind}-uuid": instant.uuid}
         return None
 
     def _is_selected(self, position: _Position, instant: Instant, operation: Mapping[str, Any]) -> bool:
@@ -313,8 +313,8 @@ class _EventPage:
             paths = [instant.namespace]
         return (
             (position.since_ms is None or _find_time_ms(instant) >= position.since_ms)
-            and (self._types is None or operation["operation-type"] in self._types)
-            and (self._kinds is None or instant.kind.value in self._kinds)
+            and (self._operation_types is None or operation["operation-type"] in self._operation_types)
+            and (self._object_types is None or instant.kind.value in self._object_types)
             and (self._uuids is None or instant.uuid in self._uuids)
             and (self._paths is None or any(self._is_named(path) for path in paths))
         )
@@ -325,7 +325,7 @@ class _EventPage:
         return any(path[:levels] in self._paths for levels in range(len(path) + 1))
 
     async def _make_event(
-        self, instant: Instant, operation: dict[str, Any], request_id: str, count: int
+        self, instant: Instant, operation: dict[str, Any], request_id: str, event_count: int
     ) -> CatalogEvent:
         """Return the event of an instant, with its updates."""
         assert instant.position is not None
@@ -335,7 +335,7 @@ class _EventPage:
         elif _moves_pointer(instant):
             self._locations[instant.uuid] = instant.metadata_location
         actor = {"id": instant.principal_name}
-        return CatalogEvent(instant.position, request_id, count, _find_time_ms(instant), actor, operation)
+        return CatalogEvent(instant.position, request_id, event_count, _find_time_ms(instant), actor, operation)
 
     async def _list_updates(self, instant: Instant, operation_type: str) -> msgspec.Raw:
         """Return the updates of a change as JSON, or no updates if a metadata file is deleted or damaged.
@@ -353,7 +353,7 @@ class _EventPage:
         location = self._locations[instant.uuid] = instant.metadata_location
         if location is None or (base_location is None and operation_type.startswith("update-")):
             return _NO_UPDATES
-        compare = partial(self._compare, base_location, location, instant.kind)
+        compare = partial(self._compare_files, base_location, location, instant.kind)
         try:
             try:
                 updates = await compare(SMALL_DOCUMENT_BYTES_MAX)
@@ -369,24 +369,26 @@ class _EventPage:
         self._updates_bytes += len(updates)
         return msgspec.Raw(updates)
 
-    async def _compare(self, base_location: str | None, location: str, kind: EntryKind, limit_bytes: int) -> bytes:
+    async def _compare_files(
+        self, base_location: str | None, location: str, kind: EntryKind, limit_bytes: int
+    ) -> bytes:
         """Return the updates that turn the metadata in one file into those in another, as JSON.
 
         Raises:
             TooLarge: A file that must be read exceeds the limit.
         """
-        former_location, former_document = self._latest_operation or (None, None)
+        former_location, former_document = self._latest_document or (None, None)
         base: _Source | None = None
         if base_location is not None:
             is_former = base_location == former_location
             base = former_document if is_former else await self._read_source(base_location, kind, limit_bytes)
         metadata = await self._read_source(location, kind, limit_bytes)
-        work = partial(_compare_sources, base, metadata, kind)
+        compare = partial(_compare_sources, base, metadata, kind)
         updates, document, sizes_bytes = await self._call.components.worker_limits.comparing.run(
-            self._call.principal.name, work
+            self._call.principal.name, compare
         )
         self._document_bytes += sum(sizes_bytes)
-        self._latest_operation = (location, document) if sizes_bytes[-1] <= SMALL_DOCUMENT_BYTES_MAX else None
+        self._latest_document = (location, document) if sizes_bytes[-1] <= SMALL_DOCUMENT_BYTES_MAX else None
         return updates
 
     async def _read_source(self, location: str, kind: EntryKind, limit_bytes: int) -> TableMetadata | ViewMetadata:
@@ -400,13 +402,13 @@ class _EventPage:
         """Return the metadata file of an entry before an instant, or None if no earlier instant names one."""
         instant_filter = InstantFilter(uuid=instant.uuid, since=instant.position, newest_first=True)
         while True:
-            earlier = await self._store.list_instants(instant_filter, _INSTANTS_PER_BATCH)
-            for entry in earlier:
-                if _moves_pointer(entry):
-                    return entry.metadata_location
-            if len(earlier) < _INSTANTS_PER_BATCH:
+            earlier_instants = await self._store.list_instants(instant_filter, _INSTANTS_PER_BATCH)
+            for earlier_instant in earlier_instants:
+                if _moves_pointer(earlier_instant):
+                    return earlier_instant.metadata_location
+            if len(earlier_instants) < _INSTANTS_PER_BATCH:
                 return None
-            instant_filter = msgspec.structs.replace(instant_filter, since=earlier[-1].position)
+            instant_filter = msgspec.structs.replace(instant_filter, since=earlier_instants[-1].position)
 
 
 def _compare_sources(
@@ -420,15 +422,15 @@ def _compare_sources(
     sizes_bytes: list[int] = []
 
     def decode(source: TableMetadata | ViewMetadata) -> dict[str, Any]:
-        data = encode_table(source) if isinstance(source, TableMetadata) else encode_view(source)
-        sizes_bytes.append(len(data))
-        document: dict[str, Any] = msgspec.json.decode(data)
+        document_json = encode_table(source) if isinstance(source, TableMetadata) else encode_view(source)
+        sizes_bytes.append(len(document_json))
+        document: dict[str, Any] = msgspec.json.decode(document_json)
         return document
 
     base_document = base if base is None or isinstance(base, dict) else decode(base)
     document = decode(metadata)
-    compare = list_table_updates if kind is EntryKind.TABLE else list_view_updates
-    return msgspec.json.encode(compare(base_document, document)), document, sizes_bytes
+    list_updates = list_table_updates if kind is EntryKind.TABLE else list_view_updates
+    return msgspec.json.encode(list_updates(base_document, document)), document, sizes_bytes
 
 
 def _moves_pointer(instant: Instant) -> bool:
@@ -466,11 +468,12 @@ def _find_source(instant: Instant) -> Securable:
 
 
 def _find_target(instant: Instant) -> Securable | None:
-    """Return the new name of a renamed entry, or None. Instants of earlier versions do not have it."""
+    """Return the new name of a renamed entry, or None. Instants of earlier versions do not have the new namespace."""
     levels: Sequence[str] | None = instant.summary.get("to-namespace")
     if levels is None or instant.action != "rename":
         return None
     namespace: NamespacePath = tuple(levels)
+    # The property `to` is the namespace and the name, joined by dots.
     return Securable(namespace, instant.kind.value, str(instant.summary["to"])[len(".".join(namespace)) + 1 :])
 
 

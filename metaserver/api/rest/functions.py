@@ -14,7 +14,7 @@ from seamark.metaserver.catalog.values import LoadedFunction
 from seamark.metaserver.store.model import FUNCTION
 
 _FUNCTIONS = "/v1/{prefix}/namespaces/{namespace}/functions"
-_OWN = "/api/v1/functions/{namespace}/{function}"
+_FUNCTION = "/api/v1/functions/{namespace}/{function}"
 
 
 @Route("GET", _FUNCTIONS, "listFunctions")
@@ -34,7 +34,7 @@ async def load_function(call: Call) -> web.Response:
 
 @Route(
     "PUT",
-    _OWN,
+    _FUNCTION,
     "putFunction",
     "Create a function or replace its metadata",
     tags=("functions",),
@@ -61,7 +61,7 @@ async def put_function(call: Call, document: dict[str, Any]) -> web.Response:
 
 @Route(
     "DELETE",
-    _OWN,
+    _FUNCTION,
     "dropFunction",
     "Drop a function permanently; it cannot be restored",
     tags=("functions",),

@@ -37,8 +37,8 @@ class _UpdateProperties(msgspec.Struct):
 async def list_namespaces(call: Call) -> dict[str, Any]:
     """Return a page of the namespaces in a namespace, or of the top level."""
     token, size = read_page_query(call.query)
-    text = call.query.get("parent", "")
-    parent = parse_namespace(text) if text else ()
+    parent_text = call.query.get("parent", "")
+    parent = parse_namespace(parent_text) if parent_text else ()
     if parent:  # Everyone may list the top level. Namespaces that the caller may not see are left out.
         await call.allow(Securable(parent))
     page = await call.components.catalog.namespaces.list(parent, token, size, call.list_visible_children(parent))

@@ -39,9 +39,9 @@ async def rename_view(call: Call, body: _Rename) -> web.Response:
 
 async def _rename_entry(call: Call, body: _Rename, entries: Tables | Views, kind: str) -> web.Response:
     """Rename a table or a view, whose kind is `kind`."""
-    for end_name, end in (("source", body.source), ("destination", body.destination)):
-        check_namespace(end.namespace)
-        check_name(end.name, f"{end_name} name")
+    for role, identifier in (("source", body.source), ("destination", body.destination)):
+        check_namespace(identifier.namespace)
+        check_name(identifier.name, f"{role} name")
     await call.allow(Securable(body.source.namespace, kind, body.source.name))
     await call.allow(Securable(body.destination.namespace), operation="createTable")
     await call.allow_new_name(kind, body.destination.namespace, body.destination.name)

@@ -73,7 +73,7 @@ async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncItera
     Raises:
         SeamarkError: A flush failed, but may succeed if the client repeats the commit.
     """
-    changed: list[tuple[Entry, bool]] = []
+    changed_tables: list[tuple[Entry, bool]] = []
     examined: dict[tuple[NamespacePath, str], ExaminedTable] = {}
     for change in changes:
         updates = list(map(lower_action, change.updates))
@@ -96,24 +96,24 @@ async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncItera
             # The commit is refused after another commit, too, because this process has not prepared the stream for it.
             examined[change.namespace, change.name] = ExaminedTable(entry.uuid, entry.metadata_location)
         elif effect is _Effect.CHANGED:
-            changed.append((entry, is_reset))
-    if not changed:
+            changed_tables.append((entry, is_reset))
+    if not changed_tables:
         yield HeldTables((), examined)
         return
-    await _flush_tables(call, changed)
-    async with call.components.streams.hold_appends({entry.uuid for entry, _ in changed}) as fences:
-        await _flush_tables(call, changed)
+    await _flush_tables(call, changed_tables)
+    async with call.components.streams.hold_appends({entry.uuid for entry, _ in changed_tables}) as fences:
+        await _flush_tables(call, changed_tables)
         yield HeldTables(fences, examined)
 
 
-async def _flush_tables(call: Call, changed: Sequence[tuple[Entry, bool]]) -> None:
+async def _flush_tables(call: Call, changed_tables: Sequence[tuple[Entry, bool]]) -> None:
     """Flush the tables that have rows in a log. Each table has a flag whether its schemas or its rows are removed.
 
     Raises:
         BadRequest: Another server may have rows of a table that wait for a flush.
         SeamarkError: A flush failed, but may succeed if the client repeats the commit.
     """
-    for read_entry, is_reset in changed:
+    for read_entry, is_reset in changed_tables:
         entry = await call.components.store.load_entry(EntryKind.TABLE, read_entry.namespace, read_entry.name)
         if entry is None or entry.uuid != read_entry.uuid or not entry.flushed:
             continue
@@ -134,8 +134,8 @@ async def check_overwritten(call: Call, entry: Entry, metadata: TableMetadata) -
     Raises:
         BadRequest: The table is a stream table.
     """
-    current = await _load_former(call, entry)
-    if entry.flushed or (current is not None and is_stream_table(current)):
+    present_metadata = await _load_former(call, entry)
+    if entry.flushed or (present_metadata is not None and is_stream_table(present_metadata)):
         raise BadRequest(
             f"Cannot overwrite {format_path(entry.namespace, entry.name)} with other metadata, because it is a stream "
             "table, and rows that wait may not fit them; roll the branch main back, or send an update instead"
@@ -157,18 +157,18 @@ async def check_returning(call: Call, entry: Entry | None, metadata: TableMetada
     if entry is None:
         if not is_stream_table(metadata):
             return
-        last_ids: set[int | None] = {*await call.components.streams.openings.list_waiting_schemas(metadata)}
+        required_schema_ids: set[int | None] = {*await call.components.streams.openings.list_waiting_schemas(metadata)}
     else:
-        last = await _load_former(call, entry)
-        if last is None or not is_stream_table(last):
+        last_metadata = await _load_former(call, entry)
+        if last_metadata is None or not is_stream_table(last_metadata):
             return
-        last_ids = {schema.schema_id for schema in last.schemas}
-    missing_ids = last_ids - {schema.schema_id for schema in metadata.schemas}
+        required_schema_ids = {schema.schema_id for schema in last_metadata.schemas}
+    missing_ids = required_schema_ids - {schema.schema_id for schema in metadata.schemas}
     if missing_ids:
-        names = ", ".join(sorted(map(str, missing_ids)))
+        ids_text = ", ".join(sorted(map(str, missing_ids)))
         raise BadRequest(
-            f"Cannot register the stream table {metadata.table_uuid}: the metadata lack its schemas {names}, and rows "
-            "with these schemas may wait; register the metadata file that unregisterTable returned"
+            f"Cannot register the stream table {metadata.table_uuid}: the metadata lack its schemas {ids_text}, and "
+            "rows with these schemas may wait; register the metadata file that unregisterTable returned"
         )
 
 
@@ -206,15 +206,15 @@ def _find_effect(
         try:
             # The types of format version 3 need that version.
             actions = (*_WRITING_ACTIONS, "upgrade-format-version")
-            relevant = [update for update in updates if update.get("action") in actions]
-            changed = apply_updates(metadata, read_updates(relevant), now_ms=now_ms)
+            relevant_updates = [update for update in updates if update.get("action") in actions]
+            changed_metadata = apply_updates(metadata, read_updates(relevant_updates), now_ms=now_ms)
         except SeamarkError:
             pass  # The commit will probably fail, too.
         else:
             is_changed = (
-                identify_key(changed) != identify_key(metadata)
-                or _describe_writing(changed) != _describe_writing(metadata)
-                or _restricts_column(metadata, changed)
+                identify_key(changed_metadata) != identify_key(metadata)
+                or _describe_writing(changed_metadata) != _describe_writing(metadata)
+                or _restricts_column(metadata, changed_metadata)
             )
             return _Effect.CHANGED if is_changed else _Effect.NONE
     return _Effect.REFUSED if _is_refused(updates, metadata, now_ms) else _Effect.CHANGED
@@ -253,14 +253,14 @@ def _describe_writing(metadata: TableMetadata) -> tuple[object, ...]:
     return metadata.default_spec, metadata.default_sort_order_id, properties
 
 
-def _restricts_column(metadata: TableMetadata, changed: TableMetadata) -> bool:
+def _restricts_column(metadata: TableMetadata, changed_metadata: TableMetadata) -> bool:
     """Return whether a column of the current schema gets another type, or must have a value from now on."""
     columns = {column.id: column for column in metadata.current_schema.fields}
-    for column in changed.current_schema.fields:
-        before = columns.get(column.id)
-        if before is not None and before.type != column.type:
+    for column in changed_metadata.current_schema.fields:
+        former_column = columns.get(column.id)
+        if former_column is not None and former_column.type != column.type:
             return True
-        if column.required and (before is None or not before.required):
+        if column.required and (former_column is None or not former_column.required):
             return True
     return False
 

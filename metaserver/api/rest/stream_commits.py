@@ -52,7 +52,9 @@ async def prepare_stream_table(
     updates = list(map(lower_action, updates))
     snapshots = [update.get("snapshot") for update in updates if update.get("action") == "add-snapshot"]
     is_reset = any(drops_history(update) for update in updates)
-    removes_rows = any(isinstance(each, dict) and _read_operation(each) in _REMOVING_OPERATIONS for each in snapshots)
+    removes_rows = any(
+        isinstance(snapshot, dict) and _read_operation(snapshot) in _REMOVING_OPERATIONS for snapshot in snapshots
+    )
     if not snapshots or not (removes_rows or call.components.streams.has_log):
         return None
     entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
@@ -71,10 +73,8 @@ async def prepare_stream_table(
                 await call.components.streams.flush(entry.uuid)
             raise BadRequest(
                 f"{format_path(namespace, name)} is a stream table, and the statement has read rows that waited for a "
-                f"flush. "
-                "In this case, only appends can be committed through this catalog. The rows are flushed now: "
-                f"run the "
-                f"statement again, or run it through a catalog without the header {FRESH_HEADER}"
+                "flush. In this case, only appends can be committed through this catalog. The rows are flushed now: "
+                f"run the statement again, or run it through a catalog without the header {FRESH_HEADER}"
             )
         snapshot_id = snapshot.get("snapshot-id")
         is_repeated = isinstance(snapshot_id, int) and metadata.snapshot(snapshot_id) is not None
@@ -93,8 +93,8 @@ async def check_not_based_on_fresh(
     Raises:
         BadRequest: A snapshot is based on a fresh snapshot.
     """
-    lowered = map(lower_action, updates)
-    snapshots = [update.get("snapshot") for update in lowered if update.get("action") == "add-snapshot"]
+    lowered_updates = map(lower_action, updates)
+    snapshots = [update.get("snapshot") for update in lowered_updates if update.get("action") == "add-snapshot"]
     if not snapshots or not call.components.streams.has_log:
         return
     entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
@@ -105,8 +105,7 @@ async def check_not_based_on_fresh(
         if isinstance(snapshot, dict) and await _find_fresh_parent(call, entry, metadata, snapshot) is not None:
             raise BadRequest(
                 f"{format_path(namespace, name)} is a stream table, and the transaction has read rows that waited for "
-                f"a "
-                f"flush; commit it through a catalog without the header {FRESH_HEADER}"
+                f"a flush; commit it through a catalog without the header {FRESH_HEADER}"
             )
 
 
@@ -154,9 +153,10 @@ async def check_dead_letter_table(call: Call, properties: Mapping[str, Any]) -> 
         Forbidden: The caller has no right to append rows to that table.
         BadRequest: The name of the table is invalid.
     """
-    place = parse_dead_letter_table(properties)
-    if place is not None:
-        await call.components.authorizer.require(call.principal, "appendRows", Securable(place[0], TABLE, place[1]))
+    dead_letter_table = parse_dead_letter_table(properties)
+    if dead_letter_table is not None:
+        namespace, name = dead_letter_table
+        await call.components.authorizer.require(call.principal, "appendRows", Securable(namespace, TABLE, name))
 
 
 async def check_named_tables(call: Call, properties: Mapping[str, Any]) -> None:

@@ -205,7 +205,7 @@ async def register_table(call: Call, body: _RegisterTable) -> web.Response:
     """Register a table by its metadata file."""
     await call.allow_new_name(TABLE, call.namespace, body.name)
     register, overwrite = call.components.catalog.tables.register, bool(body.overwrite)
-    args = call.namespace, body.name, body.metadata_location
+    table_arguments = call.namespace, body.name, body.metadata_location
 
     async def check_properties(properties: Mapping[str, str]) -> None:
         await check_named_tables(call, properties)
@@ -214,10 +214,10 @@ async def register_table(call: Call, body: _RegisterTable) -> web.Response:
     async def check_drop() -> None:
         await call.allow(Securable(call.namespace, TABLE, body.name), operation="dropTable")
 
-    async def register_and_forget(caller: Caller) -> LoadedTable:
+    async def register_and_open_stream(caller: Caller) -> LoadedTable:
         loaded_table = await register(
             caller,
-            *args,
+            *table_arguments,
             overwrite=overwrite,
             check_properties=check_properties,
             check_drop=check_drop,
@@ -230,7 +230,7 @@ async def register_table(call: Call, body: _RegisterTable) -> web.Response:
         await call.components.streams.openings.open_returned_table(loaded_table.entry, loaded_table.metadata)
         return loaded_table
 
-    return await _run_creation(call, register_and_forget, body.name)
+    return await _run_creation(call, register_and_open_stream, body.name)
 
 
 @Route("POST", f"{_TABLE}/unregister", "unregisterTable", is_idempotent=True)
@@ -248,7 +248,7 @@ async def unregister_table(call: Call) -> web.Response:
 async def load_credentials(call: Call) -> dict[str, Any]:
     """Return credentials for the files of a table."""
     name, catalog = call.name, call.components.catalog
-    if is_plan_name(name):  # The files of the report belong to the table.
+    if is_plan_name(name):  # The files of a plan belong to the planned table.
         name = (await catalog.plan_tables.find(call.namespace, name))[1].name
     loaded_table = await catalog.tables.load(call.namespace, name)
     # The route itself requests credentials, so the header is not needed.
@@ -261,7 +261,7 @@ async def load_credentials(call: Call) -> dict[str, Any]:
 
 @Route("POST", f"{_TABLE}/metrics", "reportMetrics").takes_bytes()
 async def report_metrics(call: Call, data: bytes) -> None:
-    """Count the columns and the statement of a scan report."""
+    """Store a report of an engine. For a scan report, count the columns and the statement that it names."""
     name, limit = call.name, call.components.settings.metrics_report_limit_bytes
     if len(data) > limit:  # Every reader may send reports, and the database stores them.
         raise TooLarge(f"The report has {len(data):,} bytes; the limit is {limit:,}")
@@ -277,21 +277,23 @@ async def report_metrics(call: Call, data: bytes) -> None:
     plans = catalog.column_usage.plans
     plan_and_age = report["snapshot-id"] in plans, plans.get(report["snapshot-id"])
 
-    def read() -> tuple[ColumnRead | None, StatementRead | None]:
+    def read_report() -> tuple[ColumnRead | None, StatementRead | None]:
         now_ms = call.components.clock.now_ms()
-        columns = (
+        column_read = (
             None
             if find_column_usage(call) is None
             else read_scan_report(entry.uuid, metadata, report, plan_and_age, now_ms)
         )
-        statement = None
+        statement_read = None
         if find_history(call) is not None:
-            statement = read_reported_statement(entry.uuid, metadata, report, is_planned=plan_and_age[0])
-        return columns, statement
+            statement_read = read_reported_statement(entry.uuid, metadata, report, is_planned=plan_and_age[0])
+        return column_read, statement_read
 
-    columns, statement = read() if len(data) <= _IN_LOOP_REPORT_BYTES_MAX else await call.run_in_turn(read)
-    count_read(call, columns)
-    count_statement(call, statement)
+    column_read, statement_read = (
+        read_report() if len(data) <= _IN_LOOP_REPORT_BYTES_MAX else await call.run_in_turn(read_report)
+    )
+    count_read(call, column_read)
+    count_statement(call, statement_read)
 
 
 async def _run_creation(call: Call, work: Callable[[Caller], Awaitable[LoadedTable]], name: str) -> web.Response:

@@ -102,4 +102,5 @@ async def register_view(call: Call, body: _RegisterView) -> web.Response:
 
 
 async def _run_once(call: Call, work: Callable[[Caller], Awaitable[LoadedView]]) -> web.Response:
+    """Run `work`, which creates or changes a view, and answer with the view. A repeated request changes nothing."""
     return await run_idempotent(call, work, lambda loaded: make_view_answer(call, loaded), answer_type=LoadedView)

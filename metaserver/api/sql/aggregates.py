@@ -44,6 +44,7 @@ from seamark.metaserver.store.model import TABLE
 
 DIMENSIONS_MAX = 32
 ON, EXACT = "on", "exact"
+"""The values of `AggregateRequest.cubes` with which cubes are used."""
 
 
 class OrderKey(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -144,10 +145,10 @@ async def _answer_from_cube(call: Call, body: AggregateRequest, loaded_table: Lo
     entry, snapshot_id = loaded_table.entry, loaded_table.metadata.current_snapshot_id
     if entry is None or snapshot_id is None or body.explain or body.having is not None or body.cubes not in (ON, EXACT):
         return None
-    kind: Format = "arrow" if ARROW in call.headers.get("Accept", "") else "json"
-    key = msgspec.json.encode((kind, body))
-    answers = call.app[CUBE_ANSWERS]
-    answer = await answers.find(call.components, loaded_table, key)
+    answer_format: Format = "arrow" if ARROW in call.headers.get("Accept", "") else "json"
+    key = msgspec.json.encode((answer_format, body))
+    cube_answers = call.app[CUBE_ANSWERS]
+    answer = await cube_answers.find(call.components, loaded_table, key)
     if answer is None:
         parsed_request = _ParsedRequest.parse(body, loaded_table.metadata)
         if _has_ambiguous_fields(body, parsed_request.schema):
@@ -158,13 +159,15 @@ async def _answer_from_cube(call: Call, body: AggregateRequest, loaded_table: Lo
             parsed_request.measures,
             parsed_request.names,
             where=body.where,
-            sort_keys=tuple(SortKey(parsed_request.names.index(key.by), key.descending) for key in body.order),
+            sort_keys=tuple(
+                SortKey(parsed_request.names.index(order_key.by), order_key.descending) for order_key in body.order
+            ),
             limit=body.limit,
             floats=body.cubes == ON,
         )
-        chosen_id = snapshot_id if parsed_request.snapshot_id is None else parsed_request.snapshot_id
-        answer = await answers.compute_answer(call, loaded_table, query, chosen_id, key, kind)
-    return None if answer is None else answers.respond(call, entry, answer, kind)
+        requested_snapshot_id = snapshot_id if parsed_request.snapshot_id is None else parsed_request.snapshot_id
+        answer = await cube_answers.compute_answer(call, loaded_table, query, requested_snapshot_id, key, answer_format)
+    return None if answer is None else cube_answers.respond(call, entry, answer, answer_format)
 
 
 @dataclass(frozen=True)
@@ -266,10 +269,10 @@ def _find_schema_of_version(metadata: TableMetadata, snapshot_id: int | None) ->
 
 
 def _check_term(term: Term) -> Term:
-    """Return the term if it belongs to the table.
+    """Return the term if it belongs to the table and may be a dimension of a cube.
 
     Raises:
-        BadRequest: The term is an attribute of another table.
+        BadRequest: The term is an attribute of another table, or may not be a dimension.
     """
     if parse_lookup(term.transform) is not None:
         raise BadRequest(f"{term.text[:200]} is an attribute of another table; send a statement with a join instead")
@@ -302,10 +305,10 @@ def _write_term(term: Term, columns: Mapping[int, tuple[str, ...]]) -> str:
 def _write_measure(measure: Measure, columns: Mapping[int, tuple[str, ...]]) -> str:
     """Return the SQL of a measure."""
 
-    def write(column: ColumnOperand) -> str:
+    def write_operand(column: ColumnOperand) -> str:
         return _write_column(column.column_id, column.name, columns)
 
-    return f"{measure.function}({'*' if measure.operand is None else format_operand(measure.operand, write)})"
+    return f"{measure.function}({'*' if measure.operand is None else format_operand(measure.operand, write_operand)})"
 
 
 def _write_column(column_id: int, name: str, columns: Mapping[int, tuple[str, ...]]) -> str:

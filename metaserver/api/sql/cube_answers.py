@@ -56,7 +56,7 @@ Format = Literal["json", "arrow"]
 
 ENGINE = "cube"
 _HISTORY_ENGINE = "seamark"
-_WHY = "a cube that has all data files answers the request"
+_ENGINE_REASON = "a cube that has all data files answers the request"
 _CONCURRENT_ANSWERS_MAX = 16
 """The maximum number of requests whose answers are computed at once."""
 _IN_LOOP_VALUES, _IN_LOOP_BYTES = 5_000, 1 << 20
@@ -67,9 +67,11 @@ A value takes some microseconds, because averages and JSON are computed in Pytho
 _ANSWERS_BYTES_DIVISOR, _GROUPS_BYTES_DIVISOR = 8, 4
 """The divisors of the memory for cubes, for answers and for groups by the dimensions of requests."""
 _SNAPSHOTS_BYTES = 32 << 20
+"""The memory for the identities of the files of snapshots."""
 _CUBES_BYTES, _CUBE_BYTES = 8 << 20, 8 << 10
 """The memory for the definitions of cubes, and the estimated memory of one definition."""
 _ANSWER_BYTES_MAX = 1 << 20
+"""The maximum size of an answer that is kept in memory."""
 _SNAPSHOT_BYTES = 500
 """The memory of a snapshot without the identities of its files, in bytes."""
 
@@ -219,8 +221,8 @@ class CubeAnswers:
             SegmentTooLarge: The groups exceed a limit.
         """
         assert loaded_table.entry is not None
-        characters = len(query.where or "")
-        condition = await read_in_turn(call, characters, query.parse_condition)
+        character_count = len(query.where or "")
+        condition = await read_in_turn(call, character_count, query.parse_condition)
         for cube in cubes:
             try:
                 answer = find_cube_answer(query, condition, cube)
@@ -233,7 +235,7 @@ class CubeAnswers:
             if groups is None:
                 continue
             aggregate = partial(aggregate_groups, groups, answer)
-            is_small = _is_small(groups, len(query.names)) and characters <= IN_LOOP_CHARACTERS
+            is_small = _is_small(groups, len(query.names)) and character_count <= IN_LOOP_CHARACTERS
             rows = aggregate() if is_small else await asyncio.to_thread(aggregate)
             if rows.num_rows > self._rows_limit:
                 return None
@@ -276,9 +278,9 @@ class CubeAnswers:
         """
         assert files.ids is not None
         key = (files.key, entry.index_version, cube.id, answer.kept_dimensions)
-        in_memory = self._groups.get(key)
-        if in_memory is not None:
-            return in_memory
+        cached_groups = self._groups.get(key)
+        if cached_groups is not None:
+            return cached_groups
         if not (await components.segments.find_covered(entry, cube, files.ids)).all():
             return None
         segment = await components.segments.read(entry, cube, files.ids)
@@ -329,7 +331,7 @@ def _make_plan(
     assert loaded_table.entry is not None
     name = ".".join((*loaded_table.entry.namespace, loaded_table.entry.name))
     table = TableRead(name, files, files, 0, len(_list_columns(answer)), ())
-    return StatementPlan(statement_id, ENGINE, _WHY, (table,), CubeUse(cube.name, files, 0, None))
+    return StatementPlan(statement_id, ENGINE, _ENGINE_REASON, (table,), CubeUse(cube.name, files, 0, None))
 
 
 def _list_columns(answer: CubeAnswer) -> tuple[int, ...]:

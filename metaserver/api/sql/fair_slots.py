@@ -37,8 +37,8 @@ class FairSlots:
     The holder None is a caller without a login. Its share is not limited.
     """
 
-    def __init__(self, work_name: str, limit: int) -> None:
-        self._work_name = work_name
+    def __init__(self, resource_name: str, limit: int) -> None:
+        self._resource_name = resource_name
         self.limit = limit
         self.share = max(1, limit // 2)
         self._reserved_slots = max(1, limit // _FREE_SLOTS_DIVISOR)
@@ -72,8 +72,7 @@ class FairSlots:
             if self._slots_by_holder[holder] + waiting_count >= self.share:
                 raise TooManyRequests(
                     f"{holder[:100]} uses its whole share, {self.share:,} of the server's {self.limit:,} "
-                    f"{self._work_name}; "
-                    "wait for an answer before you send another statement"
+                    f"{self._resource_name}; wait for an answer before you send another statement"
                 )
         if self._may_start(holder):
             self._grant_slot(holder)
@@ -96,7 +95,7 @@ class FairSlots:
 
     def _refuse_at_limit(self) -> RetryLater:
         """Return the error for a statement that gets no slot."""
-        return RetryLater(f"The server is at its limit of {self.limit:,} {self._work_name}; try again shortly")
+        return RetryLater(f"The server is at its limit of {self.limit:,} {self._resource_name}; try again shortly")
 
     def _may_start(self, holder: str | None) -> bool:
         """Return whether a statement of the holder may start now."""
@@ -119,7 +118,10 @@ class FairSlots:
                 del self._slots_by_holder[holder]
         while startable_entries := [entry for entry in self._waiting if self._may_start(entry.holder)]:
             entry = min(
-                startable_entries, key=lambda each: 0 if each.holder is None else self._slots_by_holder[each.holder]
+                startable_entries,
+                key=lambda waiting_statement: (
+                    0 if waiting_statement.holder is None else self._slots_by_holder[waiting_statement.holder]
+                ),
             )
             self._waiting.remove(entry)
             if not entry.granted.done():

@@ -17,9 +17,13 @@ from seamark.metaserver.api.http.describe import doc
 CONTROL = struct.Struct(">cI")
 """The form of a message between the server and the parent of workers: a kind and the process id of a worker."""
 START, KILL = b"S", b"K"
+"""The kinds of messages to the parent of workers."""
 HEAD, DATA, ERROR, END = b"H", b"D", b"E", b"F"
+"""The kinds of frames."""
 FRAME = struct.Struct(">cI")
+"""The form of the start of a frame: its kind and the length of its content."""
 FRAME_BYTES_MAX = 8 << 20
+"""The maximum length of the content of a frame."""
 Format = Literal["json", "arrow", "explain"]
 
 

@@ -52,6 +52,7 @@ CUBE_USES = ("on", "exact", "off")
 _POLL_S = 0.25
 """The seconds for which the server waits for the worker before it checks whether the client is still connected."""
 _TOKEN_SPARE_S = 5.0
+"""The time for which the token of a statement is valid in addition to the time limit of the statement."""
 _SQL_IS_OFF = "SQL is off on this server; an operator switches it on with the setting sql = on"
 _SQL_IS_NOT_INSTALLED = "This server cannot run SQL: an operator installs it with pip install 'seamark[duckdb]'"
 
@@ -126,21 +127,21 @@ class RunningStatements:
         key, holder = (principal, statement_id), None if principal == ANONYMOUS.name else principal
         if key in self._cancel_events:
             raise BadRequest(f"A statement with the id {statement_id} is running; choose another id")
-        event = self._cancel_events[key] = asyncio.Event()
+        cancel_event = self._cancel_events[key] = asyncio.Event()
         try:
             async with self.slots.hold_slot(holder, self._queue_s):
-                if event.is_set():
+                if cancel_event.is_set():
                     raise BadRequest("The statement was cancelled")
-                yield event
+                yield cancel_event
         finally:
             del self._cancel_events[key]
 
     def cancel(self, principal: str, statement_id: str) -> bool:
         """Cancel a statement of the principal, and return whether it ran."""
-        event = self._cancel_events.get((principal, statement_id))
-        if event is None:
+        cancel_event = self._cancel_events.get((principal, statement_id))
+        if cancel_event is None:
             return False
-        event.set()
+        cancel_event.set()
         return True
 
 
@@ -201,7 +202,7 @@ async def answer_statement(call: Call, body: StatementBody) -> Answer:
 
 @asynccontextmanager
 async def _record_run(
-    call: Call, request: StatementRequest, exchange: _Exchange, cancelled: asyncio.Event
+    call: Call, request: StatementRequest, exchange: _Exchange, cancel_event: asyncio.Event
 ) -> AsyncIterator[None]:
     """Record the run of a statement for OpenLineage, if there is a receiver."""
     runs, clock = call.components.statement_runs, call.components.clock
@@ -212,7 +213,7 @@ async def _record_run(
     try:
         yield
     except BaseException as error:
-        was_interrupted = cancelled.is_set() or not isinstance(error, SeamarkError) or isinstance(error, ClientGone)
+        was_interrupted = cancel_event.is_set() or not isinstance(error, SeamarkError) or isinstance(error, ClientGone)
         outcome = "ABORT" if was_interrupted else "FAIL"
         kind = error.kind if isinstance(error, SeamarkError) else type(error).__name__
         raise
@@ -340,6 +341,9 @@ def _make_own_url(call: Call, settings: Settings) -> str:
 
     The URL has the address at which the request arrived and the path of the warehouse. No part of it comes from a
     header.
+
+    Raises:
+        ClientGone: The client has closed the connection.
     """
     base_path = call.components.base_path
     if settings.services_url:
@@ -364,15 +368,19 @@ class _Exchange:
     def __init__(self, call: Call, worker: StatementWorker, kind: Format, cancel_event: asyncio.Event) -> None:
         self._call = call
         self._worker = worker
-        self._type = ARROW if kind == "arrow" else "application/json"
-        self._cancel_events = cancel_event
+        self._content_type = ARROW if kind == "arrow" else "application/json"
+        self._cancel_event = cancel_event
         self._tables: tuple[Securable, ...] = ()
         self.allowed_tables: tuple[tuple[str, ...], ...] = ()
         """The tables that the statement reads, after the rights of the caller on them were checked."""
         self._checked_s = call.components.clock.monotonic()
 
     async def answer(self) -> web.StreamResponse:
-        """Stream the answer of the worker to the client."""
+        """Stream the answer of the worker to the client.
+
+        Raises:
+            BadRequest: The worker sent no answer, or only a part of it.
+        """
         call = self._call
         kind, content = await self._read_frame()
         if kind != HEAD:
@@ -386,7 +394,7 @@ class _Exchange:
             call.is_checked = True  # No table is read, and the caller may read some namespace.
         response = web.StreamResponse(
             headers={
-                "Content-Type": self._type,
+                "Content-Type": self._content_type,
                 "Cache-Control": "no-store",
                 "X-Seamark-Statement": head.plan.statement_id,
                 "X-Request-Id": call.request_id,
@@ -417,23 +425,27 @@ class _Exchange:
             Unauthenticated: The login of the caller has ended.
             Forbidden: The caller has lost its right.
         """
-        frame = asyncio.create_task(self._worker.frame())
-        cancel_task = asyncio.create_task(self._cancel_events.wait())
+        frame_task = asyncio.create_task(self._worker.read_frame())
+        cancel_task = asyncio.create_task(self._cancel_event.wait())
         try:
             while True:
-                await asyncio.wait({frame, cancel_task}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
-                if self._cancel_events.is_set():
+                await asyncio.wait({frame_task, cancel_task}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                if self._cancel_event.is_set():
                     raise BadRequest("The statement was cancelled")
                 await self._check_caller()
-                if frame.done():
-                    return frame.result()
+                if frame_task.done():
+                    return frame_task.result()
         finally:
-            frame.cancel()
+            frame_task.cancel()
             cancel_task.cancel()
-            await asyncio.gather(frame, cancel_task, return_exceptions=True)
+            await asyncio.gather(frame_task, cancel_task, return_exceptions=True)
 
     async def _check_caller(self) -> None:
-        """Check that the client is connected and that the caller still has its rights."""
+        """Check that the client is connected and that the caller still has its rights.
+
+        Raises:
+            ClientGone: The client has closed the connection.
+        """
         call = self._call
         transport = call.request.transport
         if transport is None or transport.is_closing():

@@ -74,18 +74,22 @@ class StatementWorker:
     """A process for one statement. `close` ends it."""
 
     def __init__(
-        self, workers: StatementWorkers, pid: int, source: asyncio.WriteTransport, frames: asyncio.StreamReader,
-        output: asyncio.ReadTransport,
-    ) -> None:  # fmt: skip
+        self,
+        workers: StatementWorkers,
+        pid: int,
+        input_transport: asyncio.WriteTransport,
+        frames: asyncio.StreamReader,
+        output_transport: asyncio.ReadTransport,
+    ) -> None:
         self._workers = workers
         self._pid = pid
-        self._input, self._frames, self._output = source, frames, output
+        self._input, self._frames, self._output = input_transport, frames, output_transport
 
     def ask(self, request: StatementRequest) -> None:
         """Send the request to the process."""
         self._input.write(msgspec.json.encode(request) + b"\n")
 
-    async def frame(self) -> tuple[bytes, bytes]:
+    async def read_frame(self) -> tuple[bytes, bytes]:
         """Return the kind and the content of the next frame.
 
         If the frame is an error, the method raises the error that the worker reports.
@@ -126,7 +130,7 @@ class StatementWorkers:
         self._arguments = (str(memory_bytes), str(time_s))
         self._parent: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
-        self._turn = asyncio.Lock()
+        self._start_lock = asyncio.Lock()
 
     async def start(self) -> StatementWorker:
         """Return a worker without a statement.
@@ -135,30 +139,33 @@ class StatementWorkers:
             RetryLater: No worker can be started.
         """
         loop = asyncio.get_running_loop()
-        async with self._turn:
+        async with self._start_lock:
             control = await self._connect_parent()
-            (stdin_end, source), (output, stdout_end) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+            (worker_stdin, input_descriptor), (output_descriptor, worker_stdout) = (
+                os.pipe2(os.O_CLOEXEC),
+                os.pipe2(os.O_CLOEXEC),
+            )
             try:
                 await loop.run_in_executor(
-                    None, socket.send_fds, control, [CONTROL.pack(START, 0)], [stdin_end, stdout_end]
+                    None, socket.send_fds, control, [CONTROL.pack(START, 0)], [worker_stdin, worker_stdout]
                 )
                 answer = await loop.run_in_executor(None, control.recv, CONTROL.size, socket.MSG_WAITALL)
             except OSError:
                 answer = b""
             finally:
-                os.close(stdin_end)
-                os.close(stdout_end)
-        writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(source, "wb", 0))
+                os.close(worker_stdin)
+                os.close(worker_stdout)
+        input_transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(input_descriptor, "wb", 0))
         frames = asyncio.StreamReader(limit=_BUFFER_BYTES)
-        reader, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(frames), os.fdopen(output, "rb", 0)
+        output_transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(frames), os.fdopen(output_descriptor, "rb", 0)
         )
         if len(answer) < CONTROL.size:
-            writer.close()
-            reader.close()
+            input_transport.close()
+            output_transport.close()
             await self.close()
             raise RetryLater("No process for the statement could be started; send the statement again")
-        return StatementWorker(self, CONTROL.unpack(answer)[1], writer, frames, reader)
+        return StatementWorker(self, CONTROL.unpack(answer)[1], input_transport, frames, output_transport)
 
     def kill(self, pid: int) -> None:
         """End the worker with this process id."""

@@ -66,8 +66,8 @@ async def add_columns(
     metadata = target.loaded.metadata
     await call.components.authorizer.require(call.principal, _OPERATION, Securable(namespace, TABLE, name))
     for _ in range(_COMMIT_TRIES_MAX):
-        names = {field.name for field in metadata.current_schema.fields}
-        missing_columns = {column: kind for column, kind in columns.items() if column not in names}
+        present_names = {field.name for field in metadata.current_schema.fields}
+        missing_columns = {column: kind for column, kind in columns.items() if column not in present_names}
         if not missing_columns:
             return target
         check_new_columns(missing_columns, metadata)
@@ -99,7 +99,7 @@ def _build_updates(metadata: TableMetadata, columns: Mapping[str, str]) -> list[
     """Return the updates that add the columns."""
     return [
         {"action": "add-schema", "schema": msgspec.to_builtins(_widen_schema(metadata, columns))},
-        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "set-current-schema", "schema-id": -1},  # -1 is the schema that the commit adds.
     ]
 
 

@@ -16,8 +16,9 @@ async def load_dead_letters(call: Call, loaded_table: LoadedTable) -> DeadLetter
         Forbidden: The caller may not append rows to the dead-letter table.
         BadRequest: The dead-letter table is missing, or its columns do not fit.
     """
-    place = parse_dead_letter_table(loaded_table.metadata.properties)
-    if place is None:
+    dead_letter_table = parse_dead_letter_table(loaded_table.metadata.properties)
+    if dead_letter_table is None:
         return None
-    await call.allow(Securable(place[0], TABLE, place[1]))
+    namespace, name = dead_letter_table
+    await call.allow(Securable(namespace, TABLE, name))
     return await find_dead_letters(call.components.catalog, loaded_table)

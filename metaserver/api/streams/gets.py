@@ -28,7 +28,7 @@ from seamark.metaserver.streams.keys import find_key_columns
 
 KEYS_MAX = 1_000
 """The maximum number of keys of one request."""
-_QUICK_ROWS = 200
+_IN_LOOP_ROWS_MAX = 200
 """The maximum number of rows that are encoded on the event loop."""
 _IN_LOOP_VALUES_MAX = 200
 """The maximum number of values of keys that are decoded on the event loop."""
@@ -83,7 +83,7 @@ class RowsOfKeys(msgspec.Struct, frozen=True):
 ).takes(GetRows)
 async def get_rows(call: Call, body: GetRows) -> Answer:
     """Return the current rows with the requested keys."""
-    has_arrow = wants_arrow(call.headers)
+    accepts_arrow = wants_arrow(call.headers)
     if len(body.keys) > KEYS_MAX:
         raise TooLarge(f"keys has {len(body.keys):,} keys; the limit is {KEYS_MAX:,}; send several requests")
     loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
@@ -98,10 +98,10 @@ async def get_rows(call: Call, body: GetRows) -> Answer:
     else:
         check_required_rows(call.headers, entry, {})
     answer = await _get_keyed_rows(call, loaded_table, keys, [field.name for field in fields])
-    encode = partial(_encode_arrow if has_arrow else _encode_json, answer, fields)
-    data = encode() if answer.rows.num_rows <= _QUICK_ROWS else await call.run_in_turn(encode)
-    content_type = ARROW_STREAM if has_arrow else "application/json"
-    return web.Response(body=data, content_type=content_type, headers={"Vary": "Accept"})
+    encode = partial(_encode_arrow if accepts_arrow else _encode_json, answer, fields)
+    answer_bytes = encode() if answer.rows.num_rows <= _IN_LOOP_ROWS_MAX else await call.run_in_turn(encode)
+    content_type = ARROW_STREAM if accepts_arrow else "application/json"
+    return web.Response(body=answer_bytes, content_type=content_type, headers={"Vary": "Accept"})
 
 
 async def _get_keyed_rows(
@@ -132,9 +132,9 @@ def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list
         )
     if (repeated_name := find_repeated(names)) is not None:
         raise BadRequest(f"select has the column {repeated_name[:100]} twice; name each column once")
-    if unknown := [name for name in names if name not in by_name]:
+    if unknown_names := [name for name in names if name not in by_name]:
         raise BadRequest(
-            f"select has the column {unknown[0][:100]!r}, which the table does not have; it has "
+            f"select has the column {unknown_names[0][:100]!r}, which the table does not have; it has "
             f"{', '.join(by_name)[:500]}"
         )
     return [by_name[name] for name in names]
@@ -152,11 +152,11 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
     if isinstance(keys[0], dict):
         objects = keys
     else:
-        key = find_key_columns(metadata)
-        if len(key) != 1:
-            key_text = f"the key has the columns {', '.join(key)}" if key else "the table has no key"
+        key_columns = find_key_columns(metadata)
+        if len(key_columns) != 1:
+            key_text = f"the key has the columns {', '.join(key_columns)}" if key_columns else "the table has no key"
             raise BadRequest(f"keys[0] is not an object, and {key_text}; send each key as an object by column")
-        objects = [{key[0]: value} for value in keys]
+        objects = [{key_columns[0]: value} for value in keys]
     for number, key_object in enumerate(objects):
         if not isinstance(key_object, dict) or not key_object:
             raise BadRequest(f"keys[{number}] names no column; send each key as an object by column")

@@ -57,13 +57,13 @@ async def list_streams(call: Call) -> StreamList:
     page: list[ListedStream] = []
     uuids = sorted(uuid for uuid in durable_offsets if uuid > after_uuid)
     # If there is one table more than the page shows, there is a next page.
-    size = min(page_limit + 1, FOUND_TABLES_MAX)
-    for start in range(0, len(uuids), size):
-        entries = await store.find_entries(uuids[start : start + size])
+    batch_size = min(page_limit + 1, FOUND_TABLES_MAX)
+    for start in range(0, len(uuids), batch_size):
+        entries = await store.find_entries(uuids[start : start + batch_size])
         tables = [entry for entry in entries if entry.kind is EntryKind.TABLE]
-        visible = await call.select(tables, lambda table: Securable(table.namespace, TABLE, table.name))
-        for uuid, names in groupby(visible, key=lambda entry: entry.uuid):
-            entry = next(names)
+        visible_tables = await call.select(tables, lambda table: Securable(table.namespace, TABLE, table.name))
+        for uuid, entries_of_table in groupby(visible_tables, key=lambda entry: entry.uuid):
+            entry = next(entries_of_table)
             if len(page) == page_limit:
                 return StreamList(page, last_uuid)
             page.append(await _describe_stream(call, entry, durable_offsets[uuid]))
@@ -71,17 +71,17 @@ async def list_streams(call: Call) -> StreamList:
     return StreamList(page, None)
 
 
-async def _describe_stream(call: Call, entry: Entry, durable: Mapping[int, int]) -> ListedStream:
+async def _describe_stream(call: Call, entry: Entry, durable_offsets: Mapping[int, int]) -> ListedStream:
     """Return the state of a listed stream table.
 
     Args:
         call: The call.
         entry: The table.
-        durable: For each shard in the log, the offset after its last durable row.
+        durable_offsets: For each shard in the log, the offset after its last durable row.
     """
     shards = [
-        ShardStatus(number, offset, max(offset, durable.get(number, 0)))
-        for number, offset in sorted(entry.parse_flushed_offsets().items())
+        ShardStatus(shard_number, offset, max(offset, durable_offsets.get(shard_number, 0)))
+        for shard_number, offset in sorted(entry.parse_flushed_offsets().items())
     ]
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     streams = call.components.streams

@@ -111,7 +111,11 @@ async def drain_stream(call: Call, body: PauseStream) -> DrainedStream:
 
 
 async def _pause_table(call: Call, body: PauseStream) -> LoadedTable:
-    """Pause the table, and return it."""
+    """Pause the table, and return it.
+
+    Raises:
+        BadRequest: The reason is too long.
+    """
     reason = body.reason or _NO_REASON
     if len(reason) > REASON_CHARACTERS_MAX:
         raise BadRequest(f"reason has {len(reason)} characters; the limit is {REASON_CHARACTERS_MAX}")

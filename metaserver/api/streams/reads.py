@@ -47,6 +47,9 @@ from seamark.metaserver.timeline.timeline import Watcher
 
 _LIMIT_BYTES = 4 << 20
 _LIMIT_BYTES_MAX = 32 << 20
+"""The maximum of the parameter `limit-bytes`. `_LIMIT_BYTES` is its default."""
+_INT64_DIGITS_MAX = 19
+_LIMIT_DIGITS_MAX = 10
 _TRIM_TRIES_MAX = 3
 """The maximum number of attempts to choose a step. An attempt fails if the log has removed the rows of the step."""
 _IN_LOOP_SNAPSHOTS_MAX = 200
@@ -100,31 +103,34 @@ async def load_stream_position(call: Call) -> StreamPosition:
     elif start == "latest":
         position = find_latest_position(entry.uuid, table)
     elif start.startswith("snapshot:"):
-        snapshot_id = _parse_whole(start, "snapshot") or None
+        snapshot_id = _parse_whole_number(start, "snapshot") or None
         position = await _run_choice(
             call, lambda table: find_position_after_snapshot(entry.uuid, table, snapshot_id), table
         )
     elif start.startswith("time:"):
-        time_ms = _parse_whole(start, "time")
+        time_ms = _parse_whole_number(start, "time")
         position = await _run_choice(
             call, lambda table: find_position_after_snapshot(entry.uuid, table, find_snapshot_at(table, time_ms)), table
         )
         if log is not None:
-            offsets = {number: await log.find_offset(Shard(entry.uuid, number), time_ms) for number in table.shards}
+            offsets = {
+                shard_number: await log.find_offset(Shard(entry.uuid, shard_number), time_ms)
+                for shard_number in table.shards
+            }
             position = move_to_time(position, table.shards, offsets)
     else:
         raise BadRequest(f"at is {start[:60]!r}; it must be earliest, latest, snapshot:ID or time:MS")
     return StreamPosition(position.encode())
 
 
-def _parse_whole(start: str, name: str) -> int:
+def _parse_whole_number(start: str, name: str) -> int:
     """Return the whole number in `start`.
 
     Raises:
-        BadRequest: It is not a whole number.
+        BadRequest: The text after the colon is not a whole number.
     """
     text = start.partition(":")[2]
-    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+    if not (text.isascii() and text.isdecimal() and len(text) <= _INT64_DIGITS_MAX):
         raise BadRequest(f"at is {start[:60]!r}; a whole number must follow {name}:")
     return int(text)
 
@@ -191,7 +197,7 @@ async def read_rows(call: Call) -> Answer:
         raise BadRequest("after is missing; send a position, which …/stream/position returns for the first request")
     limit_bytes = _parse_limit(query.get("limit-bytes"))
     wait_s = min(_parse_seconds(query.get("wait", "0")), call.components.settings.watch_timeout_s)
-    skips_changes, has_kinds = _parse_flag(query, "skip-changes"), _parse_flag(query, "changes")
+    skips_changes, wants_kinds = _parse_flag(query, "skip-changes"), _parse_flag(query, "changes")
     for attempt in range(_TRIM_TRIES_MAX):
         entry, table, log = await _load_readable_table(call)
         until = parse_position(query["until"], entry.uuid) if "until" in query else None
@@ -204,8 +210,8 @@ async def read_rows(call: Call) -> Answer:
         if not isinstance(step, LogRows):
             return _answer_with_stream(_encode_batches([], _describe_step(step)))
         if limit_bytes == 0:
-            after = step.position.advance({shard: end for shard, (_, end) in step.ranges.items()})
-            return _answer_with_stream(_encode_batches([], {"step": "rows", "position": after.encode()}))
+            next_position = step.position.advance({shard: end for shard, (_, end) in step.ranges.items()})
+            return _answer_with_stream(_encode_batches([], {"step": "rows", "position": next_position.encode()}))
         assert log is not None
         try:
             rows = await read_log(log, entry.uuid, step.ranges, limit_bytes=limit_bytes, keep=call.keep)
@@ -214,13 +220,17 @@ async def read_rows(call: Call) -> Answer:
                 raise
             continue
         metadata = {"step": "rows", "position": step.position.advance(rows.offsets).encode()}
-        decode = partial(_decode_rows, call, rows, table, metadata, has_kinds)
+        decode = partial(_decode_rows, call, rows, table, metadata, wants_kinds)
         return _answer_with_stream(decode() if rows.size_bytes <= QUICK_BYTES else await call.run_in_turn(decode))
     raise AssertionError("the loop returns or raises")
 
 
 async def _load_readable_table(call: Call, *, uuid: str | None = None) -> tuple[Entry, ReadableTable, StreamLog | None]:
-    """Return the entry of the table, the table with the present state of its shards, and its log if it has a stream."""
+    """Return the entry of the table, the table with the present state of its shards, and its log if it has a stream.
+
+    Raises:
+        BadRequest: Another table has replaced the table.
+    """
     entry = await call.app[POINTERS].load_entry(call.namespace, call.name)
     if uuid is not None and entry.uuid != uuid:
         raise BadRequest(
@@ -262,12 +272,16 @@ async def _wait_for_rows(
             _, table, log = await _load_readable_table(call, uuid=entry.uuid)
             step = await _run_choice(call, choose, table)
             choose = partial(choose.func, step.position, **choose.keywords)  # Skipped rows are not read again.
-            left_s = until_s - clock.monotonic()
-            if not isinstance(step, End) or left_s <= 0 or call.components.timeline.is_draining:
+            remaining_s = until_s - clock.monotonic()
+            if not isinstance(step, End) or remaining_s <= 0 or call.components.timeline.is_draining:
                 return step, table, log
-            marks = {Shard(entry.uuid, number): step.position.get_offset(number) for number in table.shards}
+            read_offsets = {
+                Shard(entry.uuid, shard_number): step.position.get_offset(shard_number) for shard_number in table.shards
+            }
             # The first row of a table opens its log. That is not a commit, so it does not wake the watcher.
-            await _wait_for_either(watcher, log, marks, min(left_s, _FIRST_ROW_S) if log is None else left_s)
+            await _wait_for_commit_or_rows(
+                watcher, log, read_offsets, min(remaining_s, _FIRST_ROW_S) if log is None else remaining_s
+            )
 
 
 @asynccontextmanager
@@ -278,17 +292,19 @@ async def _watch_table(call: Call, uuid: str) -> AsyncIterator[Watcher]:
         yield watcher
 
 
-async def _wait_for_either(watcher: Watcher, log: StreamLog | None, marks: Mapping[Shard, int], wait_s: float) -> None:
+async def _wait_for_commit_or_rows(
+    watcher: Watcher, log: StreamLog | None, read_offsets: Mapping[Shard, int], wait_s: float
+) -> None:
     """Wait for a commit of the table or rows in the log, for at most `wait_s`."""
-    waits: list[asyncio.Task[bool]] = [asyncio.create_task(watcher.woken.wait(), name="wait for a commit")]
+    wait_tasks: list[asyncio.Task[bool]] = [asyncio.create_task(watcher.woken.wait(), name="wait for a commit")]
     if log is not None:
-        waits.append(asyncio.create_task(log.wait(marks, wait_s), name="wait for rows"))
+        wait_tasks.append(asyncio.create_task(log.wait(read_offsets, wait_s), name="wait for rows"))
     try:
-        done_tasks, _ = await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        done_tasks, _ = await asyncio.wait(wait_tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in waits:
+        for task in wait_tasks:
             task.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+        await asyncio.gather(*wait_tasks, return_exceptions=True)
     for task in done_tasks:
         task.result()  # The log may have failed.
 
@@ -302,7 +318,7 @@ def _describe_step(step: Files | End) -> dict[str, str]:
 
 
 def _decode_rows(
-    call: Call, rows: ReadRows, table: ReadableTable, metadata: Mapping[str, str], has_kinds: bool
+    call: Call, rows: ReadRows, table: ReadableTable, metadata: Mapping[str, str], wants_kinds: bool
 ) -> bytes:
     """Return the answer with rows of the log.
 
@@ -310,11 +326,11 @@ def _decode_rows(
         BadRequest: A row is not an insert, and the reader did not request changes.
     """
     batches = call.components.streams.row_files.decode(rows.slices, table.metadata)
-    if has_kinds and any(field.name == _CHANGE_TYPE for field in table.metadata.current_schema.fields):
+    if wants_kinds and any(field.name == _CHANGE_TYPE for field in table.metadata.current_schema.fields):
         raise BadRequest(
             f"The table has a column with the name {_CHANGE_TYPE}; rename it, or read without changes=true"
         )
-    if has_kinds:
+    if wants_kinds:
         batches = [_add_kinds(batch, kinds) for batch, kinds in zip(batches, rows.kinds, strict=True)]
     elif any(max(kinds, default=0) != RowKind.INSERT for kinds in rows.kinds):
         raise BadRequest(
@@ -348,11 +364,11 @@ def _parse_limit(text: str | None) -> int:
     """Return the size limit of an answer.
 
     Raises:
-        BadRequest: It is not a number in the allowed range.
+        BadRequest: The text is not a number in the allowed range.
     """
     if text is None:
         return _LIMIT_BYTES
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) <= _LIMIT_BYTES_MAX):
+    if not (text.isascii() and text.isdecimal() and len(text) <= _LIMIT_DIGITS_MAX and int(text) <= _LIMIT_BYTES_MAX):
         raise BadRequest(f"limit-bytes is {text[:40]!r}; it must be a number from 0 to {_LIMIT_BYTES_MAX}")
     return int(text)
 
@@ -361,7 +377,7 @@ def _parse_seconds(text: str) -> float:
     """Return the time to wait.
 
     Raises:
-        BadRequest: It is not a number of seconds.
+        BadRequest: The text is not a number of seconds.
     """
     try:
         seconds = float(text)
@@ -376,7 +392,7 @@ def _parse_flag(query: Mapping[str, str], name: str) -> bool:
     """Return a parameter that is true or false.
 
     Raises:
-        BadRequest: It is neither.
+        BadRequest: The value is neither true nor false.
     """
     text = query.get(name, "false")
     if text not in ("true", "false"):

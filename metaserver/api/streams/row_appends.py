@@ -45,6 +45,7 @@ UNKNOWN_OUTCOME = ResponseSpec(
 )
 """The answer if the disk or Kafka fails while it stores the rows."""
 _SEQUENCE_MAX = 1 << 62
+_SEQUENCE_DIGITS_MAX = 19
 
 
 class RowPosition(msgspec.Struct, frozen=True):
@@ -140,33 +141,36 @@ async def append_prepared(
         CommitUnknown: It is unknown whether the log has the rows.
     """
     appends = [TableRows(target.loaded, rows.batches) for target, rows in rows_by_target if rows.batches is not None]
-    letters: dict[str, list[DeadLetter]] = {}
-    tables: dict[str, DeadLetters] = {}
+    letters_by_table: dict[str, list[DeadLetter]] = {}
+    dead_letter_tables: dict[str, DeadLetters] = {}
     for target, rows in rows_by_target:
         for row in rows.rejected:
             assert target.dead_letters is not None
-            tables[target.dead_letters.uuid] = target.dead_letters
-            letters.setdefault(target.dead_letters.uuid, []).append(DeadLetter(target.dead_letters.subject, row))
-    for uuid, rejected_rows in letters.items():
+            dead_letter_tables[target.dead_letters.uuid] = target.dead_letters
+            letters_by_table.setdefault(target.dead_letters.uuid, []).append(
+                DeadLetter(target.dead_letters.subject, row)
+            )
+    for uuid, rejected_rows in letters_by_table.items():
         if any(target.uuid == uuid for target, _ in rows_by_target):
             raise BadRequest(
-                f"{tables[uuid].name} is the dead-letter table of another table; append its rows in another request"
+                f"{dead_letter_tables[uuid].name} is the dead-letter table of another table; append its rows in "
+                "another request"
             )
         packed_letters = pack_letters(
-            tables[uuid],
+            dead_letter_tables[uuid],
             rejected_rows,
             call.components.streams.row_files,
             now_ms=call.components.clock.now_ms(),
             producer=None if producer is None else producer[0],
         )
-        appends.append(TableRows(tables[uuid].loaded, packed_letters))
+        appends.append(TableRows(dead_letter_tables[uuid].loaded, packed_letters))
     acknowledgement = Acknowledgement(())
-    key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
-    if appends or key is not None:  # A request of a producer must be recorded even without rows.
-        acknowledgement = await _append_to_log(call, appends, key)
+    producer_key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
+    if appends or producer_key is not None:  # A request of a producer must be recorded even without rows.
+        acknowledgement = await _append_to_log(call, appends, producer_key)
     last_sequence = None
-    if acknowledgement.duplicate and key is not None:
-        last_sequence = await call.components.streams.find_last_sequence(key)
+    if acknowledgement.duplicate and producer_key is not None:
+        last_sequence = await call.components.streams.find_last_sequence(producer_key)
     return [_describe_append(call, target, rows, acknowledgement, last_sequence) for target, rows in rows_by_target]
 
 
@@ -191,16 +195,16 @@ async def append_joined(call: Call, target: RowTarget, preparation: RowPreparati
     return _describe_append(call, target, PreparedRows(len(rows), None, []), acknowledgement, None)
 
 
-async def _append_to_log(call: Call, appends: Sequence[TableRows], key: ProducerKey | None) -> Acknowledgement:
+async def _append_to_log(call: Call, appends: Sequence[TableRows], producer_key: ProducerKey | None) -> Acknowledgement:
     """Append rows to the log.
 
     Raises:
         CommitUnknown: It is unknown whether the log has the rows.
     """
     try:
-        return await call.components.streams.append(appends, key)
+        return await call.components.streams.append(appends, producer_key)
     except CommitUnknown as error:
-        if key is not None:
+        if producer_key is not None:
             raise
         raise _make_unknown_error() from error
 
@@ -219,9 +223,9 @@ def _describe_append(
 ) -> AppendedRows:
     """Return the answer for one table of a request."""
     positions = [
-        RowPosition(place.shard.number, place.offset, place.end)
-        for place in acknowledgement.positions
-        if place.shard.stream == target.uuid
+        RowPosition(log_position.shard.number, log_position.offset, log_position.end)
+        for log_position in acknowledgement.positions
+        if log_position.shard.stream == target.uuid
     ]
     ends = {position.shard: position.end for position in positions}
     table = call.components.streams.tables.get(target.uuid)
@@ -237,14 +241,19 @@ def read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:
     Raises:
         BadRequest: One of them is missing or invalid.
     """
-    name, number = query.get("producer"), query.get("sequence")
-    if name is None and number is None:
+    name, sequence = query.get("producer"), query.get("sequence")
+    if name is None and sequence is None:
         return None
-    if name is None or number is None:
+    if name is None or sequence is None:
         raise BadRequest(f"The query has no {'producer' if name is None else 'sequence'}; send both, or neither")
     check_name(name, "producer")
     if len(name) > PRODUCER_CHARACTERS_MAX:
         raise BadRequest(f"producer has {len(name)} characters; the limit is {PRODUCER_CHARACTERS_MAX}")
-    if not (number.isascii() and number.isdigit() and len(number) <= 19 and int(number) < _SEQUENCE_MAX):
-        raise BadRequest(f"sequence is {number[:40]!r}; it must be a number, 0 or more")
-    return name, int(number)
+    if not (
+        sequence.isascii()
+        and sequence.isdigit()
+        and len(sequence) <= _SEQUENCE_DIGITS_MAX
+        and int(sequence) < _SEQUENCE_MAX
+    ):
+        raise BadRequest(f"sequence is {sequence[:40]!r}; it must be a number, 0 or more")
+    return name, int(sequence)

@@ -57,8 +57,8 @@ _PARAMETERS = (
 async def _await_room(call: Call, body_bytes: int) -> AsyncIterator[None]:
     """Wait until the memory of the table has room for a large body, before the body is received."""
     entry = await call.app[POINTERS].load_entry(call.namespace, call.name)
-    loaded = LoadedTable(entry, await call.components.catalog.documents.table(entry.metadata_location))
-    async with call.components.streams.body_room.await_arrival(loaded, body_bytes, call.principal.name):
+    loaded_table = LoadedTable(entry, await call.components.catalog.documents.table(entry.metadata_location))
+    async with call.components.streams.body_room.await_arrival(loaded_table, body_bytes, call.principal.name):
         yield
 
 
@@ -112,17 +112,18 @@ async def _append_body(
     is_quick = len(body) <= QUICK_BYTES
     decode_body = partial(_read_body, call, body, row_format, target.loaded.metadata, is_envelope=is_envelope)
     decoded_body = decode_body() if is_quick else await call.run_in_turn(decode_body)
-    missing = decoded_body.missing
-    make_preparation = partial(RowTarget.make_preparation, is_envelope=is_envelope, left_out=missing.empty)
-    if missing.types:
-        wider_target = await widen_target(call, target, call.securable, missing.types)
+    missing_columns = decoded_body.missing
+    make_preparation = partial(RowTarget.make_preparation, is_envelope=is_envelope, left_out=missing_columns.empty)
+    if missing_columns.types:
+        # Prepare the rows for the table with the new columns first, so that a request that is refused adds no columns.
+        wider_target = await widen_target(call, target, call.securable, missing_columns.types)
         check_columns(decoded_body.row_count, wider_target.loaded.metadata)
-        check = partial(_prepare_rows, decoded_body, make_preparation(wider_target, call))
+        check_rows = partial(_prepare_rows, decoded_body, make_preparation(wider_target, call))
         if is_quick:
-            check()
+            check_rows()
         else:
-            await call.run_in_turn(check)
-        target = await add_columns(call, target, call.namespace, call.name, missing.types)
+            await call.run_in_turn(check_rows)
+        target = await add_columns(call, target, call.namespace, call.name, missing_columns.types)
     preparation = make_preparation(target, call)
     if producer is None and is_quick and decoded_body.whole is not None and can_join(preparation, decoded_body.whole):
         return await append_joined(call, target, preparation, decoded_body.whole)
@@ -178,11 +179,11 @@ async def load_stream(call: Call) -> StreamStatus:
             f"{format_path(call.namespace, call.name)} has no stream, because no row was ever appended to it"
         )
     table = await call.components.streams.open(entry)
-    durable, flushed_offsets = await table.load_watermarks(), entry.parse_flushed_offsets()
+    durable_offsets, flushed_offsets = await table.load_watermarks(), entry.parse_flushed_offsets()
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     shards = [
-        ShardStatus(number, flushed_offsets[number], max(flushed_offsets[number], mark))
-        for number, mark in sorted(durable.items())
+        ShardStatus(shard_number, flushed_offsets[shard_number], max(flushed_offsets[shard_number], durable_offset))
+        for shard_number, durable_offset in sorted(durable_offsets.items())
     ]
     flushes = await report_flushes(call, entry)
     return make_stream_status(shards, table, read_pause(metadata), flushes)
@@ -191,8 +192,8 @@ async def load_stream(call: Call) -> StreamStatus:
 async def report_flushes(call: Call, entry: Entry) -> FlushReport | None:
     """Return the state of the flushes of a table, with the errors that the caller may see."""
     report = call.components.streams.report_flushes(entry.uuid)
-    may_see = await call.may(Securable(entry.namespace, TABLE, entry.name), "listFiles")
-    return report if report is None or may_see else report.without_error()
+    may_list_files = await call.may(Securable(entry.namespace, TABLE, entry.name), "listFiles")
+    return report if report is None or may_list_files else report.without_error()
 
 
 def make_stream_status(

@@ -91,10 +91,12 @@ async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTab
         check_changeable(name)
     if call.body_bytes <= QUICK_BYTES:
         return await _append_to_named(call, body, names, producer)
-    targets = [await load_target(call, *each) for each in names]
+    targets = [await load_target(call, namespace, name) for namespace, name in names]
     _check_distinct(names, targets)
-    parts = [(target.loaded, memoryview(table.rows).nbytes) for target, table in zip(targets, body.tables, strict=True)]
-    async with call.components.streams.body_room.reserve(parts, call.principal.name):
+    body_parts = [
+        (target.loaded, memoryview(table.rows).nbytes) for target, table in zip(targets, body.tables, strict=True)
+    ]
+    async with call.components.streams.body_room.reserve(body_parts, call.principal.name):
         return await _append_to_named(call, body, names, producer)
 
 
@@ -146,11 +148,11 @@ async def _append_to_named(
 class _TableRequest:
     """Prepares the rows of one table of a request."""
 
-    def __init__(self, call: Call, namespace: NamespacePath, name: str, target: RowTarget, text: bytes) -> None:
+    def __init__(self, call: Call, namespace: NamespacePath, name: str, target: RowTarget, rows_json: bytes) -> None:
         self._call = call
         self._namespace = namespace
         self._name = name
-        self._text = text
+        self._rows_json = rows_json
         self._decoded_rows: list[Any] = []
         self._missing = NO_COLUMNS
         self.target = target
@@ -183,7 +185,7 @@ class _TableRequest:
 
     async def _run_work(self, work: Callable[[], None]) -> None:
         """Run work in a thread if the rows are many."""
-        if len(self._text) <= QUICK_BYTES:
+        if len(self._rows_json) <= QUICK_BYTES:
             work()
         else:
             await self._call.run_in_turn(work)
@@ -191,7 +193,7 @@ class _TableRequest:
     def _decode_rows(self) -> None:
         """Decode the rows."""
         rows_max, metadata = self._call.components.settings.stream_rows_limit, self.target.loaded.metadata
-        self._decoded_rows = decode_rows(self._text, RowFormat.JSON, rows_max=rows_max)
+        self._decoded_rows = decode_rows(self._rows_json, RowFormat.JSON, rows_max=rows_max)
         self._missing = find_missing_columns(self._decoded_rows, metadata, format_path(self._namespace, self._name))
 
     def _prepare_for_table(self, target: RowTarget) -> None:

@@ -27,7 +27,7 @@ _CLAIMS_BYTES_MAX = 3000
 
 
 class DimensionReads:
-    """Lists the dimension tables that the token of a job names."""
+    """Lists the dimension tables in other namespaces that the token of a job gives the right to read."""
 
     def __init__(self, store: PointerStore, load: Load, rights: StandingRights) -> None:
         self._store, self._load, self._rights = store, load, rights
@@ -49,7 +49,7 @@ class DimensionReads:
             return ()
         setters = parse_setters(metadata.properties)
         tables: list[TablePath] = []
-        size_bytes = 0
+        claims_bytes = 0
         for definition in read_definitions(metadata).enabled:
             setter = setters.get(PREFIX + definition.name)
             for *levels, name in sorted(definition.dimension_tables):
@@ -60,8 +60,8 @@ class DimensionReads:
                     continue
                 if await self._rights.explain_loss(setter, "readRows", Securable(namespace, TABLE, name)) is not None:
                     continue
-                size_bytes += len(msgspec.msgpack.encode(table))
-                if size_bytes > _CLAIMS_BYTES_MAX:
+                claims_bytes += len(msgspec.msgpack.encode(table))
+                if claims_bytes > _CLAIMS_BYTES_MAX:
                     return tuple(tables)
                 tables.append(table)
         return tuple(tables)

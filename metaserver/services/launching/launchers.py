@@ -178,13 +178,13 @@ def sum_bytes_since(metadata: TableMetadata, mark: str) -> int:
     The next rewrite reads about this many bytes. If no snapshot has the key, the size of the table is returned.
     """
     snapshot: Snapshot | None = metadata.current_snapshot
-    total = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-files-size", 0)
+    table_bytes = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-files-size", 0)
     added_bytes = 0
     while snapshot is not None:
         summary = snapshot.build_summary_map()
         if mark in summary:
-            return min(added_bytes, total)
+            return min(added_bytes, table_bytes)
         added_bytes += parse_count(summary, "added-files-size", 0)
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else metadata.snapshot(parent)
-    return total
+    return table_bytes

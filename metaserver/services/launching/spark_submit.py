@@ -31,8 +31,14 @@ from seamark.metaserver.services.job import JOB_S_MAX, Job, JobFailed, JobProgre
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
 
 REQUEST, ANSWER, PROGRESS, ALIVE = "request.json", "answer.json", "progress.json", "alive"
+"""The names of the files of a job in its folder. `ALIVE` is the pipe that is open as long as the server runs."""
 _OUTPUT_BYTES = 4000
+"""The number of bytes at the end of the driver's output that are read after a failure."""
+_REASON_CHARACTERS_MAX = 500
 _NICE = 10
+"""The niceness of the driver: requests to the server have a higher CPU priority than jobs."""
+_NON_TASK_PROCESSES = 2
+"""The JVM and the driver, which need memory in addition to the tasks."""
 _POLL_S = 1.0
 """The time between two reads of the driver's progress."""
 _LOOPBACK = ("spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1")
@@ -83,8 +89,8 @@ def compute_local_limits(memory_bytes: int) -> LocalLimits:
     """
     if not memory_bytes:
         return LocalLimits("local[*]", 0)
-    tasks = max(1, min(len(os.sched_getaffinity(0)), memory_bytes // _PROCESS_BYTES_MIN - 2))
-    return LocalLimits(f"local[{tasks}]", memory_bytes // (tasks + 2))
+    tasks = max(1, min(len(os.sched_getaffinity(0)), memory_bytes // _PROCESS_BYTES_MIN - _NON_TASK_PROCESSES))
+    return LocalLimits(f"local[{tasks}]", memory_bytes // (tasks + _NON_TASK_PROCESSES))
 
 
 class SparkSubmit:
@@ -117,19 +123,23 @@ class SparkSubmit:
         self._environment = environment
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
-        """Run a job with its own driver, and return its totals; see `Launcher.run`."""
+        """Run a job with its own driver, and return its totals; see `Launcher.run`.
+
+        Raises:
+            JobFailed: The job failed, or took too long.
+        """
         program = find_submit_program()
         if program is None:
             raise JobFailed("spark-submit is not installed; pip install 'seamark[spark]', or set SPARK_HOME")
         request = await self._login.request(job)
         # Only the owner can read a temporary folder.
-        with tempfile.TemporaryDirectory(prefix="seamark-job-") as name:
-            folder = Path(name)
+        with tempfile.TemporaryDirectory(prefix="seamark-job-") as folder_name:
+            folder = Path(folder_name)
             (folder / "job.py").write_text(self._script)
             (folder / REQUEST).write_bytes(msgspec.json.encode(request))
             os.mkfifo(folder / ALIVE, 0o600)
             # Open the pipe also for reading. Otherwise, opening it would wait for the driver.
-            alive = os.open(folder / ALIVE, os.O_RDWR | os.O_CLOEXEC)
+            alive_pipe = os.open(folder / ALIVE, os.O_RDWR | os.O_CLOEXEC)
             try:
                 async with asyncio.timeout(JOB_S_MAX):
                     answer = await self._run_driver(program, folder, report)
@@ -138,7 +148,7 @@ class SparkSubmit:
             except (OSError, msgspec.DecodeError, ValueError) as error:
                 raise JobFailed(f"The Spark driver failed: {error}") from None
             finally:
-                os.close(alive)
+                os.close(alive_pipe)
         if answer.error:
             raise JobFailed(answer.error)
         return answer.totals
@@ -148,8 +158,8 @@ class SparkSubmit:
 
     def _make_command(self, program: str, folder: Path) -> list[str]:
         """Return the command that starts the Spark application of a job."""
-        local = self._master.startswith("local")
-        defaults = [*_QUIET, *(_LOOPBACK if local else ())]
+        is_local = self._master.startswith("local")
+        defaults = [*_QUIET, *(_LOOPBACK if is_local else ())]
         if self._process_bytes:
             defaults.append(f"spark.driver.memory={int(_HEAP_FRACTION * self._process_bytes) >> 20}m")
         conf_options = [word for value in defaults for word in ("--conf", value)]
@@ -195,7 +205,7 @@ class SparkSubmit:
             reason = "the output is left out, because it may quote values of encrypted files"
             if not any(self._environment.get(name) for name in _KEY_VARIABLES):
                 output_end = (folder / "output").read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace")
-                reason = " ".join(output_end.split())[-500:]
+                reason = " ".join(output_end.split())[-_REASON_CHARACTERS_MAX:]
             raise JobFailed(f"The Spark driver ended with code {code} and without an answer: {reason}") from None
 
 

@@ -25,6 +25,7 @@ from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
 from seamark.metaserver.settings.settings import Settings
 
 _ANSWER_BYTES_MAX = 1 << 20
+"""The maximum length of a line that the worker writes."""
 _VARIABLES = frozenset(
     (
         *(
@@ -43,6 +44,7 @@ _VARIABLES = frozenset(
 )
 """The variables of the server's environment that a worker receives. Other variables may contain secrets."""
 _PREFIXES: tuple[str, ...] = ("LC_", "OMP_", "ARROW_", "MALLOC_", "SEAMARK_PARQUET_")
+"""A worker also receives the variables whose names begin with one of these prefixes."""
 _END_S = 2.0
 """The time within which a worker has to end before it is killed."""
 
@@ -90,7 +92,11 @@ class WorkerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
-        """Run a job in the worker, and return its totals; see `Launcher.run`."""
+        """Run a job in the worker, and return its totals; see `Launcher.run`.
+
+        Raises:
+            JobFailed: The job failed, or took too long.
+        """
         try:
             async with asyncio.timeout(JOB_S_MAX):
                 answer = await self._send_job(job, report)

@@ -57,6 +57,7 @@ class CatalogBreaker:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _watch(self) -> None:
+        """Keep the breaker open while the other catalog does not answer."""
         pause_s = PAUSE_S
         try:
             while not await self._probe():
@@ -67,6 +68,7 @@ class CatalogBreaker:
             self._is_open, self._task = False, None
 
     async def _probe(self) -> bool:
+        """Return whether the other catalog answers now."""
         try:
             return await self._is_answering()
         except Exception as error:  # noqa: BLE001  the task must not end while the breaker is open

@@ -21,6 +21,7 @@ from seamark.metaserver.warehouses.federation.mirror import Mirrors
 from seamark.metaserver.warehouses.federation.other_catalog import OtherCatalog, open_other_catalog
 
 _LOCKS_MAX = 10_000
+"""With this many locks, the locks that no request holds are removed."""
 _LISTING_S = 60.0
 """The time for which a listing shows that the spelling of the name of a table or view with a mirror is right."""
 T = TypeVar("T", str, NamespacePath)
@@ -42,7 +43,7 @@ class FederatedStore:
 
     def __init__(self, store: PointerStore, other: OtherCatalog) -> None:
         self._store = store
-        self._other_store = other
+        self._other_catalog = other
         self._mirrors: Mirrors | None = None
         self._locks: dict[tuple[EntryKind, NamespacePath, str], asyncio.Lock] = {}
 
@@ -56,8 +57,8 @@ class FederatedStore:
     async def load_namespace(self, path: NamespacePath) -> Namespace | None:
         if self._mirrors is None:
             return None
-        async with self._other_store.limit_request():
-            properties = await self._other_store.find_namespace(path)
+        async with self._other_catalog.limit_request():
+            properties = await self._other_catalog.find_namespace(path)
             if properties is None or not await self._is_namespace_listed(path):
                 return None
             return Namespace(path=path, properties=properties)
@@ -71,29 +72,32 @@ class FederatedStore:
         return [path for path in await self._list_children(parent) if path[-1] in wanted_names]
 
     async def _list_children(self, parent: NamespacePath) -> list[NamespacePath]:
+        """Return the namespaces in `parent`, sorted by name, or nothing before `show_tables` is called."""
         if self._mirrors is None:
             return []
-        async with self._other_store.limit_request():
+        async with self._other_catalog.limit_request():
             if not await self._is_namespace_listed(parent):
                 return []
-            return await self._other_store.list_namespaces(parent)
+            return await self._other_catalog.list_namespaces(parent)
 
     async def load_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
         if self._mirrors is None or kind is EntryKind.FUNCTION or is_plan_name(name):
             return None
-        async with self._other_store.limit_request():
+        async with self._other_catalog.limit_request():
             return await self._find_entry(self._mirrors, kind, namespace, name)
 
     async def _find_entry(self, mirrors: Mirrors, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
-        location = await self._other_store.find_entry(kind, namespace, name)
+        """Return the entry of a table or view with a current mirror, or None if the other catalog does not have it."""
+        location = await self._other_catalog.find_entry(kind, namespace, name)
         if location is None and await self._store.load_entry(kind, namespace, name) is None:
             return None
+        # If the mirror is current, and a listing has the name, no new answer is needed.
         entry = await mirrors.find(kind, namespace, name, location)
         if entry is not None and await self._is_namespace_listed(namespace):
-            names = await self._other_store.list_entries(kind, namespace, fresh_s=_LISTING_S)
+            names = await self._other_catalog.list_entries(kind, namespace, fresh_s=_LISTING_S)
             if _contains_name(names, name):
                 return entry
-        async with self._lock(kind, namespace, name):
+        async with self._get_lock(kind, namespace, name):
             # The answer may be older than the mirror, which another request has written meanwhile. So write a mirror
             # only after a new answer. Otherwise the mirror could go back to an earlier snapshot.
             location = await self._locate(kind, namespace, name)
@@ -108,38 +112,38 @@ class FederatedStore:
         """Return entries that have only names. The mirror of an entry is written when the entry is read by its name."""
         if self._mirrors is None or kind is EntryKind.FUNCTION:
             return []
-        async with self._other_store.limit_request():
+        async with self._other_catalog.limit_request():
             if not await self._is_namespace_listed(namespace):
                 return []
-            names = await self._other_store.list_entries(kind, namespace)
-        later = [name for name in names if after is None or name > after][:limit]
-        return [Entry(kind=kind, namespace=namespace, name=name, uuid="", metadata_location="") for name in later]
+            names = await self._other_catalog.list_entries(kind, namespace)
+        page_names = [name for name in names if after is None or name > after][:limit]
+        return [Entry(kind=kind, namespace=namespace, name=name, uuid="", metadata_location="") for name in page_names]
 
     async def _locate(self, kind: EntryKind, namespace: NamespacePath, name: str) -> str | None:
         """Return the metadata file of a name from a new answer, or None if the other catalog does not list the name."""
-        location = await self._other_store.find_entry(kind, namespace, name, is_new=True)
+        location = await self._other_catalog.find_entry(kind, namespace, name, is_new=True)
         if location is None or not await self._is_namespace_listed(namespace):
             return None
-        if _contains_name(await self._other_store.list_entries(kind, namespace), name):
+        if _contains_name(await self._other_catalog.list_entries(kind, namespace), name):
             return location
         # The name may be newer than the listing.
-        names = await self._other_store.list_entries(kind, namespace, is_new=True)
+        names = await self._other_catalog.list_entries(kind, namespace, is_new=True)
         return location if _contains_name(names, name) else None
 
     async def _is_namespace_listed(self, path: NamespacePath) -> bool:
         """Return whether the other catalog lists each level of the path in this spelling."""
         for depth in range(1, len(path) + 1):
             parent, level = path[: depth - 1], path[:depth]
-            if _contains_name(await self._other_store.list_namespaces(parent), level):
+            if _contains_name(await self._other_catalog.list_namespaces(parent), level):
                 continue
-            if not _contains_name(await self._other_store.list_namespaces(parent, is_new=True), level):
+            if not _contains_name(await self._other_catalog.list_namespaces(parent, is_new=True), level):
                 return False
         return True
 
-    def _lock(self, *key: Any) -> asyncio.Lock:
+    def _get_lock(self, *key: Any) -> asyncio.Lock:
         """Return the lock of a name, with which only one request of this process writes the mirror of the name."""
         if len(self._locks) >= _LOCKS_MAX:
-            self._locks = {held_slots: lock for held_slots, lock in self._locks.items() if lock.locked()}
+            self._locks = {name_key: lock for name_key, lock in self._locks.items() if lock.locked()}
         return self._locks.setdefault(key, asyncio.Lock())
 
 

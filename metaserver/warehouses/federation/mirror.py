@@ -59,6 +59,7 @@ _KEPT_FILES_MAX = 5
 _CALLER = Caller(principal_name="federation", request_id="federation")
 _MIRROR_TRIES_MAX = 3
 Locator = Callable[[EntryKind, NamespacePath, str], Awaitable[str | None]]
+"""A function that returns the metadata file of a name in the other catalog, or None if there is no such name."""
 _ENTRIES_PER_PAGE = 1000
 
 
@@ -103,9 +104,9 @@ class Mirrors:
             RetryLater: The name changed in each attempt.
         """
         for _ in range(_MIRROR_TRIES_MAX):
-            current = await self.find(kind, namespace, name, location)
-            if current is not None:
-                return current
+            current_entry = await self.find(kind, namespace, name, location)
+            if current_entry is not None:
+                return current_entry
             entry = await self._store.load_entry(kind, namespace, name)
             try:
                 await self._write(kind, namespace, name, location, entry)
@@ -145,6 +146,11 @@ class Mirrors:
             await self._write_table(namespace, name, location, entry)
 
     async def _write_view(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
+        """Let a name refer to the metadata file of a view. `entry` is the entry that has the name now.
+
+        Raises:
+            BadRequest: The view runs with the rights of a user of the other catalog, or its locations are refused.
+        """
         view = await self._context.documents.view(location)
         check_view_locations(self._context.warehouse, view, location)
         if borrows_rights(view):
@@ -157,11 +163,16 @@ class Mirrors:
         )
 
     async def _write_table(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
+        """Write a new mirror of a table, and let its name refer to the mirror. `entry` has the name now.
+
+        Raises:
+            BadRequest: The table is in the folder of the mirrors.
+        """
         metadata = await self._context.documents.peek(location)
         await asyncio.to_thread(check_table_locations, self._context.warehouse, metadata, location)
-        root = parse_location(f"{self._context.warehouse.uri}/{_FOLDER}")
-        if root.holds(parse_location(metadata.location)):
-            raise BadRequest(f"the table is in the folder {str(root)!r} of this server")
+        mirrors_root = parse_location(f"{self._context.warehouse.uri}/{_FOLDER}")
+        if mirrors_root.holds(parse_location(metadata.location)):
+            raise BadRequest(f"the table is in the folder {str(mirrors_root)!r} of this server")
         new_entry = make_entry(namespace, name, _check_uuid(table_uuid(metadata)), "", self._context.clock.now_ms())
         former_entry = await self._find_former(new_entry, entry)
         former_mirror = None
@@ -188,7 +199,7 @@ class Mirrors:
         former_entry: Entry | None,
         former_metadata: TableMetadata | None,
     ) -> tuple[TableMetadata, list[str]]:
-        """Return a tuple (mirror, unneeded), in which `unneeded` are the earlier mirrors to delete.
+        """Return a tuple (mirror, unused_files), in which `unused_files` are the earlier mirrors to delete.
 
         Args:
             metadata: The metadata of the other catalog.
@@ -229,9 +240,7 @@ class Mirrors:
             if location is not None and await self._read_uuid(former_entry.kind, location) == new.uuid:
                 raise BadRequest(
                     f"the other catalog lists it as {format_path(former_entry.namespace, former_entry.name)}, too. "
-                    "Remove one of "
-                    f"the "
-                    "names there, or change the UUID: rights apply to one name"
+                    "Remove one of the names there, or change the UUID: rights apply to one name"
                 )
         return former_entry
 

@@ -43,6 +43,10 @@ _NAMES_MAX = 200_000
 """The maximum number of names in one listing."""
 _ENTRIES_PER_PAGE = 1000
 _TOKEN_MARGIN_S = 30.0
+"""The time before the end of a token at which a new token is requested."""
+_EXPIRED_LOGIN_STATUSES = (401, 419)
+"""The statuses that ask for a new token. Iceberg's REST protocol uses 419 for an expired token."""
+_CONNECTIONS_MAX = 32
 _SHOWN_CHARACTERS_MAX = 200
 T = TypeVar("T")
 
@@ -75,7 +79,7 @@ class _Namespace(msgspec.Struct):
     properties: dict[str, str] | None = None
 
 
-class _Loaded(msgspec.Struct, rename="kebab"):
+class _LoadedEntry(msgspec.Struct, rename="kebab"):
     metadata_location: str | None = None
 
 
@@ -125,6 +129,7 @@ class OtherCatalog:
         self._answers: OrderedDict[Hashable, _CachedAnswer] = OrderedDict()
         self._answers_bytes = 0
         self._flights: SingleFlight[Hashable, Any] = SingleFlight()
+        """The running requests, whose answers concurrent calls share."""
         self._failures: dict[str, _Failure] = {}
         """The last failure of each step that all requests need, by the name of the step."""
         self._requests = 0
@@ -183,7 +188,7 @@ class OtherCatalog:
         async def read(_: _CachedAnswer | None) -> _CachedAnswer:
             answer = await self._get(f"/namespaces/{self._encode(path)}")
             is_missing = answer.status == 404
-            return self._keep(None if is_missing else self._decode(answer, _Namespace).properties or {})
+            return self._make_cached_answer(None if is_missing else self._decode(answer, _Namespace).properties or {})
 
         properties: dict[str, str] | None = await self._read(("namespace", path), read)
         return properties
@@ -202,7 +207,7 @@ class OtherCatalog:
             query = {"parent": self._separator.join(parent)} if parent else {}
             paths = [
                 path
-                async for answer in self._list("/namespaces", query)
+                async for answer in self._list_pages("/namespaces", query)
                 for path in self._decode(answer, _NamespacePage).namespaces
             ]
             children = {
@@ -210,7 +215,7 @@ class OtherCatalog:
                 for path in paths
                 if path[:-1] == parent and path[-1:] and path[-1] and self._separator not in path[-1]
             }
-            return self._keep(sorted(children, key=lambda path: path[-1]))
+            return self._make_cached_answer(sorted(children, key=lambda path: path[-1]))
 
         children: list[NamespacePath] = await self._read(("namespaces", parent), read, is_new=is_new)
         return children
@@ -233,10 +238,10 @@ class OtherCatalog:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s"
             names = {
                 identifier.name
-                async for answer in self._list(path, {})
+                async for answer in self._list_pages(path, {})
                 for identifier in self._decode(answer, _EntryPage).identifiers
             }
-            return self._keep(sorted(names))
+            return self._make_cached_answer(sorted(names))
 
         names: list[str] = await self._read(("entries", kind, namespace), read, is_new=is_new, fresh_s=fresh_s)
         return names
@@ -255,18 +260,18 @@ class OtherCatalog:
         if await self._is_ambiguous(namespace):
             return None
 
-        async def read(cached_view: _CachedAnswer | None) -> _CachedAnswer:
+        async def read(cached_answer: _CachedAnswer | None) -> _CachedAnswer:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s/{quote(name, safe='')}"
             query = {"snapshots": "refs"} if kind is EntryKind.TABLE else {}
-            answer = await self._get(path, query, "" if cached_view is None else cached_view.etag)
-            if answer.status == 304 and cached_view is not None:
-                return self._keep(cached_view.value, cached_view.etag)
+            answer = await self._get(path, query, "" if cached_answer is None else cached_answer.etag)
+            if answer.status == 304 and cached_answer is not None:
+                return self._make_cached_answer(cached_answer.value, cached_answer.etag)
             if answer.status == 404:
-                return self._keep(None)
-            location = self._decode(answer, _Loaded).metadata_location
+                return self._make_cached_answer(None)
+            location = self._decode(answer, _LoadedEntry).metadata_location
             if not location:
                 raise RetryLater(f"The catalog {self._uri} does not say where the metadata file of {name} is")
-            return self._keep(location, answer.etag)
+            return self._make_cached_answer(location, answer.etag)
 
         location: str | None = await self._read(("entry", kind, namespace, name), read, is_new=is_new)
         return location
@@ -302,13 +307,18 @@ class OtherCatalog:
             return last_answer.value
         return await self._flights.run(key, refresh)
 
-    def _keep(self, value: Any, etag: str = "") -> _CachedAnswer:
+    def _make_cached_answer(self, value: Any, etag: str = "") -> _CachedAnswer:
+        """Return a value with the present time as the time at which it was read."""
         return _CachedAnswer(value, etag, self._clock.monotonic())
 
-    async def _list(self, path: str, query: Mapping[str, str]) -> AsyncIterator[_Answer]:
-        """Yield the pages of a listing. Yield nothing if the namespace does not exist."""
-        token, count = "", 0
-        while count < _NAMES_MAX:
+    async def _list_pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[_Answer]:
+        """Yield the pages of a listing. Yield nothing if the namespace does not exist.
+
+        Raises:
+            RetryLater: The other catalog does not answer, or lists too many names.
+        """
+        token, requested_names = "", 0
+        while requested_names < _NAMES_MAX:
             answer = await self._get(path, {**query, "pageSize": str(_ENTRIES_PER_PAGE), "pageToken": token})
             if answer.status == 404:
                 return
@@ -316,10 +326,15 @@ class OtherCatalog:
             token = self._decode(answer, _NextPage).next_page_token or ""
             if not token:
                 return
-            count += _ENTRIES_PER_PAGE
+            requested_names += _ENTRIES_PER_PAGE
         raise RetryLater(f"The catalog {self._uri} lists more than {_NAMES_MAX:,} names in one namespace")
 
     async def _get(self, path: str, query: Mapping[str, str] | None = None, etag: str = "") -> _Answer:
+        """Return the answer to a GET request below the prefix of the routes.
+
+        Raises:
+            RetryLater: The status is neither 200, 304 nor 404, or there is no answer.
+        """
         await self._configure()
         headers = {"If-None-Match": etag} if etag else {}
         answer = await self._send("GET", f"{self._root}{path}", query or {}, headers)
@@ -330,9 +345,14 @@ class OtherCatalog:
     async def _configure(self) -> None:
         """Read the prefix of the routes if it is not known yet."""
         if not self._root:
-            await self._share("the configuration", self._read_config)
+            await self._run_shared_step("the configuration", self._read_config)
 
     async def _read_config(self) -> None:
+        """Read the prefix of the routes, and the separator of the levels of namespaces, from the configuration.
+
+        Raises:
+            RetryLater: The other catalog gives no valid configuration.
+        """
         warehouse = self._settings.federation_warehouse
         answer = await self._send("GET", "/v1/config", {"warehouse": warehouse} if warehouse else {}, {})
         if answer.status != 200:
@@ -346,7 +366,7 @@ class OtherCatalog:
             raise RetryLater(f"The configuration of the catalog {self._uri} is invalid: {error.message}") from None
         self._root = f"/v1/{quote(prefix, safe='/')}" if prefix else "/v1"
 
-    async def _share(self, step: str, work: Callable[[], Awaitable[T]]) -> T:
+    async def _run_shared_step(self, step: str, run_step: Callable[[], Awaitable[T]]) -> T:
         """Run a step that all requests need, and share its result with concurrent requests.
 
         After a failure, the step is not tried again for `_FAILURE_S`.
@@ -360,7 +380,7 @@ class OtherCatalog:
 
         async def run() -> T:
             try:
-                return await work()
+                return await run_step()
             except RetryLater as error:
                 self._failures[step] = _Failure(error.message, self._clock.monotonic() + _FAILURE_S)
                 raise
@@ -369,11 +389,12 @@ class OtherCatalog:
         return result
 
     async def _send(self, method: str, path: str, query: Mapping[str, str], headers: dict[str, str]) -> _Answer:
+        """Send a request with the login. If the token has expired, get a new token and send the request again."""
         for attempt in range(2):
             token = await self._find_token()
             login = {"Authorization": f"Bearer {token}"} if token else {}
             answer = await self._request(method, f"{path}?{urlencode(query)}", {**headers, **login})
-            if answer.status not in (401, 419) or not self._settings.federation_credential or attempt:
+            if answer.status not in _EXPIRED_LOGIN_STATUSES or not self._settings.federation_credential or attempt:
                 return answer
             if token == self._token:  # Otherwise, another request has read a new token meanwhile.
                 self._token_end_s = 0.0
@@ -394,6 +415,12 @@ class OtherCatalog:
             raise RetryLater(str(error)) from None
 
     async def _exchange(self, method: str, path: str, headers: dict[str, str], data: bytes | None = None) -> _Answer:
+        """Send a request even if the breaker is open, and return the answer.
+
+        Raises:
+            _NoAnswer: The other catalog accepts no connection, or sends no complete answer in time.
+            RetryLater: The answer is too large.
+        """
         url = URL(f"{self._uri}{path}", encoded=True)
         try:
             async with self._session.request(method, url, headers=headers, data=data, allow_redirects=False) as answer:
@@ -425,9 +452,14 @@ class OtherCatalog:
             return self._token
         if self._token and self._clock.monotonic() < self._token_end_s:
             return self._token
-        return await self._share("the login", self._read_token)
+        return await self._run_shared_step("the login", self._read_token)
 
     async def _read_token(self) -> str:
+        """Exchange the credential in the settings for a token, and keep the token until shortly before its end.
+
+        Raises:
+            RetryLater: The other catalog gives no token.
+        """
         client_id, _, secret = self._settings.federation_credential.rpartition(":")
         form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": secret}
         if self._settings.federation_scope:
@@ -444,7 +476,11 @@ class OtherCatalog:
 
     def _make_error(self, answer: _Answer) -> RetryLater:
         # Do not quote the answer, which may contain the login.
-        login = "; check the login in its credentials" if answer.status in (401, 403, 419) else "; try again"
+        login = (
+            "; check the login in its credentials"
+            if answer.status in (*_EXPIRED_LOGIN_STATUSES, 403)
+            else "; try again"
+        )
         return RetryLater(f"The catalog {self._uri} of this warehouse answers {answer.status}{login}")
 
     def _decode(self, answer: _Answer, type_: type[T]) -> T:
@@ -473,7 +509,7 @@ class _NextPage(msgspec.Struct, rename="kebab"):
 @asynccontextmanager
 async def open_other_catalog(settings: Settings, clock: Clock) -> AsyncIterator[OtherCatalog]:
     """Open a client of the catalog in `federation_uri`."""
-    connector = aiohttp.TCPConnector(ssl=build_client_context() or True, limit=32)
+    connector = aiohttp.TCPConnector(ssl=build_client_context() or True, limit=_CONNECTIONS_MAX)
     timeout = aiohttp.ClientTimeout(
         total=settings.federation_timeout_s,
         connect=None,  # `federation_timeout_s` limits the wait for a connection of the pool.

@@ -434,7 +434,7 @@ async def test_build_continues_on_another_server(api_with_table: Api, tmp_path: 
 async def test_files_of_large_tables_are_counted_off_the_event_loop(
     api_with_table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("seamark.metaserver.api.indexes.index_state._IN_THREAD_FILES", 0)
+    monkeypatch.setattr("seamark.metaserver.api.indexes.index_state._IN_LOOP_FILES_MAX", 0)
     build = await begin_build(api_with_table)
     await register_files(api_with_table, build, write_index_file(build, "a", build_index_file(build, FILES[:2])))
     assert await list_missing_files(api_with_table, build) == PATHS[2:]

@@ -131,7 +131,7 @@ async def test_explain_of_a_table_without_a_snapshot_has_nothing_to_plan(api: Ap
 async def test_long_predicates_and_large_plans_are_explained_off_the_event_loop(
     api_with_table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "_IN_THREAD_FILES", 0)
+    monkeypatch.setattr(routes, "_IN_LOOP_FILES_MAX", 0)
     where = " OR ".join(f"id = {number}" for number in range(500))
     assert len(where) > 2_000
     assert (await explain_table(api_with_table, where=where))["files"] == 20

@@ -332,7 +332,7 @@ async def test_large_listings_are_read_off_the_event_loop(api_with_table: Api, m
     answers_before = await asyncio.gather(
         *(api_with_table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id"))
     )
-    for name in ("IN_LOOP_ITEMS_MAX", "IN_THREAD_FILES"):
+    for name in ("IN_LOOP_ITEMS_MAX", "IN_LOOP_FILES_MAX"):
         monkeypatch.setattr(routes, name, 0)
     answers_after = await asyncio.gather(
         *(api_with_table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id"))

@@ -25,31 +25,31 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
 
     `worker` is the number of the worker, which each line contains if there are several workers.
     """
-    console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
+    writes_console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
-    shared: list[Any] = [
+    shared_processors: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if worker is not None:
-        shared.append(_add_worker(worker))
-    renderer: list[Any]
-    if console:
+        shared_processors.append(_add_worker(worker))
+    rendering_processors: list[Any]
+    if writes_console:
         # Write plain tracebacks. The default shows local variables, which may be keys and tokens.
         format_plain = structlog.dev.plain_traceback
-        renderer = [
+        rendering_processors = [
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=format_plain),
-            _to_bytes,
+            _encode_line,
         ]
     else:
-        renderer = [
+        rendering_processors = [
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(serializer=_serialize_event),
         ]
     structlog.configure(
-        processors=[*shared, *renderer],
+        processors=[*shared_processors, *rendering_processors],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=_Lines,
+        logger_factory=_LineWriter,
         cache_logger_on_first_use=True,
     )
     root = logging.getLogger()
@@ -60,7 +60,7 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
 _STANDARD_ERROR = 2
 
 
-class _Lines:
+class _LineWriter:
     """Writes each line at once, without a buffer.
 
     A line that cannot be written, for example because of a full disk or a closed pipe, is lost, because logging must
@@ -79,18 +79,18 @@ class _Lines:
     log = debug = info = warning = error = critical = exception = msg
 
 
-def _to_bytes(logger: Any, method: str, line: str) -> bytes:
+def _encode_line(logger: Any, method: str, line: str) -> bytes:
     return line.encode(errors="backslashreplace")
 
 
 def _add_worker(worker: int) -> Any:
     """Return a processor that adds the number of the worker to each event."""
 
-    def add(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
+    def add_number(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
         event["worker"] = worker
         return event
 
-    return add
+    return add_number
 
 
 def _serialize_event(event: dict[str, Any], **_: Any) -> bytes:
@@ -103,7 +103,7 @@ def _serialize_event(event: dict[str, Any], **_: Any) -> bytes:
 
 
 _REPR_MAX = 1000
-_QUOTING = ("aiohttp", "asyncio")
+_QUOTING_LOGGERS = ("aiohttp", "asyncio")
 """The loggers whose exceptions may quote requests."""
 
 
@@ -114,7 +114,7 @@ class _Bridge(logging.Handler):
         """Pass a record of the standard library to structlog."""
         log = structlog.get_logger(record.name)
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and record.name.split(".")[0] in _QUOTING:
+        if error is not None and record.name.split(".")[0] in _QUOTING_LOGGERS:
             # Log only the frames and the type of the exception, because its message may quote the request.
             frames = "".join(traceback.format_tb(error.__traceback__))
             log.log(record.levelno, _read_first_line(record), error=type(error).__name__, at=frames)

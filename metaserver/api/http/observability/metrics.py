@@ -24,6 +24,7 @@ from seamark.formats.runtime.errors import CommitConflict, CommitUnknown
 from seamark.metaserver.planner.plan.planner import PlannerStats
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""The upper limits of the buckets of histograms, in seconds."""
 COMMIT_OPERATIONS = frozenset({"updateTable", "commitTransaction", "replaceView", "commitChange"})
 """The ids of the operations of Iceberg REST and of Seamark that move a pointer by compare-and-swap."""
 
@@ -82,10 +83,10 @@ class _Totals:
 class RequestMetrics:
     """The metrics of requests, accumulated in plain numbers until `flush`."""
 
-    def __init__(self, make: MetricFactory) -> None:
-        self._requests = make.create_counter("seamark_requests", "Requests answered.", "operation", "status")
-        self._seconds = make.create_histogram("seamark_request_seconds", "Time to answer.", "operation")
-        self._in_flight = make.create_gauge("seamark_requests_in_flight", "Requests being answered now.")
+    def __init__(self, factory: MetricFactory) -> None:
+        self._requests = factory.create_counter("seamark_requests", "Requests answered.", "operation", "status")
+        self._seconds = factory.create_histogram("seamark_request_seconds", "Time to answer.", "operation")
+        self._in_flight = factory.create_gauge("seamark_requests_in_flight", "Requests being answered now.")
         self.answering = 0
         """All requests in flight, which a drain waits for."""
         self._answer_counts: dict[tuple[str, int], int] = {}
@@ -116,27 +117,31 @@ class RequestMetrics:
 class CommitMetrics:
     """The metrics of commits: their outcomes, and the groups of changes that were committed together."""
 
-    def __init__(self, make: MetricFactory) -> None:
-        commits = make.create_counter("seamark_commits", "Commits by outcome: committed, conflict, unknown.", "outcome")
-        self._by_outcome = {outcome: commits.labels(outcome) for outcome in ("committed", "conflict", "unknown")}
-        self._groups = make.create_counter(
+    def __init__(self, factory: MetricFactory) -> None:
+        commits = factory.create_counter(
+            "seamark_commits", "Commits by outcome: committed, conflict, unknown.", "outcome"
+        )
+        self._commits_by_outcome = {
+            outcome: commits.labels(outcome) for outcome in ("committed", "conflict", "unknown")
+        }
+        self._groups = factory.create_counter(
             "seamark_commit_groups", "Metadata files written for the changes that waited for a table."
         )
-        self._changes = make.create_counter(
+        self._changes = factory.create_counter(
             "seamark_commit_changes", "Committed changes. Each change has its own snapshot."
         )
-        self._collisions = make.create_counter(
+        self._collisions = factory.create_counter(
             "seamark_commit_collisions", "Changes refused because of conflicts with earlier commits.", "reason"
         )
 
     def observe(self, status: int, error: BaseException | None) -> None:
         """Count an answered commit."""
         if isinstance(error, CommitConflict):
-            self._by_outcome["conflict"].inc()
+            self._commits_by_outcome["conflict"].inc()
         elif isinstance(error, CommitUnknown):
-            self._by_outcome["unknown"].inc()
+            self._commits_by_outcome["unknown"].inc()
         elif status < 300:
-            self._by_outcome["committed"].inc()
+            self._commits_by_outcome["committed"].inc()
 
     def observe_group(self, changes: int) -> None:
         """Count a group of changes of one table that were committed in one transaction."""
@@ -151,27 +156,30 @@ class CommitMetrics:
 class PlanMetrics:
     """The metrics of finished plans, accumulated in plain numbers until `flush`, and of the planner's memory."""
 
-    def __init__(self, make: MetricFactory) -> None:
+    def __init__(self, factory: MetricFactory) -> None:
         self._counters = (
-            make.create_counter("seamark_plans", "Planned scans, including scans with cached plans."),
-            make.create_counter(
+            factory.create_counter("seamark_plans", "Planned scans, including scans with cached plans."),
+            factory.create_counter(
                 "seamark_plan_files_considered", "Live files of the snapshots for which scans were planned."
             ),
-            make.create_counter("seamark_plan_files_kept", "Files that the plans keep for readers to open."),
-            make.create_counter("seamark_plan_seconds", "Time of planning, including the time to read manifests."),
+            factory.create_counter("seamark_plan_files_kept", "Files that the plans keep for readers to open."),
+            factory.create_counter("seamark_plan_seconds", "Time of planning, including the time to read manifests."),
         )
         self._since_flush = [0, 0, 0, 0.0]
-        self._views = make.create_gauge("seamark_plan_views", "Snapshots whose manifests are in memory.")
-        self._blocks = make.create_gauge("seamark_plan_blocks", "Decoded manifests in memory.")
-        self._bytes = make.create_gauge(
+        """The amounts that the next flush adds to `_counters`, in the same order."""
+        self._views = factory.create_gauge("seamark_plan_views", "Snapshots whose manifests are in memory.")
+        self._blocks = factory.create_gauge("seamark_plan_blocks", "Decoded manifests in memory.")
+        self._bytes = factory.create_gauge(
             "seamark_plan_memory_bytes", "Bytes of decoded manifests, mapped files, views and plans."
         )
-        self._decoded_manifests = make.create_gauge("seamark_plan_manifests_decoded", "Manifests decoded since start.")
-        self._hits = make.create_gauge("seamark_plan_hits", "Plans that were returned from the cache, since start.")
-        self._prepared_views = make.create_gauge(
+        self._decoded_manifests = factory.create_gauge(
+            "seamark_plan_manifests_decoded", "Manifests decoded since start."
+        )
+        self._hits = factory.create_gauge("seamark_plan_hits", "Plans that were returned from the cache, since start.")
+        self._prepared_views = factory.create_gauge(
             "seamark_plan_views_prepared", "Snapshots whose manifests were decoded before a plan, since start."
         )
-        refusal_counter = make.create_counter(
+        refusal_counter = factory.create_counter(
             "seamark_plan_tables_refused",
             "Plan tables that were refused, by the exhausted resource. Their statements read whole tables.",
             "exhausted",
@@ -180,23 +188,20 @@ class PlanMetrics:
 
     def observe(self, considered_files: int, kept_files: int, seconds: float) -> None:
         """Count a finished plan."""
-        pending = self._since_flush
-        pending[0] += 1
-        pending[1] += considered_files
-        pending[2] += kept_files
-        pending[3] += seconds
+        for position, amount in enumerate((1, considered_files, kept_files, seconds)):
+            self._since_flush[position] += amount
 
     def flush(self) -> None:
         for counter, amount in zip(self._counters, self._since_flush, strict=True):
             counter.inc(amount)
         self._since_flush = [0, 0, 0, 0.0]
 
-    def sample(self, planner: PlannerStats, refused_names: Mapping[str, int]) -> None:
+    def sample(self, planner: PlannerStats, refused_tables: Mapping[str, int]) -> None:
         """Set the current values.
 
-        `refused_names` contains the numbers of refused plan tables since the start, by the exhausted resource.
+        `refused_tables` contains the numbers of refused plan tables since the start, by the exhausted resource.
         """
-        self._refusal_totals.update(refused_names)
+        self._refusal_totals.update(refused_tables)
         self._views.set(planner.views)
         self._blocks.set(planner.blocks)
         self._bytes.set(planner.live_bytes + planner.added_bytes + planner.lists_bytes)
@@ -208,19 +213,19 @@ class PlanMetrics:
 class CacheMetrics:
     """The memory of all caches, and the hits and misses of the caches of metadata and of index files."""
 
-    def __init__(self, make: MetricFactory) -> None:
-        self._memory = make.create_gauge("seamark_cache_memory_bytes", "Memory of each cache.", "cache")
-        self._bytes = make.create_gauge("seamark_metadata_cache_bytes", "Bytes of cached metadata and answers.")
-        self._hits = make.create_gauge(
+    def __init__(self, factory: MetricFactory) -> None:
+        self._memory = factory.create_gauge("seamark_cache_memory_bytes", "Memory of each cache.", "cache")
+        self._bytes = factory.create_gauge("seamark_metadata_cache_bytes", "Bytes of cached metadata and answers.")
+        self._hits = factory.create_gauge(
             "seamark_metadata_cache_hits", "Lookups that the metadata cache answered, since start."
         )
-        self._misses = make.create_gauge(
+        self._misses = factory.create_gauge(
             "seamark_metadata_cache_misses", "Lookups that the metadata cache did not answer, since start."
         )
-        self._index_bytes = make.create_gauge(
+        self._index_bytes = factory.create_gauge(
             "seamark_index_memory_bytes", "Bytes that open index files count for in the memory limit."
         )
-        self._index_evictions = make.create_gauge(
+        self._index_evictions = factory.create_gauge(
             "seamark_index_evictions", "Open index files that were evicted from memory, since start."
         )
         self._names: set[str] = set()
@@ -242,15 +247,15 @@ class CacheMetrics:
 class PeerMetrics:
     """The replicas, and the files that they read for each other."""
 
-    def __init__(self, make: MetricFactory) -> None:
-        reads = make.create_counter(
+    def __init__(self, factory: MetricFactory) -> None:
+        reads = factory.create_counter(
             "seamark_peer_reads",
             "Reads of immutable files, by the source of the content, and failures of replicas.",
             "source",
         )
         self._reads = _Totals(reads)
-        self._replicas = make.create_gauge("seamark_peer_replicas", "Replicas with live leases.", mode="livemax")
-        self._avoided_peers = make.create_gauge(
+        self._replicas = factory.create_gauge("seamark_peer_replicas", "Replicas with live leases.", mode="livemax")
+        self._avoided_peers = factory.create_gauge(
             "seamark_peers_avoided", "Replicas that are skipped because they failed.", mode="livemax"
         )
 
@@ -264,38 +269,40 @@ class PeerMetrics:
 class JobMetrics:
     """The jobs of table services that ended, wait or run."""
 
-    def __init__(self, make: MetricFactory) -> None:
-        self._jobs = make.create_counter(
+    def __init__(self, factory: MetricFactory) -> None:
+        self._jobs = factory.create_counter(
             "seamark_service_jobs", "Jobs of table services that ended.", "service", "outcome"
         )
-        self._seconds = make.create_counter(
+        self._seconds = factory.create_counter(
             "seamark_service_job_seconds", "Time that jobs of table services took.", "service"
         )
-        self._bytes = make.create_counter(
+        self._bytes = factory.create_counter(
             "seamark_service_bytes",
             "Bytes of data files that jobs of table services replaced or wrote, or read before a commit conflict.",
             "service",
             "kind",
         )
-        self._lag = make.create_gauge(
+        self._lag = factory.create_gauge(
             "seamark_service_lag_seconds",
             "Seconds for which the oldest job of a table service has been due.",
             "service",
         )
-        self._failing = make.create_gauge(
+        self._failing = factory.create_gauge(
             "seamark_service_failing_tables", "Tables whose last job of a table service failed.", "service"
         )
-        self._is_leader = make.create_gauge("seamark_services_leading", "Whether this server runs the table services.")
-        self._blocked_gauge = make.create_gauge(
+        self._is_leader = factory.create_gauge(
+            "seamark_services_leading", "Whether this server runs the table services."
+        )
+        self._blocked_gauge = factory.create_gauge(
             "seamark_services_blocked",
             "Whether this server cannot run table services: its worker processes do not reach it or the storage.",
             mode="livemax",
         )
-        self._queued_jobs = make.create_gauge("seamark_service_queue", "Jobs of table services that wait or run.")
-        self._running_jobs = make.create_gauge(
+        self._queued_jobs = factory.create_gauge("seamark_service_queue", "Jobs of table services that wait or run.")
+        self._running_jobs = factory.create_gauge(
             "seamark_service_running_jobs", "Jobs of a table service that run.", "service"
         )
-        self._running_bytes = make.create_gauge(
+        self._running_bytes = factory.create_gauge(
             "seamark_service_running_bytes",
             "Bytes of data files that the running jobs have read, and that they will read in total.",
             "service",
@@ -337,17 +344,17 @@ class GatewayCacheMetrics:
     Several workers share its disk.
     """
 
-    def __init__(self, make: MetricFactory) -> None:
-        self._memory = make.create_gauge(
+    def __init__(self, factory: MetricFactory) -> None:
+        self._memory = factory.create_gauge(
             "seamark_gateway_cache_bytes", "Bytes that the gateway's cache uses in memory.", "tier"
         )
-        self._disk = make.create_gauge(
+        self._disk = factory.create_gauge(
             "seamark_gateway_cache_disk_bytes", "Bytes that the gateway's cache uses on disk.", "tier", mode="livemax"
         )
-        self._served_bytes = make.create_gauge(
+        self._served_bytes = factory.create_gauge(
             "seamark_gateway_cache_served_bytes", "Bytes of reads by their source, since start.", "source"
         )
-        self._events = make.create_gauge(
+        self._events = factory.create_gauge(
             "seamark_gateway_cache_events", "Events in the gateway's cache, since start.", "event"
         )
         self._values: dict[str, tuple[Mapping[str, int], ...]] = {}
@@ -374,30 +381,32 @@ class GatewayCacheMetrics:
         if (last_values := self._values.pop(warehouse, None)) is not None:
             self._set_sums(last_values)
 
-    def _set_sums(self, names: tuple[Mapping[str, int], ...]) -> None:
-        """Set the samples with these names in each gauge."""
-        for number, gauge in enumerate((self._memory, self._disk, self._served_bytes, self._events)):
-            for name in names[number]:
-                gauge.labels(name).set(sum(values[number].get(name, 0) for values in self._values.values()))
+    def _set_sums(self, samples: tuple[Mapping[str, int], ...]) -> None:
+        """Set each gauge to the sums over all warehouses, for the names in `samples`."""
+        for position, gauge in enumerate((self._memory, self._disk, self._served_bytes, self._events)):
+            for name in samples[position]:
+                gauge.labels(name).set(sum(values[position].get(name, 0) for values in self._values.values()))
 
 
 class StreamMetrics:
     """The rows of stream tables that wait for a flush on this server."""
 
-    def __init__(self, make: MetricFactory) -> None:
-        self._rows = make.create_gauge("seamark_stream_waiting_rows", "Rows of stream tables that wait for a flush.")
-        self._bytes = make.create_gauge("seamark_stream_waiting_bytes", "Memory of rows that wait for a flush.")
-        self._age = make.create_gauge(
+    def __init__(self, factory: MetricFactory) -> None:
+        self._rows = factory.create_gauge("seamark_stream_waiting_rows", "Rows of stream tables that wait for a flush.")
+        self._bytes = factory.create_gauge("seamark_stream_waiting_bytes", "Memory of rows that wait for a flush.")
+        self._age = factory.create_gauge(
             "seamark_stream_oldest_seconds",
             "Seconds for which the oldest row in memory has waited for a flush.",
             mode="livemax",
         )
-        self._fresh_files = make.create_gauge("seamark_stream_fresh_files", "Fresh files that the next plans may name.")
-        self._failed_flushes = make.create_gauge(
+        self._fresh_files = factory.create_gauge(
+            "seamark_stream_fresh_files", "Fresh files that the next plans may name."
+        )
+        self._log_failed = factory.create_gauge(
             "seamark_stream_log_failed", "Whether the log refuses all rows.", mode="livemax"
         )
         self._totals = {
-            name: make.create_counter(f"seamark_stream_{name}", text)
+            name: factory.create_counter(f"seamark_stream_{name}", text)
             for name, text in (
                 ("appended_rows", "Rows that were appended to stream tables."),
                 ("appended_bytes", "Bytes in the log of the rows that were appended to stream tables."),
@@ -419,7 +428,7 @@ class StreamMetrics:
         self._bytes.set(size_bytes)
         self._age.set(max(0, age_ms) / 1000)
         self._fresh_files.set(fresh_files)
-        self._failed_flushes.set(0)
+        self._log_failed.set(0)
 
     def count(self, totals: Mapping[str, int]) -> None:
         """Set the counts since the start of the server, by the name of the counter."""
@@ -429,16 +438,20 @@ class StreamMetrics:
 
     def record_log_failure(self) -> None:
         """Record that the log refuses all rows. The other values do not change."""
-        self._failed_flushes.set(1)
+        self._log_failed.set(1)
 
 
 class LoadMetrics:
     """The waiting work of the worker: the delay of its event loop, waiting transactions, and watchers."""
 
-    def __init__(self, make: MetricFactory) -> None:
-        self._queue = make.create_gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
-        self._watchers = make.create_gauge("seamark_timeline_watchers", "Long-polls and event streams that are open.")
-        self._lag = make.create_gauge(
+    def __init__(self, factory: MetricFactory) -> None:
+        self._queue = factory.create_gauge(
+            "seamark_store_queue_depth", "Transactions that wait for the store's writer."
+        )
+        self._watchers = factory.create_gauge(
+            "seamark_timeline_watchers", "Long-polls and event streams that are open."
+        )
+        self._lag = factory.create_gauge(
             "seamark_event_loop_lag_seconds", "Delay with which the event loop runs tasks.", mode="livemax"
         )
 
@@ -451,14 +464,14 @@ class LoadMetrics:
 class EventMetrics:
     """The delivery of events to webhooks, Kafka and NATS. The class implements `DeliveryObserver`."""
 
-    def __init__(self, make: MetricFactory) -> None:
-        self._webhook_failures = make.create_counter(
+    def __init__(self, factory: MetricFactory) -> None:
+        self._webhook_failures = factory.create_counter(
             "seamark_webhook_failures", "Deliveries to webhooks that failed and will be tried again."
         )
-        self._failures = make.create_counter(
+        self._failures = factory.create_counter(
             "seamark_event_failures", "Deliveries of events that failed and will be tried again.", "target"
         )
-        self._lag = make.create_gauge(
+        self._lag = factory.create_gauge(
             "seamark_event_lag_seconds",
             "Age of the oldest event that a target has not received.",
             "target",
@@ -490,27 +503,27 @@ class WarehouseMetrics:
     server's own warehouse.
     """
 
-    def __init__(self, make: MetricFactory) -> None:
-        self.requests = make.create_counter(
+    def __init__(self, factory: MetricFactory) -> None:
+        self.requests = factory.create_counter(
             "seamark_warehouse_requests", "Requests for further warehouses that were answered.", "warehouse", "status"
         )
-        self.jobs = make.create_counter(
+        self.jobs = factory.create_counter(
             "seamark_warehouse_jobs",
             "Jobs of table services in further warehouses that ended.",
             "warehouse",
             "service",
             "outcome",
         )
-        self.queue = make.create_gauge(
+        self.queue = factory.create_gauge(
             "seamark_warehouse_job_queue", "Jobs of table services that wait or run in further warehouses.", "warehouse"
         )
-        self.blocked = make.create_gauge(
+        self.blocked = factory.create_gauge(
             "seamark_warehouse_services_blocked",
             "Whether this server cannot run table services of a further warehouse.",
             "warehouse",
             mode="livemax",
         )
-        self.event_lag = make.create_gauge(
+        self.event_lag = factory.create_gauge(
             "seamark_warehouse_event_lag_seconds",
             "Age of the oldest event of a further warehouse that a target has not received.",
             "warehouse",
@@ -598,19 +611,19 @@ class ServerMetrics:
     """
 
     def __init__(self) -> None:
-        make = MetricFactory()
-        self.registry = make.registry
-        self.requests = RequestMetrics(make)
-        self.commits = CommitMetrics(make)
-        self.plans = PlanMetrics(make)
-        self.caches = CacheMetrics(make)
-        self.peers = PeerMetrics(make)
-        self.jobs = JobMetrics(make)
-        self.gateway_cache = GatewayCacheMetrics(make)
-        self.streams = StreamMetrics(make)
-        self.load = LoadMetrics(make)
-        self.events = EventMetrics(make)
-        self.warehouses = WarehouseMetrics(make)
+        factory = MetricFactory()
+        self.registry = factory.registry
+        self.requests = RequestMetrics(factory)
+        self.commits = CommitMetrics(factory)
+        self.plans = PlanMetrics(factory)
+        self.caches = CacheMetrics(factory)
+        self.peers = PeerMetrics(factory)
+        self.jobs = JobMetrics(factory)
+        self.gateway_cache = GatewayCacheMetrics(factory)
+        self.streams = StreamMetrics(factory)
+        self.load = LoadMetrics(factory)
+        self.events = EventMetrics(factory)
+        self.warehouses = WarehouseMetrics(factory)
 
     def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None:
         """Count an answered request.

@@ -16,6 +16,7 @@ from seamark.metaserver.api.http.describe import Parameter
 
 _TOKEN_VERSION = 1
 _POSITION_MAX = 2**63 - 1
+_SIZE_DIGITS_MAX = 9
 
 PAGING = (
     Parameter("pageToken", "query", "The next-page-token of the previous answer.", {"type": "string"}),
@@ -74,6 +75,6 @@ def parse_page_size(text: str, name: str, maximum: int) -> int:
     Raises:
         BadRequest: The text is not such a number.
     """
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
+    if not (text.isascii() and text.isdigit() and len(text) <= _SIZE_DIGITS_MAX and int(text) > 0):
         raise BadRequest(f"{name} is {text[:40]!r}; it must be a whole number of at least 1")
     return min(int(text), maximum)

@@ -81,6 +81,9 @@ def read_boolean_query(query: Mapping[str, str], name: str) -> bool:
     """Return the value of a boolean parameter, or False if it is absent.
 
     PyIceberg sends `True`, and Iceberg Java sends `true`, so the case is ignored.
+
+    Raises:
+        BadRequest: The value is not a boolean.
     """
     text = query.get(name, "false")
     value = _BOOLEANS.get(text.lower())
@@ -116,12 +119,12 @@ def _hash_request(body: bytes, query: str) -> str:
     For JSON, the digest sorts keys, so a repeated request may be serialised differently. A large body must be repeated
     byte by byte, because decoding 64 MB blocks the interpreter for seconds, and takes ten times the memory.
     """
-    canonical = body
+    canonical_body = body
     if len(body) <= bodies.QUICK_BYTES:
         # If the body cannot be decoded, the handler refuses it with a better message.
         with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
-    digest = hashlib.sha256(canonical)
+            canonical_body = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
+    digest = hashlib.sha256(canonical_body)
     digest.update(b"\n" + query.encode())
     return digest.hexdigest()
 
@@ -135,6 +138,7 @@ def _parse_page_size(text: str) -> int:
 
 @lru_cache(maxsize=256)  # The cache has one entry for each variable of each route.
 def _find_position(template: str, variable: str) -> int:
+    """Return the position of a variable among the segments of a path template."""
     return template.split("/").index(f"{{{variable}}}")
 
 
@@ -144,13 +148,17 @@ def _decode_segment(segment: str, subject: str) -> str:
     Raises:
         BadRequest: The segment is not percent-encoded UTF-8.
     """
-    raw = segment.encode()
-    position = raw.find(b"%")
+    segment_bytes = segment.encode()
+    position = segment_bytes.find(b"%")
     while position >= 0:
-        if len(raw) < position + 3 or raw[position + 1] not in _HEX or raw[position + 2] not in _HEX:
+        if (
+            len(segment_bytes) < position + 3
+            or segment_bytes[position + 1] not in _HEX
+            or segment_bytes[position + 2] not in _HEX
+        ):
             raise BadRequest(f"The {subject} in the path is not percent-encoded; encode % as %25")
-        position = raw.find(b"%", position + 3)
+        position = segment_bytes.find(b"%", position + 3)
     try:
-        return unquote_to_bytes(raw.replace(b"+", b" ")).decode()
+        return unquote_to_bytes(segment_bytes.replace(b"+", b" ")).decode()
     except UnicodeDecodeError:
         raise BadRequest(f"The {subject} in the path is not valid UTF-8 after percent-decoding") from None

@@ -12,6 +12,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import Parameter
 
 _DIGITS_MAX = 19
+_LISTED_REFS_MAX = 20
 SNAPSHOT = (
     Parameter(
         "snapshot-id", "query", "The snapshot to read. The default is the current snapshot.", {"type": "integer"}
@@ -72,12 +73,16 @@ def _find_snapshot_of_ref(metadata: TableMetadata, name: str) -> int | None:
         return ref.snapshot_id
     if name == MAIN:
         return metadata.current_snapshot_id
-    references = ", ".join(sorted({MAIN, *metadata.refs})[:20])
+    references = ", ".join(sorted({MAIN, *metadata.refs})[:_LISTED_REFS_MAX])
     raise BadRequest(f"Cannot find the branch or tag {name[:100]!r}; the table has {references}")
 
 
 def _find_snapshot_at_time(metadata: TableMetadata, as_of_ms: int) -> int:
-    """Return the snapshot that was current on main at a time, like Java's `SnapshotUtil.snapshotIdAsOfTime`."""
+    """Return the snapshot that was current on main at a time, like Java's `SnapshotUtil.snapshotIdAsOfTime`.
+
+    Raises:
+        BadRequest: There was no snapshot, or it has expired.
+    """
     snapshot_id = None
     for entry in metadata.snapshot_log:
         if entry.timestamp_ms <= as_of_ms:
