@@ -199,7 +199,7 @@ class StoredPlanTable(msgspec.Struct, frozen=True):
     """The number of data files in the plan. `size_bytes` is their total size."""
     size_bytes: int
     considered_count: int
-    """The number of data files of the snapshot, or None if not all manifests were read."""
+    """The number of data files of the snapshot."""
     considered_bytes: int | None
     """The total size of the data files of the snapshot, or None if not all manifests were read."""
     expires_ms: int
@@ -281,6 +281,7 @@ EVERY_COLUMN, UNKNOWN_COLUMNS, NAMED_COLUMNS = 0, -1, -2
 and `NAMED_COLUMNS` counts reads that named their columns.
 """
 ALL_AGES = 1 << 30
+"""The value of `oldest_age_d` if the whole table was read. It is greater than every age."""
 
 
 OTHER_SHAPES = ""

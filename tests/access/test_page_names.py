@@ -47,7 +47,7 @@ async def test_page_needs_no_work_for_hidden_namespaces(tmp_path: Path, monkeypa
         secret = await create_token(admin.components.store, admin.components.clock, "ann", None, grants)
     async with run_server(tmp_path, auth="token") as server:
         row_counts: list[int] = []
-        listing = GeneratorStore._list
+        listing = GeneratorStore._read_list
 
         async def count_rows(store: GeneratorStore, make_steps: Any) -> Any:
             rows = await listing(store, make_steps)

@@ -41,7 +41,7 @@ from seamark.metaserver.store.stale_reads import StaleReads
 
 T = TypeVar("T")
 
-CONNECT_ATTEMPTS_MAX = 6
+TRANSACTION_ATTEMPTS_MAX = 6
 """The maximum number of attempts of a transaction after deadlocks, or after connections lost before COMMIT."""
 CONNECT_TIMEOUT_S = 10.0
 """The time limit for opening a connection, and for waiting until PostgreSQL has started."""
@@ -71,7 +71,7 @@ _REASONS: dict[type[Exception], str] = {
     socket.gaierror: "the name of the host is not known",
     TimeoutError: "no answer in time",
 }
-_UNDONE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
+_ROLLED_BACK = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 
 
 @asynccontextmanager
@@ -126,7 +126,7 @@ async def _skip_reset(connection: Any) -> None:
 async def open_pool(dsn: str, database_text: str, pool_min: int, pool_max: int, timeout_s: float) -> Any:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONNECT_TIMEOUT_S
-    milliseconds = str(max(1, int(timeout_s * 1000)))
+    timeout_ms = str(max(1, int(timeout_s * 1000)))
     while True:
         try:
             return await asyncpg.create_pool(
@@ -141,8 +141,8 @@ async def open_pool(dsn: str, database_text: str, pool_min: int, pool_max: int, 
                 server_settings={
                     "application_name": APPLICATION_NAME,
                     "default_transaction_isolation": "read committed",
-                    "idle_in_transaction_session_timeout": milliseconds,
-                    "statement_timeout": milliseconds,
+                    "idle_in_transaction_session_timeout": timeout_ms,
+                    "statement_timeout": timeout_ms,
                     "synchronous_commit": "on",
                 },
             )
@@ -230,14 +230,14 @@ class _PostgresStore(GeneratorStore):
         self._pool_max = pool_max
         self._timeout_s = timeout_s
 
-    async def _change(self, make_steps: Callable[[], Steps[T]]) -> T:
+    async def _run_change(self, make_steps: Callable[[], Steps[T]]) -> T:
         return await self._run_with_retries(self._run_transaction, make_steps)
 
-    async def _point(self, make_steps: Callable[[], Steps[T]]) -> T:
-        return await self._run_with_retries(_drive_begun, make_steps)
+    async def _read_point(self, make_steps: Callable[[], Steps[T]]) -> T:
+        return await self._run_with_retries(_run_without_transaction, make_steps)
 
-    async def _list(self, make_steps: Callable[[], Steps[T]]) -> T:
-        return await self._run_with_retries(_drive_begun, make_steps)
+    async def _read_list(self, make_steps: Callable[[], Steps[T]]) -> T:
+        return await self._run_with_retries(_run_without_transaction, make_steps)
 
     async def _run_with_retries(
         self, run: Callable[[Any, Callable[[], Steps[T]]], Any], make_steps: Callable[[], Steps[T]]
@@ -246,12 +246,12 @@ class _PostgresStore(GeneratorStore):
 
         The steps run again only after failures that have certainly changed nothing.
         """
-        for attempt in range(CONNECT_ATTEMPTS_MAX):
+        for attempt in range(TRANSACTION_ATTEMPTS_MAX):
             connection = await self._acquire()
             try:
                 result: T = await run(connection, make_steps)
                 return result
-            except _UNDONE:
+            except _ROLLED_BACK:
                 await asyncio.sleep(self._draw_jitter_s(attempt))
             except (asyncpg.PostgresError, *LOST) as error:
                 if not _is_lost(error):
@@ -262,7 +262,7 @@ class _PostgresStore(GeneratorStore):
                     raise RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s") from error
             finally:
                 await self._release(connection)
-        raise RetryLater(f"PostgreSQL: the transaction was rolled back {CONNECT_ATTEMPTS_MAX} times; retry")
+        raise RetryLater(f"PostgreSQL: the transaction was rolled back {TRANSACTION_ATTEMPTS_MAX} times; retry")
 
     async def _acquire(self) -> Any:
         try:
@@ -303,6 +303,7 @@ class _PostgresStore(GeneratorStore):
         return result
 
     def _draw_jitter_s(self, attempt: int) -> float:
+        """Return a random wait that doubles with each attempt, between 5 and 10 ms for attempt 0."""
         return float(0.005 * 2**attempt * (1 + self._clock.draw_bytes(1)[0] / 255))
 
     def _convert_error(self, error: Exception) -> SeamarkError:
@@ -326,7 +327,8 @@ class _PostgresStore(GeneratorStore):
         return StorageError("PostgreSQL failed; the server's log has the details")
 
 
-async def _drive_begun(connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
+async def _run_without_transaction(connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
+    """Run a read. It is consistent without a transaction, because a single statement reads all rows."""
     return await run_steps_in_postgres(connection, make_steps())
 
 

@@ -109,6 +109,7 @@ SQLITE = SqlDialect(
         "watermark": "':'",
         "each_of_1": "(SELECT value FROM json_each($1))",
         "join_offsets": "group_concat(shard || ':' || flushed)",
+        # 2440587.5 is the Julian day of the start of 1970.
         "clock_ms": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     },
     placeholder="?",

@@ -95,7 +95,7 @@ async def copy_database(
     return digests
 
 
-class _Positions:
+class _PositionNumbers:
     """The numbers that replace positions of PostgreSQL in SQLite.
 
     Args:
@@ -124,7 +124,7 @@ class _Positions:
         return f"{self._first + bisect_right(self._positions, position):020d}"
 
 
-async def _read_positions(reader: DatabaseReader, layout: Sequence[TableLayout]) -> _Positions | None:
+async def _read_positions(reader: DatabaseReader, layout: Sequence[TableLayout]) -> _PositionNumbers | None:
     """Return the numbers for the positions of a database, or None if all positions are already numbers."""
     positions: list[str] = []
     for table in layout:
@@ -133,4 +133,4 @@ async def _read_positions(reader: DatabaseReader, layout: Sequence[TableLayout])
             positions += [row[column_index] async for rows in reader.read_rows(table) for row in rows]
     if all(len(position) == _SQLITE_DIGITS for position in positions):
         return None
-    return _Positions(sorted(positions))
+    return _PositionNumbers(sorted(positions))
