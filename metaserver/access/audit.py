@@ -40,7 +40,8 @@ CLOSE_TIMEOUT_S = 10.0
 """The maximum time that closing the log waits for the database to accept the last records."""
 _RETRY_S = 0.5
 _TEXT_MAX = 1024
-_DENIED = (401, 403)
+_UNAUTHENTICATED, _FORBIDDEN = 401, 403
+_DENIED = (_UNAUTHENTICATED, _FORBIDDEN)
 _STRANGER_TEXT_MAX = 200
 REFUSED = "refused"
 """The action of a record that counts refused requests. The resource of the record contains their number."""
@@ -146,7 +147,7 @@ class AuditLog:
                     action=REFUSED,
                     resource=f"{refusals.count} more requests",
                     outcome="denied",
-                    status=_DENIED[0] if refusals.principal_name == ANONYMOUS_NAME else _DENIED[1],
+                    status=_UNAUTHENTICATED if refusals.principal_name == ANONYMOUS_NAME else _FORBIDDEN,
                     request_id="",
                     remote=_shorten_and_clean(refusals.remote),
                 )

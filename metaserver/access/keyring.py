@@ -32,6 +32,8 @@ PUBLISHED_S = 5 * REFRESH_S
 RETIRED_S_MIN = 86_400
 """The minimum time for which an older key still verifies. Passes of staged tables are valid for a day."""
 ID_BYTES = 8
+_TIME_BYTES = 6
+"""The number of bytes of the time at the start of a UUIDv7."""
 _KEY_BYTES = 32
 _SECRET_PURPOSE = b"seamark signing keys"
 _LOAD_TRIES_MAX = 8
@@ -147,21 +149,24 @@ async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> s
 
 def _read_created_ms(key: SigningKey) -> int:
     """Return the creation time of the key, which its UUIDv7 id contains (RFC 9562, 5.7)."""
-    return int.from_bytes(key.id[:6], "big")
+    return int.from_bytes(key.id[:_TIME_BYTES], "big")
 
 
 def _make_key(clock: Clock, from_ms: int) -> SigningKey:
-    return SigningKey(clock.uuid7().bytes[:6] + clock.draw_bytes(2), from_ms, clock.draw_bytes(_KEY_BYTES))
+    return SigningKey(
+        clock.uuid7().bytes[:_TIME_BYTES] + clock.draw_bytes(ID_BYTES - _TIME_BYTES),
+        from_ms,
+        clock.draw_bytes(_KEY_BYTES),
+    )
 
 
 def _open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtector:
     protector = open_protector(settings, clock, create=create)
     if protector is None:
         raise ConfigError(
-            "The signing keys in the database are encrypted, and this server has no key for them. Copy the key file of "
-            "the server that created them and name it with --encryption-key-file, or set SEAMARK_ENCRYPTION_KEY. If "
-            "the "
-            "key is lost, create new signing keys with: seamark keys renew"
+            "The signing keys in the database are encrypted, and this server has no key for them. Copy the key file "
+            "of the server that created them and name it with --encryption-key-file, or set SEAMARK_ENCRYPTION_KEY. "
+            "If the key is lost, create new signing keys with: seamark keys renew"
         )
     return protector
 

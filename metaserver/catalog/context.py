@@ -135,9 +135,7 @@ class CatalogContext:
                 return
         raise Forbidden(
             f"{description} {str(parsed_location)!r} is outside the namespaces that {caller.principal_name} may "
-            "write; omit "
-            "it, and the "
-            "server chooses a location"
+            "write; omit it, and the server chooses a location"
         )
 
     async def check_registered_places(
@@ -286,8 +284,8 @@ class CatalogContext:
     async def back_off(self, attempt: int) -> None:
         """Wait up to half a second before the next attempt, with exponential backoff and jitter."""
         ceiling_s = min(0.5, 0.005 * 2**attempt)
-        jitter = int.from_bytes(self.clock.draw_bytes(2), "big") / 65536
-        await asyncio.sleep(ceiling_s * (0.5 + jitter / 2))
+        fraction = int.from_bytes(self.clock.draw_bytes(2), "big") / 65536
+        await asyncio.sleep(ceiling_s * (0.5 + fraction / 2))
 
     async def require_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry:
         """Return the current pointer of an entry.

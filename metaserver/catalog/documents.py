@@ -61,6 +61,8 @@ METADATA_BYTES_MAX = 1 << 28
 """The maximum size of a metadata file."""
 _LARGE_IN_USE_MIN = 1 << 30
 """The smallest limit of the memory of large metadata that requests use at the same time, in bytes."""
+_LARGE_BUDGET_FACTOR = 4
+"""The limit of this memory as a multiple of the budget of the cache, if it is above `_LARGE_IN_USE_MIN`."""
 _PACKED_IN_LOOP_BYTES = 16 << 10
 """The maximum size of a gzip file that is decompressed on the event loop."""
 _RECHECK_S = 30.0
@@ -90,7 +92,7 @@ class Documents:
         self._clock = clock
         self._cache: MemoryCache[tuple[str, str], Any] = MemoryCache(budget_bytes, "metadata")
         # The cache keeps metadata in use, so the share of a principal is larger than the cache.
-        self._large = LargeMetadata(max(_LARGE_IN_USE_MIN, 4 * budget_bytes))
+        self._large = LargeMetadata(max(_LARGE_IN_USE_MIN, _LARGE_BUDGET_FACTOR * budget_bytes))
         self._users_of_large: dict[tuple[str, str], str] = {}
         """The principals whose requests have caused large metadata to be cached, by key of the cache."""
         self._flights: SingleFlight[tuple[str, str], Any] = SingleFlight()

@@ -91,8 +91,7 @@ class Dropped:
         if not row.is_retained and not _is_expired(row, passed_time):
             raise BadRequest(
                 f"{format_path(row.entry.namespace, row.entry.name)} can be restored until its retention ends; purge "
-                f"it, or "
-                "release its locations after that"
+                "it, or release its locations after that"
             )
         forget_operations = [] if row.is_retained else [ForgetDropped(dropped_id=row.id)]
         await self._context.transact([*forget_operations, ReleaseLocations(uuid=row.entry.uuid)])

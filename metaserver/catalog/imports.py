@@ -412,9 +412,8 @@ class Imports:
         check_view_locations(self._context.warehouse, metadata, location)
         if borrows_rights(metadata) and not keep_owner:
             raise BadRequest(
-                f"The view {format_path(namespace, name)} runs with the rights of the user in its properties, which is "
-                f"a user "
-                "of the other catalog; import it with keep-owner if this user is the same here"
+                f"The view {format_path(namespace, name)} runs with the rights of the user in its properties, which "
+                "is a user of the other catalog; import it with keep-owner if this user is the same here"
             )
         check_author(caller, metadata)
         await self._context.check_registered_places(caller, namespace, location, metadata, metadata.view_uuid)

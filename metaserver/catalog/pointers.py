@@ -118,8 +118,7 @@ def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
     if not is_own and not (is_derived(entry.uuid) and is_named_by_content(entry.metadata_location)):
         raise Forbidden(
             f"The metadata file of {format_path(entry.namespace, entry.name)} was overwritten with the metadata of "
-            f"another "
-            "table; register an older metadata file"
+            "another table; register an older metadata file"
         )
 
 

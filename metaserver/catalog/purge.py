@@ -110,8 +110,7 @@ async def check_purgeable(context: CatalogContext, entry: Entry) -> None:
     if not is_collectable(metadata):
         raise BadRequest(
             f"Cannot purge {format_path(entry.namespace, entry.name)}: its gc.enabled is false, so other tables may "
-            f"use its "
-            "files; drop it without purge"
+            "use its files; drop it without purge"
         )
 
 

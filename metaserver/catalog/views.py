@@ -72,8 +72,7 @@ class Views:
         if metadata.view_uuid != entry.uuid:
             raise Forbidden(
                 f"The metadata file of {format_path(entry.namespace, entry.name)} was overwritten by the file of "
-                f"another "
-                "view; register an older metadata file"
+                "another view; register an older metadata file"
             )
         if borrows_rights(metadata) and not await self._is_recorded(entry, metadata):
             raise Forbidden(

@@ -313,7 +313,7 @@ class Gateway:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=error.status)
-        response = build_error_answer(error, request.path, request_id, head=request.method == "HEAD")
+        response = build_error_answer(error, request.path, request_id, is_head=request.method == "HEAD")
         if not request.content.is_eof():
             response.force_close()
         return response

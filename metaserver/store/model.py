@@ -511,9 +511,8 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
         """Return the error for a location that overlaps a location of another entry."""
         return BadRequest(
             f"{self.subject} {self.display_form!r} overlaps the files of another table, view or function; choose "
-            "another, or "
-            "omit it, and the server chooses one. A dropped entry keeps its location until it is purged or its "
-            "retention ends"
+            "another, or omit it, and the server chooses one. A dropped entry keeps its location until it is purged "
+            "or its retention ends"
         )
 
 

@@ -78,6 +78,11 @@ class PassedTime(msgspec.Struct, frozen=True):
         return until_ms - left_ms
 
 
+def _get_end(gap: Gap) -> int:
+    _, end_ms = gap
+    return end_ms
+
+
 async def read_passed_time(store: PointerStore, clock: Clock) -> PassedTime:
     """Read the clock, and return the passed time until now.
 
@@ -99,7 +104,7 @@ def _add_reading(last: _ClockReading | None, now_ms: int, monotonic_s: float, ma
     if last is None:
         return _ClockReading(now_ms, now_ms, monotonic_s, machine)
     gaps, is_first_merged = last.gaps, last.is_first_merged
-    if is_first_merged and now_ms < gaps[0][1]:
+    if is_first_merged and now_ms < _get_end(gaps[0]):
         # The combined gaps may end later than now. Move them before now, and keep their length.
         ((start, end),) = gaps[:1]
         gaps = ((start - end + now_ms, now_ms),)
@@ -111,9 +116,10 @@ def _add_reading(last: _ClockReading | None, now_ms: int, monotonic_s: float, ma
         is_gap = clock_ms - monotonic_ms > _TOLERATED_MS + monotonic_ms // 1000
     else:
         is_gap = clock_ms > _BELIEVED_MS
-    if is_gap and gaps and gaps[-1][1] >= last.now_ms:
+    if is_gap and gaps and _get_end(gaps[-1]) >= last.now_ms:
         # Extend the last gap. Otherwise each reading would add a gap if two replicas have different clocks.
-        gaps = (*gaps[:-1], (gaps[-1][0], now_ms))
+        last_gap_start, _ = gaps[-1]
+        gaps = (*gaps[:-1], (last_gap_start, now_ms))
     elif is_gap:
         gaps = (*gaps, (last.now_ms, now_ms))
     if len(gaps) > _GAPS_MAX:

@@ -88,11 +88,13 @@ class PlanViews:
             NoSuchView: The lease has ended or the view has changed. The message is the same as for a view that does
                 not exist.
         """
-        return (await self._resolve(namespace, name, audience))[0]
+        plan, _ = await self._resolve(namespace, name, audience)
+        return plan
 
     async def load(self, namespace: NamespacePath, name: str, audience: str | None = None) -> LoadedView:
         """Return the view that the plan with this name and audience replaces."""
-        return (await self._resolve(namespace, name, audience))[1]
+        _, view = await self._resolve(namespace, name, audience)
+        return view
 
     async def _resolve(
         self, namespace: NamespacePath, name: str, audience: str | None

@@ -69,7 +69,7 @@ class Fetch:
     def size_bytes(self) -> int:
         return self.end - self.first * self._block_bytes
 
-    def block(self, number: int) -> memoryview:
+    def get_block(self, number: int) -> memoryview:
         return self._buffers[number].toreadonly()
 
     def add(self, data: memoryview) -> list[int]:
@@ -129,7 +129,7 @@ class Fetch:
             await self.wait_until(start if is_first else block_end - 1)
             is_first = False
             stop = min(self.arrived, block_end)
-            yield self.block(number)[offset : offset + stop - start]
+            yield self.get_block(number)[offset : offset + stop - start]
             start = stop
 
 
@@ -285,7 +285,7 @@ class Fetches:
             raise RetryLater("The store's answer ended early; try again")
 
     def _keep(self, fetch: Fetch, number: int) -> None:
-        self._blocks.keep_in_memory(fetch.record.name, number, fetch.block(number), fetch.owner)
+        self._blocks.keep_in_memory(fetch.record.name, number, fetch.get_block(number), fetch.owner)
         fetch.unwritten.append(number)
         self._write(fetch)
 
@@ -302,7 +302,7 @@ class Fetches:
             try:
                 name, owner = fetch.record.name, fetch.owner
                 await asyncio.gather(
-                    *(self._blocks.write(name, number, fetch.block(number), owner) for number in numbers)
+                    *(self._blocks.write(name, number, fetch.get_block(number), owner) for number in numbers)
                 )
             finally:
                 fetch.writes -= 1

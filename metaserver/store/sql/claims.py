@@ -121,7 +121,9 @@ def list_claims(uuid: str) -> Steps[list[model.Claim]]:
     rows = yield StoreStatement(
         "SELECT location, uuid, shared, spelled FROM claims WHERE uuid = $1 ORDER BY location", (uuid,)
     )
-    return [msgspec.structs.replace(_decode_claim(row), spelled=row[3] or "") for row in rows]
+    return [
+        msgspec.structs.replace(_decode_claim(claim_values), spelled=spelled or "") for *claim_values, spelled in rows
+    ]
 
 
 def _check_location(op: operations.ClaimLocations, location: model.ClaimedLocation) -> Steps[None]:
@@ -204,4 +206,5 @@ def _is_within(key: str, folder: str) -> bool:
 
 
 def _decode_claim(row: Row) -> model.Claim:
-    return model.Claim(location=str(row[0]), uuid=str(row[1]), shared=row[2] == _SHARED, allowed=row[2] == _ALLOWED)
+    location, uuid, shared = row
+    return model.Claim(location=str(location), uuid=str(uuid), shared=shared == _SHARED, allowed=shared == _ALLOWED)

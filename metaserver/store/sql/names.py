@@ -222,8 +222,7 @@ def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
     def make_error(requested_kind: EntryKind, existing_kind: EntryKind, path: NamespacePath, name: str) -> Exception:
         return AlreadyExists(
             f"Cannot rename {format_path(op.namespace, op.name)} to {format_path(path, name)}. "
-            f"{_TITLES[existing_kind]} "
-            f"already exists"
+            f"{_TITLES[existing_kind]} already exists"
         )
 
     # Delete and insert the row. An UPDATE could violate the primary key, which would abort the transaction.
@@ -307,7 +306,8 @@ def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
         )
         live_names = yield StoreStatement(f"{name_selects} LIMIT 1", (dropped_entry.entry.uuid,))
         if live_names:
+            packed_namespace, name = live_names[0]
             raise CommitConflict(
-                f"{format_path(unpack(live_names[0][0]), live_names[0][1])} has the same uuid, so its files are in use"
+                f"{format_path(unpack(packed_namespace), name)} has the same uuid, so its files are in use"
             )
     yield from forget_unnamed(dropped_entry, purged=op.unshared)

@@ -49,6 +49,11 @@ ROLLBACK_TIMEOUT_S = 5.0
 """The time limit for rolling a connection back. After it, the connection is closed."""
 INDEX_ROW_BYTES = 2704
 """The maximum size of an index row: a third of a page of PostgreSQL's B-trees, after compression."""
+_CLIENT_EXTRA_S = 5
+"""The time by which the client's limit of a statement exceeds the limit of PostgreSQL."""
+_CONNECT_RETRY_S = 0.2
+_CACHED_STATEMENTS_MAX = 512
+_VERSION_MIN = 13
 MIGRATION_LOCK = 0x5EA_3A4C
 """The key of the advisory lock that serialises migrations of replicas."""
 
@@ -134,10 +139,10 @@ async def open_pool(dsn: str, database_text: str, pool_min: int, pool_max: int, 
                 min_size=min(pool_min, pool_max),
                 max_size=pool_max,
                 # The limit of PostgreSQL is shorter than the client's, because only PostgreSQL releases locks.
-                command_timeout=timeout_s + 5,
+                command_timeout=timeout_s + _CLIENT_EXTRA_S,
                 timeout=CONNECT_TIMEOUT_S,
                 reset=_skip_reset,
-                statement_cache_size=512,
+                statement_cache_size=_CACHED_STATEMENTS_MAX,
                 server_settings={
                     "application_name": APPLICATION_NAME,
                     "default_transaction_isolation": "read committed",
@@ -156,7 +161,7 @@ async def open_pool(dsn: str, database_text: str, pool_min: int, pool_max: int, 
         except LOST as error:
             if loop.time() > deadline:
                 raise RetryLater(f"{database_text} does not answer ({explain_lost_connection(error)})") from None
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(_CONNECT_RETRY_S)
         except asyncpg.PostgresError as error:
             raise ConfigError(f"{database_text} cannot be used: {error}") from None
 
@@ -171,8 +176,8 @@ async def create_search_path_schema(connection: Any, dsn: str) -> None:
 async def _prepare_database(pool: Any, database_text: str, dsn: str) -> None:
     try:
         async with pool.acquire() as connection:
-            if connection.get_server_version().major < 13:
-                raise ConfigError(f"{database_text} is too old; version 13 or newer is required")
+            if connection.get_server_version().major < _VERSION_MIN:
+                raise ConfigError(f"{database_text} is too old; version {_VERSION_MIN} or newer is required")
             if connection.get_settings().server_encoding != "UTF8":
                 raise ConfigError(
                     f"{database_text}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'"
@@ -196,9 +201,9 @@ def explain_lost_connection(error: Exception) -> str:
 
     The text of the error may be empty, or may contain all addresses of the host.
     """
-    for kind, words in _REASONS.items():
+    for kind, reason in _REASONS.items():
         if isinstance(error, kind):
-            return words
+            return reason
     return type(error).__name__
 
 

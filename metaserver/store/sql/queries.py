@@ -301,11 +301,11 @@ def list_instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
             terms.append("state IN ('requested', 'inflight')")
     params.append(limit)
     conditions = " AND ".join(terms)
-    tail = f"ORDER BY position {'DESC' if where.newest_first else 'ASC'} LIMIT ${len(params)}"
-    sql = f"SELECT {INSTANT} FROM instants WHERE {conditions} {tail}"  # noqa: S608
+    order_and_limit = f"ORDER BY position {'DESC' if where.newest_first else 'ASC'} LIMIT ${len(params)}"
+    sql = f"SELECT {INSTANT} FROM instants WHERE {conditions} {order_and_limit}"  # noqa: S608
     if where.archived and where.state not in _UNFINISHED:
-        archive = f"SELECT {INSTANT} FROM instants_archive WHERE {conditions} {tail}"  # noqa: S608
-        sql = f"SELECT * FROM ({sql}) AS live UNION ALL SELECT * FROM ({archive}) AS archive {tail}"  # noqa: S608
+        archive = f"SELECT {INSTANT} FROM instants_archive WHERE {conditions} {order_and_limit}"  # noqa: S608
+        sql = f"SELECT * FROM ({sql}) AS live UNION ALL SELECT * FROM ({archive}) AS archive {order_and_limit}"  # noqa: S608
     return (yield from _read_all(INSTANT.decode, sql, *params))
 
 

@@ -376,8 +376,7 @@ def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]
     if len(stored_warehouses) >= op.limit:
         raise BadRequest(
             f"There are {len(stored_warehouses)} further warehouses, as many as the setting warehouses_limit allows; "
-            "drop one, or "
-            "have the operator raise the limit"
+            "drop one, or have the operator raise the limit"
         )
     yield StoreStatement(
         f"INSERT INTO warehouses ({WAREHOUSE}) VALUES ({WAREHOUSE.placeholders}) ON CONFLICT DO NOTHING",  # noqa: S608

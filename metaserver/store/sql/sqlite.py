@@ -51,6 +51,7 @@ GROUP_TRANSACTIONS_MAX = 64
 READER_THREADS = 2
 
 _WAL_PAUSE_S = 0.01
+_CACHED_STATEMENTS_MAX = 512
 _IDLE_LOG_BYTES_MAX = 64 << 20
 """The size to which SQLite truncates the log after its content is written to the database."""
 _ROOM_BYTES = 1 << 20
@@ -88,7 +89,7 @@ def open_sqlite_connection(path: Path, *, read_only: bool, busy_timeout_s: float
         timeout=busy_timeout_s,
         isolation_level=None,
         check_same_thread=False,
-        cached_statements=512,
+        cached_statements=_CACHED_STATEMENTS_MAX,
     )
 
 

@@ -21,6 +21,8 @@ APPLICATION_NAME = "seamark"
 Row = Sequence[Any]
 Rows = Sequence[Row]
 
+_BATCH_SIZES = (64, 8, 1)
+
 
 class StoreStatement(NamedTuple):
     """A statement with its parameters.
@@ -52,7 +54,7 @@ def split_batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[
     """
     position = 0
     while position < len(rows):
-        size = next(size for size in (64, 8, 1) if size <= len(rows) - position)
+        size = next(size for size in _BATCH_SIZES if size <= len(rows) - position)
         batch = rows[position : position + size]
         width = len(batch[0])
         values = ", ".join(f"({format_placeholders(width, 1 + number * width)})" for number in range(size))

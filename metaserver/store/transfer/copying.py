@@ -23,7 +23,8 @@ _INSTANTS = ("instants", "instants_archive")
 _POSITIONED = (*_INSTANTS, "cursors")
 _POSITION = "position"
 _SQLITE_DIGITS = 20
-_NUMBERS_PER_PREFIX = 10**16
+_PREFIX_DIGITS = 4
+_NUMBERS_PER_PREFIX = 10 ** (_SQLITE_DIGITS - _PREFIX_DIGITS)
 _PREFIX_MAX = 921
 """The maximum of the first four digits of a position, so that its twenty digits are a number of 64 bits."""
 
@@ -107,7 +108,8 @@ class _PositionNumbers:
 
     def __init__(self, positions: Sequence[str]) -> None:
         self._positions = positions
-        higher_prefixes = (prefix for prefix in range(_PREFIX_MAX + 1) if f"{prefix:04d}" > positions[-1][:4])
+        last_prefix = positions[-1][:_PREFIX_DIGITS]
+        higher_prefixes = (prefix for prefix in range(_PREFIX_MAX + 1) if f"{prefix:0{_PREFIX_DIGITS}d}" > last_prefix)
         prefix = next(higher_prefixes, None)
         if prefix is None:
             raise ConfigError(f"The position {positions[-1]} of the timeline is too high for SQLite")
