@@ -190,7 +190,7 @@ class LocalObjects:
         """
         place = self._find_place(self._parse(location))
 
-        def explain_errors() -> T:
+        def run_work() -> T:
             try:
                 return work(place)
             except OSError as error:
@@ -198,7 +198,7 @@ class LocalObjects:
 
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.get_running_loop().run_in_executor(self._pool, explain_errors)
+                return await asyncio.get_running_loop().run_in_executor(self._pool, run_work)
         except TimeoutError:
             raise RetryLater(
                 f"The disk did not answer for {location!r} within {self._timeout_s:g} s; try again later"

@@ -156,10 +156,7 @@ class RestoreEntry(Operation, frozen=True):
     namespace: NamespacePath
     name: str
     is_kept: bool = False
-    """Whether the caller has checked that the retention has not ended (`passed_time.py`).
-
-    Then the store does not compare the end of the retention with the clock.
-    """
+    """Whether the caller has checked the retention; the store then does not compare it with now."""
 
 
 class ForgetDropped(Operation, frozen=True):

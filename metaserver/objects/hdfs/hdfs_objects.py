@@ -157,7 +157,7 @@ class HdfsObjects:
             open_authority = partial(open_client, authority, self._settings)
             threads = self._threads_by_authority[authority] = ClientThreads(authority, open_authority, self._clock)
 
-        def explain_errors(get_client: Callable[[], hdfs_native.Client]) -> T:
+        def run_work(get_client: Callable[[], hdfs_native.Client]) -> T:
             try:
                 return work(get_client(), f"/{parsed.path}")
             except _FAILED as error:
@@ -165,7 +165,7 @@ class HdfsObjects:
 
         timeout_s = self._settings.storage_timeout_s
         try:
-            return await threads.run(explain_errors, timeout_s)
+            return await threads.run(run_work, timeout_s)
         except TimeoutError:
             raise RetryLater(f"HDFS did not answer for {location!r} within {timeout_s:g} s; try again later") from None
 

@@ -109,7 +109,8 @@ def measure_namespace(top: str) -> Steps[tuple[int, int]]:
         f"(SELECT COALESCE(SUM(LENGTH(properties)), 0) FROM namespaces WHERE path {range_condition})",
         params,
     )
-    return int(rows[0][0]), int(rows[0][1])
+    count, characters = rows[0]
+    return int(count), int(characters)
 
 
 def load_entry(kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[Entry | None]:
@@ -214,7 +215,7 @@ def list_plan_snapshots(
         "ORDER BY expires_ms DESC LIMIT $6",
         (pack(namespace), of_name, audience, uuid, now_ms, limit),
     )
-    plans = (PlanSnapshot(int(row[0]), str(row[1]), JOINED_TABLES.decode(row[2])) for row in rows)
+    plans = (PlanSnapshot(int(id), str(snapshot), JOINED_TABLES.decode(joined)) for id, snapshot, joined in rows)
     return sorted(plans, key=lambda plan: plan.id)
 
 
