@@ -63,6 +63,8 @@ PATH_PROPERTIES = (
 
 _MISSING_ERRORS = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
 _SETTLE_TRIES_MAX = 5
+_FIRST_BACKOFF_S = 0.005
+_BACKOFF_MAX_S = 0.5
 _CHANGED_NAMES_CHARACTERS_MAX = 32 << 10
 """The maximum number of characters of all names of changed properties in an instant.
 
@@ -282,8 +284,8 @@ class CatalogContext:
         return False
 
     async def back_off(self, attempt: int) -> None:
-        """Wait up to half a second before the next attempt, with exponential backoff and jitter."""
-        ceiling_s = min(0.5, 0.005 * 2**attempt)
+        """Wait before the next attempt, with exponential backoff and jitter."""
+        ceiling_s = min(_BACKOFF_MAX_S, _FIRST_BACKOFF_S * 2**attempt)
         fraction = int.from_bytes(self.clock.draw_bytes(2), "big") / 65536
         await asyncio.sleep(ceiling_s * (0.5 + fraction / 2))
 
@@ -447,24 +449,24 @@ class CatalogContext:
             limit = min(page_size, limit)
         after = self.pages.decode(page_token) if page_token is not None else None
         if page_token is None and page_size is None:
-            all_rows: list[T] = []
+            all_items: list[T] = []
             while True:
-                rows = await read_items(after, limit)
-                all_rows += rows
-                if len(rows) < limit:
-                    return Page(items=all_rows, next_token=None)
-                after = key(rows[-1])
-        rows = await read_items(after, limit + 1)
-        has_more = len(rows) > limit
-        rows = rows[:limit]
-        return Page(items=rows, next_token=self.pages.encode(key(rows[-1])) if has_more else None)
+                items = await read_items(after, limit)
+                all_items += items
+                if len(items) < limit:
+                    return Page(items=all_items, next_token=None)
+                after = key(items[-1])
+        items = await read_items(after, limit + 1)
+        has_more = len(items) > limit
+        items = items[:limit]
+        return Page(items=items, next_token=self.pages.encode(key(items[-1])) if has_more else None)
 
     async def list_names(
         self, kind: EntryKind, path: NamespacePath, page_token: str | None, page_size: int | None
     ) -> Page[str]:
         await self.require_namespace(path)
 
-        async def read(after: str | None, limit: int) -> list[str]:
+        async def read_names(after: str | None, limit: int) -> list[str]:
             return [entry.name for entry in await self.store.list_entries(kind, path, after, limit)]
 
-        return await self.read_page(read, lambda name: name, page_token, page_size)
+        return await self.read_page(read_names, lambda name: name, page_token, page_size)
