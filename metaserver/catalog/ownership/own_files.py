@@ -247,7 +247,7 @@ class OwnLocations:
 
 
 class _ManifestReader:
-    """Reads the manifest lists and manifests that one commit names."""
+    """Reads the manifest lists and manifests that a commit names."""
 
     def __init__(self, context: CatalogContext, own_locations: OwnLocations, files: ObjectReader) -> None:
         self._context = context
