@@ -40,14 +40,16 @@ CLOSE_TIMEOUT_S = 10.0
 """The maximum time that closing the log waits for the database to accept the last records."""
 _RETRY_S = 0.5
 _TEXT_MAX = 1024
-_DENIED = (401, 403)
+_UNAUTHENTICATED, _FORBIDDEN = 401, 403
+_DENIED = (_UNAUTHENTICATED, _FORBIDDEN)
 _STRANGER_TEXT_MAX = 200
 REFUSED = "refused"
 """The action of a record that counts refused requests. The resource of the record contains their number."""
 _EACH_ADDRESS, _EACH_PRINCIPAL, _KEYS_MAX = 20, 500, 2_000
 """The refusals per minute that are written individually, of an address and of a principal, and the maximum number of
 addresses and principals that are distinguished."""
-_ROLL_S = 10.0
+_COUNTED_EVERY_S = 10.0
+"""The interval in which the writer records the numbers of refusals if no other records arrive."""
 _log = structlog.get_logger("seamark.audit")
 
 
@@ -108,7 +110,7 @@ class AuditLog:
             return False
         is_anonymous_refusal = principal_name == ANONYMOUS_NAME and status in _DENIED
         if status in _DENIED:
-            self._count_up()
+            self._record_refusal_counts()
             if not self._refusals.is_written(principal_name, remote or "", unauthenticated=is_anonymous_refusal):
                 return False
         record = AuditRecord(
@@ -122,15 +124,15 @@ class AuditLog:
             request_id=request_id,
             remote=_shorten_and_clean(remote or ""),
         )
-        waits = not is_anonymous_refusal and (status in _DENIED or is_recorded(operation))
-        if self._is_closing or (self._queue.full() and not waits):
+        must_wait = not is_anonymous_refusal and (status in _DENIED or is_recorded(operation))
+        if self._is_closing or (self._queue.full() and not must_wait):
             self.dropped += 1
             return False
         await self._queue.put(record)
         self._unsaved_records += 1
         return True
 
-    def _count_up(self, *, closing: bool = False) -> None:
+    def _record_refusal_counts(self, *, closing: bool = False) -> None:
         """Queue a record with the number of unwritten refusals of each client in the last minute."""
         now_ms = self._clock.now_ms()
         for refusals in self._refusals.take_due(now_ms, closing=closing):
@@ -145,7 +147,7 @@ class AuditLog:
                     action=REFUSED,
                     resource=f"{refusals.count} more requests",
                     outcome="denied",
-                    status=_DENIED[0] if refusals.principal_name == ANONYMOUS_NAME else _DENIED[1],
+                    status=_UNAUTHENTICATED if refusals.principal_name == ANONYMOUS_NAME else _FORBIDDEN,
                     request_id="",
                     remote=_shorten_and_clean(refusals.remote),
                 )
@@ -161,10 +163,10 @@ class AuditLog:
         """Write queued records in batches, each in one transaction, until the task is cancelled."""
         while True:
             try:
-                async with asyncio.timeout(_ROLL_S):
+                async with asyncio.timeout(_COUNTED_EVERY_S):
                     records = [await self._queue.get()]
             except TimeoutError:
-                self._count_up()
+                self._record_refusal_counts()
                 continue
             while len(records) < self._batch and not self._queue.empty():
                 records.append(self._queue.get_nowait())
@@ -192,7 +194,7 @@ class AuditLog:
 
     async def close(self, timeout_s: float) -> None:
         """Flush for at most `timeout_s`. Count the records that are lost after that, and log an error."""
-        self._count_up(closing=True)
+        self._record_refusal_counts(closing=True)
         self._is_closing = True
         try:
             await asyncio.wait_for(self._queue.join(), timeout_s)

@@ -259,10 +259,11 @@ class Authorizer(ABC):
         missing = _MISSING.get(securable.kind)
         is_visible = missing is not None and await self.allows(principal, "tableExists", securable)
         if missing is not None and not is_visible:
+            error_type, title = missing
             container = securable.container
             if await self.allows(principal, "listTables", container):
                 name = format_path(securable.namespace, shown_name or securable.name)
-                raise missing[0](f"{missing[1]} does not exist: {name}")
+                raise error_type(f"{title} does not exist: {name}")
         # The name of a plan's table would show whether the plan exists.
         names_entry = is_visible and not is_plan_name(shown_name or securable.name)
         raise Forbidden(await self.explain_refusal(principal, operation, securable, names_entry=names_entry))
@@ -345,16 +346,16 @@ class GrantAuthorizer(Authorizer):
             return [False] * len(securables)
         grants: Sequence[Grant] = principal.grants
         results = [allows_operation(grants, operation, securable) for securable in securables]
-        refused_places = [place for place, is_allowed in enumerate(results) if not is_allowed]
-        refused_places = [place for place in refused_places if securables[place].name]
-        if self._store is None or not refused_places or not await self._store.owns_any(principal.names):
+        refused_indexes = [index for index, is_allowed in enumerate(results) if not is_allowed]
+        refused_indexes = [index for index in refused_indexes if securables[index].name]
+        if self._store is None or not refused_indexes or not await self._store.owns_any(principal.names):
             return results
-        for namespace in dict.fromkeys(securables[place].namespace for place in refused_places):
+        for namespace in dict.fromkeys(securables[index].namespace for index in refused_indexes):
             owner_grants = await self._store.list_owned(principal.names, namespace, None)
             all_grants = (*grants, *owner_grants)
-            for place in refused_places:
-                if securables[place].namespace == namespace:
-                    results[place] = allows_operation(all_grants, operation, securables[place])
+            for index in refused_indexes:
+                if securables[index].namespace == namespace:
+                    results[index] = allows_operation(all_grants, operation, securables[index])
         return results
 
     async def _list_owned(self, principal: Principal, operation: str, securable: Securable) -> list[Grant]:

@@ -33,7 +33,9 @@ TOKEN_CHARS_MAX = 12_288
 """The maximum number of characters of a token. Longer tokens are refused without decoding them."""
 _PURPOSE = "gateway-keys"
 _MAC_BYTES = 32
-_OPENED_BYTES = 4 << 20
+_ACCESS_KEY_BYTES = 10
+"""The number of bytes of the HMAC in an access key id, which are 16 characters in base32."""
+_CACHE_BYTES = 4 << 20
 _WAREHOUSE = re.compile(r"([0-9a-f]{32})\.")
 
 
@@ -74,7 +76,7 @@ class GatewayKeys:
         self._clock = clock
         self._lifetime_ms = lifetime_s * 1000
         self._grants_by_token: MemoryCache[tuple[str, str], tuple[ObjectGrant, str]] = MemoryCache(
-            _OPENED_BYTES, "gateway-keys"
+            _CACHE_BYTES, "gateway-keys"
         )
         """A cache of verified tokens with their access keys, because clients use the same keys for many requests."""
 
@@ -111,13 +113,15 @@ class GatewayKeys:
         Raises:
             Forbidden: The catalog did not issue the token, it has expired, or it belongs to a different access key.
         """
-        access = self._grants_by_token.get((token, access_key_id))
-        if access is None:
-            access = self._verify(token, access_key_id)
-            self._grants_by_token.put((token, access_key_id), access, 2 * len(token))
-        if access[0].expires_ms <= self._clock.now_ms():
+        grant_and_secret = self._grants_by_token.get((token, access_key_id))
+        if grant_and_secret is None:
+            grant_and_secret = self._verify(token, access_key_id)
+            # The decoded grant takes about as much memory as the token, which is the key of the cache.
+            self._grants_by_token.put((token, access_key_id), grant_and_secret, 2 * len(token))
+        grant, _ = grant_and_secret
+        if grant.expires_ms <= self._clock.now_ms():
             raise ExpiredGrant("The keys have expired; load the table again")
-        return access
+        return grant_and_secret
 
     def _verify(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
         try:
@@ -133,8 +137,8 @@ class GatewayKeys:
             grant = convert_msgpack(payload[ID_BYTES:], ObjectGrant)
         except (ValueError, msgspec.MsgspecError):
             raise Forbidden("The session token was not issued by this catalog; load the table again") from None
-        expected, secret = self._derive_key_pair(key, payload)
-        if not hmac.compare_digest(expected.encode(), access_key_id.encode("utf-8", "surrogatepass")):
+        expected_access_key_id, secret = self._derive_key_pair(key, payload)
+        if not hmac.compare_digest(expected_access_key_id.encode(), access_key_id.encode("utf-8", "surrogatepass")):
             raise Forbidden("The session token belongs to a different access key; use both from one answer")
         return grant, secret
 
@@ -144,12 +148,14 @@ class GatewayKeys:
 
     def _derive_key_pair(self, key: bytes, payload: bytes) -> tuple[str, str]:
         """Return the access key id, which has 20 characters, and the secret."""
-        access = base64.b32encode(self._compute_mac(key, b"access key", payload)[:10]).decode()
+        access_key_suffix = base64.b32encode(
+            self._compute_mac(key, b"access key", payload)[:_ACCESS_KEY_BYTES]
+        ).decode()
         secret = to_base64url(self._compute_mac(key, b"secret", payload))
-        return f"SMKA{access}", secret
+        return f"SMKA{access_key_suffix}", secret
 
-    def _compute_mac(self, key: bytes, about: bytes, payload: bytes) -> bytes:
-        return hmac.digest(key, b"".join((self._prefix.encode(), about, b"\x00", payload)), hashlib.sha256)
+    def _compute_mac(self, key: bytes, key_purpose: bytes, payload: bytes) -> bytes:
+        return hmac.digest(key, b"".join((self._prefix.encode(), key_purpose, b"\x00", payload)), hashlib.sha256)
 
 
 class ExpiredGrant(Forbidden):

@@ -36,7 +36,7 @@ def check_binding(settings: Settings) -> None:
         return
     raise ConfigError(
         f"Binding {settings.host or 'all addresses'} with auth = none would make every client an admin. "
-        f"Create a token and require it:\n  {format_token_command(settings)}\n  {serve_command(settings)}\n"
+        f"Create a token and require it:\n  {format_token_command(settings)}\n  {format_serve_command(settings)}\n"
         "Or listen on this machine only, with --host 127.0.0.1"
     )
 
@@ -98,7 +98,7 @@ def format_token_command(settings: Settings) -> str:
     return f"seamark token create admin --role admin {_describe_server_options(settings)}"
 
 
-def serve_command(settings: Settings) -> str:
+def format_serve_command(settings: Settings) -> str:
     host = shlex.quote(settings.host)
     return f"seamark serve --auth token --host {host} --port {settings.port} {_describe_server_options(settings)}"
 

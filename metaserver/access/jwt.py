@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 else:
     signatures = LazyModule("seamark.metaserver.access.signatures")
 
+_SECONDS_MAX = 1e12
+"""The limit of a time in seconds since the epoch. It is some 30,000 years after the epoch."""
 LENGTH_MAX = 16 * 1024
 """The maximum length of a token in characters, which is twice the maximum size of a header line in aiohttp."""
 
@@ -116,6 +118,6 @@ def _read_seconds(claims: dict[str, Any], name: str) -> float | None:
         seconds = float(value)
     except OverflowError:
         seconds = math.inf
-    if not -1e12 < seconds < 1e12:
+    if not -_SECONDS_MAX < seconds < _SECONDS_MAX:
         raise Unauthenticated(f"The token's {name} is not a time")
     return seconds

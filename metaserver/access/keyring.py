@@ -32,8 +32,10 @@ PUBLISHED_S = 5 * REFRESH_S
 RETIRED_S_MIN = 86_400
 """The minimum time for which an older key still verifies. Passes of staged tables are valid for a day."""
 ID_BYTES = 8
+_TIME_BYTES = 6
+"""The number of bytes of the time at the start of a UUIDv7."""
 _KEY_BYTES = 32
-_ABOUT = b"seamark signing keys"
+_SECRET_PURPOSE = b"seamark signing keys"
 _LOAD_TRIES_MAX = 8
 _log = structlog.get_logger("seamark.keys")
 
@@ -64,8 +66,8 @@ class Keyring:
     def find_signing_key(self, purpose: str) -> tuple[bytes, bytes]:
         """Return the id of the current signing key, and the key that is derived from it for `purpose`."""
         now_ms = self._clock.now_ms()
-        usable = [key for key in self._keys if key.from_ms <= now_ms] or self._keys[:1]
-        return usable[-1].id, self._derive(purpose, usable[-1])
+        usable_keys = [key for key in self._keys if key.from_ms <= now_ms] or self._keys[:1]
+        return usable_keys[-1].id, self._derive(purpose, usable_keys[-1])
 
     def find_verification_key(self, purpose: str, key_id: bytes) -> bytes | None:
         """Return the key for `purpose`, derived from the key with this id, or None if the key is unknown or too old."""
@@ -104,7 +106,7 @@ class StoredKeyring(Keyring):
             if rotated_keys == keys and stored_secret is not None and protector.is_current(stored_secret):
                 self.replace(keys)
                 return
-            new_secret = await protector.seal(msgspec.msgpack.encode(rotated_keys), _ABOUT)
+            new_secret = await protector.seal(msgspec.msgpack.encode(rotated_keys), _SECRET_PURPOSE)
             if await self._store.swap_secret(SECRET_NAME, stored_secret, new_secret) == new_secret:
                 if keys and rotated_keys[-1] != keys[-1]:
                     _log.info("a new signing key is published", keys=len(rotated_keys))
@@ -118,11 +120,11 @@ class StoredKeyring(Keyring):
         now_ms = self._clock.now_ms()
         if not keys:
             return (_make_key(self._clock, 0),)
-        lives_ms = (max(RETIRED_S_MIN, self._settings.oauth_token_ttl_s) + self._settings.clock_leeway_s) * 1000
+        retired_ms = (max(RETIRED_S_MIN, self._settings.oauth_token_ttl_s) + self._settings.clock_leeway_s) * 1000
         current_keys = tuple(
             key
             for key, successor in zip(keys, (*keys[1:], None), strict=True)
-            if successor is None or successor.from_ms + lives_ms > now_ms
+            if successor is None or successor.from_ms + retired_ms > now_ms
         )
         due_ms = _read_created_ms(current_keys[-1]) + self._settings.signing_key_rotation_s * 1000
         if due_ms > now_ms:
@@ -137,7 +139,7 @@ async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> s
         The description of the key that encrypts the new keys.
     """
     protector = _open_protector(settings, clock, create=True)
-    new_secret = await protector.seal(msgspec.msgpack.encode((_make_key(clock, 0),)), _ABOUT)
+    new_secret = await protector.seal(msgspec.msgpack.encode((_make_key(clock, 0),)), _SECRET_PURPOSE)
     for _ in range(_LOAD_TRIES_MAX):
         stored_secret = await store.load_secret(SECRET_NAME)
         if await store.swap_secret(SECRET_NAME, stored_secret, new_secret) == new_secret:
@@ -147,28 +149,31 @@ async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> s
 
 def _read_created_ms(key: SigningKey) -> int:
     """Return the creation time of the key, which its UUIDv7 id contains (RFC 9562, 5.7)."""
-    return int.from_bytes(key.id[:6], "big")
+    return int.from_bytes(key.id[:_TIME_BYTES], "big")
 
 
 def _make_key(clock: Clock, from_ms: int) -> SigningKey:
-    return SigningKey(clock.uuid7().bytes[:6] + clock.draw_bytes(2), from_ms, clock.draw_bytes(_KEY_BYTES))
+    return SigningKey(
+        clock.uuid7().bytes[:_TIME_BYTES] + clock.draw_bytes(ID_BYTES - _TIME_BYTES),
+        from_ms,
+        clock.draw_bytes(_KEY_BYTES),
+    )
 
 
 def _open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtector:
     protector = open_protector(settings, clock, create=create)
     if protector is None:
         raise ConfigError(
-            "The signing keys in the database are encrypted, and this server has no key for them. Copy the key file of "
-            "the server that created them and name it with --encryption-key-file, or set SEAMARK_ENCRYPTION_KEY. If "
-            "the "
-            "key is lost, create new signing keys with: seamark keys renew"
+            "The signing keys in the database are encrypted, and this server has no key for them. Copy the key file "
+            "of the server that created them and name it with --encryption-key-file, or set SEAMARK_ENCRYPTION_KEY. "
+            "If the key is lost, create new signing keys with: seamark keys renew"
         )
     return protector
 
 
 async def _decrypt_signing_keys(protector: KeyProtector, stored_secret: bytes) -> tuple[SigningKey, ...]:
     try:
-        return convert_msgpack(await protector.open(stored_secret, _ABOUT), tuple[SigningKey, ...])
+        return convert_msgpack(await protector.open(stored_secret, _SECRET_PURPOSE), tuple[SigningKey, ...])
     except WrongKey as error:
         raise ConfigError(
             f"The signing keys in the database are encrypted with the key {error}, not with the key of "

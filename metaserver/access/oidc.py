@@ -47,7 +47,10 @@ RETRY_S = 5.0
 """The interval between fetches while the issuer is not available."""
 TIMEOUT_S = 5.0
 BYTES_MAX = 1 << 20
+"""The maximum size of a document of an issuer."""
 RSA_BITS_MIN = 2048
+_BASE64_BITS = 6
+"""The number of bits of one character in base64, in which the modulus `n` of an RSA key is encoded."""
 KEYS_MAX = 200
 """The maximum number of keys of an issuer. Each key takes about 0.1 ms of the event loop."""
 _ROLES_MAX = 1000
@@ -197,7 +200,9 @@ class Oidc:
         if not self._has_failed:
             return
         if self._measure_age_s(self._fetched_s) >= STALE_S or self._find_published_key(kid) is None:
-            raise RetryLater(f"The keys of the issuer {self._issuer} are unavailable; try again shortly", 5)
+            raise RetryLater(
+                f"The keys of the issuer {self._issuer} are unavailable; try again shortly", retry_after_s=5
+            )
 
     async def _fetch(self) -> None:
         try:
@@ -275,7 +280,7 @@ def _read_key(value: dict[str, Any]) -> VerifyKey | None:
     algorithms: tuple[str, ...]
     try:
         if kind == "RSA":
-            if len(material.get("n", "")) * 6 < RSA_BITS_MIN:
+            if len(material.get("n", "")) * _BASE64_BITS < RSA_BITS_MIN:
                 return None
             key, algorithms = RSAKey.import_key(material), ("RS256",)
         elif kind == "EC" and curve == "P-256":
@@ -315,10 +320,10 @@ def _find_claim(claims: Mapping[str, Any], name: str) -> object:
     if name in claims:
         return claims[name]
     parts = name.split(".")
-    for size in range(len(parts) - 1, 0, -1):
-        inner = claims.get(".".join(parts[:size]))
-        if isinstance(inner, Mapping):
-            return _find_claim(inner, ".".join(parts[size:]))
+    for part_count in range(len(parts) - 1, 0, -1):
+        nested_claims = claims.get(".".join(parts[:part_count]))
+        if isinstance(nested_claims, Mapping):
+            return _find_claim(nested_claims, ".".join(parts[part_count:]))
     return None
 
 

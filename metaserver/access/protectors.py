@@ -158,8 +158,7 @@ def _read_key_file(path: Path, settings: Settings) -> list[bytes]:
     if status.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise ConfigError(
             f"Other accounts can access the key file {path} (mode {stat.S_IMODE(status.st_mode):04o}), so the key is "
-            "not "
-            "secret: run chmod 600 on it, and replace the keys with: seamark keys renew"
+            "not secret: run chmod 600 on it, and replace the keys with: seamark keys renew"
         )
     if status.st_uid not in (0, os.geteuid()):
         raise ConfigError(f"The key file {path} belongs to another account (uid {status.st_uid}), which knows the key")

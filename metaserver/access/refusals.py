@@ -25,6 +25,7 @@ class UnrecordedRefusals(msgspec.Struct, frozen=True):
 class Refusals:
     def __init__(self, *, each_address: int, each_principal: int, keys_max: int) -> None:
         self._limits = {True: each_address, False: each_principal}
+        """The number of refusals that are written, by whether the client is unauthenticated."""
         self._keys_max = keys_max
         self._since_ms = 0
         self._counts: dict[tuple[str, str], int] = {}
@@ -57,5 +58,6 @@ class Refusals:
         return refusals
 
     def check_invariants(self) -> None:
+        # Further unauthenticated clients share one entry, and further principals share another.
         assert len(self._counts) <= self._keys_max + 2
         assert self._unauthenticated_keys <= self._counts.keys()

@@ -23,7 +23,7 @@ class _Registry(jws.JWSRegistry):
     """
 
     max_header_length = 8 * 1024
-    max_payload_length = sys.maxsize  # `jwt.read` limits the length of tokens.
+    max_payload_length = sys.maxsize  # `jwt.parse_token` limits the length of tokens.
 
     def __init__(self, algorithm: str) -> None:
         super().__init__(algorithms=[algorithm], strict_check_header=False)

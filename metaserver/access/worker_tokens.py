@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
@@ -89,7 +90,7 @@ class _SignedTokens:
         self._keyring = keyring
         self._clock = clock
 
-    def _end_ms(self, ttl_s: float) -> int:
+    def _compute_end_ms(self, ttl_s: float) -> int:
         return self._clock.now_ms() + int(ttl_s * 1000)
 
     def _sign(self, claims: _ServiceClaims | _StatementClaims) -> str:
@@ -99,7 +100,8 @@ class _SignedTokens:
 
     def _count_characters(self, claims_bytes: int) -> int:
         """Return the number of characters of a token with claims of this size."""
-        return len(self.prefix) + -(-(ID_BYTES + claims_bytes + _MAC_BYTES) * 4 // 3)
+        token_bytes = ID_BYTES + claims_bytes + _MAC_BYTES
+        return len(self.prefix) + math.ceil(token_bytes * 4 / 3)  # Base64 has four characters for three bytes.
 
     def _verify(self, token: str, kind: type[_Claims], expiry_message: str) -> _Claims:
         """Return the claims of a token.
@@ -138,7 +140,7 @@ class ServiceTokens(_SignedTokens):
     def issue(
         self, namespace: NamespacePath, ttl_s: float, readable_tables: Sequence[tuple[NamespacePath, str]] = ()
     ) -> str:
-        return self._sign(_ServiceClaims(namespace, self._end_ms(ttl_s), tuple(readable_tables)))
+        return self._sign(_ServiceClaims(namespace, self._compute_end_ms(ttl_s), tuple(readable_tables)))
 
     def verify_token(self, token: str) -> tuple[Principal, int]:
         """Return the principal of a token, and the expiry of the token in milliseconds.
@@ -186,7 +188,7 @@ class StatementTokens(_SignedTokens):
             BadRequest: The caller has grants on too many namespaces for a token, or belongs to too many groups.
         """
         read_grants = select_read_grants(caller.grants)
-        groups, end_ms = caller.groups, self._end_ms(ttl_s)
+        groups, end_ms = caller.groups, self._compute_end_ms(ttl_s)
         remaining = dict.fromkeys(read_grants)
         sizes = {grant: _measure_grant(grant) for grant in read_grants}
         size_bytes = sum(sizes.values())
@@ -240,5 +242,5 @@ class StatementTokens(_SignedTokens):
         for namespace, kind, name, is_denied in claims.exceptions:
             privilege = Privilege.BROWSE.value if is_denied else read_privilege
             grants.append(Grant(claims.name, privilege, namespace, kind, name, is_denied))
-        reader = ROLE_BITS["reader"]
-        return Principal(claims.name, tuple(grants), "token", claims.groups, reader), claims.expires_ms
+        reader_bits = ROLE_BITS["reader"]
+        return Principal(claims.name, tuple(grants), "token", claims.groups, reader_bits), claims.expires_ms

@@ -170,6 +170,6 @@ def _group_by_table(counts: Mapping[ColumnRead, int]) -> dict[str, tuple[tuple[i
             age_d, reads = table_counts.get(column, (0, 0))
             table_counts[column] = max(age_d, column_read.oldest_age_d), reads + count
     return {
-        uuid: tuple((column, *counts_by_age) for column, counts_by_age in by_column.items())
+        uuid: tuple((column, *age_and_reads) for column, age_and_reads in by_column.items())
         for uuid, by_column in tables.items()
     }

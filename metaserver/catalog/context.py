@@ -61,8 +61,10 @@ PATH_PROPERTIES = (
 )
 """The table properties that name folders for files, in addition to the table's location."""
 
-_MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
+_MISSING_ERRORS = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
 _SETTLE_TRIES_MAX = 5
+_FIRST_BACKOFF_S = 0.005
+_BACKOFF_MAX_S = 0.5
 _CHANGED_NAMES_CHARACTERS_MAX = 32 << 10
 """The maximum number of characters of all names of changed properties in an instant.
 
@@ -81,6 +83,7 @@ class UnclaimedEntries:
     lost: dict[str, list[str]] = field(default_factory=dict)
     """By UUID, the keys of the possible locations of entries with missing or damaged metadata."""
     tried_s: float = -math.inf
+    """The monotonic time of the last attempt to read the metadata of these entries."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,7 @@ class CatalogContext:
                 return
         raise Forbidden(
             f"{description} {str(parsed_location)!r} is outside the namespaces that {caller.principal_name} may "
-            "write; omit "
-            "it, and the "
-            "server chooses a location"
+            "write; omit it, and the server chooses a location"
         )
 
     async def check_registered_places(
@@ -152,8 +153,8 @@ class CatalogContext:
             uuid: The UUID of the entry, which the metadata of a table may lack.
 
         Raises:
-            Forbidden: The caller is confined to some namespaces, and a location is outside them. Or the entry is or was
-                an entry of another namespace, or has locations there from earlier.
+            Forbidden: The caller is confined to some namespaces, and a location is outside them. The same
+                error is raised if another namespace has or had the entry, or if the entry has earlier locations there.
         """
         if caller.confined_to is None:
             return
@@ -215,8 +216,10 @@ class CatalogContext:
         try:
             await self.store.transact(operations)
         except CommitUnknown:
-            swaps = any(isinstance(operation, SwapPointer) for operation in operations)
-            if instant is None or not await self._has_committed(instant, CommitConflict if swaps else RetryLater):
+            is_pointer_swapped = any(isinstance(operation, SwapPointer) for operation in operations)
+            if instant is None or not await self._has_committed(
+                instant, CommitConflict if is_pointer_swapped else RetryLater
+            ):
                 raise
         if instant is not None:
             self.timeline.notify()
@@ -240,7 +243,7 @@ class CatalogContext:
                 await self.objects.delete(location)
             raise
 
-    async def _has_committed(self, instant: Instant, undone: type[SeamarkError]) -> bool:
+    async def _has_committed(self, instant: Instant, rollback_error: type[SeamarkError]) -> bool:
         """Return whether a transaction with a lost reply was committed, or False if the database does not answer.
 
         If the instant is missing, the transaction may still be running in the database. Therefore the method inserts
@@ -249,8 +252,9 @@ class CatalogContext:
 
         Args:
             instant: The instant that the transaction records.
-            undone: The error to raise if the transaction was not committed and can no longer commit. It is a conflict
-                for a commit. For other requests it is not, because clients interpret a conflict as an existing name.
+            rollback_error: The error to raise if the transaction was not committed and can no longer commit. It is a
+                conflict for a commit. For other requests it is not, because clients interpret a conflict as an existing
+                name.
         """
         for attempt in range(1, _SETTLE_TRIES_MAX + 1):
             try:
@@ -260,7 +264,7 @@ class CatalogContext:
                 await self.back_off(attempt)
                 continue
             if not is_recorded:
-                raise undone("The database lost the connection and rolled the change back; retry it")
+                raise rollback_error("The database lost the connection and rolled the change back; retry it")
             return True
         return False
 
@@ -274,16 +278,16 @@ class CatalogContext:
             stored_instant = await self.store.load_instant(instant.id)
             if stored_instant is None:
                 raise CommitUnknown(f"The instant {instant.id} is recorded, but cannot be read") from None
-            # Any state except rolled back proves the commit. The state may be in flight, because a purge is recorded
-            # so.
+            # Any state except rolled back proves the commit. The state may be in flight, because the
+            # instant of a purge is recorded in this state.
             return stored_instant.state is not InstantState.ROLLED_BACK
         return False
 
     async def back_off(self, attempt: int) -> None:
-        """Wait up to half a second before the next attempt, with exponential backoff and jitter."""
-        ceiling_s = min(0.5, 0.005 * 2**attempt)
-        jitter = int.from_bytes(self.clock.draw_bytes(2), "big") / 65536
-        await asyncio.sleep(ceiling_s * (0.5 + jitter / 2))
+        """Wait before the next attempt, with exponential backoff and jitter."""
+        ceiling_s = min(_BACKOFF_MAX_S, _FIRST_BACKOFF_S * 2**attempt)
+        fraction = int.from_bytes(self.clock.draw_bytes(2), "big") / 65536
+        await asyncio.sleep(ceiling_s * (0.5 + fraction / 2))
 
     async def require_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry:
         """Return the current pointer of an entry.
@@ -293,7 +297,7 @@ class CatalogContext:
         """
         entry = await self.store.load_entry(kind, namespace, name)
         if entry is None:
-            raise _MISSING[kind](f"{kind.value.capitalize()} does not exist: {format_path(namespace, name)}")
+            raise _MISSING_ERRORS[kind](f"{kind.value.capitalize()} does not exist: {format_path(namespace, name)}")
         return entry
 
     async def is_uuid_taken(self, uuid: str) -> bool:
@@ -425,7 +429,7 @@ class CatalogContext:
 
     async def read_page(
         self,
-        read_value: Callable[[str | None, int], Awaitable[list[T]]],
+        read_items: Callable[[str | None, int], Awaitable[list[T]]],
         key: Callable[[T], str],
         page_token: str | None,
         page_size: int | None,
@@ -435,7 +439,7 @@ class CatalogContext:
         The REST specification says that clients that do not page receive all items.
 
         Args:
-            read_value: Reads at most the given number of items after a key, or from the start if the key is None.
+            read_items: Reads at most the given number of items after a key, or from the start if the key is None.
             key: Returns the key of an item.
         """
         limit = self.settings.page_limit
@@ -445,24 +449,24 @@ class CatalogContext:
             limit = min(page_size, limit)
         after = self.pages.decode(page_token) if page_token is not None else None
         if page_token is None and page_size is None:
-            everything: list[T] = []
+            all_items: list[T] = []
             while True:
-                rows = await read_value(after, limit)
-                everything += rows
-                if len(rows) < limit:
-                    return Page(items=everything, next_token=None)
-                after = key(rows[-1])
-        rows = await read_value(after, limit + 1)
-        has_more = len(rows) > limit
-        rows = rows[:limit]
-        return Page(items=rows, next_token=self.pages.encode(key(rows[-1])) if has_more else None)
+                items = await read_items(after, limit)
+                all_items += items
+                if len(items) < limit:
+                    return Page(items=all_items, next_token=None)
+                after = key(items[-1])
+        items = await read_items(after, limit + 1)
+        has_more = len(items) > limit
+        items = items[:limit]
+        return Page(items=items, next_token=self.pages.encode(key(items[-1])) if has_more else None)
 
     async def list_names(
         self, kind: EntryKind, path: NamespacePath, page_token: str | None, page_size: int | None
     ) -> Page[str]:
         await self.require_namespace(path)
 
-        async def read(after: str | None, limit: int) -> list[str]:
+        async def read_names(after: str | None, limit: int) -> list[str]:
             return [entry.name for entry in await self.store.list_entries(kind, path, after, limit)]
 
-        return await self.read_page(read, lambda name: name, page_token, page_size)
+        return await self.read_page(read_names, lambda name: name, page_token, page_size)

@@ -70,6 +70,7 @@ class DatabaseShares:
         for number, operation in enumerate(operations):
             if type(operation).__name__.startswith(_ADDS_NOTHING):
                 continue
+            # An operation that names no principal counts for one of the senders, in rotation.
             parts: list[tuple[str, object]] = [(senders[number % len(senders)], operation)]
             # Audit records are written by a task of the server itself.
             if isinstance(operation, SaveAudit):
@@ -148,7 +149,7 @@ class NamespaceSizes:
             count_lock = self._count_locks.setdefault(top, asyncio.Lock())
             async with count_lock:
                 size = self._known_sizes.get(top)
-                if size is None or _is_doubtful(size, rows[top], characters[top], settings, clock.monotonic()):
+                if size is None or _must_count_again(size, rows[top], characters[top], settings, clock.monotonic()):
                     if len(self._known_sizes) >= _NAMESPACES_MAX:
                         self._known_sizes.clear()
                     size = self._known_sizes[top] = _Size(clock.monotonic(), *await store.measure_namespace(top))
@@ -184,17 +185,18 @@ def _count_characters(properties: Mapping[str, str]) -> int:
     return sum(len(key) + len(value) for key, value in properties.items())
 
 
-def _is_doubtful(size: _Size, rows: int, characters: int, settings: Settings, now_s: float) -> bool:
+def _must_count_again(size: _Size, rows: int, characters: int, settings: Settings, now_s: float) -> bool:
     """Return whether the size must be counted again before it is compared with the limits."""
     is_old = now_s - size.counted_s >= COUNTED_AGAIN_S
-    for counted_amount, since, amount, limit in (
+    for counted_amount, added_amount, amount, limit in (
         (size.rows, size.added_rows, rows, settings.namespace_entries_limit),
         (size.characters, size.added_characters, characters, settings.namespace_properties_limit),
     ):
-        if counted_amount + since + amount > limit:
-            if is_old or since:
+        if counted_amount + added_amount + amount > limit:
+            if is_old or added_amount:
                 return True
-        elif is_old and 2 * (since + amount) > limit - counted_amount:
+        # The additions have used more than half of the free room.
+        elif is_old and 2 * (added_amount + amount) > limit - counted_amount:
             return True
     return False
 

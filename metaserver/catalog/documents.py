@@ -61,7 +61,10 @@ METADATA_BYTES_MAX = 1 << 28
 """The maximum size of a metadata file."""
 _LARGE_IN_USE_MIN = 1 << 30
 """The smallest limit of the memory of large metadata that requests use at the same time, in bytes."""
+_LARGE_BUDGET_FACTOR = 4
+"""The limit of this memory as a multiple of the budget of the cache, if it is above `_LARGE_IN_USE_MIN`."""
 _PACKED_IN_LOOP_BYTES = 16 << 10
+"""The maximum size of a gzip file that is decompressed on the event loop."""
 _RECHECK_S = 30.0
 """The time after a check for which the server assumes that a metadata file still exists on remote storage.
 
@@ -69,7 +72,7 @@ Local files are checked for each request.
 """
 _SEEN_LOCATIONS_MAX = 100_000
 _DIGEST_CHARACTERS = 40
-_NAMED = re.compile(r"\.([0-9a-f]{40})(?:\.gz)?\.(?:metadata|function)\.json\Z")
+_DIGEST_SUFFIX = re.compile(r"\.([0-9a-f]{40})(?:\.gz)?\.(?:metadata|function)\.json\Z")
 """Matches the end of a file name with the digest of the file's content, in hexadecimal."""
 
 
@@ -89,8 +92,8 @@ class Documents:
         self._clock = clock
         self._cache: MemoryCache[tuple[str, str], Any] = MemoryCache(budget_bytes, "metadata")
         # The cache keeps metadata in use, so the share of a principal is larger than the cache.
-        self._large = LargeMetadata(max(_LARGE_IN_USE_MIN, 4 * budget_bytes))
-        self._large_keys: dict[tuple[str, str], str] = {}
+        self._large = LargeMetadata(max(_LARGE_IN_USE_MIN, _LARGE_BUDGET_FACTOR * budget_bytes))
+        self._users_of_large: dict[tuple[str, str], str] = {}
         """The principals whose requests have caused large metadata to be cached, by key of the cache."""
         self._flights: SingleFlight[tuple[str, str], Any] = SingleFlight()
         self._seen_times: dict[str, float] = {}
@@ -296,15 +299,19 @@ class Documents:
         self._cache.put(("all", location), document, len(document))
 
     def forget(self, location: str) -> None:
-        """Evict the metadata of a file that was deleted."""
+        """Forget that the file was seen, because it was deleted. The next request checks the storage."""
         self._seen_times.pop(location, None)
 
     async def _fetch_table(self, location: str) -> TableMetadata:
         metadata, json_bytes = await self._read_table(location, METADATA_BYTES_MAX)
         key = ("table", location)
         if self._cache.put(key, metadata, estimate_memory(metadata, json_bytes)) and json_bytes > LARGE_METADATA_BYTES:
-            cached_keys = {each: name for each, name in self._large_keys.items() if each in self._cache}
-            self._large_keys = {**cached_keys, key: get_current_principal()}
+            cached_keys = {
+                cached_key: principal
+                for cached_key, principal in self._users_of_large.items()
+                if cached_key in self._cache
+            }
+            self._users_of_large = {**cached_keys, key: get_current_principal()}
         return metadata
 
     async def _read_table(self, location: str, limit_bytes: int) -> tuple[TableMetadata, int]:
@@ -321,7 +328,7 @@ class Documents:
         with contextlib.suppress(TooLarge):
             return await self._read_and_decode(location, LARGE_METADATA_BYTES)
         principal = get_current_principal()
-        # The queue is held until the decoder ends, which also runs after the request was cancelled.
+        # Hold the queue until the decoder ends, because its thread continues after the request is cancelled.
         read = partial(self._read_and_decode, location, limit_bytes)
         metadata, json_bytes = await self._large.queue.finish(principal, read)
         size_bytes = estimate_memory(metadata, json_bytes)
@@ -336,8 +343,8 @@ class Documents:
 
     def _evict_large(self, principal: str) -> None:
         """Evict large metadata that requests of a principal have caused to be cached."""
-        for key in [key for key, name in self._large_keys.items() if name == principal]:
-            del self._large_keys[key]
+        for key in [key for key, user in self._users_of_large.items() if user == principal]:
+            del self._users_of_large[key]
             self._cache.discard(key)
 
     async def _read_json(self, location: str, limit_bytes: int = METADATA_BYTES_MAX) -> bytes:
@@ -356,7 +363,7 @@ class Documents:
     async def _read(
         self, location: str, sources: Sequence[ObjectStore] | None = None, limit_bytes: int = METADATA_BYTES_MAX
     ) -> bytes:
-        digest_match = _NAMED.search(location)
+        digest_match = _DIGEST_SUFFIX.search(location)
         # The cached copy may be damaged, so read the storage itself.
         for objects in sources or self._sources:
             try:
@@ -458,7 +465,7 @@ def choose_file_suffix(data: bytes, kind: str = ".metadata.json") -> str:
 
 def is_named_by_content(location: str) -> bool:
     """Return whether the location has a `choose_file_suffix`, so that a change of the file is detected."""
-    return _NAMED.search(location) is not None
+    return _DIGEST_SUFFIX.search(location) is not None
 
 
 def compress_document(codec: str, document: bytes) -> tuple[bytes, str]:

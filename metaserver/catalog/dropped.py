@@ -46,7 +46,7 @@ from seamark.metaserver.store.operations import (
 from seamark.metaserver.store.passed_time import PassedTime, read_passed_time
 from seamark.metaserver.store.port import InstantFilter
 
-_DELETED_FILES_PER_BATCH = 100
+_ENTRIES_PER_ROUND = 100
 _CHECKED_EVERY_S = 6 * 3600
 """The interval in which the server checks whether a retained entry still has files."""
 HOUSEKEEPER = Caller(principal_name="seamark", request_id="housekeeping")
@@ -91,11 +91,10 @@ class Dropped:
         if not row.is_retained and not _is_expired(row, passed_time):
             raise BadRequest(
                 f"{format_path(row.entry.namespace, row.entry.name)} can be restored until its retention ends; purge "
-                f"it, or "
-                "release its locations after that"
+                "it, or release its locations after that"
             )
-        forget = [] if row.is_retained else [ForgetDropped(dropped_id=row.id)]
-        await self._context.transact([*forget, ReleaseLocations(uuid=row.entry.uuid)])
+        forget_operations = [] if row.is_retained else [ForgetDropped(dropped_id=row.id)]
+        await self._context.transact([*forget_operations, ReleaseLocations(uuid=row.entry.uuid)])
 
     async def release_unused(self) -> int:
         """End the claims of retained entries without files. Housekeeping calls this method periodically.
@@ -105,7 +104,7 @@ class Dropped:
         """
         now_ms = self._context.clock.now_ms()
         released_count = 0
-        for row in await self._context.store.list_unchecked(now_ms - _CHECKED_EVERY_S * 1000, _DELETED_FILES_PER_BATCH):
+        for row in await self._context.store.list_unchecked(now_ms - _CHECKED_EVERY_S * 1000, _ENTRIES_PER_ROUND):
             operation: Operation = CheckRetained(uuid=row.entry.uuid, now_ms=now_ms)
             if not await has_files(self._context, row.entry):
                 operation = ReleaseLocations(uuid=row.entry.uuid)
@@ -157,7 +156,7 @@ class Dropped:
             The number of repeated purges plus the number of purged entries.
         """
         unfinished_instants = await self._context.store.list_instants(
-            InstantFilter(action="purge", state=InstantState.INFLIGHT, archived=False), _DELETED_FILES_PER_BATCH
+            InstantFilter(action="purge", state=InstantState.INFLIGHT, archived=False), _ENTRIES_PER_ROUND
         )
         for instant in unfinished_instants:
             await self._delete_files(instant)
@@ -166,7 +165,7 @@ class Dropped:
         # After a change of the setting, the rows may include entries that have not expired yet, and may lack expired
         # entries.
         rows = await self._context.store.list_expired(
-            passed_time.find_time_ago(retention_ms) + retention_ms, _DELETED_FILES_PER_BATCH
+            passed_time.find_time_ago(retention_ms) + retention_ms, _ENTRIES_PER_ROUND
         )
         expired_entries = [row for row in rows if _is_expired(row, passed_time)]
         for row in expired_entries:
@@ -177,6 +176,7 @@ class Dropped:
         return len(unfinished_instants) + len(expired_entries)
 
     async def _forget(self, caller: Caller, row: DroppedEntry) -> None:
+        """Remove the row of a dropped entry, and delete the files of a table if `row.purge` is true."""
         if not row.purge or row.entry.kind is not EntryKind.TABLE:
             # A retained view or function has only its locations left, because files of views and functions are never
             # deleted.
@@ -231,14 +231,14 @@ class Dropped:
                         now_ms=self._context.clock.now_ms(),
                         summary={**instant.summary, "deleted-files": deleted_count, "failed-files": failed_count},
                     ),
-                    await self._release(instant),
+                    await self._make_release(instant),
                 ]
             )
         except CommitConflict:
             # Another replica has completed the purge.
             return
 
-    async def _release(self, instant: Instant) -> ReleaseLocations:
+    async def _make_release(self, instant: Instant) -> ReleaseLocations:
         """Return the operation that releases the claims after a purge.
 
         A purge deletes only files that the metadata names. If other files remain in the locations of the entry, the

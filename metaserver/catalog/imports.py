@@ -161,18 +161,18 @@ class Imports:
             names_by_file.setdefault(location, []).append(name)
         check = partial(self._check_file, caller, namespace, check_properties=check_properties, dry_run=dry_run)
         checked_files = await gather([partial(check, *file) for file in names_by_file.items()], _CONCURRENT_CHECKS_MAX)
-        by_name = {name: result for results in checked_files for name, result in results.items()}
-        checked = await self._add_purge_errors([by_name[name] for name in locations])
-        _raise_if_unavailable(checked)
+        results_by_name = {name: result for results in checked_files for name, result in results.items()}
+        check_results = await self._add_purge_errors([results_by_name[name] for name in locations])
+        _raise_if_unavailable(check_results)
         if dry_run:
-            return [(each.entry, True) if isinstance(each, _CheckedTable) else each for each in checked]
-        checked_tables = [each for each in checked if isinstance(each, _CheckedTable)]
+            return [(result.entry, True) if isinstance(result, _CheckedTable) else result for result in check_results]
+        checked_tables = [result for result in check_results if isinstance(result, _CheckedTable)]
         registered: list[ImportResult] = []
         for start in range(0, len(checked_tables), _TABLES_PER_TRANSACTION_MAX):
             tables = checked_tables[start : start + _TABLES_PER_TRANSACTION_MAX]
             registered += await self._register_tables(caller, tables)
-        results = iter(registered)
-        return [next(results) if isinstance(each, _CheckedTable) else each for each in checked]
+        remaining_results = iter(registered)
+        return [next(remaining_results) if isinstance(result, _CheckedTable) else result for result in check_results]
 
     async def _check_file(
         self,
@@ -318,16 +318,16 @@ class Imports:
         return _CheckedTable(entry, context.create_entry(caller, entry), claims)
 
     async def _add_purge_errors(
-        self, checked: Sequence[_CheckedTable | ImportResult]
+        self, results: Sequence[_CheckedTable | ImportResult]
     ) -> list[_CheckedTable | ImportResult]:
         """Return the results, with an error for each table whose files are being purged."""
-        uuids = {each.entry.uuid for each in checked if isinstance(each, _CheckedTable)}
+        uuids = {result.entry.uuid for result in results if isinstance(result, _CheckedTable)}
         purged_uuids = await self._tables.find_purged(uuids)
         return [
-            make_purged_error(each.entry.metadata_location, each.entry.uuid)
-            if isinstance(each, _CheckedTable) and each.entry.uuid in purged_uuids
-            else each
-            for each in checked
+            make_purged_error(result.entry.metadata_location, result.entry.uuid)
+            if isinstance(result, _CheckedTable) and result.entry.uuid in purged_uuids
+            else result
+            for result in results
         ]
 
     async def _register_tables(self, caller: Caller, tables: Sequence[_CheckedTable]) -> list[ImportResult]:
@@ -412,9 +412,8 @@ class Imports:
         check_view_locations(self._context.warehouse, metadata, location)
         if borrows_rights(metadata) and not keep_owner:
             raise BadRequest(
-                f"The view {format_path(namespace, name)} runs with the rights of the user in its properties, which is "
-                f"a user "
-                "of the other catalog; import it with keep-owner if this user is the same here"
+                f"The view {format_path(namespace, name)} runs with the rights of the user in its properties, which "
+                "is a user of the other catalog; import it with keep-owner if this user is the same here"
             )
         check_author(caller, metadata)
         await self._context.check_registered_places(caller, namespace, location, metadata, metadata.view_uuid)
@@ -458,8 +457,12 @@ class Imports:
         return entry
 
     async def _check_unnamed(self, entry: Entry) -> None:
-        names = await self._context.store.count_names(entry.uuid, dropped=False)
-        if names:
+        """Check that the UUID of the entry has no live name.
+
+        Raises:
+            AlreadyExists: The UUID has a live name.
+        """
+        if await self._context.store.count_names(entry.uuid, dropped=False):
             raise AlreadyExists(
                 f"The {entry.kind.value} {entry.uuid} of {entry.metadata_location} is live under another name, so it "
                 f"cannot become {format_path(entry.namespace, entry.name)}; import each {entry.kind.value} under one "

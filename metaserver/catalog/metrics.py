@@ -12,6 +12,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, MetricsReport, Name
 from seamark.metaserver.store.operations import SaveMetricsReport
 
 _WINDOW_S = 60.0
+_RETRY_S = 30
 _PAGE_BYTES = 4 << 20
 """The maximum size of all reports in one answer. Reports are encoded on the event loop, so they must be small."""
 _TYPES = ("scan-report", "commit-report")
@@ -59,7 +60,7 @@ class MetricsReports:
         now_s = self._context.clock.monotonic()
         if not self._sent_quota.has_room(caller.principal_name, now_s, size):
             raise TooManyRequests(
-                f"{caller.principal_name} has sent too many reports within a minute; this report is dropped", 30
+                f"{caller.principal_name} has sent too many reports within a minute; this report is dropped", _RETRY_S
             )
         self._sent_quota.add(caller.principal_name, now_s, now_s + _WINDOW_S, size)
         keep = self._context.settings.metrics_reports_limit

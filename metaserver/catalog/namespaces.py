@@ -17,13 +17,15 @@ from seamark.metaserver.store.model import Namespace, NamespacePath
 from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, ReplaceNamespaceProperties
 from seamark.metaserver.store.port import NAMED_NAMESPACES_MAX
 
-PROPERTIES_CHARACTERS_MAX, DEEP_CHARACTERS_MAX, _DEEP = 1 << 20, 16 << 10, 8
-"""The maximum number of characters of all properties of a namespace, the lower maximum for a namespace with more levels
-than `_DEEP`, and this number of levels.
+PROPERTIES_CHARACTERS_MAX = 1 << 20
+"""The maximum number of characters of all properties of a namespace.
 
 The event loop reads the properties from the database for each request that needs the namespace. Table services also
 read the properties of all parent namespaces.
 """
+_DEEP_LEVELS_MIN = 9
+"""The minimum number of levels of a deep namespace, for which the lower maximum `DEEP_CHARACTERS_MAX` applies."""
+DEEP_CHARACTERS_MAX = 16 << 10
 
 
 class Namespaces:
@@ -45,7 +47,7 @@ class Namespaces:
             await self._context.check_location(caller, properties["location"], "The namespace's location")
             await check_outside(self._context, properties["location"], "The namespace's location")
         properties = record_setters(caller.principal_name, properties, {})
-        namespace = self.with_location(Namespace(path=path, properties=properties))
+        namespace = self.add_location(Namespace(path=path, properties=properties))
         body = encode_json({"namespace": list(path), "properties": namespace.properties})
         await self._context.transact(
             [
@@ -59,7 +61,7 @@ class Namespaces:
 
     async def get(self, path: NamespacePath) -> Namespace:
         """Return the namespace. Its properties always include a `location`, which Trino needs for CTAS."""
-        return self.with_location(await self._context.require_namespace(path))
+        return self.add_location(await self._context.require_namespace(path))
 
     async def exists(self, path: NamespacePath) -> bool:
         return await self._context.store.load_namespace(path) is not None
@@ -107,9 +109,11 @@ class Namespaces:
             Unprocessable: A key is both set and removed.
         """
         requested_ms = self._context.clock.now_ms()
-        contradictory = sorted(set(removals) & set(updates))
-        if contradictory:
-            raise Unprocessable(f"Keys in both removals and updates: {', '.join(contradictory)}; name each key once")
+        contradictory_keys = sorted(set(removals) & set(updates))
+        if contradictory_keys:
+            raise Unprocessable(
+                f"Keys in both removals and updates: {', '.join(contradictory_keys)}; name each key once"
+            )
         await self._check_properties(caller, path, updates)
         if "location" in updates:
             await self._context.check_location(caller, updates["location"], "The namespace's location")
@@ -223,7 +227,7 @@ class Namespaces:
             ]
         )
 
-    def with_location(self, namespace: Namespace) -> Namespace:
+    def add_location(self, namespace: Namespace) -> Namespace:
         if "location" in namespace.properties:
             return namespace
         location = self._context.warehouse.make_namespace_location(namespace.path)
@@ -236,9 +240,9 @@ class Namespaces:
 
 def _check_size(path: NamespacePath, properties: Mapping[str, str]) -> None:
     characters = sum(map(len, properties)) + sum(map(len, properties.values()))
-    limit = PROPERTIES_CHARACTERS_MAX if len(path) <= _DEEP else DEEP_CHARACTERS_MAX
+    limit = PROPERTIES_CHARACTERS_MAX if len(path) < _DEEP_LEVELS_MIN else DEEP_CHARACTERS_MAX
     if characters > limit:
-        scope = "" if len(path) <= _DEEP else f" for a namespace with more than {_DEEP} levels"
+        scope = "" if len(path) < _DEEP_LEVELS_MIN else f" for a namespace with more than {_DEEP_LEVELS_MIN - 1} levels"
         raise TooLarge(
             f"The properties of the namespace would have {characters:,} characters; the limit is {limit:,}{scope}"
         )

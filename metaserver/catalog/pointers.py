@@ -15,7 +15,7 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import SwapPointer
 
-_NUMBER = re.compile(r"v?(\d{1,9})[-.]")
+_VERSION_PREFIX = re.compile(r"v?(\d{1,9})[-.]")
 """The version at the start of a metadata file name: 00012-<uuid>.metadata.json, or v12.metadata.json (Hadoop)."""
 
 
@@ -28,10 +28,12 @@ async def check_name_free(
         AlreadyExists: The name exists.
     """
     await context.require_namespace(namespace)
-    for other in (kind, EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE):
-        if await context.store.load_entry(other, namespace, name) is not None:
-            suffix = "" if other is kind else " with same name"
-            raise AlreadyExists(f"{other.value.capitalize()}{suffix} already exists: {format_path(namespace, name)}")
+    for checked_kind in (kind, EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE):
+        if await context.store.load_entry(checked_kind, namespace, name) is not None:
+            suffix = "" if checked_kind is kind else " with same name"
+            raise AlreadyExists(
+                f"{checked_kind.value.capitalize()}{suffix} already exists: {format_path(namespace, name)}"
+            )
 
 
 def build_swap(entry: Entry, location: str, now_ms: int, holder: str = "") -> SwapPointer:
@@ -80,15 +82,15 @@ def create_metadata_location(
         BadRequest: write.metadata.path is outside the warehouse.
     """
     folder = check_metadata_folder(context, location, properties)
-    number = _NUMBER.match(previous.rpartition("/")[2]) if previous is not None else None
-    version = int(number[1]) + 1 if number is not None else int(previous is not None)
+    version_match = _VERSION_PREFIX.match(previous.rpartition("/")[2]) if previous is not None else None
+    version = int(version_match[1]) + 1 if version_match is not None else int(previous is not None)
     return f"{folder}/{version:05d}-{context.clock.uuid4()}{suffix}"
 
 
 def parse_metadata_version(location: str) -> int:
     """Return the number at the start of the name of a metadata file, or 0 if the name has no number."""
-    number = _NUMBER.match(location.rpartition("/")[2])
-    return 0 if number is None else int(number[1])
+    version_match = _VERSION_PREFIX.match(location.rpartition("/")[2])
+    return 0 if version_match is None else int(version_match[1])
 
 
 def check_metadata_folder(context: CatalogContext, location: str, properties: dict[str, str]) -> str:
@@ -116,8 +118,7 @@ def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
     if not is_own and not (is_derived(entry.uuid) and is_named_by_content(entry.metadata_location)):
         raise Forbidden(
             f"The metadata file of {format_path(entry.namespace, entry.name)} was overwritten with the metadata of "
-            f"another "
-            "table; register an older metadata file"
+            "another table; register an older metadata file"
         )
 
 
@@ -151,4 +152,5 @@ def get_uuid(entry: Entry | None, metadata: TableMetadata) -> str:
 
 def is_derived(uuid: str) -> bool:
     """Return whether `table_uuid` derived the UUID from a location. Later metadata may have a different UUID."""
-    return uuid[14:15] == "5"
+    version_digit = uuid[14:15]
+    return version_digit == "5"  # `uuid5` makes UUIDs of version 5.

@@ -82,8 +82,9 @@ async def make_deletable_check(
     """
     owns = make_owns(context, metadata)
     is_foreign = await make_foreign_file_check(context, uuid, list_own_folders(context, metadata), exclusive=exclusive)
-    claims = {claim.location for claim in await context.store.claims(uuid) if not claim.allowed}
-    own_locations, is_judged_by_metadata = OwnLocations(context.warehouse, claims), without_claims and not claims
+    claimed_keys = {claim.location for claim in await context.store.claims(uuid) if not claim.allowed}
+    own_locations = OwnLocations(context.warehouse, claimed_keys)
+    is_judged_by_metadata = without_claims and not claimed_keys
 
     def is_deletable(location: str) -> bool:
         try:
@@ -109,8 +110,7 @@ async def check_purgeable(context: CatalogContext, entry: Entry) -> None:
     if not is_collectable(metadata):
         raise BadRequest(
             f"Cannot purge {format_path(entry.namespace, entry.name)}: its gc.enabled is false, so other tables may "
-            f"use its "
-            "files; drop it without purge"
+            "use its files; drop it without purge"
         )
 
 
@@ -138,8 +138,8 @@ async def list_reachable_files(context: CatalogContext, uuid: str, metadata_loca
     may_delete = await make_deletable_check(context, uuid, metadata, without_claims=True)
     seen_paths: set[str] = set()
     manifests: list[str] = []
-    lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]
-    for location in lists:
+    manifest_lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]
+    for location in manifest_lists:
         if may_delete(location):
             manifests += await _read_field(context, location, "manifest_path")
     for snapshot in metadata.snapshots:
@@ -156,8 +156,8 @@ async def list_reachable_files(context: CatalogContext, uuid: str, metadata_loca
             yield manifest
     base = metadata.location.rstrip("/")
     former_plans = f"{get_metadata_folder(metadata.location, metadata.properties)}/{FORMER_PLANS_FOLDER}"
-    own_names = (INDEX_FOLDER, FORMER_INDEX_FOLDER, PLANS_FOLDER, FRESH_FOLDER)
-    for folder in (*(f"{base}/{name}" for name in own_names), former_plans):
+    own_folder_names = (INDEX_FOLDER, FORMER_INDEX_FOLDER, PLANS_FOLDER, FRESH_FOLDER)
+    for folder in (*(f"{base}/{name}" for name in own_folder_names), former_plans):
         if may_delete(folder):
             # Complete the listing before yielding files, because deletions during a listing could make it skip files.
             for location in [item.location async for item in context.objects.list(folder)]:
@@ -166,7 +166,7 @@ async def list_reachable_files(context: CatalogContext, uuid: str, metadata_loca
     statistics = [entry.statistics_path for entry in metadata.statistics]
     statistics += [entry.statistics_path for entry in metadata.partition_statistics]
     older_metadata_files = [entry.metadata_file for entry in metadata.metadata_log]
-    for location in dict.fromkeys([*lists, *statistics, *older_metadata_files]):
+    for location in dict.fromkeys([*manifest_lists, *statistics, *older_metadata_files]):
         if may_delete(location):
             yield location
     if may_delete(metadata_location):
@@ -179,10 +179,10 @@ async def _read_field(context: CatalogContext, location: str, *fields: str) -> l
         data = await context.objects.read(location, limit_bytes=_MANIFEST_LIMIT_BYTES)
     except ObjectMissing:
         return []
-    return await asyncio.to_thread(_decode, data, fields)
+    return await asyncio.to_thread(_decode_field, data, fields)
 
 
-def _decode(data: bytes, fields: tuple[str, ...]) -> list[str]:
+def _decode_field(data: bytes, fields: tuple[str, ...]) -> list[str]:
     try:
         return [
             str(reduce(lambda value, field: value[field], fields, row)) for row in fastavro.reader(io.BytesIO(data))

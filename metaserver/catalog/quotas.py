@@ -33,7 +33,7 @@ class Quota:
     def __init__(self, share: int) -> None:
         self._share = share
         self._usages: dict[str, _Usage] = {}
-        self._sweep_at = _HOLDERS_MIN
+        self._sweep_count = _HOLDERS_MIN
 
     def has_room(self, holder: str | None, now_s: float, amount: int = 1) -> bool:
         return holder is None or self._count_used(holder, now_s) + amount <= self._share
@@ -43,11 +43,11 @@ class Quota:
         if holder is None or not amount:
             return
         self._count_used(holder, now_s)
-        if len(self._usages) >= self._sweep_at:
+        if len(self._usages) >= self._sweep_count:
             for other in list(self._usages):
                 self._count_used(other, now_s)
-            self._sweep_at = max(_HOLDERS_MIN, 2 * len(self._usages))
-        usage, end = self._usages.setdefault(holder, _Usage()), _compute_span(until_s)
+            self._sweep_count = max(_HOLDERS_MIN, 2 * len(self._usages))
+        usage, end = self._usages.setdefault(holder, _Usage()), _find_interval(until_s)
         if end not in usage.amounts:
             heappush(usage.ends, end)
         usage.amounts[end] = usage.amounts.get(end, 0) + amount
@@ -55,7 +55,7 @@ class Quota:
 
     def take_back(self, holder: str, until_s: float, amount: int = 1) -> None:
         """Remove an amount that was added with this `until_s`. An amount that has ended is ignored."""
-        usage, end = self._usages.get(holder), _compute_span(until_s)
+        usage, end = self._usages.get(holder), _find_interval(until_s)
         if usage is None or end not in usage.amounts:
             return
         amount = min(amount, usage.amounts[end])
@@ -64,6 +64,7 @@ class Quota:
         usage.total -= amount
 
     def _count_used(self, holder: str, now_s: float) -> int:
+        """Remove the amounts of the holder that have ended, and return the sum of the others."""
         usage = self._usages.get(holder)
         if usage is None:
             return 0
@@ -80,5 +81,6 @@ class Quota:
             assert all(amount >= 0 for amount in usage.amounts.values())
 
 
-def _compute_span(until_s: float) -> int:
+def _find_interval(until_s: float) -> int:
+    """Return the number of the interval in which `until_s` is. Interval n ends at n times `_GRAIN_S`."""
     return math.ceil(until_s / _GRAIN_S)

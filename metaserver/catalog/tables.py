@@ -215,9 +215,7 @@ class Tables:
         try:
             await self.check_registrable(entry.metadata_location)
         except (NotFound, BadRequest):
-            unregistered = self._context.make_instant(
-                caller, entry, "unregister", requested_ms=self._context.clock.now_ms()
-            )
+            instant = self._context.make_instant(caller, entry, "unregister", requested_ms=self._context.clock.now_ms())
             drop = DropEntry(
                 kind=entry.kind,
                 namespace=entry.namespace,
@@ -225,7 +223,7 @@ class Tables:
                 expected_location=entry.metadata_location,
             )
             with contextlib.suppress(CommitConflict, NotFound):  # Another request has already changed the name.
-                await self._context.transact([drop, unregistered])
+                await self._context.transact([drop, instant])
             raise
 
     async def check_all_registered(

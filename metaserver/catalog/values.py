@@ -184,13 +184,13 @@ def read_table_commit(change: TableChange) -> TableCommit:
         BadRequest: A requirement or an update is unknown or malformed.
     """
     updates = read_updates(change.updates)
-    added: list[SnapshotInput] = []
+    added_snapshots: list[SnapshotInput] = []
     removed_ids: list[int] = []
     statistics_paths: list[str] = []
     for update in updates:
         if isinstance(update, AddSnapshot):
             _check_summary(update.snapshot)
-            added.append(update.snapshot)
+            added_snapshots.append(update.snapshot)
         elif isinstance(update, RemoveSnapshots):
             removed_ids += update.snapshot_ids
         elif isinstance(update, SetStatistics):
@@ -202,10 +202,11 @@ def read_table_commit(change: TableChange) -> TableCommit:
         change.name,
         read_requirements(change.requirements),
         updates,
-        tuple(added),
+        tuple(added_snapshots),
         tuple(removed_ids),
         tuple(statistics_paths),
-        bool(added) and all((snapshot.summary or {}).get("operation") == "append" for snapshot in added),
+        bool(added_snapshots)
+        and all((snapshot.summary or {}).get("operation") == "append" for snapshot in added_snapshots),
     )
 
 

@@ -36,7 +36,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import RecordInstant
 from seamark.metaserver.store.port import InstantFilter
 
-_RECORDED_MAX = 10_000
+_FINGERPRINTS_MAX = 10_000
 
 
 class Views:
@@ -72,8 +72,7 @@ class Views:
         if metadata.view_uuid != entry.uuid:
             raise Forbidden(
                 f"The metadata file of {format_path(entry.namespace, entry.name)} was overwritten by the file of "
-                f"another "
-                "view; register an older metadata file"
+                "another view; register an older metadata file"
             )
         if borrows_rights(metadata) and not await self._is_recorded(entry, metadata):
             raise Forbidden(
@@ -93,7 +92,7 @@ class Views:
                 instant_filter = InstantFilter(uuid=entry.uuid, action=action, newest_first=True)
                 if any(instant.fingerprint for instant in await store.list_instants(instant_filter, 1)):
                     return False
-        if len(self._recorded_fingerprints) >= _RECORDED_MAX:
+        if len(self._recorded_fingerprints) >= _FINGERPRINTS_MAX:
             self._recorded_fingerprints.clear()
         self._recorded_fingerprints[entry.metadata_location] = fingerprint
         return True
@@ -122,11 +121,11 @@ class Views:
         suffix = choose_file_suffix(document)
         path = create_metadata_location(self._context, location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, uuid, path, requested_ms, EntryKind.VIEW)
-        record = self._make_instant(caller, entry, "create", requested_ms, metadata)
+        instant = self._make_instant(caller, entry, "create", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
         claim = await make_claim(self._context, caller, metadata, entry, fresh=True)
-        new_entry = self._context.create_entry(caller, entry)
-        await self._context.create_and_transact(path, document, [claim, *new_entry, record, *remember])
+        create_operations = self._context.create_entry(caller, entry)
+        await self._context.create_and_transact(path, document, [claim, *create_operations, instant, *remember])
         return LoadedView(entry=entry, metadata=metadata)
 
     async def register(
@@ -221,18 +220,18 @@ class Views:
         path = create_metadata_location(
             self._context, metadata.location, metadata.properties, entry.metadata_location, suffix
         )
-        updated = make_entry(entry.namespace, entry.name, metadata.view_uuid, path, now_ms, EntryKind.VIEW)
-        record = self._make_instant(caller, updated, "commit", requested_ms, metadata)
+        new_entry = make_entry(entry.namespace, entry.name, metadata.view_uuid, path, now_ms, EntryKind.VIEW)
+        instant = self._make_instant(caller, new_entry, "commit", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
-        claimed: builtins.list[Any] = []
+        claims: builtins.list[Any] = []
         if may_add_locations(base, metadata):
-            claimed.append(await make_claim(self._context, caller, metadata, updated))
+            claims.append(await make_claim(self._context, caller, metadata, new_entry))
         else:
             await check_writable(self._context, entry.uuid, metadata)
         await self._context.create_and_transact(
-            path, document, [*claimed, build_swap(entry, path, now_ms), record, *remember]
+            path, document, [*claims, build_swap(entry, path, now_ms), instant, *remember]
         )
-        return LoadedView(entry=updated, metadata=metadata)
+        return LoadedView(entry=new_entry, metadata=metadata)
 
     def _make_instant(
         self, caller: Caller, entry: Entry, action: str, requested_ms: int, metadata: ViewMetadata

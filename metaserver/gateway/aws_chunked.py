@@ -27,6 +27,7 @@ _LINE_BYTES_MAX = 1024
 _TRAILER_BYTES_MAX = 4096
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{64}))?")
 _BASE64 = re.compile("[A-Za-z0-9+/]+={0,2}")
+_SIGNATURE_DIGITS = 64
 _CHECKSUM_CHARS = {
     "x-amz-checksum-crc32": 8,
     "x-amz-checksum-crc32c": 8,
@@ -34,8 +35,10 @@ _CHECKSUM_CHARS = {
     "x-amz-checksum-sha1": 28,
     "x-amz-checksum-sha256": 44,
 }
-_SIGNATURE_BYTES = len(";chunk-signature=") + 64
-_TRAILER_SIGNATURE_BYTES = len("x-amz-trailer-signature:") + 64 + 2
+"""The length of the value of each checksum, which is in base64."""
+_CRLF_BYTES = len("\r\n")
+_SIGNATURE_BYTES = len(";chunk-signature=") + _SIGNATURE_DIGITS
+_TRAILER_SIGNATURE_BYTES = len("x-amz-trailer-signature:") + _SIGNATURE_DIGITS + _CRLF_BYTES
 
 
 class ChunkDecoder:
@@ -66,6 +69,7 @@ class ChunkDecoder:
         self._signature = b""
         self._hash = hashlib.sha256()
         self._withheld = b""
+        """The last piece of a chunk, until the signature of the chunk is verified."""
         self._has_ended = False
         self.trailers: dict[str, str] = {}
 
@@ -176,12 +180,12 @@ class ChunkDecoder:
             name, colon, value = (part.strip() for part in line.partition(b":"))
             if not colon:
                 raise S3Error("InvalidRequest", "A trailer is malformed")
-            lower = name.lower().decode("ascii", "replace")
-            if lower == "x-amz-trailer-signature":
+            lower_name = name.lower().decode("ascii", "replace")
+            if lower_name == "x-amz-trailer-signature":
                 signature = value.decode("ascii", "replace")
                 continue
-            self.trailers[lower] = value.decode("latin-1")
-            signed_bytes += lower.encode() + b":" + value + b"\n"
+            self.trailers[lower_name] = value.decode("latin-1")
+            signed_bytes += lower_name.encode() + b":" + value + b"\n"
         if self._is_signed:
             text = f"AWS4-HMAC-SHA256-TRAILER\n{self._claim.timestamp}\n{self._claim.scope}\n"
             self._advance_chain(f"{text}{self._previous}\n{hashlib.sha256(signed_bytes).hexdigest()}", signature)
@@ -190,15 +194,15 @@ class ChunkDecoder:
 class ChunkSigner:
     """Encodes a body as aws-chunked. If the chunks are signed, the first signature covers the header's signature."""
 
-    def __init__(self, secret: str, timestamp: str, region: str, payload: str, seed: str) -> None:
+    def __init__(self, secret: str, timestamp: str, region: str, payload: str, seed_signature: str) -> None:
         scope = f"{timestamp[:8]}/{region}/s3/aws4_request"
         self._key = derive_signing_key(secret, scope)
         self._signed_text = f"{timestamp}\n{scope}\n"
         self._is_signed = payload != UNSIGNED_TRAILER
-        self._previous = seed
+        self._previous = seed_signature
 
     def sign_chunk(self, data: bytes) -> bytes:
-        return self._parse_header(data) + data + b"\r\n"
+        return self._make_chunk_header(data) + data + b"\r\n"
 
     def end(self, trailer: str, value: str) -> bytes:
         """Return the last chunk, and the trailer if its name is not empty.
@@ -206,7 +210,7 @@ class ChunkSigner:
         Raises:
             S3Error: InvalidRequest if the length of the value does not fit the checksum algorithm.
         """
-        head = self._parse_header(b"")
+        head = self._make_chunk_header(b"")
         if not trailer:
             return head + b"\r\n"
         # Check the length, because the declared length of the body was computed from it.
@@ -220,15 +224,15 @@ class ChunkSigner:
             text += f"\r\nx-amz-trailer-signature:{signature}"
         return head + f"{text}\r\n\r\n".encode()
 
-    def _parse_header(self, data: bytes) -> bytes:
+    def _make_chunk_header(self, data: bytes) -> bytes:
         if not self._is_signed:
             return b"%x\r\n" % len(data)
         description = f"AWS4-HMAC-SHA256-PAYLOAD\n{self._signed_text}"
         signature = self._sign(description, hashlib.sha256(data), f"{EMPTY_SHA256}\n")
         return b"%x;chunk-signature=%s\r\n" % (len(data), signature.encode())
 
-    def _sign(self, description: str, data_hash: hashlib._Hash, middle: str = "") -> str:
-        text = f"{description}{self._previous}\n{middle}{data_hash.hexdigest()}"
+    def _sign(self, description: str, data_hash: hashlib._Hash, extra_line: str = "") -> str:
+        text = f"{description}{self._previous}\n{extra_line}{data_hash.hexdigest()}"
         self._previous = hmac.digest(self._key, text.encode(), "sha256").hex()
         return self._previous
 
@@ -241,11 +245,14 @@ def compute_framed_length(length: int, chunk_bytes: int, trailer: str, *, is_sig
     """
     if trailer and trailer not in _CHECKSUM_CHARS:
         raise S3Error("InvalidRequest", f"x-amz-trailer must be one of {', '.join(_CHECKSUM_CHARS)}")
-    signature = _SIGNATURE_BYTES if is_signed else 0
+    # Each chunk has a header, which contains its size and its signature, and ends with a line break, as its data do.
+    signature_bytes = _SIGNATURE_BYTES if is_signed else 0
     full_chunks, remainder = divmod(length, chunk_bytes)
-    framed_bytes = full_chunks * (len(b"%x" % chunk_bytes) + signature + 4 + chunk_bytes)
-    framed_bytes += len(b"%x" % remainder) + signature + 4 + remainder if remainder else 0
-    framed_bytes += len("0\r\n") + signature + len("\r\n")
+    framed_bytes = full_chunks * (len(b"%x" % chunk_bytes) + signature_bytes + 2 * _CRLF_BYTES + chunk_bytes)
+    if remainder:
+        framed_bytes += len(b"%x" % remainder) + signature_bytes + 2 * _CRLF_BYTES + remainder
+    framed_bytes += len("0\r\n") + signature_bytes + _CRLF_BYTES
     if trailer:
-        framed_bytes += len(trailer) + 1 + _CHECKSUM_CHARS[trailer] + 2 + (_TRAILER_SIGNATURE_BYTES if is_signed else 0)
+        framed_bytes += len(f"{trailer}:") + _CHECKSUM_CHARS[trailer] + _CRLF_BYTES
+        framed_bytes += _TRAILER_SIGNATURE_BYTES if is_signed else 0
     return framed_bytes

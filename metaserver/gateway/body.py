@@ -24,6 +24,7 @@ BYTES_PER_SECOND_MIN = 64 << 10
 """The minimum rate of a body: for each of these numbers of bytes, one second is added to the timeout."""
 FRAMING_BYTES_MAX = 1 << 20
 """The framing of an aws-chunked body may have as many bytes as the data, plus this number of bytes."""
+_LENGTH_DIGITS_MAX = 15
 PIECE_BYTES = 256 << 10
 """The maximum size of a piece of a body. Each request has only a few pieces in memory."""
 
@@ -70,7 +71,7 @@ class Body:
         self.length = _parse_length(request.headers.get(name), name)
         if self.length > limit_bytes:
             raise S3Error("EntityTooLarge", f"The body has {self.length} bytes; the limit is {limit_bytes} bytes")
-        self._raw_max = self.length + (self.length + FRAMING_BYTES_MAX if self.is_chunked else 0)
+        self._raw_bytes_max = self.length + (self.length + FRAMING_BYTES_MAX if self.is_chunked else 0)
         self.trailers: dict[str, str] = {}
         """The trailers of an aws-chunked body, which are known after all pieces were read."""
 
@@ -113,7 +114,7 @@ class Body:
         # it.
         if self._request.headers.get("Expect", "").lower() == "100-continue":
             await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self._request.writer.output_size = 0
+            self._request.writer.output_size = 0  # The answer itself has not begun.
         content, received_bytes, started_s = self._request.content, 0, self._clock.monotonic()
         while True:
             deadline_s = started_s + self._timeout_s + received_bytes / BYTES_PER_SECOND_MIN
@@ -131,10 +132,10 @@ class Body:
             if not piece:
                 break
             received_bytes += len(piece)
-            if received_bytes > self._raw_max:
+            if received_bytes > self._raw_bytes_max:
                 raise S3Error(
                     "InvalidRequest",
-                    f"The body has more than {self._raw_max:,} bytes, but its header declares {self.length:,}",
+                    f"The body has more than {self._raw_bytes_max:,} bytes, but its header declares {self.length:,}",
                 )
             for start in range(0, len(piece), PIECE_BYTES):
                 yield piece[start : start + PIECE_BYTES]
@@ -151,6 +152,6 @@ class Body:
 def _parse_length(text: str | None, name: str) -> int:
     if text is None:
         raise S3Error("MissingContentLength", f"The request has no {name}; send it")
-    if not text.isascii() or not text.isdigit() or len(text) > 15:
+    if not text.isascii() or not text.isdigit() or len(text) > _LENGTH_DIGITS_MAX:
         raise S3Error("InvalidArgument", f"{name} must be a number of bytes")
     return int(text)

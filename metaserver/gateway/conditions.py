@@ -62,7 +62,7 @@ def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: s
     Raises:
         S3Error: PreconditionFailed or NotModified if a condition is false.
     """
-    unmet = "PreconditionFailed" if prefix else "NotModified"
+    unmet_code = "PreconditionFailed" if prefix else "NotModified"
     if_match, if_none_match = headers.get(f"{prefix}if-match"), headers.get(f"{prefix}if-none-match")
     if if_match is not None:
         if not _matches_etag(if_match, etag):
@@ -71,9 +71,9 @@ def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: s
         raise _make_condition_error("PreconditionFailed")
     if if_none_match is not None:
         if _matches_etag(if_none_match, etag):
-            raise _make_condition_error(unmet, etag)
+            raise _make_condition_error(unmet_code, etag)
     elif (since_s := _parse_seconds(headers.get(f"{prefix}if-modified-since"))) is not None and modified_s <= since_s:
-        raise _make_condition_error(unmet, etag)
+        raise _make_condition_error(unmet_code, etag)
 
 
 def check_write(headers: Mapping[str, str], etag: str | None) -> None:

@@ -50,14 +50,14 @@ class GatewayConnection(Connection):
 
     def __init__(
         self,
-        guard: GatewayConnections,
+        connections: GatewayConnections,
         handshake: Handshake | None,
         answer_immediately: ImmediateAnswer,
         **options: Any,
     ) -> None:
-        super().__init__(guard, handshake, **options)
+        super().__init__(connections, handshake, **options)
         self._answer_immediately = answer_immediately
-        self._connections = guard
+        self._connections = connections
         self._kernel_bytes = 0
         self._unfinished: Unfinished | None = None
 
@@ -85,7 +85,7 @@ class GatewayConnection(Connection):
         try:
             super().data_received(data)
             if len(self._messages) == 1 and not self._force_close:
-                self._begin()
+                self._try_immediate_answer()
         finally:
             self._waiter = waiter
             if not waiter.done():
@@ -113,7 +113,7 @@ class GatewayConnection(Connection):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, self._kernel_bytes)
 
-    def _begin(self) -> None:
+    def _try_immediate_answer(self) -> None:
         message, payload = self._messages[0]
         transport = self.transport
         if payload is not EMPTY_PAYLOAD or isinstance(message, _ErrInfo) or message.should_close or message.upgrade:
@@ -142,9 +142,9 @@ class GatewayConnection(Connection):
 
 class GatewayConnections(Connections):
     def __init__(
-        self, inner: web.Server, answer_immediately: ImmediateAnswer, unsent_bytes: int, *options: Any
+        self, server: web.Server, answer_immediately: ImmediateAnswer, unsent_bytes: int, *options: Any
     ) -> None:
-        super().__init__(inner, *options)
+        super().__init__(server, *options)
         self._answer_immediately = answer_immediately
         self._unsent_bytes = unsent_bytes
 
@@ -178,9 +178,9 @@ class GatewayRunner(ConnectionRunner):
         self._unsent_bytes = unsent_bytes
 
     async def _make_server(self) -> web.Server:
-        inner = await web.AppRunner._make_server(self)
+        server = await web.AppRunner._make_server(self)
         return GatewayConnections(
-            inner, self._answer_immediately, self._unsent_bytes, self._limits, self._answers, self._tls
+            server, self._answer_immediately, self._unsent_bytes, self._limits, self._answers, self._tls
         )
 
 

@@ -61,6 +61,8 @@ TIMEOUT_S = 3600.0
 """The timeout of one operation on files. The longest operation completes a large multipart upload by copying its
 parts."""
 PIECE_BYTES = 1 << 20
+_MARKER_ETAG = '"0-0-0"'
+"""The ETag in the answer to a write of a folder marker, which is not stored."""
 KEY_BYTES_MAX = 1024
 """The maximum length of a key, as in S3. It also limits the depth of the recursion in listings."""
 
@@ -83,9 +85,9 @@ class FolderBackend:
             abandoned_s=settings.gateway_uploads_s,
             warehouse_name=warehouse_name,
         )
-        share = 1 if settings.auth == "none" else 2
-        self._share = share
-        self._copies = HolderLimit("copies of objects at once", COPIES_MAX, COPIES_MAX // share)
+        # Without logins, there is one principal, which may use everything. Otherwise a principal may use half.
+        self._share_divisor = 1 if settings.auth == "none" else 2
+        self._copies = HolderLimit("copies of objects at once", COPIES_MAX, COPIES_MAX // self._share_divisor)
 
     async def close(self) -> None:
         await self._files.close()
@@ -213,7 +215,7 @@ class FolderBackend:
             raise S3Error("NotImplemented", "A key that ends with a slash cannot have content on this store")
         async for _ in call.body.iter_pieces():
             pass
-        return web.Response(headers={"ETag": '"0-0-0"', "x-amz-request-id": call.request_id})
+        return web.Response(headers={"ETag": _MARKER_ETAG, "x-amz-request-id": call.request_id})
 
     async def _receive(self, call: S3Call, headers: dict[str, str]) -> str:
         """Write the body's data and `headers` to a staged file, sync it, and return its name."""
@@ -262,15 +264,15 @@ class FolderBackend:
             await self._discard(staged_name)
         return answer_copy("CopyObjectResult", published_file.etag, published_file.modified_ns, call)
 
-    async def _stage_copy(self, call: S3Call, *, of_part: bool = False) -> str:
+    async def _stage_copy(self, call: S3Call, *, is_part: bool = False) -> str:
         bucket, _, key = unquote(call.headers["x-amz-copy-source"]).removeprefix("/").partition("/")
         source, source_file = await self._open(f"s3://{bucket}/{key}")
         try:
             check_read(call.headers, source_file.etag, source_file.modified_s, "x-amz-copy-source-")
-            part = read_range(call.headers.get("x-amz-copy-source-range") if of_part else None, source_file.size)
+            part = read_range(call.headers.get("x-amz-copy-source-range") if is_part else None, source_file.size)
             start, length = part or (0, source_file.size)
             replaces_metadata = call.headers.get("x-amz-metadata-directive", "COPY").upper() == "REPLACE"
-            headers = {} if of_part else select_kept_headers(call.headers) if replaces_metadata else source_file.headers
+            headers = {} if is_part else select_kept_headers(call.headers) if replaces_metadata else source_file.headers
             staged_name = self._clock.draw_bytes(16).hex()
 
             def work() -> None:
@@ -321,7 +323,9 @@ class FolderBackend:
     async def _create_upload(self, call: S3Call) -> web.StreamResponse:
         location, headers = _make_location(call), select_kept_headers(call.headers)
         secret = self._clock.draw_bytes(16)
-        upload_id = await self._run(self._uploads.create, location, secret, call.principal_name, self._share, headers)
+        upload_id = await self._run(
+            self._uploads.create, location, secret, call.principal_name, self._share_divisor, headers
+        )
         return make_xml_response(
             make_document(
                 "InitiateMultipartUploadResult", name_object(call) + build_xml_element("UploadId", upload_id)
@@ -338,7 +342,7 @@ class FolderBackend:
     async def _copy_part(self, call: S3Call) -> web.StreamResponse:
         number = read_part_number(call.address.query.get("partNumber"))
         await self._check_upload(call)
-        return await self._add_part(call, number, await self._stage_copy(call, of_part=True))
+        return await self._add_part(call, number, await self._stage_copy(call, is_part=True))
 
     async def _check_upload(self, call: S3Call) -> None:
         await self._run(self._uploads.check, _make_location(call), call.address.query["uploadId"])

@@ -19,6 +19,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 from awscrt import checksums
@@ -34,14 +35,29 @@ ATTRIBUTE = "user.seamark-s3"
 METADATA_BYTES_MAX = 2048
 """The maximum size of user metadata, as in S3."""
 _KEPT = ("content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires")
-_SUMS: dict[str, tuple[Callable[[bytes, int], int], int]] = {
-    "x-amz-checksum-crc32": (checksums.crc32, 4),
-    "x-amz-checksum-crc32c": (checksums.crc32c, 4),
-    "x-amz-checksum-crc64nvme": (checksums.crc64nvme, 8),
+
+
+class _Checksum(NamedTuple):
+    """A checksum of a given length.
+
+    Attributes:
+        add: Returns the checksum of all data, from the next data and the checksum of the earlier data.
+    """
+
+    add: Callable[[bytes, int], int]
+    size_bytes: int
+
+
+_SUMS = {
+    "x-amz-checksum-crc32": _Checksum(checksums.crc32, 4),
+    "x-amz-checksum-crc32c": _Checksum(checksums.crc32c, 4),
+    "x-amz-checksum-crc64nvme": _Checksum(checksums.crc64nvme, 8),
 }
-"""The checksum function, and the length of its checksum in bytes, by header."""
+"""The checksums, by header."""
+_KERNEL_COPY_BYTES, _MEMORY_COPY_BYTES = 1 << 30, 1 << 20
+"""The maximum numbers of bytes of one copy in the kernel, and of one copy through the memory of the process."""
 _HASHES = {"x-amz-checksum-sha1": "sha1", "x-amz-checksum-sha256": "sha256"}
-_UNSUPPORTED = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG))
+_NO_ATTRIBUTE_ERRORS = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +124,7 @@ class Checksums:
 
     def update(self, data: bytes) -> None:
         for name, old_sum in self._sums.items():
-            self._sums[name] = _SUMS[name][0](data, old_sum)
+            self._sums[name] = _SUMS[name].add(data, old_sum)
         for hasher in self._hashes.values():
             hasher.update(data)
 
@@ -119,7 +135,7 @@ class Checksums:
             S3Error: BadDigest if they differ.
         """
         digests = {name: hasher.digest() for name, hasher in self._hashes.items()}
-        digests |= {name: value.to_bytes(_SUMS[name][1], "big") for name, value in self._sums.items()}
+        digests |= {name: value.to_bytes(_SUMS[name].size_bytes, "big") for name, value in self._sums.items()}
         for name, digest in digests.items():
             if stated_checksums.get(name) != base64.b64encode(digest).decode():
                 raise S3Error("BadDigest", f"{name} does not match the body that was received")
@@ -154,7 +170,7 @@ class Staging:
             try:
                 os.setxattr(descriptor, ATTRIBUTE, msgspec.json.encode(headers))
             except OSError as error:
-                if error.errno not in _UNSUPPORTED:
+                if error.errno not in _NO_ATTRIBUTE_ERRORS:
                     raise
                 if any(name.startswith("x-amz-meta-") for name in headers):
                     raise S3Error(
@@ -218,11 +234,11 @@ def copy_bytes(source: int, target: int, start: int, length: int) -> None:
     offset, left = start, length
     while left:
         try:
-            copied_bytes = os.copy_file_range(source, target, min(left, 1 << 30), offset_src=offset)
+            copied_bytes = os.copy_file_range(source, target, min(left, _KERNEL_COPY_BYTES), offset_src=offset)
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-            copied_bytes = os.write(target, os.pread(source, min(left, 1 << 20), offset))
+            copied_bytes = os.write(target, os.pread(source, min(left, _MEMORY_COPY_BYTES), offset))
         if not copied_bytes:
             raise S3Error("InvalidRequest", "The source became shorter while it was copied")
         offset += copied_bytes

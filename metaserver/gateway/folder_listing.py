@@ -26,33 +26,33 @@ def list_keys(root: RootFolder, bucket: str, prefix: str, delimiter: str, after:
     if "//" in prefix:  # No key contains repeated slashes, but the file system would ignore them.
         return iter(())
     folder = prefix.rpartition("/")[0]
-    start = f"{folder}/" if folder else ""
+    key_prefix = f"{folder}/" if folder else ""
     folder_path = f"{bucket}/{folder}".rstrip("/")
     root.check_links(folder_path)
-    return _list_folder(root, folder_path, start, prefix, after, grouped=delimiter == "/")
+    return _list_folder(root, folder_path, key_prefix, prefix, after, grouped=delimiter == "/")
 
 
 def _list_folder(
-    root: RootFolder, path: str, start: str, prefix: str, after: str, *, grouped: bool
+    root: RootFolder, path: str, key_prefix: str, prefix: str, after: str, *, grouped: bool
 ) -> Iterator[Listed]:
-    """Yield the objects below the folder `path` of `root`. Their keys begin with `start`."""
-    floor = encode_key(after)
-    for key, is_folder in _list_children(root, path, start):
+    """Yield the objects below the folder `path` of `root`. Their keys begin with `key_prefix`."""
+    encoded_after = encode_key(after)
+    for key, is_folder in _list_children(root, path, key_prefix):
         if not key.startswith(prefix):
             continue
-        name = path + "/" + key[len(start) :].rstrip("/")
+        child_path = path + "/" + key[len(key_prefix) :].rstrip("/")
         if is_folder:
             # A folder may contain keys greater than `after` even if its own key is not greater. A common prefix may not
             # be listed again.
-            if encode_key(key) <= floor and (not after.startswith(key) or (grouped and after == key)):
+            if encode_key(key) <= encoded_after and (not after.startswith(key) or (grouped and after == key)):
                 continue
             if not grouped:
-                yield from _list_folder(root, name, key, prefix, after, grouped=False)
-            elif next(_list_folder(root, name, key, key, after, grouped=False), None) is not None:
+                yield from _list_folder(root, child_path, key, prefix, after, grouped=False)
+            elif next(_list_folder(root, child_path, key, key, after, grouped=False), None) is not None:
                 yield Listed(key)
-        elif encode_key(key) > floor:
+        elif encode_key(key) > encoded_after:
             try:
-                with root.open_parent_folder(name) as (folder, last):
+                with root.open_parent_folder(child_path) as (folder, last):
                     status = os.stat(last, dir_fd=folder, follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError, SymbolicLinkError):
                 # Skip a file that was deleted or replaced after its folder was listed.
@@ -61,7 +61,7 @@ def _list_folder(
                 yield Listed(key, status.st_size, status.st_mtime_ns, make_etag(status))
 
 
-def _list_children(root: RootFolder, path: str, start: str) -> list[tuple[str, bool]]:
+def _list_children(root: RootFolder, path: str, key_prefix: str) -> list[tuple[str, bool]]:
     """Return the sorted keys in a folder, each with whether it is a folder. Keys of folders end with a slash."""
     keys = []
     try:
@@ -74,9 +74,9 @@ def _list_children(root: RootFolder, path: str, start: str) -> list[tuple[str, b
                 if entry.name.startswith(TEMPORARY_PREFIX):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    keys.append(f"{start}{entry.name}/")
+                    keys.append(f"{key_prefix}{entry.name}/")
                 elif entry.is_file(follow_symlinks=False):
-                    keys.append(start + entry.name)
+                    keys.append(key_prefix + entry.name)
     finally:
         os.close(folder)
     return [(key, key.endswith("/")) for key in sorted(keys, key=encode_key)]

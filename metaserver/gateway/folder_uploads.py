@@ -46,11 +46,17 @@ _TAGS_MAX = 20 * PARTS_MAX
 
 An element has two tags, and a part has elements for its number, its ETag and checksums.
 """
+_LOCATION_DIGITS, _NAME_DIGITS = 32, 16
+"""The numbers of digits of the hashes of a location, and of the name of a principal or warehouse."""
 _UPLOAD_ID = re.compile("[0-9a-f]{48}")
 """Matches an upload id: 32 random digits, and 16 digits of the creator's hash."""
-_NAME = re.compile("[0-9a-f]{32}-[0-9a-f]{48}(?P<warehouse>(?:-[0-9a-f]{16})?)")
+_UPLOAD_NAME = re.compile("[0-9a-f]{32}-[0-9a-f]{48}(?P<warehouse>(?:-[0-9a-f]{16})?)")
 _PART_NUMBER = re.compile("[0-9]{1,9}")
-_HEADERS = "headers"
+_HEADERS_NAME = "headers"
+_PARTS_PER_PAGE_MAX = 1000
+_MARKER_DIGITS_MAX = 10
+_MAX_PARTS_DIGITS = 9
+"""The number of digits that are read of `max-parts`. A longer number is above `_PARTS_PER_PAGE_MAX` in any case."""
 _XMLNS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 
@@ -76,36 +82,43 @@ class Uploads:
         self._staging = staging
         self._limit = limit
         self._abandoned_s = abandoned_s
-        self._suffix = f"-{hashlib.sha256(warehouse_name.encode()).hexdigest()[:16]}" if warehouse_name else ""
+        self._suffix = (
+            f"-{hashlib.sha256(warehouse_name.encode()).hexdigest()[:_NAME_DIGITS]}" if warehouse_name else ""
+        )
 
-    def create(self, location: str, secret: bytes, principal_name: str, share: int, headers: Mapping[str, str]) -> str:
+    def create(
+        self, location: str, secret: bytes, principal_name: str, share_divisor: int, headers: Mapping[str, str]
+    ) -> str:
         """Create an upload, and return its id.
 
         Args:
             location: The location of the object.
             secret: Random bytes for the id.
             principal_name: The principal that creates the upload.
-            share: The divisor of the maximum number of uploads that gives the limit of one principal.
+            share_divisor: The divisor of the maximum number of uploads that gives the limit of one principal.
             headers: The headers that reads of the object return.
 
         Raises:
             RetryLater: The warehouse has too many uploads.
             TooManyRequests: The principal has too many uploads.
         """
-        owner = hashlib.sha256(principal_name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        matches = (_NAME.fullmatch(name) for name in self._list_names())
+        owner = hashlib.sha256(principal_name.encode("utf-8", "surrogatepass")).hexdigest()[:_NAME_DIGITS]
+        matches = (_UPLOAD_NAME.fullmatch(name) for name in self._list_names())
         names = [matched[0] for matched in matches if matched is not None and matched["warehouse"] == self._suffix]
         if len(names) >= self._limit:
-            raise RetryLater(f"The store has {self._limit} unfinished uploads; complete or abort some", 60)
-        if sum(name.endswith(owner + self._suffix) for name in names) >= max(1, self._limit // share):
+            raise RetryLater(
+                f"The store has {self._limit} unfinished uploads; complete or abort some", retry_after_s=60
+            )
+        principal_limit = self._limit // share_divisor
+        if sum(name.endswith(owner + self._suffix) for name in names) >= max(1, principal_limit):
             raise TooManyRequests(
-                f"{principal_name[:100]} has {self._limit // share} unfinished uploads, the limit of a principal; "
-                "complete or abort some"
+                f"{principal_name[:100]} has {principal_limit} unfinished uploads, the limit of a principal; complete "
+                "or abort some"
             )
         upload_id = secret.hex() + owner
         name = self._make_name(location, upload_id)
         self._staging.make_folder(name)
-        descriptor = self._open(f"{name}/{_HEADERS}", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        descriptor = self._open(f"{name}/{_HEADERS_NAME}", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with open(descriptor, "wb") as file:
             file.write(msgspec.json.encode(dict(headers)))
         return upload_id
@@ -154,11 +167,13 @@ class Uploads:
         """Return the parts in the order of their numbers."""
         try:
             with _close_after(self._open_existing(location, upload_id)) as folder, os.scandir(folder) as entries:
-                uploads = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries if entry.name.isdigit()]
+                part_files = [
+                    (entry.name, entry.stat(follow_symlinks=False)) for entry in entries if entry.name.isdigit()
+                ]
         except FileNotFoundError:
             raise _make_missing_error() from None
         parts = [
-            Part(int(name), name, status.st_size, status.st_mtime_ns, make_etag(status)) for name, status in uploads
+            Part(int(name), name, status.st_size, status.st_mtime_ns, make_etag(status)) for name, status in part_files
         ]
         return sorted(parts, key=lambda part: part.number)
 
@@ -179,7 +194,7 @@ class Uploads:
                 for part in parts:
                     with _close_after(self._open(f"{upload}/{part.name}", READ_FLAGS)) as source:
                         copy_bytes(source, descriptor, 0, part.size)
-                with open(self._open(f"{upload}/{_HEADERS}", READ_FLAGS), "rb") as file:
+                with open(self._open(f"{upload}/{_HEADERS_NAME}", READ_FLAGS), "rb") as file:
                     headers = convert_json(file.read(), dict[str, str])
                 self._staging.seal(descriptor, headers)
             published_file = self._staging.publish(staged_name, target, conditions)
@@ -220,7 +235,7 @@ class Uploads:
     def _make_name(self, location: str, upload_id: str) -> str:
         if not _UPLOAD_ID.fullmatch(upload_id):
             raise _make_missing_error()
-        location_hash = hashlib.sha256(location.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        location_hash = hashlib.sha256(location.encode("utf-8", "surrogatepass")).hexdigest()[:_LOCATION_DIGITS]
         return f"{location_hash}-{upload_id}{self._suffix}"
 
 
@@ -259,13 +274,13 @@ def read_complete(document: bytes) -> list[tuple[int, str]]:
     return part_etags
 
 
-def choose_parts(part_etags: list[tuple[int, str]], present_properties: Mapping[int, Part]) -> list[Part]:
+def choose_parts(part_etags: list[tuple[int, str]], parts_by_number: Mapping[int, Part]) -> list[Part]:
     numbers = [number for number, _ in part_etags]
     if numbers != sorted(set(numbers)):
         raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")
     selected_parts = []
     for number, etag in part_etags:
-        part = present_properties.get(number)
+        part = parts_by_number.get(number)
         if part is None or part.etag.strip('"') != etag:
             raise S3Error("InvalidPart", f"The part {number} was not uploaded, or has another ETag")
         selected_parts.append(part)
@@ -293,10 +308,13 @@ def answer_part_list(parts: Sequence[Part], call: S3Call) -> web.Response:
         S3Error: A number in the query is invalid.
     """
     query = call.address.query
-    marker, max_parts = query.get("part-number-marker", "0"), query.get("max-parts", "1000")
-    if not (f"{marker}{max_parts}".isascii() and marker.isdigit() and max_parts.isdigit()) or len(marker) > 10:
+    marker, max_parts = query.get("part-number-marker", "0"), query.get("max-parts", str(_PARTS_PER_PAGE_MAX))
+    if (
+        not (f"{marker}{max_parts}".isascii() and marker.isdigit() and max_parts.isdigit())
+        or len(marker) > _MARKER_DIGITS_MAX
+    ):
         raise S3Error("InvalidArgument", "max-parts and part-number-marker must be numbers")
-    limit = min(int(max_parts[:9]), 1000)
+    limit = min(int(max_parts[:_MAX_PARTS_DIGITS]), _PARTS_PER_PAGE_MAX)
     later_parts = [part for part in parts if part.number > int(marker)]
     page = later_parts[:limit]
     elements = [

@@ -41,15 +41,15 @@ READ_BYTES = 512 << 10
 With aiohttp's default of 64 KiB, reading would pause and resume after every few pieces.
 """
 _CHUNK_BYTES = 128 << 10
-_PASSED_ON = frozenset(
+_FORWARDED_HEADERS = frozenset(
     (
         *("range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range"),
         *("content-type", "content-md5", "content-encoding", "content-language", "content-disposition"),
         *("cache-control", "expires"),
     )
 )
-_OWN = frozenset(("x-amz-date", "x-amz-security-token", "x-amz-content-sha256", "x-amz-decoded-content-length"))
-_NOT_RETURNED = frozenset(
+_OWN_HEADERS = frozenset(("x-amz-date", "x-amz-security-token", "x-amz-content-sha256", "x-amz-decoded-content-length"))
+_NOT_RETURNED_HEADERS = frozenset(
     (
         *("connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authenticate"),
         *("server", "date", "set-cookie", "location", "strict-transport-security", "alt-svc"),
@@ -104,17 +104,16 @@ class Forwarding:
             raise RetryLater(f"The store did not answer; try again later: {type(error).__name__}") from None
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
-        headers = _select_passed_on(call.headers)
+        headers = _select_forwarded_headers(call.headers)
         payload = _choose_payload(call)
         if payload in STREAMING and call.body is not None:
             headers["x-amz-decoded-content-length"] = str(call.body.length)
             headers["content-encoding"] = ",".join(filter(None, ("aws-chunked", headers.get("content-encoding", ""))))
         keys, region = await self._load_server_keys(), self._settings.s3_region
         url, signed_headers = self._sign(call.method, call.address, headers, payload, keys)
-        chain = ChunkSigner(
-            keys.secret_access_key, signed_headers["x-amz-date"], region, payload, signed_headers["authorization"][-64:]
-        )
-        data, length = _frame_body(call, payload, chain)
+        signature = signed_headers["authorization"].rpartition("Signature=")[2]
+        signer = ChunkSigner(keys.secret_access_key, signed_headers["x-amz-date"], region, payload, signature)
+        data, length = _frame_body(call, payload, signer)
         if length is not None:
             signed_headers["content-length"] = str(length)
         try:
@@ -148,14 +147,16 @@ class Forwarding:
 
     async def _return_answer(self, call: S3Call, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         if answer.status == 403 and call.method != "HEAD":
-            error = await answer.content.read(_ERROR_BYTES_MAX)
+            error_body = await answer.content.read(_ERROR_BYTES_MAX)
             # Do not pass the store's message on: it contains the server's key, and no client can correct the error.
-            if _KEYS_REFUSED.search(error):
+            if _KEYS_REFUSED.search(error_body):
                 raise StorageError("The store refuses the server's keys; the operator of the server must correct them")
-            return web.Response(status=403, body=error, headers=_list_headers(answer))
+            return web.Response(status=403, body=error_body, headers=_list_headers(answer))
         part = _read_content_range(answer)
-        if part is not None and answer.content_length not in (None, part[1] - part[0]):
-            raise RetryLater("The store's answer does not have the length of its range; try again")
+        if part is not None:
+            start, end, _ = part
+            if answer.content_length not in (None, end - start):
+                raise RetryLater("The store's answer does not have the length of its range; try again")
         response = PromptResponse(status=answer.status, reason=answer.reason, headers=_list_headers(answer))
         if answer.content_length is not None and answer.status not in (204, 304):
             response.content_length = answer.content_length
@@ -163,12 +164,12 @@ class Forwarding:
         async with aclosing(pieces):
             try:
                 # The first piece is read before the header is sent, so that an error can have its own status.
-                first = None if call.method == "HEAD" else await anext(pieces, None)
-                await _to_client(response.prepare(call.request))
-                if first is not None:
-                    await _to_client(response.write(first))
+                first_piece = None if call.method == "HEAD" else await anext(pieces, None)
+                await _send_to_client(response.prepare(call.request))
+                if first_piece is not None:
+                    await _send_to_client(response.write(first_piece))
                     async for piece in pieces:
-                        await _to_client(response.write(piece))
+                        await _send_to_client(response.write(piece))
             except (aiohttp.ClientError, TimeoutError, RetryLater) as error:
                 if not response.prepared:
                     raise
@@ -177,7 +178,7 @@ class Forwarding:
                 if call.request.transport is not None:
                     call.request.transport.abort()
                 return response
-        await _to_client(response.write_eof())
+        await _send_to_client(response.write_eof())
         return response
 
     async def _read_whole(self, call: S3Call, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
@@ -242,11 +243,11 @@ def _make_url(address: Address, settings: Settings) -> str:
     return f"{base}{path.rstrip('/') if not address.key else path}{'?' if query else ''}{query}"
 
 
-def _select_passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+def _select_forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:
     forwarded_headers = {
         name: value
         for name, value in headers.items()
-        if name in _PASSED_ON or (name.startswith("x-amz-") and name not in _OWN)
+        if name in _FORWARDED_HEADERS or (name.startswith("x-amz-") and name not in _OWN_HEADERS)
     }
     codings = [part.strip() for part in forwarded_headers.get("content-encoding", "").split(",")]
     if "aws-chunked" in codings:
@@ -268,7 +269,7 @@ def _choose_payload(call: S3Call) -> str:
 
 
 def _frame_body(
-    call: S3Call, payload: str, chain: ChunkSigner
+    call: S3Call, payload: str, signer: ChunkSigner
 ) -> tuple[AsyncIterator[bytes] | bytes | None, int | None]:
     """Return the body of the request to the store, and its length in bytes."""
     body = call.body
@@ -276,17 +277,17 @@ def _frame_body(
         document = call.document or b""
         return call.document, len(document) if call.method in ("PUT", "POST") else None
     if payload == SIGNED:
-        return _encode_chunks(body, "", chain), compute_framed_length(body.length, _CHUNK_BYTES, "", is_signed=True)
+        return _encode_chunks(body, "", signer), compute_framed_length(body.length, _CHUNK_BYTES, "", is_signed=True)
     if payload in STREAMING:
         trailer = call.headers.get("x-amz-trailer", "").lower()
         is_signed = payload == SIGNED_TRAILER
-        return _encode_chunks(body, trailer, chain), compute_framed_length(
+        return _encode_chunks(body, trailer, signer), compute_framed_length(
             body.length, _CHUNK_BYTES, trailer, is_signed=is_signed
         )
     return body.iter_pieces(), body.length
 
 
-async def _encode_chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator[bytes]:
+async def _encode_chunks(body: Body, trailer: str, signer: ChunkSigner) -> AsyncIterator[bytes]:
     """Yield the data of a body as aws-chunked.
 
     The chunks have a fixed size, so that the length of the encoded body is known in advance. The last chunk is yielded
@@ -296,10 +297,10 @@ async def _encode_chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncI
     async for piece in body.iter_pieces():
         pending += piece
         while len(pending) >= _CHUNK_BYTES:
-            yield chain.sign_chunk(bytes(pending[:_CHUNK_BYTES]))
+            yield signer.sign_chunk(bytes(pending[:_CHUNK_BYTES]))
             del pending[:_CHUNK_BYTES]
-    last = chain.sign_chunk(bytes(pending)) if pending else b""
-    yield last + chain.end(trailer, body.trailers.get(trailer, ""))
+    last = signer.sign_chunk(bytes(pending)) if pending else b""
+    yield last + signer.end(trailer, body.trailers.get(trailer, ""))
 
 
 def _read_content_range(answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
@@ -326,11 +327,11 @@ def _read_span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, 
     return (0, length, length) if answer.status == 200 and length is not None else None
 
 
-async def _to_client(work: Awaitable[object]) -> None:
+async def _send_to_client(work: Awaitable[object]) -> None:
     """Run `work`, which sends bytes to the client. If the client has closed the connection, raise ConnectionError.
 
     aiohttp raises the same error for connections to the store, so without this function, the gateway could not
-    distinguish them apart.
+    distinguish them.
     """
     try:
         await work
@@ -355,4 +356,4 @@ def _list_headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
 
 def _select_returned_headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
     headers = {name.lower(): value for name, value in answer.headers.items()}
-    return {name: value for name, value in headers.items() if name not in _NOT_RETURNED}
+    return {name: value for name, value in headers.items() if name not in _NOT_RETURNED_HEADERS}

@@ -91,10 +91,10 @@ class StartedRequest:
         self.request_id = request_id
         self.started_s = started_s
         self.answer: StartedAnswer | None = None
-        self._leave: Callable[[], None] | None = None
+        self._release_slot: Callable[[], None] | None = None
 
-    def keep(self, answer: StartedAnswer, leave: Callable[[], None]) -> None:
-        self.answer, self._leave = answer, leave
+    def keep(self, answer: StartedAnswer, release_slot: Callable[[], None]) -> None:
+        self.answer, self._release_slot = answer, release_slot
 
     def abandon(self) -> None:
         """Release the answer, because the connection was lost before `Gateway.handle` began."""
@@ -103,9 +103,9 @@ class StartedRequest:
 
     def release(self) -> None:
         """Release the slot and the memory of the answer."""
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave()
+        release_slot, self._release_slot = self._release_slot, None
+        if release_slot is not None:
+            release_slot()
         if self.answer is not None and self.answer.abandon is not None:
             self.answer.abandon()
 
@@ -147,11 +147,11 @@ class Gateway:
         self._recheck = recheck or ownership.check
         self._backend = backend
         self._metrics = metrics
-        # Without logins, all requests have the same principal, which may use all slots.
-        share = 1 if settings.auth == "none" else 2
-        self._slots = HolderLimit("gateway requests at once", limit, limit // share)
+        # Without logins, all requests have the same principal, which may use all slots. Otherwise it may use half.
+        share_divisor = 1 if settings.auth == "none" else 2
+        self._slots = HolderLimit("gateway requests at once", limit, limit // share_divisor)
         self._documents = documents
-        self._begins = backend.begin if isinstance(backend, CachingBackend) else None
+        self._begin_answer = backend.begin if isinstance(backend, CachingBackend) else None
         self._running: set[object] = set()
         """The requests that have begun and not ended."""
         self._idle = asyncio.Event()
@@ -180,7 +180,7 @@ class Gateway:
 
         If this is impossible, `handle` answers the request. The result contains the checks that need not be repeated.
         """
-        if self._begins is None or message.method not in READ_METHODS:
+        if self._begin_answer is None or message.method not in READ_METHODS:
             return False
         started_s, request_id = self._clock.monotonic(), self._clock.uuid7().hex
         try:
@@ -201,7 +201,7 @@ class Gateway:
             s3_read = S3Read(
                 message.method, admission.address, admission.headers, request_id, grant.principal_name, grant.pinned
             )
-            answer = self._begins(s3_read, transport)
+            answer = self._begin_answer(s3_read, transport)
         finally:
             if answer is None or answer.send_body is None:
                 self._slots.release(grant.principal_name)
@@ -229,8 +229,8 @@ class Gateway:
         started_s, request_id = self._clock.monotonic(), self._clock.uuid7().hex
         failure: Exception | None = None
         self._metrics.requests.answering += 1
-        running = started or object()
-        self._running.add(running)
+        running_request = started or object()
+        self._running.add(running_request)
         try:
             if refusal is not None:
                 raise refusal
@@ -256,7 +256,7 @@ class Gateway:
             failure, response = error, self._make_refusal(internal_error, request, request_id)
         finally:
             self._metrics.requests.answering -= 1
-            self._running.discard(running)
+            self._running.discard(running_request)
             if not self._running:
                 self._idle.set()
         length, client = response.content_length, request.get(_PRINCIPAL_NAME, "")
@@ -313,7 +313,7 @@ class Gateway:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=error.status)
-        response = build_error_answer(error, request.path, request_id, head=request.method == "HEAD")
+        response = build_error_answer(error, request.path, request_id, is_head=request.method == "HEAD")
         if not request.content.is_eof():
             response.force_close()
         return response
@@ -416,17 +416,24 @@ def _decode_text(document: bytes | None) -> str | None:
 
 def _join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the headers by lower-case name. Several values of a header are joined by commas, as HTTP defines."""
-    flat: dict[str, str] = {}
+    headers_by_name: dict[str, str] = {}
     for number, (name, value) in enumerate(headers):
         if number == _HEADERS_MAX:
             raise S3Error("InvalidRequest", f"The request has more than {_HEADERS_MAX} headers")
-        lower = name.lower()
+        lower_name = name.lower()
         if _REFUSED_HEADER_CHARS.search(value):
             raise S3Error(
                 "InvalidArgument",
                 f"The header {name[:100]} must be UTF-8 with no white space but spaces and tabs",
             )
-        if lower in flat and lower in ("host", "authorization", "content-length", "x-amz-security-token"):
+        if lower_name in headers_by_name and lower_name in (
+            "host",
+            "authorization",
+            "content-length",
+            "x-amz-security-token",
+        ):
             raise S3Error("InvalidRequest", f"The header {name} is present twice")
-        flat[lower] = f"{flat[lower]},{value.strip()}" if lower in flat else value.strip()
-    return flat
+        headers_by_name[lower_name] = (
+            f"{headers_by_name[lower_name]},{value.strip()}" if lower_name in headers_by_name else value.strip()
+        )
+    return headers_by_name

@@ -57,7 +57,7 @@ class ListingRequest:
         """Return the answer as XML.
 
         Args:
-            entries: The first `limit` entries after `after`. If there are more entries, one more.
+            entries: The first `limit` entries after `start_after`. If there are more entries, one more.
         """
         query = self.query
         is_truncated, page = len(entries) > self.limit, entries[: self.limit]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Forbidden
@@ -26,12 +27,21 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
 _REMEMBERED_MAX = 16_384
-_OWNED_FILES_PER_BATCH = 500
-_Checked = tuple[str, str, NamespacePath, str, bool]
+_INSTANTS_PER_BATCH = 500
 
 
-def _make_grant_key(grant: ObjectGrant) -> _Checked:
-    return grant.table_uuid, grant.location, grant.namespace, grant.principal_name, grant.writable
+class _GrantKey(NamedTuple):
+    """The parts of a grant on which the result of a check depends."""
+
+    table_uuid: str
+    location: str
+    namespace: NamespacePath
+    principal_name: str
+    writable: bool
+
+
+def _make_grant_key(grant: ObjectGrant) -> _GrantKey:
+    return _GrantKey(grant.table_uuid, grant.location, grant.namespace, grant.principal_name, grant.writable)
 
 
 class GrantChecker:
@@ -45,8 +55,8 @@ class GrantChecker:
         self._rights = StandingRights(store, clock, settings, authorizer)
         self._clock = clock
         self._recheck_s = settings.rights_recheck_s
-        self._expiry_times: OrderedDict[_Checked, float] = OrderedDict()
-        self._forgotten = 0
+        self._expiry_times: OrderedDict[_GrantKey, float] = OrderedDict()
+        self._forget_count = 0
 
     def is_confirmed(self, grant: ObjectGrant) -> bool:
         """Return whether `check` would succeed without querying the database."""
@@ -64,21 +74,21 @@ class GrantChecker:
         """
         if self.is_confirmed(grant):
             return
-        known_key, now_s = _make_grant_key(grant), self._clock.monotonic()
-        forgotten = self._forgotten
+        grant_key, now_s = _make_grant_key(grant), self._clock.monotonic()
+        forget_count = self._forget_count
         await self._check_rights(grant, await self._find_names(grant))
         key = await asyncio.to_thread(make_location_key, parse_location(grant.location))
         own_locations = {claim.location for claim in await self._store.claims(grant.table_uuid) if not claim.allowed}
         if own_locations.isdisjoint(list_keys_above(key)) and (
             own_locations or await self._store.find_overlapping_claims([key], grant.table_uuid, 1)
         ):
-            self._expiry_times.pop(known_key, None)
+            self._expiry_times.pop(grant_key, None)
             raise Forbidden("The keys are for a location that their table does not own; load the table again")
-        if forgotten != self._forgotten:
+        if forget_count != self._forget_count:
             # Do not cache a result that the database may have read before the instant was written.
             return
-        self._expiry_times[known_key] = now_s + self._recheck_s
-        self._expiry_times.move_to_end(known_key)
+        self._expiry_times[grant_key] = now_s + self._recheck_s
+        self._expiry_times.move_to_end(grant_key)
         while len(self._expiry_times) > _REMEMBERED_MAX:
             self._expiry_times.popitem(last=False)
 
@@ -132,9 +142,11 @@ class GrantChecker:
         head = await timeline.load_head()
         async with timeline.watch_instants(InstantFilter(since=head), counted=False) as watcher:
             while True:
-                instants = await timeline.read_next(watcher, _OWNED_FILES_PER_BATCH)
+                instants = await timeline.read_next(watcher, _INSTANTS_PER_BATCH)
                 changed_uuids = {instant.uuid for instant in instants if instant.uuid and instant.action != "commit"}
                 if changed_uuids:
-                    self._forgotten += 1
-                    for known_key in [known_key for known_key in self._expiry_times if known_key[0] in changed_uuids]:
-                        del self._expiry_times[known_key]
+                    self._forget_count += 1
+                    for grant_key in [
+                        grant_key for grant_key in self._expiry_times if grant_key.table_uuid in changed_uuids
+                    ]:
+                        del self._expiry_times[grant_key]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
+from typing import NamedTuple
 
 import structlog
 
@@ -44,9 +45,16 @@ _FOOTER_BYTES = 64 << 10
 _TABLES_MAX = 1000
 """The maximum number of waiting tables, and the maximum number of tables whose preloaded files are remembered."""
 _FILES_MAX = 10_000
-_FILTER_CHARACTERS = 16_384
+_FILTER_CHARACTERS_MAX = 16_384
 _PAUSE_S = 0.05
 _log = structlog.get_logger("seamark.gateway")
+
+
+class _Policy(NamedTuple):
+    """The policy of a table: what is read of its files, and the filter that selects them as JSON, or an empty text."""
+
+    kind: str
+    filter_text: str
 
 
 class Preloading:
@@ -73,10 +81,10 @@ class Preloading:
         self._backend = backend
         self._clock = clock
         self._budget_bytes = budget_bytes
-        self._waiting: OrderedDict[str, tuple[Entry, tuple[str, str]]] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[Entry, _Policy]] = OrderedDict()
         """The entry and the policy of each waiting table. Metadata are not kept, because they can be large."""
         self._news = asyncio.Event()
-        self._read: OrderedDict[str, tuple[tuple[str, str], dict[str, int]]] = OrderedDict()
+        self._read: OrderedDict[str, tuple[_Policy, dict[str, int]]] = OrderedDict()
         """The policy of each table, and the number of bytes that were read of each of its files."""
 
     async def follow(self, timeline: Timeline) -> None:
@@ -87,8 +95,8 @@ class Preloading:
     def _queue_table(self, entry: Entry, metadata: TableMetadata) -> float:
         kind = metadata.properties.get(POLICY, "").lower()
         if kind in _KINDS:
-            text = metadata.properties.get(FILTER, "")[: _FILTER_CHARACTERS + 1]
-            self._waiting[entry.uuid] = (entry, (kind, text))
+            filter_text = metadata.properties.get(FILTER, "")[: _FILTER_CHARACTERS_MAX + 1]
+            self._waiting[entry.uuid] = (entry, _Policy(kind, filter_text))
             self._waiting.move_to_end(entry.uuid)
             while len(self._waiting) > _TABLES_MAX:
                 self._waiting.popitem(last=False)
@@ -107,19 +115,19 @@ class Preloading:
                 except (SeamarkError, S3Error) as error:
                     _log.warning("table not preloaded", namespace=entry.namespace, table=entry.name, reason=str(error))
 
-    async def _preload(self, entry: Entry, policy: tuple[str, str]) -> None:
+    async def _preload(self, entry: Entry, policy: _Policy) -> None:
         """Preload the files of one table.
 
         Raises:
             SeamarkError, S3Error: The files cannot be planned or read.
         """
-        kind, text = policy
+        kind, filter_text = policy
         metadata = await self._documents.peek(entry.metadata_location)
         holder = f"table {entry.uuid}"
         end_of_time = 1 << 60
         await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, end_of_time, True))
         # Do not count the plan as a use of indexes.
-        scan = await self._planner.bind_and_plan(metadata, ScanRequest(filter=_parse_filter(text)))
+        scan = await self._planner.bind_and_plan(metadata, ScanRequest(filter=_parse_filter(filter_text)))
         located_rows = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
         paths = {block.read_text("file_path", local) or "": None for block, local in located_rows}
         old_policy, known_sizes = self._read.pop(entry.uuid, (policy, {}))
@@ -151,8 +159,8 @@ def _parse_filter(text: str) -> Expression:
     if not text:
         return TRUE
     try:
-        if len(text) > _FILTER_CHARACTERS:
-            raise ValueError(f"the filter has more than {_FILTER_CHARACTERS:,} characters")
+        if len(text) > _FILTER_CHARACTERS_MAX:
+            raise ValueError(f"the filter has more than {_FILTER_CHARACTERS_MAX:,} characters")
         return parse_expression(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"{FILTER} is not an Iceberg expression in JSON: {error}") from None

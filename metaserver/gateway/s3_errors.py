@@ -96,10 +96,10 @@ def convert_error(error: SeamarkError) -> S3Error:
             return S3Error("InternalError", error.message)
 
 
-def build_error_answer(error: S3Error, resource: str, request_id: str, *, head: bool = False) -> web.Response:
+def build_error_answer(error: S3Error, resource: str, request_id: str, *, is_head: bool = False) -> web.Response:
     """Return the answer for an error. Answers to HEAD, and answers with status 304, have no body."""
     headers = {"x-amz-request-id": request_id, **error.headers}
-    if head or error.status == 304:
+    if is_head or error.status == 304:
         return web.Response(status=error.status, headers=headers)
     return web.Response(
         status=error.status, headers=headers, body=format_error_xml(error, resource, request_id), content_type=XML

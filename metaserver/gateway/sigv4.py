@@ -25,6 +25,9 @@ CLOCK_SKEW_MS = 900_000
 PRESIGNED_S_MAX = 604_800
 SIGNED_HEADERS_MAX = 100
 AMZ_DATE = "%Y%m%dT%H%M%SZ"
+_DATE_CHARACTERS = len("20261121")
+"""The length of the date at the start of a timestamp."""
+_CREDENTIAL_PARTS = 5
 _AUTHORIZATION = re.compile(
     rf"{ALGORITHM}\s+Credential=([^,\s]+)\s*,\s*SignedHeaders=([^,\s]+)\s*,\s*Signature=([0-9a-f]{{64}})"
 )
@@ -59,7 +62,7 @@ class SignatureClaim:
 
     @property
     def scope(self) -> str:
-        return f"{self.timestamp[:8]}/{self.region}/s3/aws4_request"
+        return f"{self.timestamp[:_DATE_CHARACTERS]}/{self.region}/s3/aws4_request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ def _read_header(headers: Mapping[str, str], now_ms: int) -> SignatureClaim:
     if match is None:
         raise S3Error("AuthorizationHeaderMalformed", f"The Authorization header must be {ALGORITHM} (Signature V4)")
     timestamp = headers.get("x-amz-date", "")
-    if abs(_time_ms(timestamp, "AccessDenied") - now_ms) > CLOCK_SKEW_MS:
+    if abs(_read_time_ms(timestamp, "AccessDenied") - now_ms) > CLOCK_SKEW_MS:
         raise S3Error("RequestTimeTooSkewed", "x-amz-date differs too much from the server's time; set the clock")
     payload = headers.get("x-amz-content-sha256", "")
     if not (payload == UNSIGNED_PAYLOAD or payload in _STREAMING or _SHA256.fullmatch(payload)):
@@ -129,7 +132,7 @@ def _read_query(presigned_query: Mapping[str, str], now_ms: int) -> SignatureCla
     timestamp, expires = presigned_query.get("date", ""), presigned_query.get("expires", "")
     if not re.fullmatch("[0-9]{1,6}", expires) or not 0 < int(expires) <= PRESIGNED_S_MAX:
         raise S3Error(error_code, f"X-Amz-Expires must be a number of seconds from 1 to {PRESIGNED_S_MAX}")
-    start_ms = _time_ms(timestamp, error_code)
+    start_ms = _read_time_ms(timestamp, error_code)
     if start_ms - now_ms > CLOCK_SKEW_MS:
         raise S3Error("AccessDenied", "The URL is not valid yet")
     if now_ms >= start_ms + int(expires) * 1000:
@@ -149,7 +152,7 @@ def _parse_time_ms(timestamp: str) -> int:
     return int(datetime.strptime(timestamp, AMZ_DATE).replace(tzinfo=UTC).timestamp() * 1000)
 
 
-def _time_ms(timestamp: str, code: str) -> int:
+def _read_time_ms(timestamp: str, code: str) -> int:
     try:
         return _parse_time_ms(timestamp)
     except ValueError:
@@ -158,9 +161,11 @@ def _time_ms(timestamp: str, code: str) -> int:
 
 def _read_credential(credential: str, timestamp: str, code: str) -> tuple[str, str]:
     parts = credential.split("/")
-    if len(parts) != 5 or parts[3:] != ["s3", "aws4_request"] or parts[1] != timestamp[:8]:
-        raise S3Error(code, "Credential must be <access key>/<date>/<region>/s3/aws4_request with the request's date")
-    return parts[0], parts[2]
+    if len(parts) == _CREDENTIAL_PARTS:
+        access_key_id, date, region, *suffix = parts
+        if suffix == ["s3", "aws4_request"] and date == timestamp[:_DATE_CHARACTERS]:
+            return access_key_id, region
+    raise S3Error(code, "Credential must be <access key>/<date>/<region>/s3/aws4_request with the request's date")
 
 
 def check_signed_headers(claim: SignatureClaim, headers: Mapping[str, str]) -> None:

@@ -29,21 +29,22 @@ async def read_storage_time_ms(objects: ObjectStore, clock: Clock, folder: str) 
         StorageError: The storage does not list the object.
     """
     probe = f"{folder}/{clock.draw_bytes(16).hex()}"
-    before_ms = clock.now_ms()
+    started_ms = clock.now_ms()
     await objects.create(probe, b"")
     try:
-        modified_ms = [info.modified_ms async for info in objects.list(folder) if info.location == probe]
+        times_ms = [info.modified_ms async for info in objects.list(folder) if info.location == probe]
     finally:
         # If the deletion fails, only an empty object remains.
         with suppress(SeamarkError):
             await objects.delete(probe)
-    if not modified_ms:
+    if not times_ms:
         raise StorageError(f"The storage does not list {probe}, which was just written; its clock cannot be read")
-    difference_ms = max(before_ms - modified_ms[0], modified_ms[0] - clock.now_ms())
+    storage_ms = times_ms[0]
+    difference_ms = max(started_ms - storage_ms, storage_ms - clock.now_ms())
     if difference_ms > CLOCKS_DIFFER_MS:
         raise BadRequest(
             f"The clocks of the server and of the storage of {folder} differ by {difference_ms / 1000:,.0f} s; "
             f"the limit is {CLOCKS_DIFFER_MS // 1000} s. The age of a file is therefore unknown, so no file is deleted "
             "by its age; set the clocks, for example by NTP"
         )
-    return modified_ms[0]
+    return storage_ms

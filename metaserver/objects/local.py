@@ -131,11 +131,11 @@ class LocalObjects:
         return await self.run(location, lambda place: _read_range(place, start, length))
 
     async def create(self, location: str, data: bytes, *, durable: bool = True) -> None:
-        temporary_path = TEMPORARY_PREFIX + self._clock.draw_bytes(12).hex()
+        temporary_name = TEMPORARY_PREFIX + self._clock.draw_bytes(12).hex()
 
         def create(place: LocalPlace) -> None:
             try:
-                self._create(place, location, data, temporary_path, durable=durable)
+                self._create(place, location, data, temporary_name, durable=durable)
             except NotADirectoryError as error:
                 raise StorageError(f"{location!r} is below a path that is a file, not a folder") from error
             except FileNotFoundError as error:
@@ -190,7 +190,7 @@ class LocalObjects:
         """
         place = self._find_place(self._parse(location))
 
-        def explain_errors() -> T:
+        def run_work() -> T:
             try:
                 return work(place)
             except OSError as error:
@@ -198,7 +198,7 @@ class LocalObjects:
 
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.get_running_loop().run_in_executor(self._pool, explain_errors)
+                return await asyncio.get_running_loop().run_in_executor(self._pool, run_work)
         except TimeoutError:
             raise RetryLater(
                 f"The disk did not answer for {location!r} within {self._timeout_s:g} s; try again later"
@@ -217,11 +217,11 @@ class LocalObjects:
 
         Each folder is opened once, because most locations are files of the same folder.
         """
-        names: dict[str, list[str]] = {}
+        names_by_folder: dict[str, list[str]] = {}
         for location in locations:
             folder, _, name = location.rpartition("/")
-            names.setdefault(folder, []).append(name)
-        for folder, names_in_folder in names.items():
+            names_by_folder.setdefault(folder, []).append(name)
+        for folder, names_in_folder in names_by_folder.items():
             first_location = f"{folder}/{names_in_folder[0]}"
             try:
                 if len(names_in_folder) == 1:
@@ -248,11 +248,11 @@ class LocalObjects:
     def _create(self, place: LocalPlace, location: str, data: bytes, temporary_name: str, *, durable: bool) -> None:
         folder = self.folders.open(place.folder)
         try:
-            temporary_path, descriptor = _open_new(folder, temporary_name)
+            new_name, descriptor = _open_new(folder, temporary_name)
             try:
                 _write_file(descriptor, data, place.umask, durable=durable)
                 try:
-                    os.link(temporary_path, place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                    os.link(new_name, place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
                 except FileExistsError:
                     raise ObjectExists(f"An object already exists at {location!r}") from None
                 except OSError as error:
@@ -264,7 +264,7 @@ class LocalObjects:
                     raise
             finally:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary_path, dir_fd=folder)
+                    os.unlink(new_name, dir_fd=folder)
             if durable:
                 os.fsync(folder)
         finally:
@@ -309,14 +309,14 @@ class DurableFolders:
                     _sync_folder(".", folder)
                 folder, parent = open_child(folder, name, os.O_PATH | os.O_DIRECTORY), folder
                 os.close(parent)
-            open_file = os.open(".", FOLDER_FLAGS | os.O_CLOEXEC, dir_fd=folder)
+            opened_folder = os.open(".", FOLDER_FLAGS | os.O_CLOEXEC, dir_fd=folder)
         finally:
             os.close(folder)
         with self._lock:
             while len(self._folder_identities) >= self._known_max:
                 self._folder_identities.pop(next(iter(self._folder_identities)))
-            self._folder_identities[key] = _identify_folder(open_file)
-        return open_file
+            self._folder_identities[key] = _identify_folder(opened_folder)
+        return opened_folder
 
 
 def _make_parents(folder: str, umask: int | None) -> None:
@@ -334,8 +334,8 @@ def _make_folder(name: str, umask: int | None, parent: int | None = None) -> Non
     # Even if another program has replaced the new folder by a link, the descriptor refers to a folder.
     descriptor = os.open(name, FOLDER_FLAGS | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        inherited_properties = os.fstat(descriptor).st_mode & stat.S_ISGID
-        os.fchmod(descriptor, 0o777 & ~umask | inherited_properties)
+        inherited_mode = os.fstat(descriptor).st_mode & stat.S_ISGID
+        os.fchmod(descriptor, 0o777 & ~umask | inherited_mode)
     finally:
         os.close(descriptor)
 

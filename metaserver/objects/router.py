@@ -63,17 +63,17 @@ class RoutedObjects:
 
     async def check_links(self, locations: Sequence[str]) -> None:
         # Most locations are in a few folders, so parse only one location of each folder.
-        schemes: dict[str, str] = {}
-        by_scheme: dict[str, list[str]] = {}
+        schemes_by_folder: dict[str, str] = {}
+        locations_by_scheme: dict[str, list[str]] = {}
         for location in locations:
             folder = location.rpartition("/")[0]
-            scheme = schemes.get(folder)
+            scheme = schemes_by_folder.get(folder)
             if scheme is None:
-                scheme = schemes[folder] = self._warehouse.parse(location).scheme
-            by_scheme.setdefault(scheme, []).append(location)
-        for scheme, of_scheme in by_scheme.items():
+                scheme = schemes_by_folder[folder] = self._warehouse.parse(location).scheme
+            locations_by_scheme.setdefault(scheme, []).append(location)
+        for scheme, locations_of_scheme in locations_by_scheme.items():
             if STORAGES[scheme].has_links:
-                await self._stores[scheme].check_links(of_scheme)
+                await self._stores[scheme].check_links(locations_of_scheme)
 
     async def delete(self, location: str) -> None:
         store, checked_location = self._find_route(location)
@@ -90,14 +90,16 @@ class RoutedObjects:
         return store.list_uploads(checked_location)
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
-        by_scheme: dict[str, list[Upload]] = {}
+        uploads_by_scheme: dict[str, list[Upload]] = {}
         for upload in uploads:
             parsed_location = self._warehouse.parse(upload.location)
-            by_scheme.setdefault(parsed_location.scheme, []).append(replace(upload, location=str(parsed_location)))
+            uploads_by_scheme.setdefault(parsed_location.scheme, []).append(
+                replace(upload, location=str(parsed_location))
+            )
         aborted_count = 0
-        for scheme, of_scheme in by_scheme.items():
+        for scheme, uploads_of_scheme in uploads_by_scheme.items():
             async with self._slots:
-                aborted_count += await self._stores[scheme].abort_uploads(of_scheme)
+                aborted_count += await self._stores[scheme].abort_uploads(uploads_of_scheme)
         return aborted_count
 
     async def ping(self) -> None:
@@ -119,13 +121,13 @@ async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[Object
         ConfigError: The warehouse or an allowed location is invalid.
     """
     warehouse = Warehouse(settings.make_warehouse_uri(), settings.allowed_locations)
-    roots: dict[str, list[Location]] = {}
+    roots_by_scheme: dict[str, list[Location]] = {}
     for root in warehouse.roots:
-        roots.setdefault(root.scheme, []).append(root)
+        roots_by_scheme.setdefault(root.scheme, []).append(root)
     async with AsyncExitStack() as stack:
         stores = {
-            scheme: await stack.enter_async_context(SERVER_STORAGES[scheme].open(of_scheme, settings, clock))
-            for scheme, of_scheme in roots.items()
+            scheme: await stack.enter_async_context(SERVER_STORAGES[scheme].open(roots, settings, clock))
+            for scheme, roots in roots_by_scheme.items()
         }
         yield RoutedObjects(warehouse, stores, concurrency=CONCURRENT_REQUESTS_MAX)
 

@@ -24,6 +24,7 @@ from seamark.metaserver.settings.settings import Settings
 if TYPE_CHECKING:
     from obstore.store import S3Config, S3Credential
 
+_NOT_IMPLEMENTED = 501
 WRITE_ID = "seamark-write"
 """The metadata key (in HTTP, `x-amz-meta-seamark-write`) of the id that `create` stores with its object."""
 
@@ -37,7 +38,7 @@ class S3Objects(CloudObjects[S3Store]):
 
     def __init__(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> None:
         super().__init__(roots, settings, clock)
-        self._unconditional: set[str] = set()
+        self._unconditional_buckets: set[str] = set()
 
     def open_bucket(self, bucket: str) -> S3Store:
         return open_bucket(bucket, self._settings)
@@ -54,15 +55,15 @@ class S3Objects(CloudObjects[S3Store]):
     async def _put_if_absent(
         self, store: S3Store, parsed_location: Location, data: bytes, attributes: dict[str, str]
     ) -> None:
-        if parsed_location.bucket not in self._unconditional:
+        if parsed_location.bucket not in self._unconditional_buckets:
             try:
                 await super()._put_if_absent(store, parsed_location, data, attributes)
             except (exceptions.NotSupportedError, NotImplementedError):
-                self._unconditional.add(parsed_location.bucket)
+                self._unconditional_buckets.add(parsed_location.bucket)
             except exceptions.GenericError as error:
-                if read_status(error) != 501:
+                if read_status(error) != _NOT_IMPLEMENTED:
                     raise
-                self._unconditional.add(parsed_location.bucket)
+                self._unconditional_buckets.add(parsed_location.bucket)
             else:
                 return
         try:
@@ -92,7 +93,7 @@ def open_bucket(bucket: str, settings: Settings) -> S3Store:
     config["skip_signature"] = False
 
     # With this provider, an AWS_SESSION_TOKEN in the environment is not combined with keys from the settings.
-    def keys() -> S3Credential:
+    def provide_keys() -> S3Credential:
         return {
             "access_key_id": settings.s3_access_key_id,
             "secret_access_key": settings.s3_secret_access_key,
@@ -100,7 +101,7 @@ def open_bucket(bucket: str, settings: Settings) -> S3Store:
             "expires_at": None,
         }
 
-    return S3Store(bucket, config=config, client_options=client, retry_config=retry, credential_provider=keys)
+    return S3Store(bucket, config=config, client_options=client, retry_config=retry, credential_provider=provide_keys)
 
 
 def get_bucket_endpoint(bucket: str, settings: Settings) -> str:

@@ -32,6 +32,12 @@ DELETE_BODY_MAX = 8 << 20
 It suffices for a thousand keys of a kilobyte each if every character is escaped.
 """
 
+_DELETE_TAGS_MAX = 8 * DELETE_KEYS_MAX
+"""The maximum number of tags of a DeleteObjects body.
+
+A key has four tags. Twice as many are accepted, for example for <Quiet>. Parsing a body of only tags takes a
+second.
+"""
 _OBJECT_QUERIES = {
     "GET": {"versionId", "partNumber", "uploadId", "max-parts", "part-number-marker", "tagging", "attributes"},
     "HEAD": {"versionId", "partNumber"},
@@ -140,8 +146,8 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
     else:
         if parts.scheme != "https":
             raise _make_endpoint_error(parts, settings)
-        labels = re.search(r"(?:^|\.)(s3[.-].*)$", host)
-        base = labels[1] if labels else ""
+        host_match = re.search(r"(?:^|\.)(s3[.-].*)$", host)
+        base = host_match[1] if host_match else ""
         match = _AWS_HOST.fullmatch(base)
         if match is None or match[1] not in (None, settings.s3_region):
             raise _make_endpoint_error(parts, settings)
@@ -226,12 +232,12 @@ def _check_names(names: set[str], allowed_names: set[str], method: str, target: 
         raise Forbidden(f"{method} on {target} with the query {sorted(names - allowed_names)} is not allowed here")
 
 
-def _check_key(bucket: str, key: str, table: Location, place_text: str, *, itself_ok: bool = False) -> None:
+def _check_key(bucket: str, key: str, table: Location, place_text: str, *, is_table_allowed: bool = False) -> None:
     try:
         parsed_location = parse_object(f"s3://{bucket}/{key}", f"The key in {place_text}")
     except BadRequest as error:
         raise Forbidden(error.message) from None
-    if (parsed_location == table and not itself_ok) or not table.holds(parsed_location):
+    if (parsed_location == table and not is_table_allowed) or not table.holds(parsed_location):
         raise Forbidden(
             f"{place_text} names {str(parsed_location)!r}, which is outside this table's location {str(table)!r}"
         )
@@ -249,7 +255,7 @@ def _check_listing(address: Address, table: Location) -> None:
             raise Forbidden(
                 f"The {name} of a listing must start with {table.path + '/'!r}, this table's location and a slash"
             )
-        _check_key(address.bucket, text, table, f"the query {name}", itself_ok=True)
+        _check_key(address.bucket, text, table, f"the query {name}", is_table_allowed=True)
     for name, value_pattern in _LIST_VALUES.items():
         value = address.query.get(name)
         if value is not None and not value_pattern.fullmatch(value):
@@ -307,9 +313,8 @@ def parse_delete_body(body: str | None) -> list[str]:
     text = body[declaration.end() :] if declaration else body
     if "<!" in text or "<?" in text or "\x00" in text:
         raise BadRequest("The body has an XML declaration, comment or section that is not allowed here")
-    # A key has 4 tags. Twice as many are accepted, for example for <Quiet>. Parsing a body of only tags takes a second.
-    if text.count("<") > 8 * DELETE_KEYS_MAX:
-        raise BadRequest(f"The body has {text.count('<'):,} tags; at most {8 * DELETE_KEYS_MAX:,} are accepted")
+    if text.count("<") > _DELETE_TAGS_MAX:
+        raise BadRequest(f"The body has {text.count('<'):,} tags; at most {_DELETE_TAGS_MAX:,} are accepted")
     try:
         root = ElementTree.fromstring(text)  # noqa: S314  without <! there are no entities to expand
     except (ElementTree.ParseError, ValueError) as error:

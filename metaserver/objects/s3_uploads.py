@@ -116,15 +116,15 @@ def _call_s3(request: Any, location: str, **options: Any) -> dict[str, Any]:
         code, status = error.response["Error"].get("Code"), error.response["ResponseMetadata"]["HTTPStatusCode"]
         if code == _GONE:
             return {}
-        raise _to_error(
+        raise _make_error(
             location, f"{code} (status {status})", is_temporary=status >= _SERVER_ERROR_STATUS_MIN
         ) from error
     except aws_errors.BotoCoreError as error:
-        raise _to_error(location, type(error).__name__, is_temporary=True) from error
+        raise _make_error(location, type(error).__name__, is_temporary=True) from error
     return answer
 
 
-def _to_error(location: str, reason: str, *, is_temporary: bool) -> SeamarkError:
+def _make_error(location: str, reason: str, *, is_temporary: bool) -> SeamarkError:
     if is_temporary:
         return RetryLater(f"S3 did not answer for the uploads of {location!r}, try again later: {reason}")
     return StorageError(f"S3 refused the uploads of {location!r}: {reason}")

@@ -138,13 +138,13 @@ def _decode_headers(headers: Any) -> dict[str, list[str]]:
 
 def _join_headers(header_lists: dict[str, list[str]]) -> dict[str, str]:
     """Return the headers by lower-case name. Several values of a header are joined with commas."""
-    flat: dict[str, str] = {}
+    headers_by_name: dict[str, str] = {}
     for name, values in header_lists.items():
-        lower = name.lower()
-        if lower in flat:
+        lower_name = name.lower()
+        if lower_name in headers_by_name:
             raise BadRequest(f"The header {name!r} is present twice in different spellings; send it once")
-        flat[lower] = ",".join(value.strip() for value in values)
-    return flat
+        headers_by_name[lower_name] = ",".join(value.strip() for value in values)
+    return headers_by_name
 
 
 def _check_host(headers: dict[str, str], parts: SplitResult) -> None:
@@ -206,9 +206,9 @@ def _sign_with_sigv4(
     computed_headers = {"X-Amz-Date": timestamp, "X-Amz-Content-SHA256": payload}
     if keys.token:
         computed_headers["X-Amz-Security-Token"] = keys.token
-    to_sign = {name: value for name, value in headers.items() if _is_signed(name)}
-    to_sign.setdefault("host", S3SigV4Auth.headers_to_sign(auth, request)["host"])
-    for name, value in (*to_sign.items(), *computed_headers.items()):
+    client_headers = {name: value for name, value in headers.items() if _is_signed(name)}
+    client_headers.setdefault("host", S3SigV4Auth.headers_to_sign(auth, request)["host"])
+    for name, value in (*client_headers.items(), *computed_headers.items()):
         request.headers[name.lower()] = value
     # Do not use add_auth(), because it reads the wall clock.
     request.context["timestamp"] = timestamp

@@ -21,6 +21,9 @@ from seamark.formats.runtime.root_folder import RootFolder
 from seamark.formats.storage.locations import Location, make_canonical_key, make_location_key, parse_location
 
 _PLAIN_SEGMENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,98}[A-Za-z0-9_-])?")
+_READABLE_CHARACTERS_MAX = 60
+"""The maximum number of characters of a replaced name that its segment shows."""
+_HASH_DIGITS = 16
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -32,8 +35,8 @@ def make_safe_segment(name: str) -> str:
     """
     if _PLAIN_SEGMENT.fullmatch(name):
         return name
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    readable = _UNSAFE.sub("_", name)[:60].strip("_-")
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]
+    readable = _UNSAFE.sub("_", name)[:_READABLE_CHARACTERS_MAX].strip("_-")
     return f"{readable or 'x'}-{digest}"
 
 

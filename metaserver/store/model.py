@@ -199,7 +199,7 @@ class StoredPlanTable(msgspec.Struct, frozen=True):
     """The number of data files in the plan. `size_bytes` is their total size."""
     size_bytes: int
     considered_count: int
-    """The number of data files of the snapshot, or None if not all manifests were read."""
+    """The number of data files of the snapshot."""
     considered_bytes: int | None
     """The total size of the data files of the snapshot, or None if not all manifests were read."""
     expires_ms: int
@@ -281,6 +281,7 @@ EVERY_COLUMN, UNKNOWN_COLUMNS, NAMED_COLUMNS = 0, -1, -2
 and `NAMED_COLUMNS` counts reads that named their columns.
 """
 ALL_AGES = 1 << 30
+"""The value of `oldest_age_d` if the whole table was read. It is greater than every age."""
 
 
 OTHER_SHAPES = ""
@@ -510,9 +511,8 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
         """Return the error for a location that overlaps a location of another entry."""
         return BadRequest(
             f"{self.subject} {self.display_form!r} overlaps the files of another table, view or function; choose "
-            "another, or "
-            "omit it, and the server chooses one. A dropped entry keeps its location until it is purged or its "
-            "retention ends"
+            "another, or omit it, and the server chooses one. A dropped entry keeps its location until it is purged "
+            "or its retention ends"
         )
 
 

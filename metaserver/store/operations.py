@@ -156,7 +156,7 @@ class RestoreEntry(Operation, frozen=True):
     namespace: NamespacePath
     name: str
     is_kept: bool = False
-    """Whether the retention has not ended in passed time. Then the store does not compare it with the clock."""
+    """Whether the caller has checked the retention; the store then does not compare it with now."""
 
 
 class ForgetDropped(Operation, frozen=True):
@@ -268,7 +268,7 @@ class ForgetIndexFile(Operation, frozen=True):
 
 
 class AdvanceProducer(Operation, frozen=True):
-    """Record that the producer has committed the sequence number `sequence`. The first may be any number.
+    """Record that the producer has committed `sequence`. The first sequence number may be any number.
 
     The row of a producer stays until the table's last name is removed. It does not expire, because otherwise a late
     repeat would be applied again, and would duplicate rows of the table. Producers take less space than the timeline,
@@ -338,7 +338,7 @@ class RecordRemovalFlush(Operation, frozen=True):
 
 
 class TakeRemovalFlush(Operation, frozen=True):
-    """Remove the record of a flush. The result is True if the record had this snapshot, and only for one caller.
+    """Remove the record of `RecordRemovalFlush`. The result is True if it had this snapshot, and only for one caller.
 
     A record with a different snapshot is also removed: a commit that reads its snapshot may not have seen all rows.
     """

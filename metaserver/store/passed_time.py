@@ -78,6 +78,11 @@ class PassedTime(msgspec.Struct, frozen=True):
         return until_ms - left_ms
 
 
+def _get_end(gap: Gap) -> int:
+    _, end_ms = gap
+    return end_ms
+
+
 async def read_passed_time(store: PointerStore, clock: Clock) -> PassedTime:
     """Read the clock, and return the passed time until now.
 
@@ -86,8 +91,8 @@ async def read_passed_time(store: PointerStore, clock: Clock) -> PassedTime:
     text = await store.load_cursor(_CURSOR)
     last = None if text is None else convert_json(text, _ClockReading)
     reading = _add_reading(last, clock.now_ms(), clock.monotonic(), clock.machine)
-    is_unexpected = last is None or reading.gaps != last.gaps or not 0 <= reading.now_ms - last.now_ms < _SAVED_EVERY_MS
-    if is_unexpected:
+    must_record = last is None or reading.gaps != last.gaps or not 0 <= reading.now_ms - last.now_ms < _SAVED_EVERY_MS
+    if must_record:
         with suppress(CommitConflict):  # Another replica has recorded a reading at the same time.
             await store.transact(
                 [SaveCursor(consumer=_CURSOR, expected=text, position=msgspec.json.encode(reading).decode())]
@@ -99,19 +104,22 @@ def _add_reading(last: _ClockReading | None, now_ms: int, monotonic_s: float, ma
     if last is None:
         return _ClockReading(now_ms, now_ms, monotonic_s, machine)
     gaps, is_first_merged = last.gaps, last.is_first_merged
-    if is_first_merged and now_ms < gaps[0][1]:
-        gaps = ((gaps[0][0] - gaps[0][1] + now_ms, now_ms),)  # Combined gaps may end later than now, so move them.
+    if is_first_merged and now_ms < _get_end(gaps[0]):
+        # The combined gaps may end later than now. Move them before now, and keep their length.
+        ((start, end),) = gaps[:1]
+        gaps = ((start - end + now_ms, now_ms),)
     gaps = tuple((start, min(end, now_ms)) for start, end in gaps if start < now_ms)
-    seen_ms = now_ms - last.now_ms
+    clock_ms = now_ms - last.now_ms
     if machine == last.machine and monotonic_s >= last.monotonic_s:
-        passed_ms = round((monotonic_s - last.monotonic_s) * 1000)
+        monotonic_ms = round((monotonic_s - last.monotonic_s) * 1000)
         # Tolerate a slow drift of one second in a thousand, which is not a jump.
-        is_gap = seen_ms - passed_ms > _TOLERATED_MS + passed_ms // 1000
+        is_gap = clock_ms - monotonic_ms > _TOLERATED_MS + monotonic_ms // 1000
     else:
-        is_gap = seen_ms > _BELIEVED_MS
-    if is_gap and gaps and gaps[-1][1] >= last.now_ms:
-        # Otherwise each reading would add a gap if two replicas have different clocks.
-        gaps = (*gaps[:-1], (gaps[-1][0], now_ms))
+        is_gap = clock_ms > _BELIEVED_MS
+    if is_gap and gaps and _get_end(gaps[-1]) >= last.now_ms:
+        # Extend the last gap. Otherwise each reading would add a gap if two replicas have different clocks.
+        last_gap_start, _ = gaps[-1]
+        gaps = (*gaps[:-1], (last_gap_start, now_ms))
     elif is_gap:
         gaps = (*gaps, (last.now_ms, now_ms))
     if len(gaps) > _GAPS_MAX:

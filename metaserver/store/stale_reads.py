@@ -2,7 +2,7 @@
 
 A result is used only for a request that allows its age (`metaserver/runtime/staleness.py`), and only if the
 database failed or took too long for this request. All other requests read the database. The age counts from the start
-of the read. That a row is missing is never kept: for example, an unknown token is looked up again for each request.
+of the read. The absence of a row is never kept: for example, an unknown token is looked up again for each request.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import RetryLater
@@ -48,12 +48,19 @@ _CHANGED_READS: dict[type[Operation], tuple[str, ...]] = {
 """The kinds of reads of tokens and grants whose results an operation may change."""
 
 
+class _ReadResult(NamedTuple):
+    """A result, and the monotonic time at which its read began."""
+
+    value: object
+    began_s: float
+
+
 class StaleReads:
     """The results of recent reads of one event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known_answers: OrderedDict[Hashable, tuple[object, float]] = OrderedDict()
+        self._results: OrderedDict[Hashable, _ReadResult] = OrderedDict()
         self._running_tasks: dict[Hashable, asyncio.Task[object]] = {}
         self._away_until_s = 0.0
 
@@ -64,8 +71,12 @@ class StaleReads:
         request may wait.
         """
         staleness = get_current_staleness()
-        cached_value = self._known_answers.get(key)
-        if staleness is None or cached_value is None or not staleness.allows(self._clock.monotonic() - cached_value[1]):
+        last_result = self._results.get(key)
+        if (
+            staleness is None
+            or last_result is None
+            or not staleness.allows(self._clock.monotonic() - last_result.began_s)
+        ):
             return await self._read(key, run)
         task = self._start(key, run)
         if task is not None:
@@ -78,11 +89,11 @@ class StaleReads:
                 if not isinstance(error, RetryLater):
                     raise error
             self._away_until_s = self._clock.monotonic() + _AWAY_S
-        age_s = self._clock.monotonic() - cached_value[1]
-        if not staleness.allows(age_s) or self._known_answers.get(key) is not cached_value:
+        age_s = self._clock.monotonic() - last_result.began_s
+        if not staleness.allows(age_s) or self._results.get(key) is not last_result:
             return await self._read(key, run)
         staleness.record_age(age_s)
-        return cached_value[0]  # type: ignore[return-value]
+        return last_result.value  # type: ignore[return-value]
 
     def _start(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> asyncio.Task[object] | None:
         """Return the running read for this key, which requests share, or start it.
@@ -102,12 +113,12 @@ class StaleReads:
         result = await run()
         self._away_until_s = 0.0
         if result is None:
-            self._known_answers.pop(key, None)
+            self._results.pop(key, None)
         else:
-            self._known_answers[key] = (result, began_s)
-            self._known_answers.move_to_end(key)
-            while len(self._known_answers) > ENTRIES_MAX:
-                self._known_answers.popitem(last=False)
+            self._results[key] = _ReadResult(result, began_s)
+            self._results.move_to_end(key)
+            while len(self._results) > ENTRIES_MAX:
+                self._results.popitem(last=False)
         return result
 
     def _finish(self, key: Hashable, task: asyncio.Task[object]) -> None:
@@ -119,10 +130,10 @@ class StaleReads:
         """Remove the results that these operations may have changed."""
         for operation in operations:
             if isinstance(operation, SwapPointer | RenameEntry | DropEntry):
-                self._known_answers.pop(make_entry_key(operation.kind, operation.namespace, operation.name), None)
+                self._results.pop(make_entry_key(operation.kind, operation.namespace, operation.name), None)
             if reads := _CHANGED_READS.get(type(operation)):
-                for key in [key for key in self._known_answers if isinstance(key, tuple) and key[0] in reads]:
-                    del self._known_answers[key]
+                for key in [key for key in self._results if isinstance(key, tuple) and key[0] in reads]:
+                    del self._results[key]
 
     async def close(self) -> None:
         for task in tuple(self._running_tasks.values()):

@@ -47,7 +47,7 @@ async def test_page_needs_no_work_for_hidden_namespaces(tmp_path: Path, monkeypa
         secret = await create_token(admin.components.store, admin.components.clock, "ann", None, grants)
     async with run_server(tmp_path, auth="token") as server:
         row_counts: list[int] = []
-        listing = GeneratorStore._list
+        listing = GeneratorStore._read_list
 
         async def count_rows(store: GeneratorStore, make_steps: Any) -> Any:
             rows = await listing(store, make_steps)
@@ -55,9 +55,9 @@ async def test_page_needs_no_work_for_hidden_namespaces(tmp_path: Path, monkeypa
             return rows
 
         for store_class in (type(server.components.store), GeneratorStore):
-            if "_list" in vars(store_class):
-                listing = vars(store_class)["_list"]
-                monkeypatch.setattr(store_class, "_list", count_rows)
+            if "_read_list" in vars(store_class):
+                listing = vars(store_class)["_read_list"]
+                monkeypatch.setattr(store_class, "_read_list", count_rows)
                 break
         headers = {"Authorization": f"Bearer {secret}"}
         for query, expected in (("?pageSize=1&pageToken=", 1), ("?pageSize=100&pageToken=", 100), ("", 250)):

@@ -116,7 +116,7 @@ class FakeStore:
             return web.Response(status=204)
         stored_object = self.objects.get(location)
         if stored_object is None:
-            return build_error_answer(S3Error("NoSuchKey", "none"), "", "", head=call.method == "HEAD")
+            return build_error_answer(S3Error("NoSuchKey", "none"), "", "", is_head=call.method == "HEAD")
         check_read(call.headers, stored_object.etag, stored_object.modified_s)
         status, answer_headers, data = self._answer_read(location, call.headers, "GET")
         if status == 416:

@@ -105,9 +105,9 @@ async def open_worker(
             request.transport.abort()
             return SentAnswer(200, 0)
         except S3Error as error:
-            return build_error_answer(error, "", "", head=request.method == "HEAD")
+            return build_error_answer(error, "", "", is_head=request.method == "HEAD")
         except SeamarkError as error:
-            return build_error_answer(convert_error(error), "", "", head=request.method == "HEAD")
+            return build_error_answer(convert_error(error), "", "", is_head=request.method == "HEAD")
 
     app = web.Application(client_max_size=1 << 30)
     app.router.add_route("*", "/{target:.*}", handle)

@@ -21,6 +21,8 @@ from seamark.metaserver.access.certificates.rules import CertificateRule
 from seamark.metaserver.store.model import Grant
 
 _CACHE_BYTES = 4 << 20
+_IDENTITY_BYTES = 1024
+"""The approximate memory of a cached identity."""
 _NAMES_MAX = 100
 """The maximum number of alternative names of a certificate."""
 _WILDCARD = "*"
@@ -57,7 +59,7 @@ class CertificateIdentities:
         identity = self._identities.get(certificate)
         if identity is None:
             identity = _read_identity(certificate, self._rules)
-            self._identities.put(certificate, identity, len(certificate.leaf) + 1024)
+            self._identities.put(certificate, identity, len(certificate.leaf) + _IDENTITY_BYTES)
         if identity.expires_ms <= self._clock.now_ms():
             raise Unauthenticated("The client's certificate has expired; renew it, and connect again")
         return identity

@@ -140,8 +140,11 @@ def _read_rule(table: dict[str, Any], source: str) -> CertificateRule:
             hint = f"did you mean {similar[0]!r}?" if similar else f"the keys are {', '.join(keys)}"
             raise ConfigError(f"The key {key!r} of {source} is unknown; {hint}")
         is_list = key in ("groups", "roles", "authorities")
-        items = value if is_list and isinstance(value, list) else [None] if is_list else [value]
-        if not all(isinstance(item, str) and item and item.isprintable() for item in items):
+        items = value if is_list else [value]
+        is_valid = isinstance(items, list) and all(
+            isinstance(item, str) and item and item.isprintable() for item in items
+        )
+        if not is_valid:
             expected = "a list of texts" if is_list else "text in one line"
             raise ConfigError(f"The key {key!r} of {source} must be {expected}; {value!r} is not")
     kinds = [kind for kind in _SEPARATORS if kind in table]
@@ -153,9 +156,9 @@ def _read_rule(table: dict[str, Any], source: str) -> CertificateRule:
         raise ConfigError(f"The pattern {table[kinds[0]]!r} of {source} is invalid: {error}") from None
     groups, roles = tuple(table.get("groups", ())), tuple(table.get("roles", ()))
     for text in (table["principal"], *groups, *roles):
-        unknown = set(_VARIABLE.findall(text)) - set(pattern.groupindex)
-        if unknown:
-            raise ConfigError(f"{text!r} of {source} has a variable that the pattern lacks: {', '.join(unknown)}")
+        unknown_names = set(_VARIABLE.findall(text)) - set(pattern.groupindex)
+        if unknown_names:
+            raise ConfigError(f"{text!r} of {source} has a variable that the pattern lacks: {', '.join(unknown_names)}")
     if len(groups) > GROUPS_MAX:
         raise ConfigError(f"{source} has {len(groups)} groups; the server accepts at most {GROUPS_MAX}")
     authorities = [text.replace(":", "").lower() for text in table.get("authorities", ())]

@@ -42,7 +42,7 @@ _TUPLES_MAX = 100
 """OpenFGA's limit of contextual tuples in one check."""
 _ID_CHARS_MAX = 240
 _ERROR_CHARS_MAX = 200
-_SAFE = "._~@-"
+_UNESCAPED_CHARS = "._~@-"
 _log = structlog.get_logger("seamark.policy")
 
 
@@ -76,12 +76,12 @@ class OpenFgaClient(PolicyClient):
     async def ask(
         self, principal: Principal, operation: str, securables: list[Securable], *, is_listing: bool
     ) -> list[bool | None]:
-        needed_checks = [list_checks(operation, securable) for securable in securables]
-        checks = list(dict.fromkeys(check for checks in needed_checks for check in checks))
+        checks_by_object = [list_checks(operation, securable) for securable in securables]
+        checks = list(dict.fromkeys(check for checks in checks_by_object for check in checks))
         batches = self._make_batches(principal, checks, is_listing=is_listing)
         answers = await gather([partial(self._check, principal, batch, is_listing=is_listing) for batch in batches])
         decisions = dict(chain.from_iterable(answer.items() for answer in answers))
-        return [_join_decisions([decisions.get(check) for check in checks]) for checks in needed_checks]
+        return [_join_decisions([decisions.get(check) for check in checks]) for checks in checks_by_object]
 
     def _make_batches(
         self, principal: Principal, checks: Sequence[_Check], *, is_listing: bool
@@ -126,8 +126,10 @@ class OpenFgaClient(PolicyClient):
         Raises:
             ValueError: OpenFGA did not decide about each check.
         """
-        numbered = [{**question, "correlation_id": str(number)} for number, question in enumerate(questions.values())]
-        body = {**self._options, "checks": numbered}
+        numbered_checks = [
+            {**question, "correlation_id": str(number)} for number, question in enumerate(questions.values())
+        ]
+        body = {**self._options, "checks": numbered_checks}
         decisions = (await self.post(principal.name, self._url, body, is_listing=is_listing)).get("result")
         check_decisions: dict[_Check, bool] = {}
         hidden_checks, error_text = [], ""
@@ -146,9 +148,9 @@ class OpenFgaClient(PolicyClient):
         warehouse = name_object(self._warehouse, WAREHOUSE)
         if securable.kind == SERVER:
             return [_make_tuple(warehouse, "own_warehouse", SERVER_OBJECT)]
-        chain = [SERVER_OBJECT, *(name_object(self._warehouse, above) for above in list_above(securable))]
-        chain.append(name_object(self._warehouse, securable))
-        return [_make_tuple(container, "parent", inner) for container, inner in pairwise(chain)]
+        objects = [SERVER_OBJECT, *(name_object(self._warehouse, above) for above in list_above(securable))]
+        objects.append(name_object(self._warehouse, securable))
+        return [_make_tuple(container, "parent", contained) for container, contained in pairwise(objects)]
 
 
 def list_checks(operation: str, securable: Securable) -> list[_Check]:
@@ -196,12 +198,12 @@ def name_object(warehouse: str, securable: Securable) -> str:
     if not securable.namespace:
         return f"warehouse:{_escape(warehouse)}"
     kind = "namespace" if not securable.name else "function" if securable.kind == FUNCTION else "table"
-    identifier = "/".join(quote(name, safe=_SAFE) for name in names)
+    identifier = "/".join(quote(name, safe=_UNESCAPED_CHARS) for name in names)
     return f"{kind}:{_shorten(identifier)}"
 
 
 def _escape(name: str) -> str:
-    return _shorten(quote(name, safe=_SAFE))
+    return _shorten(quote(name, safe=_UNESCAPED_CHARS))
 
 
 def _shorten(identifier: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import aiohttp
 import structlog
@@ -37,7 +37,18 @@ ANSWER_BYTES_MAX = 1 << 20
 _ERROR_BYTES_MAX = 300
 """The maximum number of bytes of an error's message that are logged."""
 _log = structlog.get_logger("seamark.policy")
-_Question: TypeAlias = tuple[str, tuple[str, ...], str, Securable]
+
+
+class _Question(NamedTuple):
+    principal_name: str
+    groups: tuple[str, ...]
+    operation: str
+    securable: Securable
+
+
+class _QueueKey(NamedTuple):
+    is_listing: bool
+    holder: str
 
 
 class PolicySlots:
@@ -52,7 +63,8 @@ class PolicySlots:
         self._limit = limit
         self._share = max(1, limit // 2)
         self._slots_by_holder: Counter[str] = Counter()
-        self._waiting: dict[tuple[bool, str], deque[tuple[int, asyncio.Future[None]]]] = {}
+        self._waiting: dict[_QueueKey, deque[tuple[int, asyncio.Future[None]]]] = {}
+        """The number and the future slot of each waiting request, by queue. The numbers have the order of arrival."""
         self._arrivals = count()
 
     @asynccontextmanager
@@ -73,7 +85,7 @@ class PolicySlots:
 
     async def _wait(self, holder: str, is_listing: bool, wait_s: float) -> None:
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault((is_listing, holder), deque()).append((next(self._arrivals), slot))
+        self._waiting.setdefault(_QueueKey(is_listing, holder), deque()).append((next(self._arrivals), slot))
         try:
             async with asyncio.timeout(wait_s):
                 await slot
@@ -92,22 +104,29 @@ class PolicySlots:
         if not self._slots_by_holder[holder]:
             del self._slots_by_holder[holder]
         while self._slots_by_holder.total() < self._limit:
-            queues = [key for key in self._waiting if self._slots_by_holder[key[1]] < self._share]
+            queues = [key for key in self._waiting if self._slots_by_holder[key.holder] < self._share]
             if not queues:
                 break
-            key = min(queues, key=lambda key: (key[0], self._slots_by_holder[key[1]], self._waiting[key][0][0]))
+            key = min(queues, key=self._rank_queue)
             _, slot = self._waiting[key].popleft()
             if not self._waiting[key]:
                 del self._waiting[key]
             if not slot.done():
-                self._slots_by_holder[key[1]] += 1
+                self._slots_by_holder[key.holder] += 1
                 slot.set_result(None)
+
+    def _rank_queue(self, key: _QueueKey) -> tuple[bool, int, int]:
+        """Return a sort key: the queue with the lowest key is served next."""
+        arrival_number, _ = self._waiting[key][0]
+        return key.is_listing, self._slots_by_holder[key.holder], arrival_number
 
     def check_invariants(self) -> None:
         """Check that no limit is exceeded, and that no waiting request may start. Only tests call this method."""
         assert self._slots_by_holder.total() <= self._limit
         assert all(0 < held_slots <= self._share for held_slots in self._slots_by_holder.values())
-        waiting_holders = [key[1] for key, queue in self._waiting.items() if any(not slot.done() for _, slot in queue)]
+        waiting_holders = [
+            key.holder for key, queue in self._waiting.items() if any(not slot.done() for _, slot in queue)
+        ]
         assert not any(self._may_start(holder) for holder in waiting_holders)
 
     @property
@@ -168,7 +187,7 @@ class PolicyClient(ABC):
             RetryLater: The policy server does not answer, or its answer is invalid.
         """
         now_s = self._clock.monotonic()
-        questions = [(principal.name, principal.groups, operation, securable) for securable in securables]
+        questions = [_Question(principal.name, principal.groups, operation, securable) for securable in securables]
         answers_by_question: dict[_Question, bool] = {}
         for question in questions:
             is_allowed, until_s = self._decisions.get(question, (False, now_s))
@@ -177,7 +196,7 @@ class PolicyClient(ABC):
         new_questions = list(dict.fromkeys(question for question in questions if question not in answers_by_question))
         for start in range(0, len(new_questions), self.objects_max):
             batch = new_questions[start : start + self.objects_max]
-            answers = await self._ask(principal, operation, [question[3] for question in batch], is_listing)
+            answers = await self._ask(principal, operation, [question.securable for question in batch], is_listing)
             # A listing omits an object without a decision. The cache does not contain it, because a later request
             # must ask again.
             answers_by_question.update(zip(batch, (answer is True for answer in answers), strict=True))
@@ -204,7 +223,7 @@ class PolicyClient(ABC):
         except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
             _log.warning(f"{self.product} gave no decision", error=str(error) or type(error).__name__)
             raise RetryLater(
-                "The policy server gave no decision, so the request is refused; try again shortly", 1
+                "The policy server gave no decision, so the request is refused; try again shortly", retry_after_s=1
             ) from None
 
     async def post(self, holder: str, url: str, body: Mapping[str, Any], *, is_listing: bool = False) -> dict[str, Any]:
@@ -266,11 +285,11 @@ class PolicyAuthorizer(Authorizer):
         results = await self._grants.allows_each(principal, operation, securables)
         if principal.name == SERVICE_PRINCIPAL:
             return results
-        granted_places = [place for place, is_allowed in enumerate(results) if is_allowed]
-        granted_securables = [securables[place] for place in granted_places]
+        granted_indexes = [index for index, is_allowed in enumerate(results) if is_allowed]
+        granted_securables = [securables[index] for index in granted_indexes]
         decisions = await self._policy.decide(principal, operation, granted_securables, is_listing=True)
-        for place, is_allowed in zip(granted_places, decisions, strict=True):
-            results[place] = is_allowed
+        for index, is_allowed in zip(granted_indexes, decisions, strict=True):
+            results[index] = is_allowed
         return results
 
     async def require_somewhere(self, principal: Principal, operation: str) -> None:

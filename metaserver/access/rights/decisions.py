@@ -51,18 +51,18 @@ def find_bits(grants: Iterable[Grant], securable: Securable) -> tuple[int, int]:
     namespace, kind, name = securable
     for grant in grants:
         if kind == SERVER:
-            counts = grant.kind == SERVER or (
+            is_relevant = grant.kind == SERVER or (
                 # An admin of the server's own warehouse is an admin of the server. Denials on this warehouse apply too.
                 grant.kind == NAMESPACE and not grant.namespace and (grant.deny or grant.role == SERVER_ADMIN)
             )
         elif grant.name:
             # A table and a view cannot have the same name, so a grant on a table also counts for a view of this name.
-            counts = (
+            is_relevant = (
                 grant.name == name and grant.namespace == namespace and (grant.kind == FUNCTION) is (kind == FUNCTION)
             )
         else:
-            counts = namespace[: len(grant.namespace)] == grant.namespace
-        if not counts:
+            is_relevant = namespace[: len(grant.namespace)] == grant.namespace
+        if not is_relevant:
             continue
         if grant.deny:
             denied_bits |= DENIED.get(grant.role, ALL)
@@ -147,11 +147,11 @@ def has_visible_entry(grants: Sequence[Grant], namespace: NamespacePath) -> bool
 
 def list_namespaces_with(grants: Sequence[Grant], bits: int) -> list[NamespacePath]:
     """Return the namespaces on which a grant gives all of these privileges, and no denial takes one away."""
-    allowed_on: dict[NamespacePath, int] = {}
+    bits_by_namespace: dict[NamespacePath, int] = {}
     for grant in grants:
         if not (grant.deny or grant.name):
-            allowed_on[grant.namespace] = allowed_on.get(grant.namespace, 0) | ALLOWED.get(grant.role, 0)
-    paths = [path for path, allowed_bits in allowed_on.items() if not bits & ~allowed_bits]
+            bits_by_namespace[grant.namespace] = bits_by_namespace.get(grant.namespace, 0) | ALLOWED.get(grant.role, 0)
+    paths = [path for path, allowed_bits in bits_by_namespace.items() if not bits & ~allowed_bits]
     if not any(grant.deny for grant in grants):
         return paths
     return [path for path in paths if have_privileges(grants, Securable(path), bits)]
@@ -159,11 +159,13 @@ def list_namespaces_with(grants: Sequence[Grant], bits: int) -> list[NamespacePa
 
 def select_read_grants(grants: Sequence[Grant]) -> list[Grant]:
     """Return the smallest list of grants and denials of `read` that gives the same rights to read in the warehouse."""
-    allows = {_locate_grant(grant) for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & READ}
-    denials = {_locate_grant(grant) for grant in grants if grant.deny and DENIED.get(grant.role, ALL) & READ}
+    allowed_securables = {
+        _locate_grant(grant) for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & READ
+    }
+    denied_securables = {_locate_grant(grant) for grant in grants if grant.deny and DENIED.get(grant.role, ALL) & READ}
     return [
         Grant("", "read", *securable, deny=deny)
-        for securables, deny in ((allows, False), (denials, True))
+        for securables, deny in ((allowed_securables, False), (denied_securables, True))
         for securable in sorted(securables)
         if not any(outer_securable in securables for outer_securable in list_above(securable))
     ]
@@ -186,11 +188,15 @@ def narrow_read_grants(grants: Sequence[Grant]) -> Iterator[tuple[list[Grant], l
     for position, grant in enumerate(grants):
         if _is_below(grant, 1):
             trees.setdefault(grant.namespace[:1], []).append((position, grant))
+    # The largest tree is first. Among trees of equal size, it is the tree with the earliest grant.
     heap = [(-len(grants_inside), grants_inside[0][0], root) for root, grants_inside in trees.items()]
     heapq.heapify(heap)
     next_position = len(grants)
-    while heap and heap[0][0] <= -2:
-        root = heapq.heappop(heap)[2]  # A step changes only this tree.
+    while heap:
+        negative_size, _, root = heapq.heappop(heap)
+        if negative_size > -2:
+            break
+        # A step changes only the tree of `root`.
         path, removed_grants_of_path = _find_fullest(root, [grant for _, grant in trees[root]])
         denials = [Grant("", "read", path, deny=True)] if any(grant.deny for grant in removed_grants_of_path) else []
         yield removed_grants_of_path, denials
@@ -203,19 +209,21 @@ def narrow_read_grants(grants: Sequence[Grant]) -> Iterator[tuple[list[Grant], l
             heapq.heappush(heap, (-len(grants_inside), grants_inside[0][0], root))
 
 
-def _find_fullest(path: NamespacePath, inside: list[Grant]) -> tuple[NamespacePath, list[Grant]]:
+def _find_fullest(path: NamespacePath, grants_inside: list[Grant]) -> tuple[NamespacePath, list[Grant]]:
     """Return the deepest namespace that contains at least half of the grants of its parent, and its grants.
 
     The search starts at `path`, and descends while a child contains at least half of the grants.
     """
     while True:
         depth = len(path) + 1
-        counts_by_namespace = Counter(grant.namespace[:depth] for grant in inside if _is_below(grant, depth))
+        counts_by_namespace = Counter(grant.namespace[:depth] for grant in grants_inside if _is_below(grant, depth))
         largest, count = counts_by_namespace.most_common(1)[0] if counts_by_namespace else (path, 0)
-        if count < 2 or 2 * count < len(inside):
-            return path, inside
+        if count < 2 or 2 * count < len(grants_inside):
+            return path, grants_inside
         path = largest
-        inside = [grant for grant in inside if _is_below(grant, depth) and grant.namespace[:depth] == path]
+        grants_inside = [
+            grant for grant in grants_inside if _is_below(grant, depth) and grant.namespace[:depth] == path
+        ]
 
 
 def _is_below(grant: Grant, depth: int) -> bool:

@@ -74,11 +74,11 @@ async def make_claim(
         BadRequest: A location overlaps a location of another entry.
     """
     candidates = [ClaimedLocation(key=metadata.location, display_form=metadata.location)]
-    common = caller.confined_to is None
+    may_share = caller.confined_to is None
     for name in PATH_PROPERTIES:
         path = metadata.properties.get(name)
         if path is not None and context.warehouse.contains(path):
-            candidates.append(ClaimedLocation(key=path, shared=common, display_form=path, subject=name))
+            candidates.append(ClaimedLocation(key=path, shared=may_share, display_form=path, subject=name))
     metadata_location = entry.metadata_location
     candidates.append(
         ClaimedLocation(key=metadata_location, shared=True, display_form=metadata_location, subject="metadata-location")
@@ -145,7 +145,7 @@ def may_add_locations(base: TableMetadata | ViewMetadata | None, metadata: Table
 
 
 async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
-    """Return the operation with which a function claims its folder. See `claim`."""
+    """Return the operation with which a function claims its folder. See `make_claim`."""
     locations = _drop_nested_locations(context.warehouse, [ClaimedLocation(key=folder, display_form=folder)])
     await context.objects.check_links([folder])
     await check_unknown_locations(context, (claimed_location.key for claimed_location in locations), entry.uuid)
@@ -231,27 +231,25 @@ async def check_claimed_location(context: CatalogContext, uuid: str, location: s
     Raises:
         Forbidden: `uuid` has not claimed the location.
     """
-    claims = await _list_own_keys(context, uuid)
+    claimed_keys = await _list_own_keys(context, uuid)
     # A server of a version without claims may be running, and may have created the table.
-    if not claims and await create_missing_claims(context):
-        claims = await _list_own_keys(context, uuid)
-    if not claims and context.unclaimed.unread:
+    if not claimed_keys and await create_missing_claims(context):
+        claimed_keys = await _list_own_keys(context, uuid)
+    if not claimed_keys and context.unclaimed.unread:
         raise RetryLater("The location of the table is not known yet, because the storage does not answer; try again")
     key = context.warehouse.make_key(parse_location(location))
-    if claims.isdisjoint(list_keys_above(key)):
+    if claimed_keys.isdisjoint(list_keys_above(key)):
         raise Forbidden(f"The table's metadata has the location {location!r}, which the table has not claimed")
 
 
 async def list_claimed(context: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
     """Return the locations of `locations` that `uuid` has claimed in the database."""
-    claims = {
-        claimed_location.location
-        for claimed_location in await context.store.claims(uuid)
-        if not claimed_location.allowed
-    }
+    claimed_keys = await _list_own_keys(context, uuid)
     keys = await _make_keys(context, locations)
     return [
-        location for location, key in zip(locations, keys, strict=True) if not claims.isdisjoint(list_keys_above(key))
+        location
+        for location, key in zip(locations, keys, strict=True)
+        if not claimed_keys.isdisjoint(list_keys_above(key))
     ]
 
 
@@ -308,10 +306,10 @@ async def make_foreign_file_check(
         foreign_locations |= {
             claim.location for claim in await context.store.find_allowed_overlaps(keys, uuid, _OVERLAPS_MAX)
         }
-    make_key_text = context.warehouse.make_key
+    make_key = context.warehouse.make_key
     return lambda location: (
         bool(foreign_locations)
-        and not foreign_locations.isdisjoint(list_keys_above(make_key_text(parse_location(location))))
+        and not foreign_locations.isdisjoint(list_keys_above(make_key(parse_location(location))))
     )
 
 
@@ -322,34 +320,39 @@ async def create_missing_claims(context: CatalogContext) -> int:
     entry's own location. `context.unclaimed` lists these entries.
     """
     state = context.unclaimed
-    state.tried_s, filled_count, unread, after_uuid = context.clock.monotonic(), 0, 0, ""
+    state.tried_s, filled_count, unread_count, after_uuid = context.clock.monotonic(), 0, 0, ""
     lost_locations: dict[str, list[str]] = {}
-    while unread < _ENTRIES_PER_FILL and (entries := await context.store.list_unclaimed(after_uuid, _ENTRIES_PER_FILL)):
+    # Stop after too many unreadable entries, because the storage probably does not answer.
+    while unread_count < _ENTRIES_PER_FILL and (
+        entries := await context.store.list_unclaimed(after_uuid, _ENTRIES_PER_FILL)
+    ):
         after_uuid = entries[-1].uuid
         # All names of a UUID must be in one batch.
         if len(entries) == _ENTRIES_PER_FILL and entries[0].uuid != after_uuid:
             entries = [entry for entry in entries if entry.uuid != after_uuid]
             after_uuid = entries[-1].uuid
-        found_locations = await asyncio.gather(*(_list_locations(context, entry) for entry in entries))
-        entries_with_locations = list(zip(entries, found_locations, strict=True))
-        unknown = {entry.uuid for entry, locations in entries_with_locations if locations is None}
-        unread += len(unknown)
-        readable = [
-            (entry, locations) for entry, locations in entries_with_locations if locations and entry.uuid not in unknown
+        location_lists = await asyncio.gather(*(_list_locations(context, entry) for entry in entries))
+        entries_with_locations = list(zip(entries, location_lists, strict=True))
+        unread_uuids = {entry.uuid for entry, locations in entries_with_locations if locations is None}
+        unread_count += len(unread_uuids)
+        readable_entries = [
+            (entry, locations)
+            for entry, locations in entries_with_locations
+            if locations and entry.uuid not in unread_uuids
         ]
         await context.store.transact(
-            [await _claim_unchecked(context.warehouse, entry, locations) for entry, locations in readable]
+            [await _make_unchecked_claim(context.warehouse, entry, locations) for entry, locations in readable_entries]
         )
-        claimed_uuids = {entry.uuid for entry, _ in readable}
+        claimed_uuids = {entry.uuid for entry, _ in readable_entries}
         filled_count += len(claimed_uuids)
         for entry, locations in entries_with_locations:
-            if locations is not None and entry.uuid not in claimed_uuids | unknown:
+            if locations is not None and entry.uuid not in claimed_uuids | unread_uuids:
                 lost_locations.setdefault(entry.uuid, []).extend(
                     await asyncio.to_thread(_list_possible_keys, context.warehouse, entry)
                 )
-    if (unread, lost_locations.keys()) != (state.unread, state.lost.keys()):
-        _log.warning("locations of tables and views are not known", unread=unread, lost=len(lost_locations))
-    state.unread, state.lost = unread, lost_locations
+    if (unread_count, lost_locations.keys()) != (state.unread, state.lost.keys()):
+        _log.warning("locations of tables and views are not known", unread=unread_count, lost=len(lost_locations))
+    state.unread, state.lost = unread_count, lost_locations
     return filled_count
 
 
@@ -392,10 +395,10 @@ async def check_unknown_locations(
 def _may_be_taken(state: UnclaimedEntries, keys: Iterable[str], uuid: str, *, include_inside: bool) -> bool:
     if state.unread:
         return True
-    lost_owners = {other for owner, lost_locations in state.lost.items() if owner != uuid for other in lost_locations}
-    return bool(lost_owners) and any(
-        not lost_owners.isdisjoint(list_keys_above(key))
-        or (include_inside and any(other.startswith(f"{key}/") for other in lost_owners))
+    lost_keys = {lost_key for owner, keys_of_owner in state.lost.items() if owner != uuid for lost_key in keys_of_owner}
+    return bool(lost_keys) and any(
+        not lost_keys.isdisjoint(list_keys_above(key))
+        or (include_inside and any(lost_key.startswith(f"{key}/") for lost_key in lost_keys))
         for key in keys
     )
 
@@ -427,6 +430,7 @@ async def has_files(context: CatalogContext, entry: Entry) -> bool:
 
     The locations come from the database, because the table's writers can overwrite its metadata file.
     """
+    # Claims of earlier versions contain only a key, from which the location cannot be derived.
     locations_by_key = {
         _make_key(context.warehouse, location): location for location in (_guess_folder(entry), entry.metadata_location)
     }
@@ -455,8 +459,10 @@ def _list_possible_keys(warehouse: Warehouse, entry: Entry) -> list[str]:
     return [_make_key(warehouse, _guess_folder(entry)), _make_key(warehouse, entry.metadata_location)]
 
 
-async def _claim_unchecked(warehouse: Warehouse, entry: Entry, keys: list[str]) -> ClaimLocations:
-    candidates = [ClaimedLocation(key=key, shared=number > 0, display_form=key) for number, key in enumerate(keys)]
+async def _make_unchecked_claim(warehouse: Warehouse, entry: Entry, paths: list[str]) -> ClaimLocations:
+    """Return the operation that claims the locations of `_list_locations` without a check for overlaps."""
+    # The first location is the entry's own. Other entries may have the other locations, too.
+    candidates = [ClaimedLocation(key=path, shared=number > 0, display_form=path) for number, path in enumerate(paths)]
     locations = await asyncio.to_thread(_drop_nested_locations, warehouse, candidates)
     return ClaimLocations(uuid=entry.uuid, locations=locations, checked=False)
 

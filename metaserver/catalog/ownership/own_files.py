@@ -103,11 +103,11 @@ async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable
 
 def _group_by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, set[str]]:
     """Return the paths, grouped by the key of their folder. Leave out paths that the server cannot read."""
-    names_by_folder: dict[str, set[str]] = {}
+    paths_by_folder: dict[str, set[str]] = {}
     for path in paths:
-        names_by_folder.setdefault(path.rpartition("/")[0], set()).add(path)
+        paths_by_folder.setdefault(path.rpartition("/")[0], set()).add(path)
     paths_by_folder_key: dict[str, set[str]] = {}
-    for folder, paths_in_folder in names_by_folder.items():
+    for folder, paths_in_folder in paths_by_folder.items():
         with contextlib.suppress(BadRequest):
             paths_by_folder_key.setdefault(warehouse.make_key(parse_stored_location(folder)), set()).update(
                 paths_in_folder
@@ -160,7 +160,7 @@ async def check_added(
         await check_unclaimed(context, caller, location, description, (commit.namespace, commit.name), uuid)
         locations.add(context.warehouse.make_key(parse_location(location)))
     own_locations = OwnLocations(warehouse, locations)
-    reader = _Reader(context, own_locations, files)
+    reader = _ManifestReader(context, own_locations, files)
     await asyncio.to_thread(own_locations.check, [*statistics_paths, *lists], "The file")
     inherited_manifests = await reader.list_manifests_before(base, commit.added_snapshots)
     # Do not trust the manifest lists of earlier snapshots, which may have been overwritten.
@@ -195,17 +195,17 @@ def _list_new_locations(
             yield name, path
 
 
-async def _check_carried(reader: _Reader, parent_manifests: Iterable[str], outside: set[str]) -> None:
+async def _check_carried(reader: _ManifestReader, parent_manifests: Iterable[str], outside_paths: set[str]) -> None:
     """Check that all of the files are in manifests of the parent snapshot.
 
     Raises:
         BadRequest: A file is not in these manifests.
     """
     for manifest in parent_manifests:
-        outside -= await reader.list_files(manifest)
-        if not outside:
+        outside_paths -= await reader.list_files(manifest)
+        if not outside_paths:
             return
-    raise _make_outside_error(min(outside), "The file")
+    raise _make_outside_error(min(outside_paths), "The file")
 
 
 def _make_outside_error(path: str, description: str) -> BadRequest:
@@ -246,8 +246,8 @@ class OwnLocations:
         return True
 
 
-class _Reader:
-    """The manifest lists and manifests of one commit."""
+class _ManifestReader:
+    """Reads the manifest lists and manifests that a commit names."""
 
     def __init__(self, context: CatalogContext, own_locations: OwnLocations, files: ObjectReader) -> None:
         self._context = context
@@ -310,9 +310,9 @@ class _Reader:
             outside_paths = {path for path, _ in entries if not self._own.holds(path)}
             return [path for path, _ in entries if path not in outside_paths], outside_paths
 
-        own_paths, outside = await asyncio.to_thread(find)
+        own_paths, outside_paths = await asyncio.to_thread(find)
         await self._context.objects.check_links(own_paths)
-        return outside
+        return outside_paths
 
     async def _read(self, location: str, description: str) -> bytes:
         try:

@@ -49,9 +49,8 @@ def check_author(caller: Caller, metadata: ViewMetadata) -> None:
     for key, value in metadata.properties.items():
         if determines_rights(key) and value != caller.principal_name:
             raise Forbidden(
-                f"{caller.principal_name} may not write a view text that runs with the rights of {value[:100]!r}. For "
-                "engines "
-                "that act for many users, the operator sets trusted_engines"
+                f"{caller.principal_name} may not write a view text that runs with the rights of {value[:100]!r}. "
+                "For engines that act for many users, the operator sets trusted_engines"
             )
 
 

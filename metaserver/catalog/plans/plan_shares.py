@@ -13,6 +13,7 @@ An instance belongs to one worker and starts empty.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.catalog.quotas import Quota
@@ -22,6 +23,15 @@ PLAN_BYTES_MIN = 4096
 that storage services bill."""
 _EVERYBODY = "all"
 _SWEEP_MIN = 10_000
+"""The minimum number of leases at which ended leases are removed from memory."""
+
+
+class _GrantedLease(NamedTuple):
+    until_s: float
+    size_bytes: int
+
+
+_NO_LEASE = _GrantedLease(0.0, 0)
 
 
 class PlanShares:
@@ -32,8 +42,8 @@ class PlanShares:
         self._bytes = Quota(max(1, size_bytes // 2))
         self._total_bytes = Quota(size_bytes)
         self._grace_s = grace_s
-        self._granted_leases: dict[tuple[str, int], tuple[float, int]] = {}
-        """The end of the lease and the bytes of the plan, by holder and plan number."""
+        self._granted_leases: dict[tuple[str, int], _GrantedLease] = {}
+        """The leases, by holder and plan number."""
         self._sweep_at = _SWEEP_MIN
 
     def find_exhausted_limit(self, principal: str, now_s: float, leases: int = 1) -> str | None:
@@ -48,7 +58,7 @@ class PlanShares:
     def count_new_leases(self, principal: str, plans: Iterable[int], now_s: float) -> int:
         """Return the number of plans for which the principal has no lease yet."""
         holder = _find_holder(principal) or ""
-        return sum(self._granted_leases.get((holder, plan), (0.0, 0))[0] <= now_s for plan in plans)
+        return sum(self._granted_leases.get((holder, plan), _NO_LEASE).until_s <= now_s for plan in plans)
 
     def grant(self, principal: str, plan: int, now_s: float, until_s: float, size_bytes: int = 0) -> None:
         """Add a lease of the plan, or extend it.
@@ -61,30 +71,30 @@ class PlanShares:
         if holder is None:
             self._total_bytes.add(_EVERYBODY, now_s, until_s + self._grace_s, size)
             return
-        before_s, size_before = self._granted_leases.get((holder, plan), (0.0, 0))
-        self._move(holder, plan, now_s, max(until_s, before_s), size_before + size)
+        former_lease = self._granted_leases.get((holder, plan), _NO_LEASE)
+        self._replace_lease(holder, plan, now_s, max(until_s, former_lease.until_s), former_lease.size_bytes + size)
 
     def withdraw(self, principal: str, plans: Iterable[int], now_s: float) -> None:
         """End the leases of these plans. Their files stay for the grace period."""
         holder = _find_holder(principal)
         for plan in plans:
             if holder is not None and (holder, plan) in self._granted_leases:
-                self._move(holder, plan, now_s, now_s, self._granted_leases[holder, plan][1])
+                self._replace_lease(holder, plan, now_s, now_s, self._granted_leases[holder, plan].size_bytes)
 
-    def _move(self, holder: str, plan: int, now_s: float, until_s: float, size: int) -> None:
+    def _replace_lease(self, holder: str, plan: int, now_s: float, until_s: float, size: int) -> None:
         if len(self._granted_leases) >= self._sweep_at:
-            self._granted_leases = {key: grant for key, grant in self._granted_leases.items() if grant[0] > now_s}
+            self._granted_leases = {key: lease for key, lease in self._granted_leases.items() if lease.until_s > now_s}
             self._sweep_at = max(_SWEEP_MIN, 2 * len(self._granted_leases))
-        former_share = self._granted_leases.pop((holder, plan), None)
-        if former_share is not None:
-            self._leases.take_back(holder, former_share[0])
+        former_lease = self._granted_leases.pop((holder, plan), None)
+        if former_lease is not None:
+            self._leases.take_back(holder, former_lease.until_s)
             for quota, share_holder in ((self._bytes, holder), (self._total_bytes, _EVERYBODY)):
-                quota.take_back(share_holder, former_share[0] + self._grace_s, former_share[1])
+                quota.take_back(share_holder, former_lease.until_s + self._grace_s, former_lease.size_bytes)
         for quota, share_holder in ((self._bytes, holder), (self._total_bytes, _EVERYBODY)):
             quota.add(share_holder, now_s, until_s + self._grace_s, size)
         if until_s > now_s:
             self._leases.add(holder, now_s, until_s)
-            self._granted_leases[holder, plan] = until_s, size
+            self._granted_leases[holder, plan] = _GrantedLease(until_s, size)
 
     def check_invariants(self) -> None:
         for quota in (self._leases, self._bytes, self._total_bytes):

@@ -55,7 +55,7 @@ from seamark.metaserver.store.passed_time import read_passed_time
 _DIGEST_CHARACTERS = 32
 _NAMES_VERSION = 2
 """The version of names. Version 1 belongs to earlier versions, which did not store the joined tables of a plan."""
-_WITHDRAWN_PLANS_PER_BATCH = 1000
+_PLANS_PER_BATCH = 1000
 _DELETES_CONCURRENT_MAX = 16
 _SHOWN_ID_MIN = 1 << 32
 """The lowest id of a plan snapshot, which must be a `bigint` in Trino.
@@ -70,6 +70,7 @@ The folders of plans of this version and of earlier versions end with the same n
 _log = structlog.get_logger("seamark.plans")
 
 _LOGGED_EVERY_S = 60.0
+_RETRY_S = 30
 _COUNTED_S = 10.0
 """The time for which the number of all plans is cached. The worker adds the plans that it creates to this number."""
 
@@ -109,8 +110,8 @@ def plan_name(entry: Entry, snapshot_id: int, bound_filter_text: str, holder: Ho
         holder: The requests that may use the plan, or None if all requests may use it.
     """
     table = (*entry.namespace, entry.name, entry.uuid, entry.metadata_location)
-    question = (entry.index_version, snapshot_id, bound_filter_text, *(holder or ()))
-    identity = encode_json((_NAMES_VERSION, table, *question))
+    planned_scan = (entry.index_version, snapshot_id, bound_filter_text, *(holder or ()))
+    identity = encode_json((_NAMES_VERSION, table, *planned_scan))
     name = f"{entry.name}{PLAN_MARK}{hashlib.sha256(identity).hexdigest()[:_DIGEST_CHARACTERS]}".lower()
     return name if len(name) <= NAME_MAX else None
 
@@ -118,6 +119,7 @@ def plan_name(entry: Entry, snapshot_id: int, bound_filter_text: str, holder: Ho
 def derive_snapshot_id(plan_id: str) -> int:
     """Return the snapshot id of an audience's plan."""
     digest = int.from_bytes(hashlib.sha256(plan_id.encode()).digest()[:8], "big")
+    # Keep 62 bits of the digest, so that the id is positive as a signed integer of 64 bits.
     return _SHOWN_ID_MIN | digest & (1 << 62) - 1
 
 
@@ -294,16 +296,16 @@ class PlanTables:
         plan = await self._context.store.plan_table(namespace, name)
         if plan is None or plan.audience != audience:
             return None
-        if plan.expires_ms - now_ms >= lease_s * 500:
+        if plan.expires_ms - now_ms >= lease_s * 1000 / 2:
             return plan
-        number = derive_snapshot_id(plan.id)
-        if not self._may_lease(principal, [number]):
+        plan_snapshot_id = derive_snapshot_id(plan.id)
+        if not self._may_lease(principal, [plan_snapshot_id]):
             return None
         expires_ms = max(plan.expires_ms, now_ms + lease_s * 1000)
         (is_renewed,) = await self._context.store.transact([RenewPlanTable(plan.id, expires_ms)])
         if is_renewed:
             now_s = self._context.clock.monotonic()
-            self._shares.grant(principal, number, now_s, now_s + lease_s)
+            self._shares.grant(principal, plan_snapshot_id, now_s, now_s + lease_s)
         return msgspec.structs.replace(plan, expires_ms=expires_ms) if is_renewed else None
 
     async def keep(
@@ -346,7 +348,8 @@ class PlanTables:
         else:
             self._count += 1
             if metadata is not None:
-                self._context.documents.remember_table(plan.location, metadata, files[-1][1])
+                _, document = files[-1]
+                self._context.documents.remember_table(plan.location, metadata, document)
         return plan_table
 
     async def drop_overtaken(self, commits: Iterable[TableCommit]) -> None:
@@ -358,6 +361,7 @@ class PlanTables:
         for commit in commits:
             for snapshot in commit.added_snapshots:
                 _check_manifest_list(snapshot.manifest_list)
+            # The ids of plan snapshots are positive.
             if removed_ids := {snapshot_id for snapshot_id in commit.removed_snapshot_ids if snapshot_id > 0}:
                 drop = DropPlanSnapshots(commit.namespace, commit.name, tuple(sorted(removed_ids)))
                 await self._context.store.transact([drop])
@@ -370,12 +374,11 @@ class PlanTables:
         """
         store, passed_time = self._context.store, await read_passed_time(self._context.store, self._context.clock)
         before_ms = passed_time.find_time_ago(self._context.settings.plan_table_grace_s * 1000)
-        while (await store.transact([RetirePlanTables(before_ms, _WITHDRAWN_PLANS_PER_BATCH)]))[
-            0
-        ] == _WITHDRAWN_PLANS_PER_BATCH:
-            pass
+        retired_count = _PLANS_PER_BATCH
+        while retired_count == _PLANS_PER_BATCH:
+            (retired_count,) = await store.transact([RetirePlanTables(before_ms, _PLANS_PER_BATCH)])
         deleted_count, after_id = 0, None
-        while plans := await store.list_retired_plan_tables(after_id, _WITHDRAWN_PLANS_PER_BATCH):
+        while plans := await store.list_retired_plan_tables(after_id, _PLANS_PER_BATCH):
             after_id = plans[-1].id
             deleted_count += sum(await gather([partial(self._delete, plan) for plan in plans], _DELETES_CONCURRENT_MAX))
         return deleted_count
@@ -402,7 +405,7 @@ def build_plan_limit_error(principal: str) -> TooManyRequests:
     return TooManyRequests(
         f"{principal} has reached the limit of plans of one principal (plan_tables_limit, plan_tables_bytes); "
         "withdraw some",
-        30,
+        _RETRY_S,
     )
 
 

@@ -88,11 +88,13 @@ class PlanViews:
             NoSuchView: The lease has ended or the view has changed. The message is the same as for a view that does
                 not exist.
         """
-        return (await self._resolve(namespace, name, audience))[0]
+        plan, _ = await self._resolve(namespace, name, audience)
+        return plan
 
     async def load(self, namespace: NamespacePath, name: str, audience: str | None = None) -> LoadedView:
         """Return the view that the plan with this name and audience replaces."""
-        return (await self._resolve(namespace, name, audience))[1]
+        _, view = await self._resolve(namespace, name, audience)
+        return view
 
     async def _resolve(
         self, namespace: NamespacePath, name: str, audience: str | None
@@ -133,9 +135,9 @@ class PlanViews:
         name = _make_name(entry, version, audience)
         if name is None:
             return None
-        shared = await self._plans.share(entry.namespace, name, lease_s, principal, audience)
-        if shared is not None or not await self._plans.has_room(principal):
-            return shared
+        existing_plan = await self._plans.share(entry.namespace, name, lease_s, principal, audience)
+        if existing_plan is not None or not await self._plans.has_room(principal):
+            return existing_plan
         plan_id = str(self._context.clock.uuid7())
         folder = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{parse_digest(name)}"
         document = encode_view(metadata)
@@ -171,7 +173,7 @@ def _point_to_plans(
 ) -> ViewMetadata:
     """Return metadata of the view with only the current version, whose text reads the plans."""
     metadata, version = view.metadata, view.metadata.current_version
-    original = next(
+    trino_text = next(
         (
             representation.sql
             for representation in version.representations
@@ -179,19 +181,19 @@ def _point_to_plans(
         ),
         None,
     )
-    if original is None:
+    if trino_text is None:
         raise BadRequest(
             f"{format_path(view.entry.namespace, view.entry.name)} has no representation in dialect {DIALECT}"
         )
-    inner = _replace_references(original, references, version.default_namespace)
+    replaced_text = _replace_references(trino_text, references, version.default_namespace)
     access_checks = ", ".join(
-        _write_access_check(original, reference, number)
+        _write_access_check(trino_text, reference, number)
         for number, reference in enumerate(references)
         if reference.columns
     )
     text = f"WITH {access_checks} " if access_checks else ""
     # The closing parenthesis is on a separate line, because the text may end with a comment.
-    text += f"SELECT * FROM (\n{inner}\n) AS {_quote_identifier(view.entry.name)} WHERE "  # noqa: S608
+    text += f"SELECT * FROM (\n{replaced_text}\n) AS {_quote_identifier(view.entry.name)} WHERE "  # noqa: S608
     text += condition if reader is None else f"{_make_reader_condition(reader.user)} AND ({condition}\n)"
     if len(text) > TEXT_CHARACTERS_MAX:
         raise BadRequest(

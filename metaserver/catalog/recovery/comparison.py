@@ -182,12 +182,12 @@ class _Comparer:
 
 async def _list_entries(store: PointerStore) -> AsyncIterator[Entry]:
     """Yield the pointers of all tables, views and functions."""
-    pending: list[NamespacePath] = [()]
-    while pending:
-        parent = pending.pop()
+    unvisited: list[NamespacePath] = [()]
+    while unvisited:
+        parent = unvisited.pop()
         after_name = None
         while children := await store.list_namespaces(parent, after_name, _ENTRIES_PER_PAGE):
-            pending += children
+            unvisited += children
             after_name = children[-1][-1]
         for kind in EntryKind if parent else ():
             after_name = None

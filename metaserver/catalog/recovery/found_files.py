@@ -171,7 +171,8 @@ class FileReader:
             else:
                 usable.append(file)
         if unreadable and not newest and not rivals:
-            uncertain.append(_make_unreadable(unreadable[0][1]))
+            _, first_unreadable = unreadable[0]
+            uncertain.append(_make_unreadable(first_unreadable))
         return NewestFiles(tuple(usable), tuple(uncertain), tuple(findings))
 
     async def read(self, info: ObjectInfo) -> FoundFile:

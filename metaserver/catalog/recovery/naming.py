@@ -59,7 +59,7 @@ def find_name_of_location(warehouse: Warehouse, location: str, uuid: str) -> Fou
     namespace = check_namespace(tuple(levels))
     if not has_own_folder(location, uuid):
         return FoundName(namespace, check_name(folder, "name"), "the folder has no UUID, so its name may be another")
-    name = check_name(folder[: -_HEX_DIGITS - 1], "name")
+    name = check_name(folder[: -_HEX_DIGITS - 1], "name")  # Cut the hyphen and the UUID.
     if any(_REPLACED_NAME.search(text) for text in (*namespace, name)):
         return FoundName(namespace, name, "the folder replaces characters of the name")
     return FoundName(namespace, name)

@@ -69,7 +69,7 @@ class Rebuilt(msgspec.Struct, frozen=True, rename="kebab"):
 def make_result(registrations: Iterable[Registered], findings: Iterable[Finding], registered_before: int) -> Rebuilt:
     """Return the result, sorted by name and location."""
     return Rebuilt(
-        tuple(sorted(registrations, key=lambda each: (each.name, each.kind))),
+        tuple(sorted(registrations, key=lambda registration: (registration.name, registration.kind))),
         tuple(sorted(findings, key=lambda finding: (finding.location, finding.reason))),
         registered_before,
     )
@@ -179,13 +179,13 @@ class Rebuild:
 
 async def find_taken_uuids(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
     """Return the UUIDs for which the database has, or had, an entry."""
-    known_uuids: set[str] = set()
+    taken_uuids: set[str] = set()
     pending = list(uuids)
     for start in range(0, len(pending), _CONCURRENT_REGISTRATIONS_MAX):
         batch = pending[start : start + _CONCURRENT_REGISTRATIONS_MAX]
-        answers = await asyncio.gather(*map(context.is_uuid_taken, batch))
-        known_uuids |= {uuid for uuid, answer in zip(batch, answers, strict=True) if answer}
-    return known_uuids
+        are_taken = await asyncio.gather(*map(context.is_uuid_taken, batch))
+        taken_uuids |= {uuid for uuid, is_taken in zip(batch, are_taken, strict=True) if is_taken}
+    return taken_uuids
 
 
 def describe_registration(candidate: Candidate) -> Registered:

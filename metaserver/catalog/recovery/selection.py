@@ -25,6 +25,8 @@ from seamark.metaserver.catalog.recovery.naming import FoundName, find_name_of_l
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.sql.rows import get_name_space
 
+_SHOWN_LOCATIONS_MAX = 5
+
 
 class Candidate(NamedTuple):
     """A file to register under a name.
@@ -144,17 +146,18 @@ def _find_shared_uuids(
 
     The keys are indexes of `candidates`.
     """
-    by_uuid: defaultdict[str, set[str]] = defaultdict(set)
+    locations_by_uuid: defaultdict[str, set[str]] = defaultdict(set)
     for file in files:
-        by_uuid[file.uuid].add(file.location)
+        locations_by_uuid[file.uuid].add(file.location)
     chosen_counts = Counter(candidate.file.uuid for candidate in candidates if candidate.is_chosen)
     return {
         number: (
             f"Several folders have files of {candidate.file.kind.value} {candidate.file.uuid}: "
-            f"{_show_locations(by_uuid[candidate.file.uuid])}. Choose one of the files"
+            f"{_show_locations(locations_by_uuid[candidate.file.uuid])}. Choose one of the files"
         )
         for number, candidate in enumerate(candidates)
-        if len(by_uuid[candidate.file.uuid]) > 1 and (not candidate.is_chosen or chosen_counts[candidate.file.uuid] > 1)
+        if len(locations_by_uuid[candidate.file.uuid]) > 1
+        and (not candidate.is_chosen or chosen_counts[candidate.file.uuid] > 1)
     }
 
 
@@ -187,10 +190,20 @@ def _find_shared_locations(
 def _find_losers(
     candidates: Sequence[Candidate], keys: Sequence[str], outer: int, inner: int
 ) -> Iterable[tuple[int, int]]:
+    """Return which of two candidates with overlapping locations are left out.
+
+    A candidate that the operator has chosen is kept, then a candidate whose folder ends with its UUID. If no rule
+    decides, both are left out.
+
+    Returns:
+        Tuples of the index of a candidate that is left out, and the index of the other candidate.
+    """
+
     def rank(number: int) -> int:
         candidate = candidates[number]
         return 2 * candidate.is_chosen + has_own_folder(candidate.file.table_location, candidate.file.uuid)
 
+    # The outer one of two such folders is kept, because a writer of the outer folder can create the inner folder.
     if rank(outer) > rank(inner) or (rank(outer) == rank(inner) == 1 and keys[outer] != keys[inner]):
         return [(inner, outer)]
     if rank(inner) > rank(outer):
@@ -205,11 +218,13 @@ def _find_shared_names(
 
     For example, a table may have the name of an earlier table that was dropped.
     """
-    by_name: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    numbers_by_name: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, candidate in enumerate(candidates):
-        by_name[get_name_space(candidate.file.kind), *candidate.name.namespace, candidate.name.name].append(number)
+        numbers_by_name[get_name_space(candidate.file.kind), *candidate.name.namespace, candidate.name.name].append(
+            number
+        )
     reasons: dict[int, str] = {}
-    for numbers in by_name.values():
+    for numbers in numbers_by_name.values():
         chosen_numbers = [number for number in numbers if candidates[number].is_chosen]
         for number in numbers:
             if len(numbers) > 1 and (not candidates[number].is_chosen or len(chosen_numbers) > 1):
@@ -222,7 +237,8 @@ def _find_shared_names(
 
 
 def _show_locations(locations: Iterable[str]) -> str:
-    """Return at most five of the locations as text for a message."""
+    """Return the first locations as text for a message, and the number of the others."""
     sorted_locations = sorted(locations)
-    more_text = f" and {len(sorted_locations) - 5} more" if len(sorted_locations) > 5 else ""
-    return f"{', '.join(sorted_locations[:5])}{more_text}"
+    hidden_count = len(sorted_locations) - _SHOWN_LOCATIONS_MAX
+    more_text = f" and {hidden_count} more" if hidden_count > 0 else ""
+    return f"{', '.join(sorted_locations[:_SHOWN_LOCATIONS_MAX])}{more_text}"

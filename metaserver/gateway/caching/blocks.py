@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from seamark.cache.admission import AdmittingCache
 from seamark.cache.disk import DiskTier, make_account_key
@@ -61,6 +62,19 @@ def open_tier(
     )
 
 
+class _WaitingWrite(NamedTuple):
+    """A block that waits until it is written to a tier.
+
+    Attributes:
+        value: The key, the block and the tag of its owner, as `DiskTier.put_many` takes them.
+        future: Is done when the block is written or the write has failed.
+    """
+
+    tier: DiskTier
+    value: tuple[str, memoryview, str]
+    future: asyncio.Future[None]
+
+
 class ObjectBlocks:
     """The cached blocks in memory and on disk.
 
@@ -87,7 +101,7 @@ class ObjectBlocks:
         self._writer = writer
         self.block_bytes = block_bytes
         self._pending_bytes_max = pending_bytes_max
-        self._waiting: list[tuple[DiskTier, tuple[str, memoryview, str], asyncio.Future[None]]] = []
+        self._waiting: list[_WaitingWrite] = []
         self._write_task: asyncio.Task[None] | None = None
         self.pending_bytes = 0
         self.dropped = 0
@@ -139,13 +153,13 @@ class ObjectBlocks:
         """
         # Call stat without a thread: it takes a few microseconds for a local file, and a thread switch takes 60 or
         # more.
-        for absent, number in enumerate(numbers):
+        for missing_count, number in enumerate(numbers):
             key = _make_key(name, number)
             tiers = [tier for tier in self._tiers if tier.may_have(key)]
             if not tiers:
                 continue
-            if absent:
-                return None, absent
+            if missing_count:
+                return None, missing_count
             block = await asyncio.get_running_loop().run_in_executor(self._readers, _read_block, tiers, key)
             if block is not None:
                 self._memory.put(key, block, len(block), owner.holder, pinned=owner.pinned)
@@ -166,7 +180,7 @@ class ObjectBlocks:
             return
         self.pending_bytes += len(block)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((tier, (_make_key(name, number), block, owner.tag), future))
+        self._waiting.append(_WaitingWrite(tier, (_make_key(name, number), block, owner.tag), future))
         if self._write_task is None or self._write_task.done():
             self._write_task = asyncio.get_running_loop().create_task(self._write_all(), name="gateway-cache-writer")
         try:
@@ -176,20 +190,18 @@ class ObjectBlocks:
 
     async def _write_all(self) -> None:
         while self._waiting:
-            tier = self._waiting[0][0]
-            batch = [waiting_block for waiting_block in self._waiting[:_WRITES_MAX] if waiting_block[0] is tier]
-            other_writes = [
-                waiting_block for waiting_block in self._waiting[:_WRITES_MAX] if waiting_block[0] is not tier
-            ]
-            self._waiting[:_WRITES_MAX] = other_writes
+            tier = self._waiting[0].tier
+            next_writes = self._waiting[:_WRITES_MAX]
+            batch = [write for write in next_writes if write.tier is tier]
+            self._waiting[:_WRITES_MAX] = [write for write in next_writes if write.tier is not tier]
             try:
                 await asyncio.get_running_loop().run_in_executor(
-                    self._writer, tier.put_many, [value for _, value, _ in batch]
+                    self._writer, tier.put_many, [write.value for write in batch]
                 )
             finally:
-                for _, _, future in batch:
-                    if not future.done():
-                        future.set_result(None)
+                for write in batch:
+                    if not write.future.done():
+                        write.future.set_result(None)
 
     def close(self) -> None:
         """Close the tiers after the last write. The method blocks the thread."""

@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from email.utils import formatdate
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import structlog
 from aiohttp import HttpVersion11, web
@@ -56,12 +57,32 @@ _READ_AHEAD_MIN_BYTES = 1 << 20
 _BYTES_PER_TURN = 4 << 20
 """The bytes of one answer that are sent before the event loop handles other requests, which takes about 1 ms."""
 
+_LOOKUPS_MAX = 2
+"""The maximum number of times that a read looks up the record of an object that changes meanwhile."""
+
+
+class _ReadSequence(NamedTuple):
+    """The last reads of an object, each of which continues the previous one.
+
+    Attributes:
+        end: The end of the last read.
+        streak: The number of reads that have continued a previous read.
+        ahead_until: The end of the part that was read ahead.
+    """
+
+    end: int
+    streak: int
+    ahead_until: int
+
+
+_NO_READS = _ReadSequence(-1, 0, 0)
+
 
 class CachingBackend:
     """A `Backend` with a cache in front of the store's `Backend`. An instance belongs to one event loop."""
 
-    def __init__(self, inner: Backend, tiers: CacheTiers, clock: Clock) -> None:
-        self._backend = inner
+    def __init__(self, backend: Backend, tiers: CacheTiers, clock: Clock) -> None:
+        self._backend = backend
         self._clock = clock
         self._tiers = tiers
         self._records = tiers.records
@@ -72,9 +93,8 @@ class CachingBackend:
         """A separate reader for preloads, so that `_reader` counts only the bytes of clients."""
         self._preloaded_bytes = 0
         self._opening: SingleFlight[str, ObjectRecord] = SingleFlight()
-        self._sequences: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
-        """By location: the end of the last read, the number of consecutive reads, and the end of the part that was
-        read ahead."""
+        self._sequences: OrderedDict[str, _ReadSequence] = OrderedDict()
+        """The last reads, by location."""
 
     @property
     def served_bytes(self) -> Mapping[str, int]:
@@ -157,8 +177,8 @@ class CachingBackend:
         pieces: list[memoryview] = []
         size_bytes = 0
         if sent_end < end:
-            continues = self._continues_last_read(record, start)
-            pieces, size_bytes = self._take_pieces(record, start, end, owner, unsent, counted=not continues)
+            is_continuation = self._continues_last_read(record, start)
+            pieces, size_bytes = self._take_pieces(record, start, end, owner, unsent, counted=not is_continuation)
             if not pieces:
                 return None
             self._record_read(record, start, end, owner)
@@ -228,8 +248,8 @@ class CachingBackend:
                 unsent.keep(0)
                 # Yield to other tasks, because `drain` never yields if the client is fast.
                 await asyncio.sleep(0)
-            async with aclosing(self._reader.read(record, start, end, owner, unsent, started=True)) as left:
-                await _send_rest(writer, left)
+            async with aclosing(self._reader.read(record, start, end, owner, unsent, started=True)) as remaining_pieces:
+                await _send_rest(writer, remaining_pieces)
         finally:
             unsent.keep(0)
 
@@ -266,7 +286,7 @@ class CachingBackend:
     async def _read(self, call: S3Call) -> web.StreamResponse | None:
         """Return the answer from the cache, or None if the store must answer."""
         location, owner = _make_location(call), _make_owner(call)
-        for _ in range(2):
+        for _ in range(_LOOKUPS_MAX):
             record = self._records.get_trusted(location)
             if record is None:
                 try:
@@ -293,7 +313,7 @@ class CachingBackend:
         if is_conditional and await self._records.find(location, owner.holder) is None:
             # Without a record, let the store evaluate the conditions.
             return None
-        for _ in range(2):
+        for _ in range(_LOOKUPS_MAX):
             record = await self._opening.run(location, lambda: self._open(location, call, owner))
             # The task of an earlier read may have begun before a write that has ended since.
             if self._records.get_version(location) == record.version:
@@ -312,17 +332,17 @@ class CachingBackend:
         if cached_record is not None and self._records.is_trusted(cached_record):
             return cached_record
 
-        def to_record(answer: StoreAnswer) -> ObjectRecord | None:
+        def make_record(answer: StoreAnswer) -> ObjectRecord | None:
             return parse_record(answer, location, version=version, now_ms=now_ms)
 
         record = None
         if cached_record is None and call.method == "GET":
             span, expected_bytes = self._choose_opening_span(call.headers.get("range"))
-            record = await self._fetches.open(location, span, expected_bytes, to_record, owner)
+            record = await self._fetches.open(location, span, expected_bytes, make_record, owner)
         if record is None:
             try:
                 async with self._tiers.store.request("HEAD", *split_bucket_and_key(location), {}) as answer:
-                    record = to_record(answer) if answer.status == 200 else None
+                    record = make_record(answer) if answer.status == 200 else None
             except RetryLater:
                 if cached_record is not None and cached_record.version == version:
                     return cached_record  # The store does not answer, but the object is immutable.
@@ -366,25 +386,25 @@ class CachingBackend:
             await response.prepare(request)
             await response.write_eof()
             return response
-        continues = self._continues_last_read(record, start)
+        is_continuation = self._continues_last_read(record, start)
         self._record_read(record, start, start + length, owner)
         unsent = AnswerBudget(self._send_budget, owner.holder)
-        pieces = self._reader.read(record, start, start + length, owner, unsent, is_counted=not continues)
+        pieces = self._reader.read(record, start, start + length, owner, unsent, is_counted=not is_continuation)
         async with aclosing(pieces):
             # The first piece is read before the header is sent, so that an error can have its own status.
-            first = await anext(pieces, None)
+            first_piece = await anext(pieces, None)
             try:
                 if request.keep_alive and request.version == HttpVersion11:
                     head = _encode_head(record, part, call.request_id, self._clock.now_ms())
-                    _send_first_bytes(request, [head] if first is None else [head, first])
-                    del first
+                    _send_first_bytes(request, [head] if first_piece is None else [head, first_piece])
+                    del first_piece
                     await _send_rest(request.writer, pieces)
                     return SentAnswer(206 if part else 200, length)
                 response = _make_response(record, part, call)
                 await response.prepare(request)
-                if first is not None:
-                    await response.write(first)
-                    del first
+                if first_piece is not None:
+                    await response.write(first_piece)
+                    del first_piece
                 await _send_rest(request.writer, pieces)
             except BrokenAnswer:
                 if request.transport is not None:
@@ -396,7 +416,7 @@ class CachingBackend:
     def _continues_last_read(self, record: ObjectRecord, start: int) -> bool:
         """Return whether a read starts in the middle of a block, where the previous read of the object ended."""
         previous_read = self._sequences.get(record.location)
-        return previous_read is not None and start == previous_read[0] and start % self._tiers.blocks.block_bytes != 0
+        return previous_read is not None and start == previous_read.end and start % self._tiers.blocks.block_bytes != 0
 
     def _record_read(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
         """Record a read. If it continues the previous read, read ahead.
@@ -404,15 +424,14 @@ class CachingBackend:
         Each part that is read ahead is twice as large as the previous part, up to `request_bytes`. The next part is
         read when half of the previous part was requested.
         """
-        previous_end, streak, ahead_until = self._sequences.get(record.location, (-1, 0, 0))
-        continues = start == previous_end
-        streak = min(streak + 1, _STREAK_MAX) if continues else 0
+        previous_end, streak, ahead_until = self._sequences.get(record.location, _NO_READS)
+        streak = min(streak + 1, _STREAK_MAX) if start == previous_end else 0
         if streak:
-            window = min(self._fetches.request_bytes, max(_READ_AHEAD_MIN_BYTES, end - start) << (streak - 1))
-            if end + window // 2 > ahead_until:
-                self._reader.read_ahead(record, max(end, ahead_until), min(record.size, end + window), owner)
-                ahead_until = end + window
-        self._sequences[record.location] = (end, streak, ahead_until if streak else 0)
+            window_bytes = min(self._fetches.request_bytes, max(_READ_AHEAD_MIN_BYTES, end - start) << (streak - 1))
+            if end + window_bytes // 2 > ahead_until:
+                self._reader.read_ahead(record, max(end, ahead_until), min(record.size, end + window_bytes), owner)
+                ahead_until = end + window_bytes
+        self._sequences[record.location] = _ReadSequence(end, streak, ahead_until if streak else 0)
         self._sequences.move_to_end(record.location)
         while len(self._sequences) > _SEQUENCES_MAX:
             self._sequences.popitem(last=False)
@@ -523,7 +542,7 @@ def _is_plain(call: S3Read) -> bool:
     if range_header is None:
         return True
     match = _RANGE.fullmatch(range_header)
-    if match is None or match[3] in ("0",):
+    if match is None or match[3] == "0":
         return False
     return not match[2] or int(match[1]) <= int(match[2])
 

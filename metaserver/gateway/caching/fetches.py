@@ -11,6 +11,7 @@ the interpreter with the event loop. If much of the budget is used, the blocks a
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
@@ -21,6 +22,8 @@ from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner
 from seamark.metaserver.gateway.caching.records import ObjectRecord, has_same_content, parse_content_range
 from seamark.metaserver.gateway.caching.store import Store, StoreAnswer
 
+_FREE_BUDGET_DIVISOR = 8
+"""The divisor of the free budget that gives the maximum size of one fetch."""
 _UNUSED_S = 0.2
 """The time for which a finished fetch without a reader keeps its blocks."""
 
@@ -66,7 +69,7 @@ class Fetch:
     def size_bytes(self) -> int:
         return self.end - self.first * self._block_bytes
 
-    def block(self, number: int) -> memoryview:
+    def get_block(self, number: int) -> memoryview:
         return self._buffers[number].toreadonly()
 
     def add(self, data: memoryview) -> list[int]:
@@ -97,11 +100,11 @@ class Fetch:
     def wake(self) -> None:
         """Wake the readers whose bytes have arrived, or all readers at the end of the fetch."""
         if self._waiting:
-            remaining_waiters = [waiter for waiter in self._waiting if waiter[0] >= self.arrived and not self.done]
-            woken = [waiter for waiter in self._waiting if waiter[0] < self.arrived or self.done]
-            self._waiting = remaining_waiters
-            for _, future in woken:
-                if not future.done():
+            waiters, self._waiting = self._waiting, []
+            for offset, future in waiters:
+                if offset >= self.arrived and not self.done:
+                    self._waiting.append((offset, future))
+                elif not future.done():
                     future.set_result(None)
 
     async def wait_until(self, offset: int) -> None:
@@ -126,7 +129,7 @@ class Fetch:
             await self.wait_until(start if is_first else block_end - 1)
             is_first = False
             stop = min(self.arrived, block_end)
-            yield self.block(number)[offset : offset + stop - start]
+            yield self.get_block(number)[offset : offset + stop - start]
             start = stop
 
 
@@ -175,7 +178,7 @@ class Fetches:
         If much of the budget is used, the number is smaller, so that more readers can start a fetch.
         """
         free_bytes = self._budget.limit - self._budget.taken
-        return max(1, min(self.request_bytes, free_bytes // 8) // self._blocks.block_bytes)
+        return max(1, min(self.request_bytes, free_bytes // _FREE_BUDGET_DIVISOR) // self._blocks.block_bytes)
 
     def start(self, record: ObjectRecord, first: int, last: int, owner: Owner) -> Fetch | None:
         """Start a fetch of the blocks `first` to `last`, or return None if the budget is exhausted."""
@@ -221,9 +224,9 @@ class Fetches:
         """
         if not self._take(expected_bytes, owner):
             return None
-        open_file: asyncio.Future[ObjectRecord] = asyncio.get_running_loop().create_future()
-        _start_task(self._reads, self._open(location, span, expected_bytes, make_record, owner, open_file))
-        return await asyncio.shield(open_file)
+        record_future: asyncio.Future[ObjectRecord] = asyncio.get_running_loop().create_future()
+        _start_task(self._reads, self._open(location, span, expected_bytes, make_record, owner, record_future))
+        return await asyncio.shield(record_future)
 
     async def _open(
         self,
@@ -243,7 +246,7 @@ class Fetches:
                     raise RefusedRead
                 start, end, size = part
                 block_bytes = self._blocks.block_bytes
-                first = -(-start // block_bytes)
+                first = math.ceil(start / block_bytes)
                 last = (end - 1) // block_bytes if end == size else end // block_bytes - 1
                 if last < first or any(
                     (record.name, number) in self._running_fetches for number in range(first, last + 1)
@@ -257,8 +260,8 @@ class Fetches:
                 charged_bytes = 0
                 self._register(fetch)
                 record_future.set_result(record)
-                skip = first * block_bytes - start
-                await self._finish(fetch, self._receive(fetch, answer, skip))
+                skipped_bytes = first * block_bytes - start
+                await self._finish(fetch, self._receive(fetch, answer, skipped_bytes))
         except Exception as error:  # noqa: BLE001  all waiters receive the error
             if not record_future.done():
                 record_future.set_exception(error)
@@ -270,11 +273,11 @@ class Fetches:
             if not record_future.done():
                 record_future.cancel()
 
-    async def _receive(self, fetch: Fetch, answer: StoreAnswer, skip: int) -> None:
-        """Store the bytes of the answer, except the first `skip` bytes."""
+    async def _receive(self, fetch: Fetch, answer: StoreAnswer, skipped_bytes: int) -> None:
+        """Store the bytes of the answer, except the first `skipped_bytes` bytes."""
         async for piece in answer.pieces:
-            data = memoryview(piece)[skip:] if skip else memoryview(piece)
-            skip = max(0, skip - len(piece))
+            data = memoryview(piece)[skipped_bytes:] if skipped_bytes else memoryview(piece)
+            skipped_bytes = max(0, skipped_bytes - len(piece))
             data = data[: fetch.end - fetch.arrived]  # The end of the first read may be within a block.
             for number in fetch.add(data):
                 self._keep(fetch, number)
@@ -282,7 +285,7 @@ class Fetches:
             raise RetryLater("The store's answer ended early; try again")
 
     def _keep(self, fetch: Fetch, number: int) -> None:
-        self._blocks.keep_in_memory(fetch.record.name, number, fetch.block(number), fetch.owner)
+        self._blocks.keep_in_memory(fetch.record.name, number, fetch.get_block(number), fetch.owner)
         fetch.unwritten.append(number)
         self._write(fetch)
 
@@ -299,7 +302,7 @@ class Fetches:
             try:
                 name, owner = fetch.record.name, fetch.owner
                 await asyncio.gather(
-                    *(self._blocks.write(name, number, fetch.block(number), owner) for number in numbers)
+                    *(self._blocks.write(name, number, fetch.get_block(number), owner) for number in numbers)
                 )
             finally:
                 fetch.writes -= 1
@@ -324,7 +327,7 @@ class Fetches:
             if fetch.was_held:
                 self._retire(fetch)
             else:
-                self._unread[fetch] = asyncio.get_running_loop().call_later(_UNUSED_S, self._leave, fetch)
+                self._unread[fetch] = asyncio.get_running_loop().call_later(_UNUSED_S, self._retire_unread, fetch)
 
     def _take(self, size_bytes: int, owner: Owner) -> bool:
         if not size_bytes:
@@ -344,7 +347,7 @@ class Fetches:
             if self._running_fetches.get((fetch.record.name, number)) is fetch:
                 del self._running_fetches[fetch.record.name, number]
 
-    def _leave(self, fetch: Fetch) -> None:
+    def _retire_unread(self, fetch: Fetch) -> None:
         del self._unread[fetch]
         self._write(fetch)
         self._retire(fetch)
@@ -362,7 +365,7 @@ class Fetches:
         await asyncio.gather(*self._reads, return_exceptions=True)
         for fetch, timer in tuple(self._unread.items()):
             timer.cancel()
-            self._leave(fetch)
+            self._retire_unread(fetch)
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     def check_invariants(self) -> None:

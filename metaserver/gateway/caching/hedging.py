@@ -116,7 +116,7 @@ async def _await_usable(attempts: list[_Attempt]) -> _Attempt:
     pending_openings = {attempt.opening for attempt in attempts}
     while pending_openings:
         _, pending_openings = await asyncio.wait(pending_openings, return_when=asyncio.FIRST_COMPLETED)
-        usable = [attempt for attempt in attempts if attempt.is_usable]
-        if usable:
-            return usable[0]
+        usable_attempts = [attempt for attempt in attempts if attempt.is_usable]
+        if usable_attempts:
+            return usable_attempts[0]
     return attempts[0]

@@ -68,7 +68,7 @@ class RangeReader:
         Raises:
             ChangedObject, RefusedRead, RetryLater: The store does not send the bytes. Any piece may raise the error.
         """
-        block_bytes, tries = self._blocks.block_bytes, _ReadAttempts(started)
+        block_bytes, attempts = self._blocks.block_bytes, _ReadAttempts(started)
         while start < end:
             number, offset = divmod(start, block_bytes)
             stop = min(end, (number + 1) * block_bytes)
@@ -89,7 +89,7 @@ class RangeReader:
                 if block is None:
                     if fetch is None:
                         async with aclosing(
-                            self._read_directly(record, start, end, unsent, started=tries.started)
+                            self._read_directly(record, start, end, unsent, started=attempts.started)
                         ) as pieces:
                             async for piece in pieces:
                                 yield piece
@@ -99,10 +99,10 @@ class RangeReader:
                             async for piece in pieces:
                                 self.served_bytes["fetch"] += len(piece)
                                 start += len(piece)
-                                tries.note_progress()
+                                attempts.note_progress()
                                 yield piece
                     except (RetryLater, RefusedRead) as error:
-                        await tries.wait_after(error)
+                        await attempts.wait_after(error)
                     continue
             offer = unsent.offer
             if offer < block_bytes:
@@ -112,7 +112,7 @@ class RangeReader:
             del block
             self.served_bytes[source] += len(piece)
             start = stop
-            tries.note_progress()
+            attempts.note_progress()
             unsent.keep(size_bytes)
             try:
                 yield piece
@@ -153,16 +153,18 @@ class RangeReader:
     ) -> tuple[memoryview | None, Fetch | None]:
         """Return the block from the disk, or the fetch that reads it. Both are None if the budget is exhausted."""
         last = min(last, number + self._fetches.compute_blocks_max() - 1)
-        block, absent = await self._blocks.read_from_disk(record.name, range(number, last + 1), owner)
+        block, missing_count = await self._blocks.read_from_disk(record.name, range(number, last + 1), owner)
         if block is not None:
             return block, None
         # Check again, because another reader may have started a fetch meanwhile.
         running_fetch = self._fetches.find(record.name, number)
         if running_fetch is not None:
             return None, running_fetch
-        return None, self._fetches.start(record, number, self._end_of_gap(record, number, number + absent - 1), owner)
+        return None, self._fetches.start(
+            record, number, self._find_gap_end(record, number, number + missing_count - 1), owner
+        )
 
-    def _end_of_gap(self, record: ObjectRecord, number: int, last: int) -> int:
+    def _find_gap_end(self, record: ObjectRecord, number: int, last: int) -> int:
         """Return the last of the blocks from `number` to `last` before a block in memory or in a running fetch."""
         for next_number in range(number + 1, last + 1):
             if self._blocks.has_in_memory(record.name, next_number) or self._fetches.find(record.name, next_number):
@@ -191,7 +193,7 @@ class RangeReader:
         ):
             first += 1
         if first <= last:
-            self._fetches.start(record, first, self._end_of_gap(record, first, last), owner)
+            self._fetches.start(record, first, self._find_gap_end(record, first, last), owner)
 
     async def _read_directly(
         self, record: ObjectRecord, start: int, end: int, unsent: AnswerBudget, *, started: bool
@@ -207,7 +209,7 @@ class RangeReader:
         Args:
             started: Whether the client has received bytes of the answer.
         """
-        tries = _ReadAttempts(started)
+        attempts = _ReadAttempts(started)
         while start < end:
             offer = unsent.offer
             is_streamed = offer == STEP_BYTES
@@ -218,16 +220,16 @@ class RangeReader:
                     async with aclosing(self._read_from_store(record, start, stop)) as pieces:
                         async for piece in pieces:
                             start += len(piece)
-                            tries.note_progress()
+                            attempts.note_progress()
                             yield piece
                 else:
                     async with aclosing(self._read_from_store(record, start, stop)) as pieces:
                         data = b"".join([piece async for piece in pieces])
                     start = stop
-                    tries.note_progress()
+                    attempts.note_progress()
                     yield memoryview(data)
             except (RetryLater, RefusedRead) as error:
-                await tries.wait_after(error)
+                await attempts.wait_after(error)
             finally:
                 unsent.keep(0)
 

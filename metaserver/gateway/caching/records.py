@@ -73,11 +73,11 @@ def parse_record(answer: StoreAnswer, location: str, *, version: int, now_ms: in
     headers = answer.headers
     etag, modified_text = headers.get("etag", ""), headers.get("last-modified", "")
     if answer.status == 206:
-        part = parse_content_range(answer)
-        size = part[2] if part is not None else -1
+        _, _, size = parse_content_range(answer) or (0, 0, -1)
     else:
         size = int(headers.get("content-length", "-1"))
-    if size < 0 or len(etag) < 3 or not etag.startswith('"') or any(name in headers for name in _UNCACHED):
+    is_strong_etag = etag.startswith('"') and len(etag) > len('""')
+    if size < 0 or not is_strong_etag or any(name in headers for name in _UNCACHED):
         return None
     kept_headers = {
         name: value

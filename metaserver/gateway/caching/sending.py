@@ -45,7 +45,7 @@ class SendBudget:
 
     def check_invariants(self) -> None:
         assert self.taken_bytes == sum(self._bytes_by_holder.values())
-        assert all(held_slots > 0 for held_slots in self._bytes_by_holder.values())
+        assert all(held_bytes > 0 for held_bytes in self._bytes_by_holder.values())
 
 
 class AnswerBudget:

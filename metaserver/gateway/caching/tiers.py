@@ -66,10 +66,11 @@ class CacheTiers:
             name="gateway-blocks",
         )
         fetch_bytes = settings.gateway_cache_fetch_bytes
+        blocks_disk, pinned_disk = disks
         self.blocks = ObjectBlocks(
             memory,
-            disks[0],
-            disks[1],
+            blocks_disk,
+            pinned_disk,
             self._readers,
             self._writer,
             block_bytes=settings.gateway_cache_block_bytes,
@@ -87,7 +88,7 @@ class CacheTiers:
         self.records = Records(
             records_bytes,
             records_bytes * share_percent // 100,
-            disks[1] or disks[0],
+            pinned_disk or blocks_disk,
             versions,
             clock,
             self._readers,
@@ -126,8 +127,8 @@ async def open_tiers(settings: Settings, clock: Clock, store: Store) -> CacheTie
     folder = Path(settings.gateway_cache_folder or settings.home / "cache" / "objects")
     block_bytes = settings.gateway_cache_block_bytes
     disk_bytes = settings.gateway_cache_disk_bytes
-    keys = max(_SKETCH_KEYS_MIN, (settings.gateway_cache_memory_bytes + disk_bytes) // block_bytes)
-    sketch = FrequencySketch(keys)
+    key_count = max(_SKETCH_KEYS_MIN, (settings.gateway_cache_memory_bytes + disk_bytes) // block_bytes)
+    sketch = FrequencySketch(key_count)
     pinned_bytes = disk_bytes * settings.gateway_cache_pinned_percent // 100
     share_percent = 100 if settings.auth == "none" else settings.gateway_cache_holder_percent
 
@@ -140,7 +141,8 @@ async def open_tiers(settings: Settings, clock: Clock, store: Store) -> CacheTie
             else open_tier(folder / name, budget_bytes, sketch, budget_bytes * share_percent // 100, block_bytes)
             for name, budget_bytes in (("blocks", disk_bytes - pinned_bytes), ("pinned", pinned_bytes))
         ]
-        return versions, (tiers[0], tiers[1])
+        blocks_tier, pinned_tier = tiers
+        return versions, (blocks_tier, pinned_tier)
 
     versions, disks = await asyncio.to_thread(open_all)
     return CacheTiers(settings, clock, store, versions, disks, sketch)

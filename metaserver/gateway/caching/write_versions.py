@@ -20,8 +20,10 @@ from pathlib import Path
 
 from seamark.formats.runtime.clock import Clock
 
-_VERSION_SLOTS = 1 << 16
-_BYTES = _VERSION_SLOTS * 8
+_SLOT_DIGEST_BYTES = 2
+"""The size of the digest of a location, which is the number of its slot in the file."""
+_VERSION_BYTES = 8
+_FILE_BYTES = (1 << 8 * _SLOT_DIGEST_BYTES) * _VERSION_BYTES
 
 
 class WriteVersions:
@@ -35,14 +37,14 @@ class WriteVersions:
         path.parent.mkdir(parents=True, exist_ok=True)
         _create_versions_file(path, clock)
         with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _BYTES)
+            self._map = mmap.mmap(file.fileno(), _FILE_BYTES)
         self._slots = memoryview(self._map).cast("Q")
 
     def get_version(self, location: str) -> int:
         return self._slots[_compute_slot(location)]
 
     def change(self, location: str) -> None:
-        self._slots[_compute_slot(location)] = int.from_bytes(self._clock.draw_bytes(8), "little")
+        self._slots[_compute_slot(location)] = int.from_bytes(self._clock.draw_bytes(_VERSION_BYTES), "little")
 
     def close(self) -> None:
         self._slots.release()
@@ -50,7 +52,9 @@ class WriteVersions:
 
 
 def _compute_slot(location: str) -> int:
-    return int.from_bytes(hashlib.blake2b(location.encode("utf-8", "surrogatepass"), digest_size=2).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(location.encode("utf-8", "surrogatepass"), digest_size=_SLOT_DIGEST_BYTES).digest(), "little"
+    )
 
 
 def _create_versions_file(path: Path, clock: Clock) -> None:
@@ -60,9 +64,9 @@ def _create_versions_file(path: Path, clock: Clock) -> None:
     """
     with path.with_name(path.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.exists() and path.stat().st_size == _BYTES:
+        if path.exists() and path.stat().st_size == _FILE_BYTES:
             return
-        handle, scratch = tempfile.mkstemp(dir=path.parent)
+        handle, temporary_path = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
-            file.write(clock.draw_bytes(_BYTES))
-        os.replace(scratch, path)
+            file.write(clock.draw_bytes(_FILE_BYTES))
+        os.replace(temporary_path, path)

@@ -53,6 +53,8 @@ _RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")
 _READ_CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
 _METADATA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _AZURE = "abfss"
+_MARKER_ETAG = '"0-0-0"'
+"""The ETag in the answer to a write of a folder marker, which is not stored."""
 
 
 class CloudBackend:
@@ -124,35 +126,37 @@ class CloudBackend:
         raise S3Error("NotImplemented", f"{request_text} is not supported by this store")
 
     async def _read(self, call: S3Call) -> web.StreamResponse:
-        store, key = self._place(call)
+        store, key = self._find_object(call)
         if key.endswith("/"):
             raise _make_no_key_error()
         header = call.headers.get("range")
         match = _RANGE.fullmatch(header) if header else None
         has_conditions = any(name in call.headers for name in _READ_CONDITIONS)
-        first = b""
+        first_bytes = b""
         if call.method == "HEAD" or has_conditions or (header and (match is None or int(match[1]) > int(match[2]))):
             # Read the size and the ETag of the object first, because the range and the conditions need them.
             result = await obstore.get_async(store, key, options={"head": True})
             etag, modified_time = _quote_etag(result.meta["e_tag"]), result.meta["last_modified"]
             check_read(call.headers, etag, int(modified_time.timestamp()))
-            applies = call.headers.get("if-range") in (None, etag)
-            part = read_range(header, result.meta["size"]) if applies else None
+            is_range_applicable = call.headers.get("if-range") in (None, etag)
+            part = read_range(header, result.meta["size"]) if is_range_applicable else None
             start, length = part or (0, result.meta["size"])
             is_part = part is not None
         else:
             is_part = match is not None
             start = int(match[1]) if match else 0
             limit = int(match[2]) + 1 if match else None
-            result, first = await read_first(store, key, start, limit)
+            result, first_bytes = await read_first(store, key, start, limit)
             size = result.meta["size"]
             length = (size if limit is None else min(limit, size)) - start
         response = self._start_answer(result, start, length, call, is_part=is_part)
         await response.prepare(call.request)
         if call.method != "HEAD":
-            await response.write(first)
+            await response.write(first_bytes)
             try:
-                remaining_pieces = read_stream(store, key, start + len(first), start + length, result.meta["e_tag"])
+                remaining_pieces = read_stream(
+                    store, key, start + len(first_bytes), start + length, result.meta["e_tag"]
+                )
                 async for piece in remaining_pieces:
                     await response.write(piece)
             except (*FAILED, EOFError):
@@ -197,10 +201,10 @@ class CloudBackend:
 
     async def _put(self, call: S3Call) -> web.StreamResponse:
         assert call.body is not None
-        store, key = self._place(call)
+        store, key = self._find_object(call)
         if key.endswith("/"):
             return await self._put_marker(call)
-        attributes = self._describe(select_kept_headers(call.headers))
+        attributes = self._make_attributes(select_kept_headers(call.headers))
         if "if-match" in call.headers:
             raise S3Error("NotImplemented", "This store does not support If-Match for writes")
         condition = call.headers.get("if-none-match")
@@ -245,7 +249,7 @@ class CloudBackend:
             raise S3Error("NotImplemented", "A key that ends with a slash cannot have content on this store")
         async for _ in call.body.iter_pieces():
             pass
-        return web.Response(headers={"ETag": '"0-0-0"', "x-amz-request-id": call.request_id})
+        return web.Response(headers={"ETag": _MARKER_ETAG, "x-amz-request-id": call.request_id})
 
     async def _copy(self, call: S3Call) -> web.StreamResponse:
         if any(name.startswith("x-amz-copy-source-") for name in call.headers):
@@ -254,7 +258,7 @@ class CloudBackend:
             raise S3Error("NotImplemented", "A copy on this store keeps the metadata of its source")
         if "if-match" in call.headers or "if-none-match" in call.headers:
             raise S3Error("NotImplemented", "This store does not support conditions of copies")
-        store, key = self._place(call)
+        store, key = self._find_object(call)
         bucket, _, source_key = unquote(call.headers["x-amz-copy-source"]).removeprefix("/").partition("/")
         source = self._check_place(bucket, source_key)
         await obstore.copy_async(store, source.path, key, overwrite=True)
@@ -263,7 +267,7 @@ class CloudBackend:
         return answer_copy("CopyObjectResult", _quote_etag(meta["e_tag"]), modified_ns, call)
 
     async def _delete(self, call: S3Call) -> web.StreamResponse:
-        store, key = self._place(call)
+        store, key = self._find_object(call)
         await _delete_object(store, key)
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
@@ -288,16 +292,16 @@ class CloudBackend:
         return make_xml_response(make_document("DeleteResult", "".join(outcomes)), call)
 
     async def _create_upload(self, call: S3Call) -> web.StreamResponse:
-        store, key = self._place(call)
+        store, key = self._find_object(call)
         headers = select_kept_headers(call.headers)
-        self._describe(headers)
+        self._make_attributes(headers)
         upload_id = await self._uploads.create(store, key, headers)
         text = name_object(call) + build_xml_element("UploadId", upload_id)
         return make_xml_response(make_document("InitiateMultipartUploadResult", text), call)
 
     async def _put_part(self, call: S3Call) -> web.StreamResponse:
         number = read_part_number(call.address.query.get("partNumber"))
-        store, key = self._place(call)
+        store, key = self._find_object(call)
         upload_id = call.address.query["uploadId"]
         await self._uploads.check(store, key, upload_id)
         assert call.body is not None
@@ -305,7 +309,7 @@ class CloudBackend:
         return web.Response(headers={"ETag": etag, "x-amz-request-id": call.request_id})
 
     async def _list_parts(self, call: S3Call) -> web.StreamResponse:
-        store, key = self._place(call)
+        store, key = self._find_object(call)
         parts = await self._uploads.list_parts(store, key, call.address.query["uploadId"])
         return answer_part_list(parts, call)
 
@@ -313,18 +317,18 @@ class CloudBackend:
         assert call.document is not None
         if "if-match" in call.headers or "if-none-match" in call.headers:
             raise S3Error("NotImplemented", "This store does not support conditions of multipart uploads")
-        store, key = self._place(call)
+        store, key = self._find_object(call)
         upload_id, parts = call.address.query["uploadId"], read_complete(call.document)
         headers, chosen_parts = await self._uploads.choose(store, key, upload_id, parts)
         pieces = self._uploads.read(store, chosen_parts)
         size = sum(part.size for part in chosen_parts)
-        put_result = await put_stream(store, key, pieces, size, self._describe(headers))
+        put_result = await put_stream(store, key, pieces, size, self._make_attributes(headers))
         await self._uploads.remove(store, key, upload_id)
         text = name_object(call) + build_xml_element("ETag", _quote_etag(put_result["e_tag"]))
         return make_xml_response(make_document("CompleteMultipartUploadResult", text), call)
 
     async def _abort_upload(self, call: S3Call) -> web.StreamResponse:
-        store, key = self._place(call)
+        store, key = self._find_object(call)
         upload_id = call.address.query["uploadId"]
         await self._uploads.check(store, key, upload_id)
         await self._uploads.remove(store, key, upload_id)
@@ -343,7 +347,7 @@ class CloudBackend:
             except FAILED as error:
                 raise self._objects.explain(error, f"s3://{bucket}") from error
 
-    def _place(self, call: S3Call) -> tuple[RemoteStore, str]:
+    def _find_object(self, call: S3Call) -> tuple[RemoteStore, str]:
         """Return the store and the key of the object of a call.
 
         Raises:
@@ -363,7 +367,7 @@ class CloudBackend:
             store = self._stores[bucket] = self._objects.open_bucket(self._backing.map_bucket(bucket))
         return store
 
-    def _describe(self, headers: Mapping[str, str]) -> dict[str, str]:
+    def _make_attributes(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the attributes with which the cloud stores an object, from the headers that a later read must return.
 
         Raises:
@@ -442,8 +446,8 @@ def _list_folder(store: RemoteStore, listing: ListingRequest) -> list[Listed]:
             if meta["path"].startswith(listing.prefix) and encode_key(meta["path"]) > encoded_start:
                 yield encode_key(meta["path"]), meta
 
-    first = heapq.nsmallest(listing.limit + 1, find_entries(), key=lambda entry: entry[0])
-    return [entry if isinstance(entry, Listed) else _describe_object(entry) for _, entry in first]
+    next_entries = heapq.nsmallest(listing.limit + 1, find_entries(), key=lambda entry: entry[0])
+    return [entry if isinstance(entry, Listed) else _describe_object(entry) for _, entry in next_entries]
 
 
 def _describe_object(meta: obstore.ObjectMeta) -> Listed:
@@ -462,7 +466,8 @@ async def _delete_object(store: RemoteStore, key: str) -> None:
 
 
 def _quote_etag(etag: str | None) -> str:
-    return f'"{(etag or "none").strip(chr(34))}"'
+    text = (etag or "none").strip('"')
+    return f'"{text}"'
 
 
 def _make_no_key_error() -> S3Error:

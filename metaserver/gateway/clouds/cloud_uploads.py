@@ -25,7 +25,9 @@ from seamark.metaserver.objects.clouds.backed import UPLOADS
 
 _UPLOAD_ID = re.compile("[0-9a-f]{32}")
 _PART_NAME = re.compile("([0-9]{5})-([0-9a-f]{32})")
-_HEADERS = "headers"
+_HEADERS_NAME = "headers"
+"""The name of the object that contains the headers of an upload, and marks its existence."""
+_DIGEST_CHARACTERS = 32
 
 
 class CloudUploads:
@@ -37,7 +39,7 @@ class CloudUploads:
         upload_id = self._clock.draw_bytes(16).hex()
         document = msgspec.json.encode(dict(headers))
         await obstore.put_async(
-            store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS}", document, use_multipart=False
+            store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS_NAME}", document, use_multipart=False
         )
         return upload_id
 
@@ -48,7 +50,7 @@ class CloudUploads:
             S3Error: NoSuchUpload if it does not exist.
         """
         try:
-            await obstore.head_async(store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS}")
+            await obstore.head_async(store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS_NAME}")
         except (FileNotFoundError, exceptions.NotFoundError):
             raise _make_missing_error() from None
 
@@ -88,7 +90,7 @@ class CloudUploads:
             number: stored_parts[number, etag] for number, etag in part_etags if (number, etag) in stored_parts
         }
         parts = choose_parts(list(part_etags), listed_parts)
-        headers = await obstore.get_async(store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS}")
+        headers = await obstore.get_async(store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS_NAME}")
         return convert_json(bytes(await headers.bytes_async()), dict[str, str]), parts
 
     async def read(self, store: RemoteStore, parts: Sequence[Part]) -> AsyncIterator[bytes]:
@@ -101,22 +103,22 @@ class CloudUploads:
         """Delete the parts of an upload, and finally the object that marks its existence."""
         folder = _get_upload_folder(key, upload_id)
         names = [meta["path"] async for page in obstore.list(store, f"{folder}/") for meta in page]
-        for name in sorted(names, key=lambda name: name.endswith(f"/{_HEADERS}")):
+        for name in sorted(names, key=lambda name: name.endswith(f"/{_HEADERS_NAME}")):
             await _delete_if_stored(store, name)
 
     async def delete_abandoned(self, store: RemoteStore, before_ms: int) -> None:
         """Delete the uploads to which nothing was written since `before_ms`."""
-        newest_ms: dict[str, int] = {}
-        names: dict[str, list[str]] = {}
+        newest_ms_by_folder: dict[str, int] = {}
+        names_by_folder: dict[str, list[str]] = {}
         async for page in obstore.list(store, f"{UPLOADS}/", chunk_size=1000):
             for meta in page:
                 folder = meta["path"].rpartition("/")[0]
                 modified_ms = int(meta["last_modified"].timestamp() * 1000)
-                newest_ms[folder] = max(modified_ms, newest_ms.get(folder, 0))
-                names.setdefault(folder, []).append(meta["path"])
-        for folder, modified_ms in newest_ms.items():
+                newest_ms_by_folder[folder] = max(modified_ms, newest_ms_by_folder.get(folder, 0))
+                names_by_folder.setdefault(folder, []).append(meta["path"])
+        for folder, modified_ms in newest_ms_by_folder.items():
             if modified_ms < before_ms:
-                for name in names[folder]:
+                for name in names_by_folder[folder]:
                     await _delete_if_stored(store, name)
 
     async def _list_parts(self, store: RemoteStore, key: str, upload_id: str) -> list[Part]:
@@ -139,7 +141,7 @@ def _get_upload_folder(key: str, upload_id: str) -> str:
     """
     if not _UPLOAD_ID.fullmatch(upload_id):
         raise _make_missing_error()
-    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARACTERS]
     return f"{UPLOADS}/{digest}-{upload_id}"
 
 

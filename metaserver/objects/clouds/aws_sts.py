@@ -29,6 +29,8 @@ else:
 
 POLICY_CHARS_MAX = 2048
 """The maximum length of a session policy, which AWS defines."""
+_DURATION_MIN_S = 900
+"""The minimum duration of a session, which AWS defines."""
 _READ = ("s3:GetObject",)
 _WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 _WILDCARDS = re.compile(r"[*?$]")
@@ -50,7 +52,7 @@ def assume_role(settings: Settings, table: Location, *, writable: bool) -> Issue
         "RoleArn": settings.s3_sts_role,
         "RoleSessionName": "seamark",
         "Policy": policy,
-        "DurationSeconds": max(900, settings.cloud_keys_s),
+        "DurationSeconds": max(_DURATION_MIN_S, settings.cloud_keys_s),
     }
     if settings.s3_sts_external_id:
         arguments["ExternalId"] = settings.s3_sts_external_id

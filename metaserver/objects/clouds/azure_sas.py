@@ -78,8 +78,8 @@ class SasIssuer:
                 table.path,
                 credential=settings.azure_account_key or self._find_delegation_key(settings, table, expires_ms),
                 permission=_WRITER if writable else _READER,
-                start=_to_time(now_ms - _CLOCK_DIFFERENCE_S * 1000),
-                expiry=_to_time(expires_ms),
+                start=_make_time(now_ms - _CLOCK_DIFFERENCE_S * 1000),
+                expiry=_make_time(expires_ms),
                 protocol="https,http" if settings.azure_endpoint.startswith("http:") else "https",
             )
         properties = {
@@ -116,7 +116,7 @@ class SasIssuer:
                     connection_timeout=min(settings.storage_timeout_s, _CONNECT_TIMEOUT_S),
                     read_timeout=settings.storage_timeout_s,
                 ) as client:
-                    delegation_key = client.get_user_delegation_key(_to_time(starts_ms), _to_time(expires_ms))
+                    delegation_key = client.get_user_delegation_key(_make_time(starts_ms), _make_time(expires_ms))
                 current = self._delegation_keys[cache_key] = _DelegationKey(delegation_key, expires_ms)
             return current.key
         finally:
@@ -141,11 +141,11 @@ def compute_expiry_ms(settings: Settings, now_ms: int) -> int:
     This time is a multiple of half of the lifetime. So all answers of the same period have the same SAS, and a SAS is
     valid for at least half of the lifetime.
     """
-    half_ms = settings.cloud_keys_s * 500
-    return (now_ms // half_ms + 2) * half_ms
+    half_lifetime_ms = settings.cloud_keys_s * 1000 // 2
+    return (now_ms // half_lifetime_ms + 2) * half_lifetime_ms
 
 
-def _to_time(milliseconds: int) -> datetime:
+def _make_time(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds // 1000, UTC)
 
 

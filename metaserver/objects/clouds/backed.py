@@ -44,7 +44,9 @@ class Backing:
         self._host = ""
         if scheme == "abfss":
             self._host = normalize_host(host) or ""
-        if (scheme == "gs") == bool(host) or (scheme == "abfss") != bool(self._host):
+        is_google, is_azure = scheme == "gs", scheme == "abfss"
+        # Google Cloud Storage has no host, and an account of Azure has one.
+        if is_google == bool(host) or is_azure != bool(self._host):
             raise ConfigError(f"s3_backend must be gs:// or abfss://account.dfs.core.windows.net; {backend!r} is not")
 
     def map_bucket(self, bucket: str) -> str:

@@ -181,8 +181,8 @@ class CloudObjects(ABC, Generic[S]):
         for root in self._roots:
             # The listing is below a name that does not exist, so the answer is short. A HEAD does not report a missing
             # bucket.
-            nothing = Location(self.scheme, root.bucket, f"{root.path}/.seamark-ping".lstrip("/"))
-            async for _ in self.list(str(nothing)):
+            missing_folder = Location(self.scheme, root.bucket, f"{root.path}/.seamark-ping".lstrip("/"))
+            async for _ in self.list(str(missing_folder)):
                 break
 
     async def _put_if_absent(

@@ -5,8 +5,8 @@ without the option to overwrite. The NameNode checks and renames under its lock,
 none, and two writers never both succeed. If the reply to the rename is lost, the temporary file shows what happened:
 only its own writer moves it.
 
-The blocking client runs in threads (`threads.py`). Its asynchronous twin panics when it resolves the name of a host,
-because it does not enter the runtime of its library.
+The blocking client runs in threads (`threads.py`). The asynchronous client of the library panics when it resolves the
+name of a host, because it does not enter the runtime of the library.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ else:
 TEMPORARY_PREFIX = ".seamark-tmp-"
 """The prefix of incomplete files, which are never listed."""
 _FILES_PER_BATCH = 1000
+_SHOWN_CHARACTERS_MAX = 200
 _FAILED = (OSError, RuntimeError, ValueError)
 """The errors of the library. Most errors of Hadoop are a RuntimeError with the name of Hadoop's class in its text."""
 _FULL = ("QuotaExceededException", "could only be written to 0")
@@ -156,7 +157,7 @@ class HdfsObjects:
             open_authority = partial(open_client, authority, self._settings)
             threads = self._threads_by_authority[authority] = ClientThreads(authority, open_authority, self._clock)
 
-        def explain_errors(get_client: Callable[[], hdfs_native.Client]) -> T:
+        def run_work(get_client: Callable[[], hdfs_native.Client]) -> T:
             try:
                 return work(get_client(), f"/{parsed.path}")
             except _FAILED as error:
@@ -164,7 +165,7 @@ class HdfsObjects:
 
         timeout_s = self._settings.storage_timeout_s
         try:
-            return await threads.run(explain_errors, timeout_s)
+            return await threads.run(run_work, timeout_s)
         except TimeoutError:
             raise RetryLater(f"HDFS did not answer for {location!r} within {timeout_s:g} s; try again later") from None
 
@@ -234,4 +235,5 @@ def explain_error(error: Exception, location: str) -> SeamarkError:
             f"No configuration file names the NameNodes of {location!r}: set hdfs_config_folder, or write "
             "hdfs://namenode:8020/path"
         )
-    return RetryLater(f"HDFS did not answer for {location!r}: {text.partition(chr(10))[0][:200]}; try again later")
+    first_line = text.partition("\n")[0]
+    return RetryLater(f"HDFS did not answer for {location!r}: {first_line[:_SHOWN_CHARACTERS_MAX]}; try again later")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from seamark.formats.runtime.errors import NoSuchTable
 from seamark.metaserver.store.model import STREAM_GATE, DroppedEntry
 from seamark.metaserver.store.operations import PRIORITY, REWRITE
-from seamark.metaserver.store.sql.rows import DROPPED, convert_dropped
+from seamark.metaserver.store.sql.rows import DROPPED, DROPPED_COLUMN_COUNT, encode_dropped
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement, format_placeholders
 
-_KEPT = (
+_TABLES_OF_UUID = (
     "index_files",
     "index_versions",
     "producers",
@@ -21,8 +21,8 @@ _KEPT = (
     "query_shapes",
     "applied_advice",
 )
-_NAMED = ("entries", "dropped")
-UNNAMED = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for table in _NAMED)  # noqa: S608
+_TABLES_OF_NAMES = ("entries", "dropped")
+UNNAMED = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for table in _TABLES_OF_NAMES)  # noqa: S608
 """An SQL condition: no live or dropped name refers to the UUID in the first parameter."""
 
 
@@ -51,7 +51,7 @@ def forget_unnamed(dropped_entry: DroppedEntry, *, purged: bool = False) -> Step
         f"DELETE FROM query_sums WHERE number IN (SELECT number FROM query_shapes WHERE uuid = $1) AND {UNNAMED}",  # noqa: S608
         (uuid,),
     )
-    for table in _KEPT:
+    for table in _TABLES_OF_UUID:
         yield StoreStatement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (uuid,))  # noqa: S608
     yield from forget_offsets(uuid)
     for lease in (f"{REWRITE}{uuid}", f"{PRIORITY}{uuid}", f"{STREAM_GATE}{uuid}"):
@@ -74,14 +74,15 @@ def retain_entry(dropped_entry: DroppedEntry) -> Steps[None]:
     remaining files in it.
     """
     uuid = dropped_entry.entry.uuid
-    # This lock makes a transaction wait that registers the entry again.
+    # A transaction that registers the entry again waits for this lock.
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
+    # Delete the allowed locations (`shared` is 2), because they are not claimed.
     yield StoreStatement(f"DELETE FROM claims WHERE uuid = $1 AND shared = 2 AND {UNNAMED}", (uuid,))  # noqa: S608
     rows = yield StoreStatement(f"SELECT 1 FROM claims WHERE uuid = $1 AND {UNNAMED} LIMIT 1", (uuid,))  # noqa: S608
     if not rows:
         return
     yield StoreStatement("DELETE FROM retained WHERE uuid = $1", (uuid,))
     yield StoreStatement(
-        f"INSERT INTO retained ({DROPPED}, checked_ms) VALUES ({format_placeholders(15)})",  # noqa: S608
-        (*convert_dropped(dropped_entry, dropped_entry.entry), 0),
+        f"INSERT INTO retained ({DROPPED}, checked_ms) VALUES ({format_placeholders(DROPPED_COLUMN_COUNT + 1)})",  # noqa: S608
+        (*encode_dropped(dropped_entry, dropped_entry.entry), 0),
     )

@@ -44,6 +44,7 @@ def claim_locations(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
     for location in missing:
         if op.checked:
             yield from _check_location(op, location)
+        # If the UUID already has this location, keep the more exclusive claim, which has the lower value of `shared`.
         yield StoreStatement(
             "INSERT INTO claims (location, uuid, shared, spelled) VALUES ($1, $2, $3, $4) "
             "ON CONFLICT (location, uuid) DO UPDATE SET shared = excluded.shared, spelled = excluded.spelled "
@@ -93,7 +94,8 @@ def check_retained(op: operations.CheckRetained, now_ms: int) -> Steps[None]:
 def find_overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
     """Return claims of UUIDs other than `uuid` that overlap one of `keys`.
 
-    The result contains all claims that contain a key, and the first `limit` claims within each key.
+    The result contains all claims that contain a key, and the first `limit` claims within each key. If `shared` is
+    false, it contains no shared claims.
     """
     return (yield from _find_overlapping(keys, uuid, limit, _OWN, _SHARED if shared else _OWN))
 
@@ -103,11 +105,13 @@ def find_allowed_overlaps(keys: Sequence[str], uuid: str, limit: int) -> Steps[l
     return (yield from _find_overlapping(keys, uuid, limit, _ALLOWED, _ALLOWED))
 
 
-def _find_overlapping(keys: Sequence[str], uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
+def _find_overlapping(
+    keys: Sequence[str], uuid: str, limit: int, shared_min: int, shared_max: int
+) -> Steps[list[model.Claim]]:
     claims: dict[tuple[str, str], model.Claim] = {}
     for key in keys:
-        claims_above = yield from _find_above(key, uuid, first, last)
-        claims_below = yield from _find_below(key, uuid, limit, first, last)
+        claims_above = yield from _find_above(key, uuid, shared_min, shared_max)
+        claims_below = yield from _find_below(key, uuid, limit, shared_min, shared_max)
         for claim in (*claims_above, *claims_below):
             claims[claim.location, claim.uuid] = claim
     return list(claims.values())
@@ -117,7 +121,9 @@ def list_claims(uuid: str) -> Steps[list[model.Claim]]:
     rows = yield StoreStatement(
         "SELECT location, uuid, shared, spelled FROM claims WHERE uuid = $1 ORDER BY location", (uuid,)
     )
-    return [msgspec.structs.replace(_decode_claim(row), spelled=row[3] or "") for row in rows]
+    return [
+        msgspec.structs.replace(_decode_claim(claim_values), spelled=spelled or "") for *claim_values, spelled in rows
+    ]
 
 
 def _check_location(op: operations.ClaimLocations, location: model.ClaimedLocation) -> Steps[None]:
@@ -160,6 +166,7 @@ def check_restored(uuid: str) -> Steps[None]:
         CommitConflict: A live entry has claimed the location.
     """
     yield _TABLE_LOCK
+    # The sum of `shared` is below 2 unless both claims are shared, or one of them is an allowed location.
     rows = yield StoreStatement(
         "SELECT 1 FROM claims AS mine JOIN claims AS other ON other.location = mine.location "
         "WHERE mine.uuid = $1 AND other.uuid <> $1 AND mine.shared + other.shared < 2 "
@@ -172,24 +179,24 @@ def check_restored(uuid: str) -> Steps[None]:
         )
 
 
-def _find_above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.Claim]]:
-    """Return claims on `key` and on the folders that contain it. Their values of `shared` are `first` to `last`."""
+def _find_above(key: str, uuid: str, shared_min: int, shared_max: int) -> Steps[list[model.Claim]]:
+    """Return claims on `key` and on the folders that contain it, with `shared` from `shared_min` to `shared_max`."""
     folders, position = [key], len(key)
     while (position := key.rfind("/", 0, position)) > 0:
         folders.append(key[:position])
     rows = yield StoreStatement(
         "SELECT location, uuid, shared FROM claims WHERE location IN {each_of_1} AND uuid <> $2 "
         "AND shared BETWEEN $3 AND $4",
-        (json.dumps(folders), uuid, first, last),
+        (json.dumps(folders), uuid, shared_min, shared_max),
     )
     return [_decode_claim(row) for row in rows]
 
 
-def _find_below(key: str, uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
+def _find_below(key: str, uuid: str, limit: int, shared_min: int, shared_max: int) -> Steps[list[model.Claim]]:
     rows = yield StoreStatement(
         "SELECT location, uuid, shared FROM claims WHERE location > $1 AND location < $2 AND uuid <> $3 "
         "AND shared BETWEEN $4 AND $5 ORDER BY location LIMIT $6",
-        (f"{key}/", f"{key}{_AFTER_SLASH}", uuid, first, last, limit),
+        (f"{key}/", f"{key}{_AFTER_SLASH}", uuid, shared_min, shared_max, limit),
     )
     return [_decode_claim(row) for row in rows]
 
@@ -199,4 +206,5 @@ def _is_within(key: str, folder: str) -> bool:
 
 
 def _decode_claim(row: Row) -> model.Claim:
-    return model.Claim(location=str(row[0]), uuid=str(row[1]), shared=row[2] == _SHARED, allowed=row[2] == _ALLOWED)
+    location, uuid, shared = row
+    return model.Claim(location=str(location), uuid=str(uuid), shared=shared == _SHARED, allowed=shared == _ALLOWED)

@@ -38,12 +38,13 @@ from seamark.metaserver.store.sql.records import (
 )
 from seamark.metaserver.store.sql.rows import (
     DROPPED,
+    DROPPED_COLUMN_COUNT,
     ENTRY,
-    convert_dropped,
+    decode_dropped,
+    encode_dropped,
     get_name_space,
     pack,
     pack_json,
-    to_dropped,
     unpack,
 )
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, format_placeholders
@@ -53,8 +54,9 @@ DROPPED_MAX = 100_000
 
 _PRIORITY_MS_MAX = 600_000
 """The maximum remaining time of a priority. If a priority would end later, it is ignored, because a clock was wrong."""
+_INSERT_ATTEMPTS_MAX = 3
 _TITLES = {EntryKind.TABLE: "Table", EntryKind.VIEW: "View", EntryKind.FUNCTION: "Function"}
-_MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
+_MISSING_ERRORS = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
 
 # Namespaces ----------------------------------------------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ def drop_namespace(op: operations.DropNamespace, now_ms: int) -> Steps[None]:
 
 
 def _make_missing_error(kind: EntryKind, path: NamespacePath, name: str) -> Exception:
-    return _MISSING[kind](f"{_TITLES[kind]} does not exist: {format_path(path, name)}")
+    return _MISSING_ERRORS[kind](f"{_TITLES[kind]} does not exist: {format_path(path, name)}")
 
 
 def _make_exists_error(
@@ -132,9 +134,9 @@ def _put_entry(
     yield from _hold_namespace(entry.namespace)
     space = get_name_space(entry.kind)
     # If the existing entry is removed before its kind is read, try the insert again.
-    for _ in range(3):
+    for _ in range(_INSERT_ATTEMPTS_MAX):
         rows = yield StoreStatement(
-            f"INSERT INTO entries (space, {ENTRY}) VALUES ({format_placeholders(10)}) "  # noqa: S608
+            f"INSERT INTO entries (space, {ENTRY}) VALUES ({format_placeholders(1 + ENTRY.column_count)}) "  # noqa: S608
             "ON CONFLICT (namespace, space, name) DO NOTHING RETURNING 1",
             (space, *ENTRY.encode(entry)),
         )
@@ -220,8 +222,7 @@ def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
     def make_error(requested_kind: EntryKind, existing_kind: EntryKind, path: NamespacePath, name: str) -> Exception:
         return AlreadyExists(
             f"Cannot rename {format_path(op.namespace, op.name)} to {format_path(path, name)}. "
-            f"{_TITLES[existing_kind]} "
-            f"already exists"
+            f"{_TITLES[existing_kind]} already exists"
         )
 
     # Delete and insert the row. An UPDATE could violate the primary key, which would abort the transaction.
@@ -241,8 +242,9 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
         yield from forget_unnamed(dropped_entry)
         return
     rows = yield StoreStatement(
-        f"INSERT INTO dropped ({DROPPED}) VALUES ({format_placeholders(14)}) ON CONFLICT (id) DO NOTHING RETURNING 1",  # noqa: S608
-        convert_dropped(op.keep, entry),
+        f"INSERT INTO dropped ({DROPPED}) VALUES ({format_placeholders(DROPPED_COLUMN_COUNT)}) "  # noqa: S608
+        "ON CONFLICT (id) DO NOTHING RETURNING 1",
+        encode_dropped(op.keep, entry),
     )
     if not rows:
         raise AlreadyExists(f"Dropped entry already exists: {op.keep.id}")
@@ -268,19 +270,21 @@ def _check_room(path: NamespacePath) -> Steps[None]:
 
 
 def restore_entry(op: operations.RestoreEntry, now_ms: int) -> Steps[None]:
+    # The condition is true for every row if the caller has checked the retention.
+    expires_after_ms = -1 if op.is_kept else now_ms
     rows = yield StoreStatement(
         f"DELETE FROM dropped WHERE id = $1 AND expires_ms > $2 RETURNING {DROPPED}",  # noqa: S608
-        (op.dropped_id, -1 if op.is_kept else now_ms),
+        (op.dropped_id, expires_after_ms),
     )
     if not rows:
         raise NotFound(f"Dropped entry does not exist or its retention has ended: {op.dropped_id}")
-    entry = to_dropped(rows[0]).entry
+    entry = decode_dropped(rows[0]).entry
     yield from check_restored(entry.uuid)
     yield from _put_entry(msgspec.structs.replace(entry, namespace=op.namespace, name=op.name))
     yield from restore_grants(op.dropped_id, op.namespace, op.name)
 
 
-_NAMED = ("entries", "dropped")
+_TABLES_OF_NAMES = ("entries", "dropped")
 
 
 def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
@@ -292,14 +296,18 @@ def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
             break
     else:
         raise NotFound(f"Dropped entry does not exist: {op.dropped_id}")
-    dropped_entry = to_dropped(rows[0])
+    dropped_entry = decode_dropped(rows[0])
     yield from forget_dropped_grants(op.dropped_id)
     if op.unshared:
         # Read both tables in one statement, because two statements could miss an entry that is restored between them.
-        name_selects = " UNION ALL ".join(f"SELECT namespace, name FROM {table} WHERE uuid = $1" for table in _NAMED)  # noqa: S608
+        name_selects = " UNION ALL ".join(
+            f"SELECT namespace, name FROM {table} WHERE uuid = $1"  # noqa: S608
+            for table in _TABLES_OF_NAMES
+        )
         live_names = yield StoreStatement(f"{name_selects} LIMIT 1", (dropped_entry.entry.uuid,))
         if live_names:
+            packed_namespace, name = live_names[0]
             raise CommitConflict(
-                f"{format_path(unpack(live_names[0][0]), live_names[0][1])} has the same uuid, so its files are in use"
+                f"{format_path(unpack(packed_namespace), name)} has the same uuid, so its files are in use"
             )
     yield from forget_unnamed(dropped_entry, purged=op.unshared)

@@ -22,7 +22,7 @@ def keep_plan_table(op: operations.KeepPlanTable, now_ms: int) -> Steps[model.St
     return PLAN_TABLE.decode(rows[0])
 
 
-def extend_plan_table(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]:
+def extend_plan_lease(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]:
     rows = yield StoreStatement(
         "UPDATE plan_tables SET expires_ms = CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END "
         "WHERE id = $2 AND name IS NOT NULL RETURNING 1",
@@ -31,17 +31,17 @@ def extend_plan_table(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]
     return bool(rows)
 
 
-def insert_plan_leases(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
-    new = "$1" if op.withdraw else "CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END"
-    count = 0
+def change_plan_leases(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
+    new_expires_ms = "$1" if op.withdraw else "CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END"
+    plan_count = 0
     for plan_snapshot_id in op.plan_snapshot_ids:
         rows = yield StoreStatement(
-            f"UPDATE plan_tables SET expires_ms = {new} WHERE namespace = $2 AND of_name = $3 AND audience = $4 "  # noqa: S608
-            "AND shown_id = $5 AND name IS NOT NULL RETURNING 1",
+            f"UPDATE plan_tables SET expires_ms = {new_expires_ms} WHERE namespace = $2 AND of_name = $3 "  # noqa: S608
+            "AND audience = $4 AND shown_id = $5 AND name IS NOT NULL RETURNING 1",
             (op.expires_ms, pack(op.namespace), op.of_name, op.audience, plan_snapshot_id),
         )
-        count += len(rows)
-    return count
+        plan_count += len(rows)
+    return plan_count
 
 
 def drop_plan_snapshots(op: operations.DropPlanSnapshots, now_ms: int) -> Steps[int]:

@@ -41,7 +41,7 @@ from seamark.metaserver.store.stale_reads import StaleReads
 
 T = TypeVar("T")
 
-CONNECT_ATTEMPTS_MAX = 6
+TRANSACTION_ATTEMPTS_MAX = 6
 """The maximum number of attempts of a transaction after deadlocks, or after connections lost before COMMIT."""
 CONNECT_TIMEOUT_S = 10.0
 """The time limit for opening a connection, and for waiting until PostgreSQL has started."""
@@ -49,6 +49,11 @@ ROLLBACK_TIMEOUT_S = 5.0
 """The time limit for rolling a connection back. After it, the connection is closed."""
 INDEX_ROW_BYTES = 2704
 """The maximum size of an index row: a third of a page of PostgreSQL's B-trees, after compression."""
+_CLIENT_EXTRA_S = 5
+"""The time by which the client's limit of a statement exceeds the limit of PostgreSQL."""
+_CONNECT_RETRY_S = 0.2
+_CACHED_STATEMENTS_MAX = 512
+_VERSION_MIN = 13
 MIGRATION_LOCK = 0x5EA_3A4C
 """The key of the advisory lock that serialises migrations of replicas."""
 
@@ -71,7 +76,7 @@ _REASONS: dict[type[Exception], str] = {
     socket.gaierror: "the name of the host is not known",
     TimeoutError: "no answer in time",
 }
-_UNDONE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
+_ROLLED_BACK = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 
 
 @asynccontextmanager
@@ -126,7 +131,7 @@ async def _skip_reset(connection: Any) -> None:
 async def open_pool(dsn: str, database_text: str, pool_min: int, pool_max: int, timeout_s: float) -> Any:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONNECT_TIMEOUT_S
-    milliseconds = str(max(1, int(timeout_s * 1000)))
+    timeout_ms = str(max(1, int(timeout_s * 1000)))
     while True:
         try:
             return await asyncpg.create_pool(
@@ -134,15 +139,15 @@ async def open_pool(dsn: str, database_text: str, pool_min: int, pool_max: int, 
                 min_size=min(pool_min, pool_max),
                 max_size=pool_max,
                 # The limit of PostgreSQL is shorter than the client's, because only PostgreSQL releases locks.
-                command_timeout=timeout_s + 5,
+                command_timeout=timeout_s + _CLIENT_EXTRA_S,
                 timeout=CONNECT_TIMEOUT_S,
                 reset=_skip_reset,
-                statement_cache_size=512,
+                statement_cache_size=_CACHED_STATEMENTS_MAX,
                 server_settings={
                     "application_name": APPLICATION_NAME,
                     "default_transaction_isolation": "read committed",
-                    "idle_in_transaction_session_timeout": milliseconds,
-                    "statement_timeout": milliseconds,
+                    "idle_in_transaction_session_timeout": timeout_ms,
+                    "statement_timeout": timeout_ms,
                     "synchronous_commit": "on",
                 },
             )
@@ -156,7 +161,7 @@ async def open_pool(dsn: str, database_text: str, pool_min: int, pool_max: int, 
         except LOST as error:
             if loop.time() > deadline:
                 raise RetryLater(f"{database_text} does not answer ({explain_lost_connection(error)})") from None
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(_CONNECT_RETRY_S)
         except asyncpg.PostgresError as error:
             raise ConfigError(f"{database_text} cannot be used: {error}") from None
 
@@ -171,8 +176,8 @@ async def create_search_path_schema(connection: Any, dsn: str) -> None:
 async def _prepare_database(pool: Any, database_text: str, dsn: str) -> None:
     try:
         async with pool.acquire() as connection:
-            if connection.get_server_version().major < 13:
-                raise ConfigError(f"{database_text} is too old; version 13 or newer is required")
+            if connection.get_server_version().major < _VERSION_MIN:
+                raise ConfigError(f"{database_text} is too old; version {_VERSION_MIN} or newer is required")
             if connection.get_settings().server_encoding != "UTF8":
                 raise ConfigError(
                     f"{database_text}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'"
@@ -196,9 +201,9 @@ def explain_lost_connection(error: Exception) -> str:
 
     The text of the error may be empty, or may contain all addresses of the host.
     """
-    for kind, words in _REASONS.items():
+    for kind, reason in _REASONS.items():
         if isinstance(error, kind):
-            return words
+            return reason
     return type(error).__name__
 
 
@@ -230,14 +235,14 @@ class _PostgresStore(GeneratorStore):
         self._pool_max = pool_max
         self._timeout_s = timeout_s
 
-    async def _change(self, make_steps: Callable[[], Steps[T]]) -> T:
+    async def _run_change(self, make_steps: Callable[[], Steps[T]]) -> T:
         return await self._run_with_retries(self._run_transaction, make_steps)
 
-    async def _point(self, make_steps: Callable[[], Steps[T]]) -> T:
-        return await self._run_with_retries(_drive_begun, make_steps)
+    async def _read_point(self, make_steps: Callable[[], Steps[T]]) -> T:
+        return await self._run_with_retries(_run_without_transaction, make_steps)
 
-    async def _list(self, make_steps: Callable[[], Steps[T]]) -> T:
-        return await self._run_with_retries(_drive_begun, make_steps)
+    async def _read_list(self, make_steps: Callable[[], Steps[T]]) -> T:
+        return await self._run_with_retries(_run_without_transaction, make_steps)
 
     async def _run_with_retries(
         self, run: Callable[[Any, Callable[[], Steps[T]]], Any], make_steps: Callable[[], Steps[T]]
@@ -246,12 +251,12 @@ class _PostgresStore(GeneratorStore):
 
         The steps run again only after failures that have certainly changed nothing.
         """
-        for attempt in range(CONNECT_ATTEMPTS_MAX):
+        for attempt in range(TRANSACTION_ATTEMPTS_MAX):
             connection = await self._acquire()
             try:
                 result: T = await run(connection, make_steps)
                 return result
-            except _UNDONE:
+            except _ROLLED_BACK:
                 await asyncio.sleep(self._draw_jitter_s(attempt))
             except (asyncpg.PostgresError, *LOST) as error:
                 if not _is_lost(error):
@@ -262,7 +267,7 @@ class _PostgresStore(GeneratorStore):
                     raise RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s") from error
             finally:
                 await self._release(connection)
-        raise RetryLater(f"PostgreSQL: the transaction was rolled back {CONNECT_ATTEMPTS_MAX} times; retry")
+        raise RetryLater(f"PostgreSQL: the transaction was rolled back {TRANSACTION_ATTEMPTS_MAX} times; retry")
 
     async def _acquire(self) -> Any:
         try:
@@ -303,6 +308,7 @@ class _PostgresStore(GeneratorStore):
         return result
 
     def _draw_jitter_s(self, attempt: int) -> float:
+        """Return a random wait that doubles with each attempt, between 5 and 10 ms for attempt 0."""
         return float(0.005 * 2**attempt * (1 + self._clock.draw_bytes(1)[0] / 255))
 
     def _convert_error(self, error: Exception) -> SeamarkError:
@@ -326,7 +332,8 @@ class _PostgresStore(GeneratorStore):
         return StorageError("PostgreSQL failed; the server's log has the details")
 
 
-async def _drive_begun(connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
+async def _run_without_transaction(connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
+    """Run a read. It is consistent without a transaction, because a single statement reads all rows."""
     return await run_steps_in_postgres(connection, make_steps())
 
 

@@ -45,10 +45,11 @@ from seamark.metaserver.store.sql.rows import (
     PLAN_TABLE,
     PRODUCER,
     TOKEN,
+    decode_dropped,
+    decode_retained,
     get_name_space,
+    make_range_end,
     pack,
-    to_dropped,
-    to_retained,
     unpack,
 )
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, format_placeholders
@@ -99,9 +100,8 @@ def find_namespaces(parent: NamespacePath, names: Sequence[str]) -> Steps[list[N
 
 
 def measure_namespace(top: str) -> Steps[tuple[int, int]]:
-    # The paths below `top` continue with the separator, which sorts before all characters of names.
     range_condition = "BETWEEN $1 AND $2"
-    params = (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")
+    params = (top, make_range_end(top))
     rows = yield StoreStatement(
         f"SELECT (SELECT COUNT(*) FROM namespaces WHERE path {range_condition}) "  # noqa: S608
         f"+ (SELECT COUNT(*) FROM entries WHERE namespace {range_condition}) "
@@ -109,7 +109,8 @@ def measure_namespace(top: str) -> Steps[tuple[int, int]]:
         f"(SELECT COALESCE(SUM(LENGTH(properties)), 0) FROM namespaces WHERE path {range_condition})",
         params,
     )
-    return int(rows[0][0]), int(rows[0][1])
+    count, characters = rows[0]
+    return int(count), int(characters)
 
 
 def load_entry(kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[Entry | None]:
@@ -143,35 +144,35 @@ def find_entries(uuids: Sequence[str]) -> Steps[list[Entry]]:
 def list_dropped(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
     if namespace is None:
         sql = f"SELECT {DROPPED} FROM dropped WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
-        return _read_all(to_dropped, sql, after or "", limit)
+        return _read_all(decode_dropped, sql, after or "", limit)
     sql = f"SELECT {DROPPED} FROM dropped WHERE namespace = $1 AND id > $2 ORDER BY id LIMIT $3"  # noqa: S608
-    return _read_all(to_dropped, sql, pack(namespace), after or "", limit)
+    return _read_all(decode_dropped, sql, pack(namespace), after or "", limit)
 
 
 def find_dropped(dropped_id: str) -> Steps[DroppedEntry | None]:
-    entry = yield from _read_first(to_dropped, f"SELECT {DROPPED} FROM dropped WHERE id = $1", dropped_id)  # noqa: S608
+    entry = yield from _read_first(decode_dropped, f"SELECT {DROPPED} FROM dropped WHERE id = $1", dropped_id)  # noqa: S608
     if entry is None:
         sql = f"SELECT {DROPPED} FROM retained WHERE id = $1"  # noqa: S608
-        entry = yield from _read_first(to_retained, sql, dropped_id)
+        entry = yield from _read_first(decode_retained, sql, dropped_id)
     return entry
 
 
 def list_retained(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
     if namespace is None:
         sql = f"SELECT {DROPPED} FROM retained WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
-        return _read_all(to_retained, sql, after or "", limit)
+        return _read_all(decode_retained, sql, after or "", limit)
     sql = f"SELECT {DROPPED} FROM retained WHERE namespace = $1 AND id > $2 ORDER BY id LIMIT $3"  # noqa: S608
-    return _read_all(to_retained, sql, pack(namespace), after or "", limit)
+    return _read_all(decode_retained, sql, pack(namespace), after or "", limit)
 
 
 def list_unchecked(before_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
     sql = f"SELECT {DROPPED} FROM retained WHERE checked_ms < $1 ORDER BY checked_ms, uuid LIMIT $2"  # noqa: S608
-    return _read_all(to_retained, sql, before_ms, limit)
+    return _read_all(decode_retained, sql, before_ms, limit)
 
 
 def list_expired(now_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
     sql = f"SELECT {DROPPED} FROM dropped WHERE expires_ms <= $1 ORDER BY expires_ms, id LIMIT $2"  # noqa: S608
-    return _read_all(to_dropped, sql, now_ms, limit)
+    return _read_all(decode_dropped, sql, now_ms, limit)
 
 
 def list_indexed_tables(after: str | None, limit: int) -> Steps[list[Entry]]:
@@ -182,7 +183,7 @@ def list_indexed_tables(after: str | None, limit: int) -> Steps[list[Entry]]:
     return _read_all(NAMED.decode, sql, after or "", limit)
 
 
-def index_files_unused(before_ms: int, limit: int) -> Steps[list[RegisteredIndexFile]]:
+def list_unused_index_files(before_ms: int, limit: int) -> Steps[list[RegisteredIndexFile]]:
     sql = (
         f"SELECT {INDEX_FILE} FROM index_files WHERE state <> 'live' AND changed_ms < $1 "  # noqa: S608
         "ORDER BY changed_ms, location LIMIT $2"
@@ -190,7 +191,7 @@ def index_files_unused(before_ms: int, limit: int) -> Steps[list[RegisteredIndex
     return _read_all(INDEX_FILE.decode, sql, before_ms, limit)
 
 
-def index_files(uuid: str) -> Steps[list[RegisteredIndexFile]]:
+def list_index_files(uuid: str) -> Steps[list[RegisteredIndexFile]]:
     sql = f"SELECT {INDEX_FILE} FROM index_files WHERE uuid = $1 ORDER BY created_ms, location"  # noqa: S608
     return _read_all(INDEX_FILE.decode, sql, uuid)
 
@@ -200,12 +201,12 @@ def load_producer(uuid: str, name: str) -> Steps[ProducerState | None]:
     return _read_first(PRODUCER.decode, sql, uuid, name)
 
 
-def plan_table(namespace: NamespacePath, name: str) -> Steps[StoredPlanTable | None]:
+def find_plan_table(namespace: NamespacePath, name: str) -> Steps[StoredPlanTable | None]:
     sql = f"SELECT {PLAN_TABLE} FROM plan_tables WHERE namespace = $1 AND name = $2"  # noqa: S608
     return _read_first(PLAN_TABLE.decode, sql, pack(namespace), name)
 
 
-def plan_snapshots(
+def list_plan_snapshots(
     namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
 ) -> Steps[list[PlanSnapshot]]:
     rows = yield StoreStatement(
@@ -214,11 +215,11 @@ def plan_snapshots(
         "ORDER BY expires_ms DESC LIMIT $6",
         (pack(namespace), of_name, audience, uuid, now_ms, limit),
     )
-    plans = (PlanSnapshot(int(row[0]), str(row[1]), JOINED_TABLES.decode(row[2])) for row in rows)
+    plans = (PlanSnapshot(int(id), str(snapshot), JOINED_TABLES.decode(joined)) for id, snapshot, joined in rows)
     return sorted(plans, key=lambda plan: plan.id)
 
 
-def plan_table_count(now_ms: int) -> Steps[int]:
+def count_plan_tables(now_ms: int) -> Steps[int]:
     return _read_count("SELECT count(*) FROM plan_tables WHERE name IS NOT NULL AND expires_ms > $1", now_ms)
 
 
@@ -247,8 +248,8 @@ def count_names(
     uuid: str, *, dropped: bool = True, retained: bool = False, namespace: NamespacePath | None = None
 ) -> Steps[int]:
     tables = ("entries", *(("dropped",) if dropped else ()), *(("retained",) if retained else ()))
-    inside = "" if namespace is None else " AND namespace = $2"
-    counts = (f"(SELECT count(*) FROM {table} WHERE uuid = $1{inside})" for table in tables)  # noqa: S608
+    namespace_condition = "" if namespace is None else " AND namespace = $2"
+    counts = (f"(SELECT count(*) FROM {table} WHERE uuid = $1{namespace_condition})" for table in tables)  # noqa: S608
     return _read_count(f"SELECT {' + '.join(counts)}", uuid, *(() if namespace is None else (pack(namespace),)))
 
 
@@ -301,11 +302,11 @@ def list_instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
             terms.append("state IN ('requested', 'inflight')")
     params.append(limit)
     conditions = " AND ".join(terms)
-    tail = f"ORDER BY position {'DESC' if where.newest_first else 'ASC'} LIMIT ${len(params)}"
-    sql = f"SELECT {INSTANT} FROM instants WHERE {conditions} {tail}"  # noqa: S608
+    order_and_limit = f"ORDER BY position {'DESC' if where.newest_first else 'ASC'} LIMIT ${len(params)}"
+    sql = f"SELECT {INSTANT} FROM instants WHERE {conditions} {order_and_limit}"  # noqa: S608
     if where.archived and where.state not in _UNFINISHED:
-        archive = f"SELECT {INSTANT} FROM instants_archive WHERE {conditions} {tail}"  # noqa: S608
-        sql = f"SELECT * FROM ({sql}) AS live UNION ALL SELECT * FROM ({archive}) AS archive {tail}"  # noqa: S608
+        archive = f"SELECT {INSTANT} FROM instants_archive WHERE {conditions} {order_and_limit}"  # noqa: S608
+        sql = f"SELECT * FROM ({sql}) AS live UNION ALL SELECT * FROM ({archive}) AS archive {order_and_limit}"  # noqa: S608
     return (yield from _read_all(INSTANT.decode, sql, *params))
 
 
@@ -353,7 +354,7 @@ def read_grants(principal: str | None) -> Steps[list[Grant]]:
     return _read_all(GRANT.decode, sql, principal)
 
 
-def grants_page(principal: str | None, after: Grant | None, limit: int) -> Steps[list[Grant]]:
+def read_grants_page(principal: str | None, after: Grant | None, limit: int) -> Steps[list[Grant]]:
     """Return a page of grants, including those of owners, in the order of their primary key."""
     terms: list[str] = []
     params: list[Any] = []
@@ -361,12 +362,20 @@ def grants_page(principal: str | None, after: Grant | None, limit: int) -> Steps
         params.append(principal)
         terms.append("principal = $1")
     if after is not None:
-        numbers = format_placeholders(6, len(params) + 1)
-        terms.append(f"(principal, namespace, name, kind, role, deny) > ({numbers})")
+        placeholders = format_placeholders(6, len(params) + 1)
+        terms.append(f"(principal, namespace, name, kind, role, deny) > ({placeholders})")
         params += [after.principal, pack(after.namespace), after.name, after.kind, after.role, int(after.deny)]
     where_clause = f"WHERE {' AND '.join(terms)} " if terms else ""
     order = f"ORDER BY principal, namespace, name, kind, role, deny LIMIT ${len(params) + 1}"
     return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants {where_clause}{order}", *params, limit)  # noqa: S608
+
+
+def _pad_principals(principals: tuple[str, ...]) -> tuple[str, ...]:
+    """Repeat the last principal until there are `GROUPS_MAX` principals.
+
+    The text of the statement is then the same for any number of principals, so that the databases prepare it once.
+    """
+    return principals + principals[-1:] * (GROUPS_MAX - len(principals))
 
 
 def list_owned(principals: tuple[str, ...], namespace: NamespacePath, name: str | None) -> Steps[list[Grant]]:
@@ -374,10 +383,9 @@ def list_owned(principals: tuple[str, ...], namespace: NamespacePath, name: str 
 
     If `name` is not None, return only the grants on the entry with this name.
     """
-    names = principals[:GROUPS_MAX]
-    names += names[-1:] * (GROUPS_MAX - len(names))
+    padded_principals = _pad_principals(principals[:GROUPS_MAX])
     condition = f"principal IN ({format_placeholders(GROUPS_MAX)}) AND role = 'owner' AND namespace = ${GROUPS_MAX + 1}"
-    params = (*names, pack(namespace))
+    params = (*padded_principals, pack(namespace))
     if name is None:
         return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants WHERE {condition} AND name <> ''", *params)  # noqa: S608
     sql = f"SELECT {GRANT} FROM grants WHERE {condition} AND name = ${GROUPS_MAX + 2} AND name <> ''"  # noqa: S608
@@ -386,28 +394,23 @@ def list_owned(principals: tuple[str, ...], namespace: NamespacePath, name: str 
 
 def owns_any(principals: tuple[str, ...]) -> Steps[bool]:
     """Return whether one of the principals owns a table, view or function."""
-    names = principals[:GROUPS_MAX]
-    names += names[-1:] * (GROUPS_MAX - len(names))
     rows = yield StoreStatement(
         f"SELECT 1 FROM grants WHERE principal IN ({format_placeholders(GROUPS_MAX)}) AND role = 'owner' "  # noqa: S608
-        "AND name <> '' "
-        "LIMIT 1",
-        names,
+        "AND name <> '' LIMIT 1",
+        _pad_principals(principals[:GROUPS_MAX]),
     )
     return bool(rows)
 
 
-def grants_of_any(principals: tuple[str, ...]) -> Steps[list[Grant]]:
+def read_grants_of_any(principals: tuple[str, ...]) -> Steps[list[Grant]]:
     if not principals:
         return []
-    # The text is the same for any number of names, so that the databases prepare the statement once.
-    names = principals + principals[-1:] * (GROUPS_MAX - len(principals))
     condition = f"principal IN ({format_placeholders(GROUPS_MAX)})"
     sql = (
         f"SELECT {GRANT} FROM grants WHERE {condition} AND {NO_OWNERSHIP} "  # noqa: S608
         "ORDER BY principal, namespace, name, role"
     )
-    grants = yield from _read_all(GRANT.decode, sql, *names)
+    grants = yield from _read_all(GRANT.decode, sql, *_pad_principals(principals))
     return grants
 
 

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.store import model, operations
 from seamark.metaserver.store.model import NAMESPACES_MAX, NamespacePath
 from seamark.metaserver.store.sql.by_uuid import hold_table
-from seamark.metaserver.store.sql.rows import pack, unpack
+from seamark.metaserver.store.sql.rows import make_range_end, pack, unpack
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement, split_batches
 
 
@@ -56,10 +55,10 @@ def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
         "SELECT owner, count(*) FROM query_shapes WHERE uuid = $1 AND fingerprint <> $2 GROUP BY owner",
         (op.uuid, model.OTHER_SHAPES),
     )
-    counts = {str(owner): int(count) for owner, count in rows}
+    counts_by_owner = {str(owner): int(count) for owner, count in rows}
     fingerprints = {model.OTHER_SHAPES, *(record.fingerprint for record in op.records)}
     stored_shapes = yield from _find_stored_shapes(op.uuid, sorted(fingerprints))
-    sums: dict[int, list[int]] = {}
+    sums_by_number: dict[int, list[int]] = {}
     # Sort the shapes, so that two replicas do not deadlock.
     for record in sorted(op.records, key=lambda record: (record.fingerprint, not record.shape)):
         fingerprint = record.fingerprint
@@ -73,21 +72,21 @@ def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
             continue  # The record has only a time, and the history does not contain its shape.
         elif (
             fingerprint == model.OTHER_SHAPES
-            or sum(counts.values()) >= op.shapes_max
-            or counts.get(record.owner, 0) >= op.owner_shapes_max
+            or sum(counts_by_owner.values()) >= op.shapes_max
+            or counts_by_owner.get(record.owner, 0) >= op.owner_shapes_max
         ):
             fingerprint = model.OTHER_SHAPES
             if fingerprint not in stored_shapes:
                 stored_shapes[fingerprint] = yield from _store_shape(op.uuid, fingerprint, "", "", "")
         else:
-            counts[record.owner] = counts.get(record.owner, 0) + 1
+            counts_by_owner[record.owner] = counts_by_owner.get(record.owner, 0) + 1
             stored_shapes[fingerprint] = yield from _store_shape(
                 op.uuid, fingerprint, record.owner, record.shape, record.samples
             )
-        totals = sums.setdefault(stored_shapes[fingerprint].number, [0] * len(_SUMS))
+        totals = sums_by_number.setdefault(stored_shapes[fingerprint].number, [0] * len(_SUM_COLUMNS))
         for position, value in enumerate(msgspec.structs.astuple(record.sums)):
             totals[position] += value
-    yield from _add_sums([(number, op.hour, totals) for number, totals in sorted(sums.items())])
+    yield from _add_sums([(number, op.hour, totals) for number, totals in sorted(sums_by_number.items())])
 
 
 class _StoredShape(NamedTuple):
@@ -122,22 +121,22 @@ def _number_shape(uuid: str, fingerprint: str, attempt: int) -> int:
     Args:
         uuid: The table.
         fingerprint: The fingerprint of the shape.
-        attempt: The number of earlier attempts, whose numbers different shapes have.
+        attempt: The number of earlier attempts. Different shapes have the numbers of these attempts.
     """
     text = f"{uuid}\n{fingerprint}" + (f"\n{attempt}" if attempt else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
-_SUMS = tuple(field.name for field in msgspec.structs.fields(model.QuerySums))
+_SUM_COLUMNS = tuple(field.name for field in msgspec.structs.fields(model.QuerySums))
 _SUM_MAX = 1 << 61
 """The maximum of a sum. Larger sums are limited to it, so that the addition of two sums fits into 64 bits."""
-_ADDED = ", ".join(
+_ADD_SUMS = ", ".join(
     f"{name} = CASE WHEN query_sums.{name} > {_SUM_MAX} - excluded.{name} THEN {_SUM_MAX} "
     f"ELSE query_sums.{name} + excluded.{name} END"
-    for name in _SUMS
+    for name in _SUM_COLUMNS
 )
 # Add as doubles, because SQLite raises an error if a sum of integers exceeds 64 bits.
-_TOTALS = ", ".join(f"sum(CAST({name} AS DOUBLE PRECISION)) AS {name}" for name in _SUMS)
+_SELECT_TOTALS = ", ".join(f"sum(CAST({name} AS DOUBLE PRECISION)) AS {name}" for name in _SUM_COLUMNS)
 SAMPLES_MAX = 16
 """The maximum number of samples of one shape."""
 
@@ -152,8 +151,8 @@ def _add_sums(rows: Iterable[tuple[int, int, Sequence[int]]]) -> Steps[None]:
     limited_rows = [(number, hour, *_limit_sums(sums)) for number, hour, sums in rows]
     for values, parameters in split_batches(limited_rows):
         yield StoreStatement(
-            f"INSERT INTO query_sums (number, hour, {', '.join(_SUMS)}) VALUES {values} "  # noqa: S608
-            f"ON CONFLICT (number, hour) DO UPDATE SET {_ADDED}",
+            f"INSERT INTO query_sums (number, hour, {', '.join(_SUM_COLUMNS)}) VALUES {values} "  # noqa: S608
+            f"ON CONFLICT (number, hour) DO UPDATE SET {_ADD_SUMS}",
             parameters,
         )
 
@@ -175,8 +174,8 @@ def _append_samples(old: str, new: str) -> str:
 
 def query_shapes(uuid: str, since_hour: int, limit: int) -> Steps[list[model.QueryShapeSums]]:
     rows = yield StoreStatement(
-        f"SELECT fingerprint, shape, samples, first, last, {', '.join(_SUMS)} FROM "  # noqa: S608
-        f"(SELECT number AS counted_number, min(hour) AS first, max(hour) AS last, {_TOTALS} FROM query_sums "
+        f"SELECT fingerprint, shape, samples, first, last, {', '.join(_SUM_COLUMNS)} FROM "  # noqa: S608
+        f"(SELECT number AS counted_number, min(hour) AS first, max(hour) AS last, {_SELECT_TOTALS} FROM query_sums "
         "WHERE hour >= $2 AND number IN (SELECT number FROM query_shapes WHERE uuid = $1) GROUP BY number "
         "HAVING sum(statements) > 0) AS counted "
         "JOIN query_shapes ON query_shapes.number = counted_number "
@@ -196,8 +195,8 @@ def query_totals(since_hour: int, within: Sequence[NamespacePath] | None, limit:
         return []
     readable, parameters = _make_namespace_condition(within, 3)
     rows = yield StoreStatement(
-        f"SELECT counted.uuid, namespace, name, shapes, {', '.join(_SUMS)} FROM "  # noqa: S608
-        f"(SELECT uuid, count(DISTINCT query_sums.number) AS shapes, {_TOTALS} FROM query_sums "
+        f"SELECT counted.uuid, namespace, name, shapes, {', '.join(_SUM_COLUMNS)} FROM "  # noqa: S608
+        f"(SELECT uuid, count(DISTINCT query_sums.number) AS shapes, {_SELECT_TOTALS} FROM query_sums "
         "JOIN query_shapes ON query_shapes.number = query_sums.number WHERE hour >= $1 "
         f"AND uuid IN (SELECT uuid FROM entries WHERE kind = 'table' AND {readable}) "
         "GROUP BY uuid HAVING sum(statements) > 0 ORDER BY statements DESC, uuid LIMIT $2) AS counted "
@@ -218,31 +217,31 @@ _NAMESPACE_COUNTS = (1, 8, NAMESPACES_MAX)
 """The numbers of namespaces for which there is a statement, so that the databases prepare only a few statements."""
 
 
-def _make_namespace_condition(namespaces: Sequence[NamespacePath] | None, first: int) -> tuple[str, list[str]]:
+def _make_namespace_condition(namespaces: Sequence[NamespacePath] | None, first_number: int) -> tuple[str, list[str]]:
     """Return the condition that an entry is in or below one of the namespaces, and its parameters.
 
-    The parameters are numbered from `first`.
+    The parameters are numbered from `first_number`.
     """
     if namespaces is None:
         return "1 = 1", []
-    tops = [pack(namespace) for namespace in namespaces]
-    size = next(size for size in _NAMESPACE_COUNTS if size >= len(tops))
-    tops += tops[-1:] * (size - len(tops))  # The last namespace fills the remaining places of the statement.
-    lows = range(first, first + 2 * size, 2)
-    # U+10FFFF is the greatest code point, so the range of a namespace contains all namespaces below it.
-    ranges = " OR ".join(f"namespace BETWEEN ${number} AND ${number + 1}" for number in lows)
-    return f"({ranges})", [text for top in tops for text in (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")]
+    paths = [pack(namespace) for namespace in namespaces]
+    size = next(size for size in _NAMESPACE_COUNTS if size >= len(paths))
+    paths += paths[-1:] * (size - len(paths))  # The last namespace fills the remaining places of the statement.
+    # Each namespace has two parameters: the start and the end of its range.
+    start_numbers = range(first_number, first_number + 2 * size, 2)
+    ranges = " OR ".join(f"namespace BETWEEN ${number} AND ${number + 1}" for number in start_numbers)
+    return f"({ranges})", [text for path in paths for text in (path, make_range_end(path))]
 
 
 def merge_query_hours(before_hour: int, limit: int, period_hours: int) -> Steps[int]:
     rows = yield StoreStatement(
         "DELETE FROM query_sums WHERE (number, hour) IN (SELECT number, hour FROM query_sums "  # noqa: S608
-        f"WHERE hour < $1 AND hour % $3 <> 0 ORDER BY hour LIMIT $2) RETURNING number, hour, {', '.join(_SUMS)}",
+        f"WHERE hour < $1 AND hour % $3 <> 0 ORDER BY hour LIMIT $2) RETURNING number, hour, {', '.join(_SUM_COLUMNS)}",
         (before_hour, limit, period_hours),
     )
     periods: dict[tuple[int, int], list[int]] = {}
     for number, hour, *sums in rows:
-        totals = periods.setdefault((number, hour - hour % period_hours), [0] * len(_SUMS))
+        totals = periods.setdefault((number, hour - hour % period_hours), [0] * len(_SUM_COLUMNS))
         for position, value in enumerate(sums):
             totals[position] += value
     yield from _add_sums([(*key, totals) for key, totals in sorted(periods.items())])

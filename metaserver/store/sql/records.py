@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR, format_path
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
@@ -15,7 +15,17 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.store import operations, port
 from seamark.metaserver.store.model import EntryKind, Grant, GrantLimits, NamespacePath, StoredWarehouse
-from seamark.metaserver.store.sql.rows import AUDIT, GRANT, IDEMPOTENCY, METRICS, TOKEN, WAREHOUSE, pack, pack_json
+from seamark.metaserver.store.sql.rows import (
+    AUDIT,
+    GRANT,
+    IDEMPOTENCY,
+    METRICS,
+    TOKEN,
+    WAREHOUSE,
+    make_range_end,
+    pack,
+    pack_json,
+)
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, split_batches
 
 NO_OWNERSHIP = "(role <> 'owner' OR name = '')"
@@ -101,7 +111,7 @@ def _check_grant_limits(grant: Grant, limits: GrantLimits) -> Steps[None]:
         f"(SELECT count(*) FROM grants WHERE principal = $3 AND {NO_OWNERSHIP}), "
         f"(SELECT count(*) FROM grants WHERE principal = $3 AND {range_condition}), "
         f"(SELECT count(*) FROM grants WHERE {range_condition})",
-        (path, grant.name, grant.principal, top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff"),
+        (path, grant.name, grant.principal, top, make_range_end(top)),
     )
     place = f"in namespace {format_path(grant.namespace[:1])}"
     counts_and_limits = (
@@ -138,10 +148,9 @@ def forget_grants_below(path: NamespacePath) -> Steps[None]:
 
     Managers of the old namespace may have granted themselves rights. Denials are kept.
     """
-    # The paths below the namespace continue with the separator, which sorts before all characters of names.
     yield StoreStatement(
         "DELETE FROM grants WHERE namespace BETWEEN $1 AND $2 AND deny = 0",
-        (pack(path), f"{pack(path)}{NAMESPACE_SEPARATOR}\U0010ffff"),
+        (pack(path), make_range_end(pack(path))),
     )
 
 
@@ -244,14 +253,16 @@ def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
     # All leases with one name have the same duration. Ignore a lease that ends long after a new lease, because its
     # holder's clock was wrong, and otherwise no other holder could take the lease until then.
     lasts_ms = op.until_ms - op.now_ms
-    longest_ms = op.now_ms + max(_AHEAD_CLOCK_MIN_FACTOR * lasts_ms, _CLOCKS_DIFFER_MS) if lasts_ms > 0 else 1 << 62
+    plausible_end_ms = 1 << 62  # A release has no duration, and must not ignore any lease.
+    if lasts_ms > 0:
+        plausible_end_ms = op.now_ms + max(_AHEAD_CLOCK_MIN_FACTOR * lasts_ms, _CLOCKS_DIFFER_MS)
     rows = yield StoreStatement(
         "INSERT INTO leases (name, holder, until_ms, fence, state) VALUES ($1, $2, $3, 1, $5) "
         "ON CONFLICT (name) DO UPDATE SET "
         "holder = excluded.holder, until_ms = excluded.until_ms, state = excluded.state, "
         "fence = leases.fence + CASE WHEN leases.holder = excluded.holder THEN 0 ELSE 1 END "
         "WHERE leases.holder = excluded.holder OR leases.until_ms <= $4 OR leases.until_ms > $6 RETURNING fence",
-        (op.name, op.holder, op.until_ms, op.now_ms, op.state, longest_ms),
+        (op.name, op.holder, op.until_ms, op.now_ms, op.state, plausible_end_ms),
     )
     if not rows:
         raise CommitConflict(f"Another holder has the lease {op.name}; try again later")
@@ -276,12 +287,12 @@ def end_priority(op: operations.EndPriority, now_ms: int) -> Steps[None]:
     )
 
 
-def lease_state(lease: str, now_ms: int) -> Steps[str]:
+def read_lease_state(lease: str, now_ms: int) -> Steps[str]:
     rows = yield StoreStatement("SELECT state FROM leases WHERE name = $1 AND until_ms > $2", (lease, now_ms))
     return str(rows[0][0] or "") if rows else ""
 
 
-def get_fence(lease: str) -> Steps[int]:
+def read_fence(lease: str) -> Steps[int]:
     rows = yield StoreStatement("SELECT fence FROM leases WHERE name = $1", (lease,))
     return int(rows[0][0]) if rows else 0
 
@@ -319,14 +330,14 @@ def prune_records(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, 
         The number of removed rows.
     """
     removed_count = 0
-    for table, key, time, before_ms in (
+    for table, key, time_column, before_ms in (
         ("idempotency", "key", "expires_ms", now_ms + 1),
         ("audit", "id", "at_ms", audit_before_ms),
         ("metrics", "id", "received_ms", metrics_before_ms),
     ):
         rows = yield StoreStatement(
             f"DELETE FROM {table} WHERE {key} IN "  # noqa: S608
-            f"(SELECT {key} FROM {table} WHERE {time} < $1 ORDER BY {time} LIMIT $2) RETURNING 1",
+            f"(SELECT {key} FROM {table} WHERE {time_column} < $1 ORDER BY {time_column} LIMIT $2) RETURNING 1",
             (before_ms, limit - removed_count),
         )
         removed_count += len(rows)
@@ -365,8 +376,7 @@ def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]
     if len(stored_warehouses) >= op.limit:
         raise BadRequest(
             f"There are {len(stored_warehouses)} further warehouses, as many as the setting warehouses_limit allows; "
-            "drop one, or "
-            "have the operator raise the limit"
+            "drop one, or have the operator raise the limit"
         )
     yield StoreStatement(
         f"INSERT INTO warehouses ({WAREHOUSE}) VALUES ({WAREHOUSE.placeholders}) ON CONFLICT DO NOTHING",  # noqa: S608
@@ -425,11 +435,12 @@ def close_catalog(op: operations.CloseCatalog, now_ms: int) -> Steps[None]:
     yield StoreStatement("SELECT closed FROM catalog_state", lock="UPDATE")
     counts = ", ".join(f"(SELECT count(*) FROM {table})" for table in _CONTENT)  # noqa: S608
     rows = yield StoreStatement(f"SELECT {counts}")
-    if rows[0][0]:
+    namespace_count, *other_counts = rows[0]
+    if namespace_count:
         raise NamespaceNotEmpty(
-            f"The warehouse has {rows[0][0]} namespaces: drop its tables, views and namespaces first"
+            f"The warehouse has {namespace_count} namespaces: drop its tables, views and namespaces first"
         )
-    if any(rows[0]):
+    if any(other_counts):
         raise NamespaceNotEmpty(
             "The warehouse has dropped tables or views whose files are left: purge them with seamark undrop and "
             "seamark retained, or wait until their retention ends"

@@ -50,6 +50,15 @@ def unpack(text: str) -> NamespacePath:
     return tuple(text.split(NAMESPACE_SEPARATOR)) if text else ()
 
 
+def make_range_end(packed_path: str) -> str:
+    """Return the end of the range that contains a packed path and all paths below it, and no other path.
+
+    The paths below continue with the separator, which sorts before all characters of names. U+10FFFF is the greatest
+    code point.
+    """
+    return f"{packed_path}{NAMESPACE_SEPARATOR}\U0010ffff"
+
+
 def pack_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
@@ -111,6 +120,7 @@ class StructColumns(Generic[T]):
         self._text = ", ".join((sql or {}).get(field, field) for field in fields)
         self._coded = [(fields.index(field), coding) for field, coding in codings.items()]
         self._values = attrgetter(*fields)
+        self.column_count = len(fields)
         self.placeholders = format_placeholders(len(fields))
         """The placeholders in SQL for the values that `encode` returns."""
 
@@ -131,17 +141,17 @@ class StructColumns(Generic[T]):
 
 
 _NAMESPACE = ColumnCoding(unpack, pack)
-_TABLES = _make_json_coding("joined tables of a plan", tuple[PlanJoin, ...])
+_PLAN_JOINS = _make_json_coding("joined tables of a plan", tuple[PlanJoin, ...])
 JOINED_TABLES = ColumnCoding(
-    lambda text: None if text is None else _TABLES.decode(text),
-    lambda tables: None if tables is None else _TABLES.encode(tables),
+    lambda text: None if text is None else _PLAN_JOINS.decode(text),
+    lambda tables: None if tables is None else _PLAN_JOINS.encode(tables),
 )
 _WHO = {"principal_name": "who"}
 """The column `who` stores the name of a principal."""
-_entry = partial(
+_make_entry_columns = partial(
     StructColumns, Entry, kind=_make_enum_coding(EntryKind, "an entry of unknown kind"), namespace=_NAMESPACE
 )
-_instant = partial(
+_make_instant_columns = partial(
     StructColumns,
     Instant,
     sql=_WHO,
@@ -152,8 +162,8 @@ _instant = partial(
 )
 
 NAMESPACE = StructColumns(Namespace, path=_NAMESPACE, properties=_make_json_coding("namespace properties"))
-ENTRY: StructColumns[Entry] = _entry(omitted_fields=("index_version", "flushed"))
-NAMED: StructColumns[Entry] = _entry(
+ENTRY: StructColumns[Entry] = _make_entry_columns(omitted_fields=("index_version", "flushed"))
+NAMED: StructColumns[Entry] = _make_entry_columns(
     sql={
         "index_version": "coalesce((SELECT version FROM index_versions WHERE uuid = entries.uuid), 0)",
         "flushed": "coalesce((SELECT {join_offsets} FROM stream_offsets WHERE uuid = entries.uuid), '')",
@@ -161,8 +171,9 @@ NAMED: StructColumns[Entry] = _entry(
 )
 """The columns for reads of entries by name, with subqueries for the index version and the flushed offsets."""
 DROPPED = f"id, {ENTRY}, purge, dropped_ms, expires_ms, who"
-INSTANT: StructColumns[Instant] = _instant()
-NEW_INSTANT: StructColumns[Instant] = _instant(omitted_fields=("position",))
+DROPPED_COLUMN_COUNT = len(DROPPED.split(","))
+INSTANT: StructColumns[Instant] = _make_instant_columns()
+NEW_INSTANT: StructColumns[Instant] = _make_instant_columns(omitted_fields=("position",))
 """The columns of a new instant, without the position, which the database sets."""
 IDEMPOTENCY = StructColumns(IdempotencyRecord)
 METRICS = StructColumns(MetricsReport, sql=_WHO, namespace=_NAMESPACE, report=_make_json_coding("metrics report"))
@@ -185,15 +196,16 @@ AUDIT = StructColumns(AuditRecord, sql=_WHO)
 WAREHOUSE = StructColumns(StoredWarehouse, sql=_WHO, settings=_make_json_coding("settings of a warehouse"))
 
 
-def to_dropped(row: Row) -> DroppedEntry:
-    return DroppedEntry(row[0], ENTRY.decode(row[1:10]), bool(row[10]), row[11], row[12], row[13])
+def decode_dropped(row: Row) -> DroppedEntry:
+    dropped_id, *entry_values, purge, dropped_ms, expires_ms, principal_name = row
+    return DroppedEntry(dropped_id, ENTRY.decode(entry_values), bool(purge), dropped_ms, expires_ms, principal_name)
 
 
-def to_retained(row: Row) -> DroppedEntry:
-    return msgspec.structs.replace(to_dropped(row), is_retained=True)
+def decode_retained(row: Row) -> DroppedEntry:
+    return msgspec.structs.replace(decode_dropped(row), is_retained=True)
 
 
-def convert_dropped(dropped_entry: DroppedEntry, entry: Entry) -> tuple[Any, ...]:
+def encode_dropped(dropped_entry: DroppedEntry, entry: Entry) -> tuple[Any, ...]:
     return (
         dropped_entry.id,
         *ENTRY.encode(entry),

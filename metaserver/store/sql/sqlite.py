@@ -51,6 +51,9 @@ GROUP_TRANSACTIONS_MAX = 64
 READER_THREADS = 2
 
 _WAL_PAUSE_S = 0.01
+_CACHED_STATEMENTS_MAX = 512
+_IDLE_LOG_BYTES_MAX = 64 << 20
+"""The size to which SQLite truncates the log after its content is written to the database."""
 _ROOM_BYTES = 1 << 20
 """The disk counts as full if the database cannot be opened, and less than this number of bytes is free."""
 _translate = SQLITE.make_translator()
@@ -86,7 +89,7 @@ def open_sqlite_connection(path: Path, *, read_only: bool, busy_timeout_s: float
         timeout=busy_timeout_s,
         isolation_level=None,
         check_same_thread=False,
-        cached_statements=512,
+        cached_statements=_CACHED_STATEMENTS_MAX,
     )
 
 
@@ -104,11 +107,16 @@ def run_steps_in_sqlite(connection: sqlite3.Connection, steps: Steps[T]) -> T:
         return result
 
 
+def _get_primary_code(error: Exception) -> int:
+    """Return the primary result code of an SQLite error, which is the low byte of the extended code, or else 0."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
 def _convert_error(error: Exception) -> SeamarkError:
     """Return the error for the caller after a failure of SQLite that changed nothing."""
     if isinstance(error, (OverflowError, UnicodeEncodeError)):
         return BadRequest("A value does not fit the database: integers have 64 bits, text is valid Unicode")
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = _get_primary_code(error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return RetryLater("The database is busy with another process; retry")
     if code == sqlite3.SQLITE_FULL:
@@ -135,9 +143,9 @@ class _Writer:
         self._path = path
         self._loop = loop
         self._queue_limit = queue_limit
-        # `_pending` enforces the limit, so that the stop marker always fits into the queue.
+        # `_pending_count` enforces the limit, so that the stop marker always fits into the queue.
         self._queue: queue.SimpleQueue[_QueuedTransaction | None] = queue.SimpleQueue()
-        self._pending = 0
+        self._pending_count = 0
         self._closed = False
         self._open_future: asyncio.Future[None] = loop.create_future()
         self._thread = threading.Thread(target=self._run, name="seamark-sqlite-writer", daemon=True)
@@ -158,15 +166,15 @@ class _Writer:
     def submit(self, make_steps: Callable[[], Steps[T]]) -> asyncio.Future[T]:
         if self._closed:
             raise RetryLater("The server is shutting down")
-        if self._pending >= self._queue_limit:
-            raise RetryLater(f"{self._pending} transactions already wait for the database; retry")
-        self._pending += 1
+        if self._pending_count >= self._queue_limit:
+            raise RetryLater(f"{self._pending_count} transactions already wait for the database; retry")
+        self._pending_count += 1
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put(_QueuedTransaction(make_steps, future))
         return future
 
     def _publish_outcomes(self, group: list[_QueuedTransaction]) -> None:
-        self._pending -= len(group)
+        self._pending_count -= len(group)
         for transaction in group:
             if transaction.future.done():
                 continue
@@ -233,7 +241,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
     try:
         switch_to_wal(connection, path)
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA journal_size_limit = 67108864")
+        connection.execute(f"PRAGMA journal_size_limit = {_IDLE_LOG_BYTES_MAX}")
         connection.execute("BEGIN EXCLUSIVE")
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "schema_version" not in tables:
@@ -281,7 +289,7 @@ def switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             break
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or tries <= 0:
+            if _get_primary_code(error) != sqlite3.SQLITE_BUSY or tries <= 0:
                 raise
             tries -= 1
             time.sleep(_WAL_PAUSE_S)
@@ -307,11 +315,11 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
         # After a failed fsync, it is unknown which data are on the disk.
-        unknown = has_begun_commit and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
+        is_outcome_unknown = has_begun_commit and _get_primary_code(error) == sqlite3.SQLITE_IOERR
         for transaction in group:
             # Replace refusals as well: they may depend on earlier transactions of this group, which are now rolled
             # back.
-            if unknown and transaction.error is None:
+            if is_outcome_unknown and transaction.error is None:
                 transaction.error = CommitUnknown(f"The database failed while committing: {error}")
             else:
                 transaction.error = _convert_error(error)
@@ -342,7 +350,7 @@ class _SqliteStore(GeneratorStore):
         super().__init__(clock, stale_reads=None)
         self._path = path
         self._writer = writer
-        self._inline = open_sqlite_connection(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
+        self._loop_connection = open_sqlite_connection(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
         self._thread_local = threading.local()
         self._readers: list[sqlite3.Connection] = []
         self._threads = ThreadPoolExecutor(READER_THREADS, "seamark-sqlite-reader", initializer=self._open_reader)
@@ -357,15 +365,15 @@ class _SqliteStore(GeneratorStore):
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
         for connection in self._readers:
             connection.close()
-        self._inline.close()
+        self._loop_connection.close()
 
-    async def _change(self, make_steps: Callable[[], Steps[T]]) -> T:
+    async def _run_change(self, make_steps: Callable[[], Steps[T]]) -> T:
         return await self._writer.submit(make_steps)
 
-    async def _point(self, make_steps: Callable[[], Steps[T]]) -> T:
-        return _run_read(self._inline, make_steps)
+    async def _read_point(self, make_steps: Callable[[], Steps[T]]) -> T:
+        return _run_read(self._loop_connection, make_steps)
 
-    async def _list(self, make_steps: Callable[[], Steps[T]]) -> T:
+    async def _read_list(self, make_steps: Callable[[], Steps[T]]) -> T:
         def read() -> T:
             return _run_read(self._thread_local.connection, make_steps)
 

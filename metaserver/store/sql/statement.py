@@ -21,6 +21,8 @@ APPLICATION_NAME = "seamark"
 Row = Sequence[Any]
 Rows = Sequence[Row]
 
+_BATCH_SIZES = (64, 8, 1)
+
 
 class StoreStatement(NamedTuple):
     """A statement with its parameters.
@@ -52,7 +54,7 @@ def split_batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[
     """
     position = 0
     while position < len(rows):
-        size = next(size for size in (64, 8, 1) if size <= len(rows) - position)
+        size = next(size for size in _BATCH_SIZES if size <= len(rows) - position)
         batch = rows[position : position + size]
         width = len(batch[0])
         values = ", ".join(f"({format_placeholders(width, 1 + number * width)})" for number in range(size))
@@ -109,6 +111,7 @@ SQLITE = SqlDialect(
         "watermark": "':'",
         "each_of_1": "(SELECT value FROM json_each($1))",
         "join_offsets": "group_concat(shard || ':' || flushed)",
+        # 2440587.5 is the Julian day of the start of 1970.
         "clock_ms": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     },
     placeholder="?",

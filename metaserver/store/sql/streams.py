@@ -37,8 +37,7 @@ def move_flushed_offsets(op: operations.MoveFlushedOffsets, now_ms: int) -> Step
         if not rows:
             raise CommitConflict(
                 f"Rows of shard {flushed_range.shard} from offset {flushed_range.start} on were flushed before, or "
-                "the table has no "
-                "such shard; nothing was changed"
+                "the table has no such shard; nothing was changed"
             )
 
 

@@ -91,8 +91,8 @@ async def read_backup(path: Path) -> AsyncIterator[tuple[BackupInfo, DatabaseRea
         Corrupt: The description of the backup is damaged.
     """
     async with read_sqlite(path) as reader:
-        names = reader.connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_INFO_TABLE,)).fetchall()
-        if not names:
+        info_tables = reader.connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_INFO_TABLE,)).fetchall()
+        if not info_tables:
             raise ConfigError(f"{path} is not a backup; name a file that seamark backup wrote")
         rows = reader.connection.execute(f"SELECT info FROM {_INFO_TABLE}").fetchall()  # noqa: S608
         try:

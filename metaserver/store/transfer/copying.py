@@ -23,7 +23,8 @@ _INSTANTS = ("instants", "instants_archive")
 _POSITIONED = (*_INSTANTS, "cursors")
 _POSITION = "position"
 _SQLITE_DIGITS = 20
-_NUMBERS_PER_PREFIX = 10**16
+_PREFIX_DIGITS = 4
+_NUMBERS_PER_PREFIX = 10 ** (_SQLITE_DIGITS - _PREFIX_DIGITS)
 _PREFIX_MAX = 921
 """The maximum of the first four digits of a position, so that its twenty digits are a number of 64 bits."""
 
@@ -95,7 +96,7 @@ async def copy_database(
     return digests
 
 
-class _Positions:
+class _PositionNumbers:
     """The numbers that replace positions of PostgreSQL in SQLite.
 
     Args:
@@ -107,7 +108,8 @@ class _Positions:
 
     def __init__(self, positions: Sequence[str]) -> None:
         self._positions = positions
-        higher_prefixes = (prefix for prefix in range(_PREFIX_MAX + 1) if f"{prefix:04d}" > positions[-1][:4])
+        last_prefix = positions[-1][:_PREFIX_DIGITS]
+        higher_prefixes = (prefix for prefix in range(_PREFIX_MAX + 1) if f"{prefix:0{_PREFIX_DIGITS}d}" > last_prefix)
         prefix = next(higher_prefixes, None)
         if prefix is None:
             raise ConfigError(f"The position {positions[-1]} of the timeline is too high for SQLite")
@@ -124,7 +126,7 @@ class _Positions:
         return f"{self._first + bisect_right(self._positions, position):020d}"
 
 
-async def _read_positions(reader: DatabaseReader, layout: Sequence[TableLayout]) -> _Positions | None:
+async def _read_positions(reader: DatabaseReader, layout: Sequence[TableLayout]) -> _PositionNumbers | None:
     """Return the numbers for the positions of a database, or None if all positions are already numbers."""
     positions: list[str] = []
     for table in layout:
@@ -133,4 +135,4 @@ async def _read_positions(reader: DatabaseReader, layout: Sequence[TableLayout])
             positions += [row[column_index] async for rows in reader.read_rows(table) for row in rows]
     if all(len(position) == _SQLITE_DIGITS for position in positions):
         return None
-    return _Positions(sorted(positions))
+    return _PositionNumbers(sorted(positions))

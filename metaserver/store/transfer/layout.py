@@ -45,6 +45,7 @@ def read_layout(version: int) -> tuple[TableLayout, ...]:
 
 def _describe_table(connection: sqlite3.Connection, name: str) -> TableLayout:
     rows = connection.execute(f"PRAGMA table_info({name})").fetchall()
-    columns = tuple(row[1] for row in rows)
-    key = tuple(row[1] for row in sorted(rows, key=lambda row: row[5]) if row[5])
+    columns = tuple(column for _, column, *_ in rows)
+    # The last value of a row is the position of the column in the primary key, from 1, or 0 for other columns.
+    key = tuple(column for _, column, *_, key_position in sorted(rows, key=lambda row: row[-1]) if key_position)
     return TableLayout(name, columns, key or columns)
