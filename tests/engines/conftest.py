@@ -79,9 +79,9 @@ CLIENT_WARNINGS = ("ignore::ResourceWarning", "ignore::DeprecationWarning", "ign
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ignore the warnings of clients in this folder, mark tests of Spark, and mark twins of tests as slow.
+    """Ignore the warnings of clients in this folder, mark tests of Spark, and mark some tests as slow.
 
-    Every test runs over local files, and over S3 only if no other test has the same access.
+    A test over one kind of storage is slow if another test has the same access to storage.
     """
     folder = Path(__file__).parent
     for item in items:

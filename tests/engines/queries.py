@@ -226,7 +226,7 @@ class Queries:
         return f"SELECT w.* FROM {text} WHERE {first}{where}"
 
     def _draw_shadowing_query(self) -> str:
-        """Return a query whose names in WITH hide tables and other names in WITH."""
+        """Return a query in which names of a WITH clause hide tables, and names of an inner WITH hide those names."""
         rng = self._rng
         where = [self._draw_table_condition("sales", "sales") for _ in range(4)]
         inner = f"(WITH sales AS (SELECT * FROM sales WHERE {where[1]}) SELECT * FROM sales WHERE {where[2]})"

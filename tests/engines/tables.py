@@ -21,9 +21,10 @@ from tests.services.seamark import Seamark
 
 @dataclass(frozen=True)
 class SparkTables:
-    """Tables in the namespace `db` of a server.
+    """Tables of a server, which a test changes by a Seamark client and by Spark's SQL.
 
-    SQL statements contain `{db}`, which is replaced by `db`, the name of the namespace in Spark.
+    Attributes:
+        db: The name in Spark of the namespace `db`. In SQL statements, `{db}` is replaced by it.
     """
 
     client: IndexClient

@@ -27,7 +27,7 @@ def _sort_rows(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 class CommitApiTable:
-    """One table with two interfaces: changes through the commit API, and Spark's SQL."""
+    """A table that a test changes both by Seamark's commit API (`commit`) and by Spark's SQL (`run_sql`)."""
 
     def __init__(self, server: ServerThread, spark: SparkSession, version: int) -> None:
         self.server, self.spark = server, spark

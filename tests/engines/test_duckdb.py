@@ -136,7 +136,10 @@ def create_table_with_shared_vectors(
 def test_duckdb_replaces_one_of_several_vectors_in_a_puffin_file(
     con: duckdb.DuckDBPyConnection, server: Seamark
 ) -> None:
-    """DuckDB removes all vectors of the file. Without the server's correction, the other deleted rows come back."""
+    """To replace one vector, DuckDB removes all vectors of the Puffin file.
+
+    Without the server's correction, the rows that the other vectors delete come back.
+    """
     ids = {0, 2, 3, 4, 10, 12, 13, 14, 20, 22, 23, 24}
     with closing(IndexClient(server.base_url)) as client:
         create_table_with_shared_vectors(con, client, "vectors")
@@ -461,7 +464,10 @@ def test_impossible_partition_values_of_duckdb_are_refused(con: duckdb.DuckDBPyC
 def test_each_data_file_gets_its_vector_of_a_shared_puffin_file(
     server: Seamark, con: duckdb.DuckDBPyConnection, caches_files: bool
 ) -> None:
-    """With its cache, DuckDB reads beyond a large vector, and then uses these bytes for a later small vector."""
+    """With its cache, DuckDB reads beyond a large vector, and then uses these bytes for a later small vector.
+
+    The deletion vector of the second of three data files is large, because every third of its 5,000 rows is deleted.
+    """
     table_name = f"shop.vectors_{caches_files}".lower()
     con.execute(f"CREATE TABLE sea.{table_name} (id BIGINT) WITH ('format-version' = 3)")
     for first, end in ((0, 10), (10, 5_010), (5_010, 5_020)):

@@ -63,7 +63,11 @@ class IndexedLakeTables:
 
 
 class InterruptedWorkers(SparkWorkers):
-    """Spark's workers, which call a function before certain waves of tasks."""
+    """Spark's workers that call functions before certain waves of tasks.
+
+    The argument `wave1`, for example, is called before the second wave. `groups` has the sizes of the groups of data
+    files in each wave.
+    """
 
     def __init__(self, spark: SparkSession, **waves: Callable[[], Any]) -> None:
         super().__init__(spark)
@@ -120,7 +124,10 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 def _create_wide_table(engines: PlanningEngines) -> int:
     """Create 3 snapshots with 2 files each, and a branch with two additional files.
 
-    File k has the ids k, k + 6, …, k + 294.
+    File k has the ids k, k + 6, …, k + 294. Before the third snapshot, the column `country` is renamed to `land`.
+
+    Returns:
+        The id of the second snapshot, in which the column has its first name.
     """
     engines.run_sql(
         "CREATE TABLE {db}.wide (id bigint, p string, country string, discount int, qty int, "

@@ -105,7 +105,11 @@ class PlanningEngines:
 
 @pytest.fixture(scope="module")
 def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanningEngines]:
-    """Yield the engines. A plan of more than three files has pages of two, so that both kinds of answers occur."""
+    """Yield the engines with two servers over one database, of which only the first plans scans.
+
+    A plan of at most three files is in one answer. A larger plan has pages of two files. So both kinds of answers
+    occur.
+    """
     home = tmp_path_factory.mktemp("planned")
     page_settings = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
     with Seamark(home, env={"SEAMARK_LOG_FORMAT": "json", **page_settings}) as server:
@@ -133,7 +137,7 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def _create_tables(engines: PlanningEngines) -> None:
-    """Create the tables.
+    """Create the tables `ranges`, `parts` (partitioned by a string) and `hashed` (partitioned by buckets of the ids).
 
     `ranges` has six files with ten ids each. In the fifth file all texts are null, and in the last all structs.
     """
@@ -309,11 +313,12 @@ def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: Planni
     assert len(frame.collect()) == 1
     plan = frame._jdf.queryExecution().executedPlan()
     assert _read_metric(plan, "numSplits", "BatchScan") == 1
+    # The table has 100 rows.
     assert _read_metric(plan, "numOutputRows", "BatchScan") == dict(record_counts)[kept_path] < 100
 
 
 def _read_metric(plan: Any, name: str, node: str) -> int:
-    """Return a metric of the plan's node whose name begins with `node`."""
+    """Return the sum of a metric over the nodes of the plan whose names begin with `node`."""
     if plan.nodeName().startswith("AdaptiveSparkPlan"):
         return _read_metric(plan.executedPlan(), name, node)
     if plan.nodeName().startswith(node):

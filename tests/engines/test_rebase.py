@@ -44,7 +44,7 @@ def _open_catalog(server: Seamark) -> RestCatalog:
 
 
 class PyIcebergWriter:
-    """A writer that never refreshes its table handle, which therefore shows the state after its own last commit."""
+    """A writer whose commits are based on the state after its own last commit, because it never refreshes its table."""
 
     def __init__(self, server: Seamark, name: str, writer: int) -> None:
         self._table = _open_catalog(server).load_table(f"db.{name}")
@@ -67,18 +67,18 @@ class IsolatedSparkWriter:
 
 
 def _append_at_once(writers: Sequence[Callable[[int], None]], times: int) -> Counter[tuple[int, int]]:
-    """Let all writers append `times` times concurrently, and return the expected rows."""
+    """Append two rows `times` times with each writer, all writers at once, and return the expected rows."""
     start_barrier = Barrier(len(writers))
 
     def write_repeatedly(write: Callable[[int], None]) -> None:
         for number in range(times):
             if number == 0:
-                start_barrier.wait(120)
+                start_barrier.wait(timeout=120)
             write(number)
 
     with ThreadPoolExecutor(len(writers)) as pool:
         for future in [pool.submit(write_repeatedly, writer) for writer in writers]:
-            future.result(300)
+            future.result(timeout=300)
     return Counter(itertools.product(range(len(writers)), range(2 * times)))
 
 

@@ -28,7 +28,7 @@ PROPERTIES = "TBLPROPERTIES ('seamark.stream.enabled'='true')"
 
 
 class SparkStreamTables:
-    """A server, and a Spark whose scans the server plans."""
+    """A server with tables that receive streams of rows, and a Spark session that reads them in several ways."""
 
     def __init__(self, server: Seamark, spark: SparkSession) -> None:
         self.server = server
@@ -40,11 +40,11 @@ class SparkStreamTables:
         return collect_rows(self._spark.sql(statement.replace("{db}", f"{self._catalog}.db")))
 
     def run_fresh_sql(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run a statement in a catalog with the header for engines that plan themselves."""
+        """Run a statement in a catalog that sends the header `X-Seamark-Fresh`, so scans include unflushed rows."""
         return collect_rows(self._spark.sql(statement.replace("{db}", f"{self._fresh_catalog}.db")))
 
     def run_planned_sql(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run a statement with `seamark.spark.sql`, which reads plan tables."""
+        """Run a statement with `seamark.spark.sql`, which reads plan tables (the files that a plan keeps)."""
         return collect_rows(sql(self._spark, statement.replace("{db}", f"{self._catalog}.db")))
 
     def load(self, table: str, **options: str) -> list[tuple[Any, ...]]:

@@ -108,7 +108,10 @@ BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 
 
 def make_rows() -> pa.Table:
-    """Return rows of several parts with different values. In the last part, all columns of values are null."""
+    """Return rows of several parts, each with up to three values of each type.
+
+    In the last part, the columns of all types are null.
+    """
     rng = random.Random(11)
     part_numbers = [None if number % PARTS == 0 else number % PARTS for number in range(ROWS)]
     columns: dict[str, list[Any]] = {}
@@ -166,7 +169,7 @@ def test_spark_reads_the_written_values_of_every_type(lake: WrittenFilesLake, wr
 
 
 def read_metrics(lake: WrittenFilesLake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
-    """Return the metrics of each part from Spark's metadata table."""
+    """Return the metrics of each part from Spark's metadata table. Also check that the files have no sort order."""
     metric_names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
     actual = lake.run_sql(f"SELECT partition.part, sort_order_id, {', '.join(metric_names)} FROM {{db}}.{name}.files")
     assert all(row[1] == 0 for row in actual)
@@ -240,6 +243,7 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: WrittenFilesLake,
         )
     expected_ids = set(range(200))
     for round_number in range(3):
+        # Each round deletes other rows of every file: every 11th id by Seamark, and every 13th id by Spark.
         deleted_ids = set(range(round_number, 200, 11))
         written_files = delete_by_position(lake, name, deleted_ids)
         if version == 3:

@@ -19,7 +19,9 @@ def write_hadoop_table(
     """Write a copy of a server's table as a table of a Hadoop catalog.
 
     Args:
+        table: The name of the server's table.
         folder: The folder of the new table.
+        version: The number of the metadata file, to which the version hint refers.
         has_scheme: If True, the locations in its files begin with `file:`.
     """
     loaded_table = client.load_table(table, history=True)

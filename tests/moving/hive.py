@@ -34,7 +34,7 @@ class Hive4Client(ThriftHiveMetastore.Client):
 
 @contextmanager
 def run_hive_metastore(folder: Path, warehouse: str) -> Iterator[str]:
-    """Run a metastore, and yield its address.
+    """Run a Hive metastore with an empty database in memory, and yield its address.
 
     Args:
         folder: The folder of its configuration and its output.

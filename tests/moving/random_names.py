@@ -32,7 +32,7 @@ def fill_with_odd_names(client: IndexClient, seed: int, *, namespaces: int, entr
         nonlocal number
         number += 1
         odd_text = "".join(rng.choice(_CHARACTERS) for _ in range(rng.randint(0, 8)))
-        return f"{odd_text}x{number}" if rng.random() < 0.7 else f"x{number}"
+        return f"{odd_text}x{number}" if rng.random() < 0.7 else f"x{number}"  # The number makes each name unique.
 
     paths: list[tuple[str, ...]] = []
     for _ in range(namespaces):

@@ -46,7 +46,10 @@ TABLES_PER_REQUEST = 24
 
 
 class MetadataFiles:
-    """Metadata files of random tables, of which some cannot be registered, alone or together with others."""
+    """Metadata files of random tables.
+
+    Some of the tables cannot be registered at all, and some cannot be registered together with an earlier table.
+    """
 
     def __init__(self, rng: random.Random, metadata: dict[str, Any], lake: Path) -> None:
         self._rng = rng
@@ -59,6 +62,7 @@ class MetadataFiles:
         metadata = json.loads(json.dumps(self._metadata))
         metadata |= {"table-uuid": str(uuid.UUID(int=self._rng.getrandbits(128), version=4)), "properties": {}}
         metadata["location"] = (self._lake / f"t{len(self._written)}").as_uri()
+        # Seven of these 19 choices are faults, so most requests contain valid tables and tables with faults.
         fault = self._rng.choice(("none",) * 12 + ("uuid", "nested", "same", "outside", "property", "json", "missing"))
         earlier_metadata = self._rng.choice(self._written) if self._written else metadata
         if fault == "uuid":
@@ -83,14 +87,14 @@ def _find_folder(location: str) -> Path:
 
 
 def import_one_by_one(client: IndexClient, namespace: str, locations: dict[str, str]) -> list[TableImport]:
-    """Import the tables one after another."""
+    """Import each table by its own request, and return the result of each table."""
     results = []
     for name, location in locations.items():
         try:
-            results.append(TableImport(import_table(client, (namespace, name), location), ""))
+            results.append(TableImport(is_new=import_table(client, (namespace, name), location), error=""))
         except Refused as error:
-            # Messages name the warehouse of the server.
-            results.append(TableImport(False, error.message.replace("/twin/", "/target/")))
+            # A message names the warehouse of the server. The comparison must not depend on the server.
+            results.append(TableImport(is_new=False, error=error.message.replace("/twin/", "/target/")))
     return results
 
 
@@ -181,7 +185,7 @@ def test_concurrent_requests_for_the_same_tables_register_each_table_once(
     names = [f"t{number}" for number in range(8)]
     for name in names:
         create_table(origin, ("shop", name), COLUMNS, properties={})
-    with closing(RestSource({"uri": origin.url}, 2)) as source:
+    with closing(RestSource({"uri": origin.url}, connections=2)) as source:
         found_tables = source.find_tables(("shop",), names)
     locations = {name: str(location) for name, location in found_tables.items()}
     monkeypatch.setattr(imports, "_TABLES_PER_TRANSACTION_MAX", 3)
@@ -207,7 +211,7 @@ def test_import_whose_tables_cannot_be_checked_afterwards_is_repeated(
     create_namespace(target, "shop", {})
     for name in ("a", "b"):
         create_table(origin, ("shop", name), COLUMNS, properties={})
-    with closing(RestSource({"uri": origin.url}, 2)) as source:
+    with closing(RestSource({"uri": origin.url}, connections=2)) as source:
         locations = {name: str(location) for name, location in source.find_tables(("shop",), ["a", "b"]).items()}
     original_check, failures = Tables.check_all_registered, [RetryLater("The storage does not answer", 0)]
 
@@ -220,14 +224,18 @@ def test_import_whose_tables_cannot_be_checked_afterwards_is_repeated(
     # The client repeats a request after a 503, and finds the tables of the first request.
     results = import_tables(target, "shop", locations)
     assert not failures
-    assert results == [TableImport(False, ""), TableImport(False, "")]
+    assert results == [TableImport(is_new=False, error=""), TableImport(is_new=False, error="")]
 
 
 def write_table(origin: IndexClient, folder: Path, padding_bytes: int = 0) -> tuple[str, Path]:
-    """Write a metadata file of a new table, and return its location and its path."""
+    """Write a metadata file of a new table, and return its location and its path.
+
+    The file contains `padding_bytes` bytes of properties, rounded down to thousands.
+    """
     metadata: dict[str, Any] = json.loads(origin.load_table("shop.model", history=True).metadata)
     metadata |= {"table-uuid": str(uuid.uuid4()), "location": folder.as_uri(), "metadata-log": []}
-    # A file that gzip shrinks more than 64 times is refused.
+    # Each value has 1,000 characters. It contains random digits, because the server refuses a file that gzip shrinks
+    # more than 64 times.
     padding = {
         f"padding-{number}": random.Random(number).randbytes(20).hex() * 25 for number in range(padding_bytes // 1000)
     }
@@ -256,11 +264,14 @@ def test_file_with_many_names_is_read_once(
     names = [f"t{number}" for number in range(200)]
     results = import_tables(target, "shop", dict.fromkeys(names, location))
     assert read_locations.count(location) == 1
-    assert results[0] == TableImport(True, "")
+    assert results[0] == TableImport(is_new=True, error="")
     assert {result.is_new for result in results[1:]} == {False}
     assert all("under another name" in result.error for result in results[1:])
     # A repeated request reads the file for the other names, and refuses them again.
-    assert import_tables(target, "shop", dict.fromkeys(names, location)) == [TableImport(False, ""), *results[1:]]
+    assert import_tables(target, "shop", dict.fromkeys(names, location)) == [
+        TableImport(is_new=False, error=""),
+        *results[1:],
+    ]
 
 
 @pytest.mark.slow
@@ -285,9 +296,9 @@ def test_request_with_large_files_needs_the_memory_of_one(origin: IndexClient, l
             create_namespace(client, "shop", {})
             peak_before = read_peak_bytes(server.pid)
             results = import_tables(client, "shop", locations)
-            assert results == [TableImport(True, "")] * table_count
+            assert results == [TableImport(is_new=True, error="")] * table_count
             added_peak_bytes[table_count] = read_peak_bytes(server.pid) - peak_before
-    # All files together have 16 times this size.
+    # The 16 files have 16 times `large_bytes` together, so a request that held them all would exceed this limit.
     assert added_peak_bytes[16] < added_peak_bytes[1] + 10 * large_bytes, added_peak_bytes
 
 

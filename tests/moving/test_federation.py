@@ -46,7 +46,7 @@ from tests.moving.test_import import COLUMNS, append_ids, import_all
 
 @dataclass
 class Federation:
-    """A catalog with tables, and clients of the server that shows them.
+    """Clients of a catalog with tables (`origin`), and of the server that shows these tables in a warehouse.
 
     `server_client` uses the default warehouse of the server, and `warehouse_client` its federated warehouse.
     """
@@ -103,7 +103,7 @@ def list_names(client: IndexClient) -> dict[tuple[str, ...], Any]:
 
 
 def list_files(folder: Path) -> set[str]:
-    """Return the files outside the folder of the federated warehouse."""
+    """Return the files below `folder`, except those of the subfolder `_seamark`, in which Seamark may write."""
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return {str(path) for path in paths if path.parts[0] != "_seamark"}
 
@@ -269,7 +269,10 @@ def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake:
 
 @pytest.mark.parametrize("operation", ["updateTable", "createTable", "appendRows", "importTable", "makePlanView"])
 async def test_admin_of_a_federated_warehouse_has_no_right_to_write(operation: str) -> None:
-    """Keys and signatures for clients follow the rights of the admin."""
+    """The keys and signatures that a client gets from the server follow the rights of its user.
+
+    So an admin with the right to write would get keys that can write.
+    """
     admin, shop = Principal("ann", (Grant("ann", "admin", ()),)), Securable(("shop",))
     authorizer = FederatedAuthorizer(None, "https://other.example", is_local=False)
     assert not await authorizer.allows(admin, operation, shop)

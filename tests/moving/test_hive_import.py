@@ -118,7 +118,7 @@ def test_import_error_names_a_metastore_that_does_not_answer(target: IndexClient
 
 @contextmanager
 def serve_bytes(chunks: Callable[[], Iterable[bytes]]) -> Iterator[str]:
-    """Serve connections that answer each call with these bytes, and yield the address."""
+    """Yield the address of a server that answers the first call of each connection with the bytes of `chunks`."""
 
     class Handler(BaseRequestHandler):
         """A handler that reads one call, and sends bytes until the client has closed the connection."""
@@ -138,7 +138,11 @@ def serve_bytes(chunks: Callable[[], Iterable[bytes]]) -> Iterator[str]:
 
 
 def make_answer(method: str, result: bytes) -> bytes:
-    """Return the start of an answer of Thrift's binary protocol: a header, and the result up to any byte."""
+    """Return the start of an answer of Thrift's binary protocol: a header, and the first bytes of the result.
+
+    The first word of the header contains the version of the protocol (0x8001) and the type of a reply (2). The last
+    word is the number of the call, which is 0.
+    """
     return struct.pack("!II", 0x80010002, len(method)) + method.encode() + struct.pack("!I", 0) + result
 
 
@@ -216,11 +220,12 @@ def test_wide_tables_are_read_in_smaller_answers(
     service, address = metastore
     wide_parameters = {"table_type": "ICEBERG", "metadata_location": "s3://lake/t"} | {f"p{n}": "v" for n in range(98)}
     service.tables |= {f"t{number}": wide_parameters for number in range(9)}
-    monkeypatch.setattr(hive_source, "_CALL_VALUES_MAX", 310)  # Each table has about 100 values.
+    # Each table has about 100 values, so an answer holds three tables.
+    monkeypatch.setattr(hive_source, "_CALL_VALUES_MAX", 310)
     assert len(hive_source.HiveSource(address, {}).list_tables(("shop",))) == 9
     service.tables["plain"] = {"table_type": "EXTERNAL"}
     service.tables["narrow"] = {"table_type": "ICEBERG", "metadata_location": "s3://lake/narrow"}
-    monkeypatch.setattr(hive_source, "_CALL_VALUES_MAX", 50)
+    monkeypatch.setattr(hive_source, "_CALL_VALUES_MAX", 50)  # An answer cannot hold one of the wide tables.
     source = hive_source.HiveSource(address, {})
     names = source.list_tables(("shop",))
     assert set(names) == service.tables.keys() - {"plain"}

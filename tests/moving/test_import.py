@@ -34,7 +34,10 @@ def run_import(target: IndexClient, source: str, *options: str) -> Result:
 
 
 def import_all(target: IndexClient, source: str, *options: str) -> dict[str, str]:
-    """Import the source, and return the outcome of each entry by its name."""
+    """Import the source, and return the outcome of each entry by its name.
+
+    The namespace `db` is left out, because each test server creates it.
+    """
     result = run_import(target, source, *options, "--json")
     start = result.output.index("[\n") if "[\n" in result.output else result.output.index("[]")
     results = json.JSONDecoder().raw_decode(result.output[start:])[0]

@@ -39,12 +39,16 @@ def test_interrupted_import_continues_with_the_remaining_entries(origin: IndexCl
 
 
 def run_until_killed(command: list[str], client: IndexClient, rng: random.Random, log_path: Path) -> None:
-    """Run a command, and kill it when the catalog of the client has a random number of tables."""
+    """Run a command, and kill it when the client's catalog has reached a random number of tables.
+
+    A command that ends earlier is not killed.
+    """
 
     def count_tables() -> int:
         return sum(1 for namespace in client.namespaces() for _ in client.tables(namespace))
 
     table_count = count_tables()
+    # The limit is half of the entries, so that most kills interrupt the command.
     table_count_at_kill = rng.randrange(table_count, max(table_count + 1, ENTRIES // 2))
     with log_path.open("ab") as log:
         process = fork(command, dict(os.environ), None, log.fileno(), log.fileno())
@@ -52,7 +56,7 @@ def run_until_killed(command: list[str], client: IndexClient, rng: random.Random
         block_until(lambda: count_tables() >= table_count_at_kill or process.poll() is not None)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(timeout=30)
 
 
 @pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 5), 0))

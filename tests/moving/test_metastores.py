@@ -35,7 +35,11 @@ def create_tables(catalog: Catalog, lake: Path) -> None:
 
 
 def check_import(target: IndexClient, catalog: Catalog, source: str, *options: str) -> None:
-    """Import the catalog twice. In between, the dry run changes nothing, and a commit of another writer is refused."""
+    """Check the outcomes of four imports of the catalog.
+
+    A dry run changes nothing. The first import registers all tables, and the second changes nothing. The third refuses
+    a table to which a writer of the other catalog has committed in between.
+    """
     names = {"shop", "hr", "shop.orders", "hr.people"}
     planned_states = import_all(target, source, "--dry-run", *options)
     assert {name: planned_states[name] for name in names} == dict.fromkeys(names, "importable")
@@ -143,11 +147,12 @@ def test_all_pages_of_a_glue_database_are_imported(
     client = make_glue_client(glue_url)
     client.create_database(DatabaseInput={"Name": "many"})
     parameters = {"table_type": "ICEBERG", "metadata_location": "file:///etc/none"}
-    for number in range(250):  # A page has at most 100 tables.
+    table_count = 250  # A page has at most 100 tables.
+    for number in range(table_count):
         client.create_table(DatabaseName="many", TableInput={"Name": f"t{number}", "Parameters": parameters})
     create_namespace(target, "many", {})
     outcomes = import_all(target, "glue://eu-central-1", *glue_options)
-    assert sum(outcome == "refused" for outcome in outcomes.values()) == 250
+    assert sum(outcome == "refused" for outcome in outcomes.values()) == table_count
 
 
 def test_glue_without_a_login_is_an_error_that_names_glue(

@@ -36,7 +36,11 @@ class MovedClock(SystemClock):
 
 @dataclass
 class FakeCatalog:
-    """A catalog that answers with a function, and records the requests that it received."""
+    """A catalog that answers with a function, and records the requests that it received.
+
+    Attributes:
+        overrides: The settings that the catalog sends to its clients. The client must not follow the internal address.
+    """
 
     make_answer: Callable[[web.Request], Any]
     requests: list[web.Request] = field(default_factory=list)
@@ -58,7 +62,10 @@ class FakeCatalog:
 async def serve_answers(
     make_answer: Callable[[web.Request], Any], **settings: Any
 ) -> AsyncIterator[tuple[OtherCatalog, FakeCatalog, MovedClock]]:
-    """Serve a catalog with these answers, and yield a client of it, the catalog and the clock of the client."""
+    """Serve a catalog that answers by `make_answer`, and yield a client of it, the catalog and the clock of the client.
+
+    `settings` are settings of the client without their prefix `federation_`.
+    """
     fake_catalog, clock = FakeCatalog(make_answer), MovedClock()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", fake_catalog.handle)
@@ -133,7 +140,7 @@ async def test_credential_is_exchanged_for_tokens_and_never_shown() -> None:
         # The server refuses the first token, so the client requests a second token.
         assert await find_orders(catalog) == "file:///t/v1.json"
         assert issued_tokens == ["token-0", "token-1"]
-        clock.now_s = 4000
+        clock.now_s = 4000  # The second token expired after 3,600 seconds.
         with pytest.raises(RetryLater, match="check the login") as refusal:
             await find_orders(catalog)
         assert "s3cret" not in str(refusal.value)
@@ -292,7 +299,7 @@ async def test_clients_do_not_wait_for_a_catalog_that_has_not_answered(monkeypat
             while sent_count != (sent_count := sum(path != "/v1/config" for path in paths)):
                 with pytest.raises(RetryLater, match="sent nothing"):
                     await store.load_namespace(("db",))
-            for _ in range(100):
+            for _ in range(100):  # These requests do not reach the catalog.
                 with pytest.raises(RetryLater, match="sent nothing"):
                     await store.load_namespace(("db",))
             assert sum(path != "/v1/config" for path in paths) == sent_count
@@ -360,7 +367,7 @@ async def open_federated_store(settings: Settings) -> AsyncIterator[FederatedSto
 
 
 async def test_cached_answers_have_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_catalog, "_ANSWERS_BYTES_MAX", 20_000)
+    monkeypatch.setattr(other_catalog, "_ANSWERS_BYTES_MAX", 20_000)  # The size of two listings of 100 names.
 
     def answer(request: web.Request) -> Any:
         return {"identifiers": [{"name": f"{request.path[-20:]}-{number}"} for number in range(100)]}

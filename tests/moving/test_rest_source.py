@@ -29,7 +29,7 @@ def test_requests_are_signed_for_glue() -> None:
         "client.secret-access-key": "secret",
     }
     with serve_catalog(lambda path, headers: (200, TABLE)) as catalog:
-        with closing(RestSource({"uri": catalog.url, **properties}, 2)) as source:
+        with closing(RestSource({"uri": catalog.url, **properties}, connections=2)) as source:
             # The import does not parse the metadata, which may have a later format version.
             assert source.find_tables(("shop",), ["orders"])["orders"] == "s3://lake/t/v1.metadata.json"
         assert all(
@@ -113,16 +113,16 @@ def test_error_of_a_namespace_ends_the_listing() -> None:
 
     with serve_catalog(respond) as catalog:
         with (
-            closing(RestSource({"uri": catalog.url}, 2)) as source,
+            closing(RestSource({"uri": catalog.url}, connections=2)) as source,
             pytest.raises(CatalogRefusal, match="answers 400: no nested namespaces"),
         ):
             list(source.list_namespaces())
-        with closing(RestSource({"uri": catalog.url}, 2, is_flat=True)) as source:
+        with closing(RestSource({"uri": catalog.url}, connections=2, is_flat=True)) as source:
             assert list(source.list_namespaces()) == [("shop",)]
 
 
 def raise_refusal(location: str | CatalogRefusal) -> None:
-    """Raise the reason why a table cannot be imported."""
+    """Raise the refusal if the source returned one instead of the location of a table."""
     if isinstance(location, CatalogRefusal):
         raise location
 
@@ -215,6 +215,7 @@ def test_session_reads_the_same_environment_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/authorities.pem")
     plain_session, session = requests.Session(), requests.Session()
     http_session.read_environment_once(session)
+    # The arguments of each call are the URL, the proxies, `stream`, `verify` and `cert`.
     calls = [
         (url, proxies, None, verify, None)
         for url in ("http://outer.example/v1/a", "http://outer.example/v1/b", "http://inner.example/", "https://x/")

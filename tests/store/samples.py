@@ -58,7 +58,7 @@ def list_ids(instants: Iterable[Any]) -> list[str]:
 
 
 async def get_outcome(attempt: Awaitable[Any]) -> str:
-    """Await the attempt. Return "won", or the kind of its error."""
+    """Await the attempt, and return "won" if it succeeds, or the kind of its error."""
     try:
         await attempt
     except SeamarkError as error:

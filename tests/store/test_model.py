@@ -39,7 +39,10 @@ def _check_sqlite(tmp_path: Path, runs: int, steps: int) -> None:
 
 
 def _check_postgres(url: str, runs: int, steps: int) -> None:
-    """Compare the store with the model. Each run begins with empty tables in the database at `url`."""
+    """Compare the store with the model in `runs` runs of at most `steps` random steps.
+
+    Each run begins with empty tables in the database at `url`.
+    """
 
     class Machine(StoreMachine):
         def create_url(self) -> str:

@@ -74,6 +74,7 @@ async def _connect(url: str) -> AsyncIterator[Any]:
 async def test_value_too_long_for_postgres_indexes_is_a_client_error(store: GeneratorStore, postgres_url: str) -> None:
     """The value is a claimed location, a namespace or a name of random characters, which PostgreSQL cannot compress."""
     rng = random.Random(7)
+    # Each of these letters takes four bytes. An entry of a PostgreSQL index has at most 2,704 bytes.
     letters = [chr(code) for code in range(0x20000, 0x2A000)]
     long_name = "".join(rng.choices(letters, k=255))
     deep_namespace = tuple("".join(rng.choices(letters, k=250)) for _ in range(3))
@@ -138,13 +139,13 @@ async def test_reader_never_misses_a_slow_transaction(
         first_operation = RecordInstant(make_instant("slow")) if recorded_first else CreateNamespace(("slow",), {})
         await execute_operations(slow_connection, first_operation)
         await store.transact([RecordInstant(make_instant("quick"))])
-        instants = await store.list_instants(InstantFilter(), 9)
-        assert await store.list_instants(InstantFilter(newest_first=True), 9) == instants[::-1]
+        instants = await store.list_instants(InstantFilter(), limit=9)
+        assert await store.list_instants(InstantFilter(newest_first=True), limit=9) == instants[::-1]
         if not recorded_first:
             await execute_operations(slow_connection, RecordInstant(make_instant("slow")))
         await slow_connection.execute("COMMIT")
         since = instants[-1].position if instants else None
-        instants += await store.list_instants(InstantFilter(since=since), 9)
+        instants += await store.list_instants(InstantFilter(since=since), limit=9)
         assert sorted(list_ids(instants)) == ["quick", "slow"]
         assert (await store.load_instant("quick")) in instants
 
@@ -192,12 +193,13 @@ async def test_positions_increase_after_a_dump_is_restored_to_a_cluster_with_low
     async with open_postgres(postgres_url, clock=CLOCK) as store:
         await store.transact([RecordInstant(make_instant("before"))])
     async with _connect(postgres_url) as connection:
-        # The instants seem to be written by a cluster with much higher transaction ids.
+        # A position contains a transaction id. After this change, the instants seem to be written by a cluster with
+        # much higher transaction ids.
         await connection.execute("UPDATE instants SET position = overlay(position placing '00000fff' from 5 for 8)")
     async with open_postgres(postgres_url, clock=CLOCK) as store:
-        (instant_before,) = await store.list_instants(InstantFilter(), 9)
+        (instant_before,) = await store.list_instants(InstantFilter(), limit=9)
         await store.transact([RecordInstant(make_instant("after"))])
-        assert list_ids(await store.list_instants(InstantFilter(since=instant_before.position), 9)) == ["after"]
+        assert list_ids(await store.list_instants(InstantFilter(since=instant_before.position), limit=9)) == ["after"]
     async with open_postgres(postgres_url, clock=CLOCK) as store, _connect(postgres_url) as connection:
         await store.ping()
         assert await connection.fetchval("SELECT epoch FROM timeline_epoch") == 1
@@ -365,6 +367,7 @@ async def test_requests_get_a_retry_error_when_all_connections_are_busy(
         assert await blocked_task == "won"
         assert await waiting_calls == ["won"] * 3
         await lock_holder.execute("BEGIN; UPDATE entries SET version = version")
+        # The lock is held until all swaps have failed: those that wait for the lock, and those without a connection.
         swap = make_swap("t", "file:///1", "file:///2")
         swaps = [asyncio.create_task(small_store.transact([swap])) for _ in range(8)]
         results = await asyncio.gather(*swaps, return_exceptions=True)
@@ -406,7 +409,8 @@ async def test_fifty_openings_leak_no_connection_and_no_task(store: GeneratorSto
     for _ in range(50):
         await open_and_close()
     counts_after = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
-    assert counts_after[0] < counts_before[0] + 25  # A leak grows in each cycle.
+    # A leak in each of the 50 openings would add at least 50. Other code may open a few descriptors and tasks.
+    assert counts_after[0] < counts_before[0] + 25
     assert counts_after[1] < counts_before[1] + 25
 
 

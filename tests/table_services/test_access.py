@@ -152,7 +152,7 @@ async def test_worker_accepts_only_the_certificate_of_its_server(tmp_path: Path)
 
 
 async def test_statement_with_a_join_accepts_the_certificate_of_its_server(tmp_path: Path) -> None:
-    """Requests for plan tables use other connections than requests for tables, so they also need the certificate."""
+    """A join requests plan tables, over other connections than those for tables. They also need the certificate."""
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("server")
     tls_settings = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
@@ -183,7 +183,16 @@ async def test_statement_with_a_join_accepts_the_certificate_of_its_server(tmp_p
 
 def test_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the server is killed, the folder of the job stays."""
-    request = JobRequest("compaction", ("db",), "t", "http://127.0.0.1", None, (), 0o022, storage={"s3.secret": "key"})
+    request = JobRequest(
+        "compaction",
+        ("db",),
+        "t",
+        "http://127.0.0.1",
+        token=None,
+        folders=(),
+        umask=0o022,
+        storage={"s3.secret": "key"},
+    )
     (tmp_path / REQUEST).write_bytes(msgspec.json.encode(request))
     job_requests: list[JobRequest] = []
 

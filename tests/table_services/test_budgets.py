@@ -15,7 +15,8 @@ DAY_S = 86_400
 def to_milliseconds(text: str) -> int:
     """Return a time of day, on a fixed day, in milliseconds since the epoch."""
     hour, minute = map(int, text.split(":"))
-    return 1000 * (20_000 * DAY_S + 3600 * hour + 60 * minute)
+    start_of_day_s = 20_000 * DAY_S  # Any day will do.
+    return 1000 * (start_of_day_s + 3600 * hour + 60 * minute)
 
 
 @pytest.mark.parametrize(

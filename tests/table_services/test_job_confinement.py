@@ -142,7 +142,10 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
 
 
 def test_job_runs_unrestricted_on_a_kernel_without_landlock() -> None:
-    """On this kernel, only checks in our own code refuse foreign files."""
+    """Landlock restricts the files that a process can open.
+
+    Without it, only checks in Seamark's own code refuse the files of other tables.
+    """
     script = (
         "from seamark.commands.confinement import landlock\n"
         "landlock._read_abi_version = lambda: 0\n"
@@ -165,7 +168,8 @@ job_worker.main()
 
 def test_job_cannot_read_the_request_of_the_next_job() -> None:
     """The next request has a login for another namespace, and possibly keys."""
-    request = msgspec.json.encode(JobRequest("reading", ("db",), "t", "http://127.0.0.1:1", None, (), 0o022))
+    job_request = JobRequest("reading", ("db",), "t", "http://127.0.0.1:1", token=None, folders=(), umask=0o022)
+    request = msgspec.json.encode(job_request)
     argv = [sys.executable, "-P", "-c", INPUT_SCRIPT]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None

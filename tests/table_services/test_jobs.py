@@ -31,7 +31,7 @@ def build_job(table: str, priority: int = 5, service: str = "indexing", tenant: 
 
 
 async def take_job(queue: JobQueue) -> Job | None:
-    """Return the next job, or None if no job is due."""
+    """Return the next job, or None if none is due within 0.05 seconds."""
     try:
         async with asyncio.timeout(0.05):
             return await queue.take()
@@ -127,7 +127,7 @@ async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
 async def test_one_tenant_cannot_use_all_places_of_the_queue() -> None:
     queue = JobQueue(JobClock(), limit=100)
     is_accepted = [queue.put(build_job(f"t{number}")) for number in range(200)]
-    # One tenant can use 80 of the 100 places.
+    # One tenant can use 80 % of the places of the queue.
     assert is_accepted == [True] * 80 + [False] * 120
     assert queue.put(build_job("t7", priority=0))  # The job is already in the queue.
     for tenant in ("x", "y", "z"):
@@ -149,7 +149,7 @@ async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_jo
         queue.put(build_job(f"slow {number}", tenant="slow"))
     spent_seconds = dict.fromkeys(job_seconds, 0.0)
     for round_number in range(220):
-        if round_number == 50:
+        if round_number == 50:  # The other tenants already share the time.
             queue.put(build_job("small", tenant="small"))
         job = await queue.take()
         if round_number in (50, 51) and job.tenant == "small":
@@ -159,7 +159,8 @@ async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_jo
         queue.finish(job, failed=False)
         queue.check_invariants()
     assert spent_seconds["small"] == 1  # The job of the small tenant runs in the first or second turn.
-    assert abs(spent_seconds["large"] - spent_seconds["slow"]) <= 20
+    # The times may differ by two jobs of the slow tenant.
+    assert abs(spent_seconds["large"] - spent_seconds["slow"]) <= 2 * job_seconds["slow"]
 
 
 @pytest.mark.slow
@@ -179,14 +180,17 @@ async def test_cost_of_the_queue_grows_little_with_its_length(monkeypatch: pytes
     monkeypatch.setattr(job_queue, "heappop", pop)
     queue = JobQueue(JobClock(), limit=50_000)
     table_count = 10_000
+    services = ("indexing", "compaction", "expiration")
+    job_count = table_count * len(services)
     for _ in range(3):  # In the second and third rounds, each job is already in the queue.
         for number in range(table_count):
-            for service in ("indexing", "compaction", "expiration"):
+            for service in services:
                 assert queue.put(build_job(f"t{number}", service=service))
-    assert operation_counts == {"push": 3 * table_count, "pop": 0}
-    for _ in range(3 * table_count):
+    assert operation_counts == {"push": job_count, "pop": 0}
+    for _ in range(job_count):
         queue.finish(await queue.take(), failed=False)
-    assert operation_counts["pop"] == operation_counts["push"] == 6 * table_count
+    # Each job is in two heaps, first in that of delayed jobs and then in that of due jobs.
+    assert operation_counts["pop"] == operation_counts["push"] == 2 * job_count
     assert len(queue) == 0
 
 
@@ -239,7 +243,7 @@ async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_wit
         queue.check_invariants()
     for job in running_jobs.values():
         queue.finish(job, failed=False)
-    now.s += 10 * BACKOFF_MAX_S
+    now.s += 10 * BACKOFF_MAX_S  # From now on, each failed job is due.
     while proposed_tables:
         job = await take_job(queue)
         assert job is not None, proposed_tables

@@ -117,6 +117,7 @@ async def test_each_process_of_a_local_job_inherits_the_memory_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program that replaces spark-submit starts another process, as spark-submit starts the JVM."""
+    limit_bytes = 2 << 30
     program = tmp_path / "bin" / "spark-submit"
     program.parent.mkdir()
     script = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[1])"
@@ -124,11 +125,11 @@ async def test_each_process_of_a_local_job_inherits_the_memory_limit(
     program.write_text(f"#!/bin/sh\nsleep 0.3\n{sys.executable} -c '{script}' >{tmp_path}/child\necho $* >&2\nexit 3\n")
     program.chmod(0o700)
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
-    login = JobLogin("http://127.0.0.1:1", None, (), 0o022)
-    launcher = SparkSubmit("local[2]", "", login, dict(os.environ), SPARK_DRIVER, process_bytes=1 << 31)
+    login = JobLogin("http://127.0.0.1:1", issue=None, folders=(), umask=0o022)
+    launcher = SparkSubmit("local[2]", "", login, dict(os.environ), SPARK_DRIVER, process_bytes=limit_bytes)
     with pytest.raises(JobFailed, match=r"spark\.driver\.memory=1228m"):  # 60 % of the limit.
         await launcher.run(build_job(1), ignore_progress)
-    assert int((tmp_path / "child").read_text()) == 1 << 31
+    assert int((tmp_path / "child").read_text()) == limit_bytes
 
 
 @pytest.mark.few_cases(1)

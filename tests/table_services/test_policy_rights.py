@@ -55,7 +55,7 @@ async def test_job_does_not_run_after_the_rights_of_its_policys_author_were_with
         async with run_scheduler(server, recorder, services=services, rights=rights):
             await until(lambda: "failed" in recorder.outcomes and recorder.started_tables)
         assert set(recorder.started_tables) == {"of_his"}
-        runs = await components.store.list_instants(InstantFilter(action=MAINTENANCE), 10)
+        runs = await components.store.list_instants(InstantFilter(action=MAINTENANCE), limit=10)
         errors = [str(run.summary["error"]) for run in runs]
         assert all(run.name == "of_hers" for run in runs)
         assert "wendy set seamark." in errors[0]

@@ -36,7 +36,7 @@ def build_proposer(kind: type[JobProposer], clock: Clock | None = None, **by_def
     """Return the proposer of a service.
 
     Args:
-        by_default: Services that run on tables that do not set their switch.
+        by_default: Whether each of these services runs on tables without the property that enables or disables it.
     """
     settings = Settings(**{f"services_{name}": is_enabled for name, is_enabled in by_default.items()})
     return kind(settings, clock or SystemClock())
@@ -148,7 +148,7 @@ def build_table_with_snapshots(properties: dict[str, str], *times_ms: int, **ref
     """Return a table of version 2 whose snapshots were committed at these times.
 
     Args:
-        ref: The retention of its branch.
+        ref: The retention properties of the branch `main`.
     """
     document = msgspec.json.decode(encode_table(build_table(properties, total_data_files=1)))
     (snapshot,) = document["snapshots"]
@@ -245,7 +245,11 @@ def test_manifest_rewrite_is_proposed_after_a_change(
 def build_history(
     *totals: dict[str, Any], statistics_of: int | None, columns: tuple[int, ...] = (1, 2)
 ) -> TableMetadata:
-    """Return a table with a snapshot for each of `totals`. The snapshot with the id `statistics_of` has statistics."""
+    """Return a table with a snapshot for each summary in `totals`.
+
+    The snapshot with the id `statistics_of` has a statistics file, which counts five distinct values for each column of
+    `columns`. The ids of the snapshots begin with 1.
+    """
     document = msgspec.json.decode(encode_table(build_table({}, total_records=1)))
     snapshot = document["snapshots"][0]
     document["snapshots"] = [

@@ -22,7 +22,8 @@ from tests.server.rig import build_settings, run_server
 def build_state(*waiting_jobs: tuple[str, int]) -> str:
     """Return the state that a replica publishes.
 
-    It has this number of waiting jobs in each namespace, in this order.
+    Args:
+        waiting_jobs: The namespaces with their numbers of waiting jobs, in the order in which the jobs are queued.
     """
     queue = JobQueue(lambda: 0.0, limit=20_000)
     for namespace, count in waiting_jobs:

@@ -302,7 +302,8 @@ async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path
         async with run_scheduler(server, first_launcher, lasts_s=4.0):
             await until(lambda: first_launcher.started_tables)
             async with run_scheduler(server, second_launcher, lasts_s=4.0):
-                await asyncio.sleep(4.5)  # The lease is short, but even a busy machine renews it in time.
+                # This is longer than the lease, which is so long that even a busy machine renews it in time.
+                await asyncio.sleep(4.5)
                 assert (first_launcher.started_tables, second_launcher.started_tables) == (["t"], [])
         assert first_launcher.stop_count == 1
         async with run_scheduler(server, second_launcher, lasts_s=2.0):
@@ -310,9 +311,9 @@ async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path
 
 
 async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy has changed, the table was dropped, or another table has its name.
+    """Each job fails once, and is repeated only if its table still exists and its policy still wants the job.
 
-    A failed job is also not repeated.
+    The job of a dropped table is also not repeated for a new table with the same name, which has its own job.
     """
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.3)
     async with run_server(tmp_path) as server:
@@ -326,7 +327,7 @@ async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.Mon
                     assert answer.status == 204
             await create_tables(server, "a", "replaced")
             await until(lambda: sorted(recorder.started_tables[4:]) == ["replaced", "wanted"])
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(1.0)  # Longer than the backoff, after which an obsolete job would be repeated.
         assert sorted(recorder.started_tables[4:]) == ["replaced", "wanted"]
 
 
@@ -374,7 +375,7 @@ async def test_failure_caused_by_one_table_does_not_stop_jobs_of_other_tables(
 
 async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop must serve requests, so after the first tables a sweep takes only a small share of its time."""
-    monkeypatch.setattr(watch, "_TABLES_WITHOUT_PAUSE", 0)
+    monkeypatch.setattr(watch, "_TABLES_WITHOUT_PAUSE", 0)  # The sweep pauses from the first table on.
     async with run_server(tmp_path) as server:
         await create_tables(server, "a", *(f"t{number}" for number in range(20)))
         components = server.components

@@ -55,7 +55,10 @@ def run_job(*arguments: str) -> str:
 
 @contextmanager
 def run_standalone_cluster(folder: Path) -> Iterator[str]:
-    """Start a master and a worker on loopback, and yield the URL of the master."""
+    """Start a master and a worker on loopback, and yield the URL of the master.
+
+    At the end, check that a Spark application of the table services has registered with the master.
+    """
     find_java_17()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -114,7 +117,7 @@ def list_driver_pids(home: Path) -> list[int]:
 
 
 def read_limits(pid: int) -> tuple[int, int]:
-    """Return (memory limit, priority) of a process."""
+    """Return the limit of a process's memory in bytes, and its niceness."""
     return resource.prlimit(pid, resource.RLIMIT_DATA)[1], os.getpriority(os.PRIO_PROCESS, pid)
 
 
@@ -126,10 +129,10 @@ def test_server_runs_jobs_on_local_spark_and_its_death_ends_the_driver(tmp_path:
     env["SEAMARK_SERVICES_LOCAL_MEMORY_BYTES"] = str(3 << 30)
     policy = {"seamark.compaction.enabled": "true", "seamark.services.launcher": "local"}
     with Seamark(tmp_path / "home", env=env) as server:
-        catalog = create_table(server, "t", 12, **policy)
+        catalog = create_table(server, "t", file_count=12, **policy)
         ids_before = read_ids(catalog, "t")
         block_until(lambda: list_driver_pids(tmp_path), JVM_S)
-        # The task of the job and two further processes share the 3 GiB.
+        # The task of the job and two further processes share the 3 GiB. They have the niceness 10.
         block_until(lambda: all(read_limits(pid) == (1 << 30, 10) for pid in list_driver_pids(tmp_path)))
         os.kill(server.pid, signal.SIGKILL)
         block_until(lambda: not list_driver_pids(tmp_path), JVM_S)

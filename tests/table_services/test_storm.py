@@ -73,9 +73,12 @@ State = frozenset[tuple[int, str]]
 
 @dataclass
 class StormWriter:
-    """A writer. `allowed_states[k]` has the states between its upserts k and k + 1.
+    """A writer that upserts and deletes its own keys in numbered steps.
 
-    After k steps, a writer that only appends has k times `STEP_ROWS` rows.
+    Attributes:
+        allowed_states: For each step, the sets of rows that a snapshot can show after it and before the next step.
+            There are several sets if rows are deleted between the steps.
+        acknowledged_number: The last step that the server has acknowledged.
     """
 
     number: int
@@ -87,10 +90,10 @@ class StormWriter:
         return self.number * IDS_PER_WRITER
 
     def check(self, rows: Sequence[tuple[int, str]], least_step: int) -> int:
-        """Return the step that the rows of a snapshot show. It must be at least `least_step`.
+        """Return the step that the rows of a snapshot show.
 
         Raises:
-            AssertionError: The rows do not match any step.
+            AssertionError: The rows are not an allowed state of a step, or the step is earlier than `least_step`.
         """
         text_by_id = dict(rows)
         assert len(text_by_id) == len(rows), f"writer {self.number}: a key occurs twice, {Counter(rows).most_common(3)}"
@@ -201,7 +204,7 @@ class Storm:
             while self.is_running():
                 table = catalog.load_table("db.t")
                 rows = build_table(writer.list_rows(step))
-                for name in table.schema().column_names[3:]:
+                for name in table.schema().column_names[3:]:  # Columns that `evolve` has added.
                     rows = rows.append_column(name, pa.nulls(len(rows), pa.int64()))
                 try:
                     table.append(rows)
@@ -221,7 +224,7 @@ class Storm:
                 if self.stop.wait(pause_s):
                     return
                 table = catalog.load_table("db.t")
-                for _ in range(20):
+                for _ in range(20):  # Other writers commit all the time, so a change needs several attempts.
                     try:
                         if number == 1:
                             table.update_spec().add_field("part", IdentityTransform(), "part_value").commit()
@@ -276,7 +279,10 @@ class Storm:
         self.checked_count += 1
 
     def age_files(self, folder: Path) -> None:
-        """Make files look a month old some time after they were written, so that orphan removal may delete them."""
+        """Make files look a month old when they are older than AGED_AFTER_S, so that orphan removal may delete them.
+
+        Files that look older than a day have already been changed.
+        """
         while self.is_running():
             now_s = time.time()
             for path in folder.rglob("*"):

@@ -29,9 +29,9 @@ object.__setattr__(EXTENSIONS, "job_worker", "tests.table_services.toy_halves")
 
 
 def find_new_label(metadata: TableMetadata) -> str | None:
-    """Return the new label, the number of data files, if the table has enough files and another label.
+    """Return the number of data files, which is the label that the table must get, or None.
 
-    Else return None.
+    None means that the label is right, or that the table has fewer data files than its property MIN_FILES.
     """
     snapshot = metadata.current_snapshot
     file_count = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-data-files", 0)

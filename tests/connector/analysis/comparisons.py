@@ -138,7 +138,10 @@ class Comparisons:
     # Spelling
 
     def draw_value(self, kind: str) -> str:
-        """Return a literal from a few values, so that rows match each other."""
+        """Return a literal, mostly one of three values, so that rows match each other.
+
+        Sometimes it is a value that changes if it is converted to another type.
+        """
         if kind in CONVERSION_SENSITIVE_VALUES and self.draw_chance(0.12):
             return self.rng.choice(CONVERSION_SENSITIVE_VALUES[kind])
         return self.rng.choice(VALUES[kind][: 3 if self.draw_chance(0.7) else None])
@@ -227,7 +230,7 @@ class Comparisons:
                 if other.kind in ("date", "timestamp"):
                     unit = self.rng.choice(["hour", "day", "month", "year"] if first.kind == "timestamp" else ["month"])
                     texts.append(f"date_trunc('{unit}', {time}) = {period}")
-                    texts += [f"{period} = CAST({time} AS date)"] * 2
+                    texts += [f"{period} = CAST({time} AS date)"] * 2  # Twice as often as `date_trunc`.
                 if other.kind == "long":
                     texts.append(f"year({time}) = {period}")
         return texts

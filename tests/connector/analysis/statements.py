@@ -46,10 +46,12 @@ class RandomStatements(Comparisons):
         statements = []
         for name in self.rng.sample(TABLE_NAMES, self.rng.randint(2, 4)):
             names = self.rng.sample(COLUMN_NAMES, self.rng.randint(1, 4))
+            # Longs and strings are frequent, so that many columns can be compared and joined.
             columns = {name: self.rng.choice([*KINDS, *["long"] * 8, *["string"] * 2]) for name in names}
             self.tables.append(StoredRelation(name, columns))
             typed_columns = ", ".join(f"{quote(column)} {KINDS[kind]}" for column, kind in columns.items())
             statements.append(f"CREATE TABLE {quote(name)} ({typed_columns})")
+            # One table in ten is empty.
             for _ in range(self.rng.choice([0, *[self.rng.randint(4, ROWS_MAX)] * 9])):
                 row = ", ".join(
                     "NULL" if self.draw_chance(0.25) else self.draw_value(kind) for kind in columns.values()
@@ -65,7 +67,13 @@ class RandomStatements(Comparisons):
     def draw_with_query(
         self, relations: list[StoredRelation], depth: int, outer: Scope
     ) -> tuple[str, list[tuple[str, str]]]:
-        """Return the text of a query, and the names and types of its columns."""
+        """Return the text of a query, and the names and types of its columns.
+
+        Args:
+            relations: The named queries of outer WITH clauses, which hide tables with the same names.
+            depth: The query has subqueries only if this is more than 1.
+            outer: The columns of the outer queries.
+        """
         visible_tables, clauses, words = list(relations), [], "WITH"
         if depth > 1 and self.draw_chance(0.3):
             for name in self.rng.sample(sorted({*ALIASES, *TABLE_NAMES}), self.rng.randint(1, 2)):
@@ -203,7 +211,7 @@ class RandomStatements(Comparisons):
         return f"CAST({self.draw_literal(kind)} AS {KINDS[kind]})", kind, None
 
     def draw_qualify(self, scope: Scope) -> str:
-        """Return a QUALIFY clause, or an empty text."""
+        """Return no QUALIFY clause. A subclass for a dialect with QUALIFY can return one."""
         return ""
 
     def draw_window(self, scope: Scope) -> str:
@@ -282,6 +290,7 @@ class RandomStatements(Comparisons):
         names = [quote(column) for column in table.columns]
         keys = ", ".join(self.rng.sample(names, self.rng.randint(1, min(2, len(names)))))
         order = ", ".join(f"{name} {self.rng.choice(['', 'DESC'])} NULLS LAST" for name in names)
+        # Half of the queries number the rows. Ranks can have several first rows.
         function = self.rng.choice(["row_number", "row_number", "rank", "dense_rank"])
         number = f"{function}() OVER (PARTITION BY {keys} ORDER BY {order})"
         if self.draw_chance(0.2):
@@ -603,7 +612,9 @@ class RandomStatements(Comparisons):
         return f"{self.write_reference(column, scope)} {negated}IN ({inner})"
 
     def draw_extreme_comparison(self, column: ScopeColumn, name: str, relations: list[StoredRelation]) -> str | None:
-        """Return a comparison of the column with the extreme of another column.
+        """Return a comparison of the column with extremes of other columns.
+
+        A BETWEEN can have a literal as its lower limit.
 
         The result is None if no table has a fitting column.
         """

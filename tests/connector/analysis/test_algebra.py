@@ -31,6 +31,7 @@ def format_predicate(table: Table) -> str | None:
 
 def test_alternatives_of_a_join_are_kept_only_if_both_references_have_all_of_them() -> None:
     """If an alternative were missing, the join would leave out rows that one of the references needs."""
+    # Joins with the same `any_of` are alternatives. The number itself can differ between two references.
     first, second, third = (Join(scan, (("a", "b"),), any_of=2) for scan in (1, 2, 3))
     always_join = Join(4, (("a", "b"),))
     assert intersect_joins([(first, second, always_join), (first, third, always_join)]) == (always_join,)

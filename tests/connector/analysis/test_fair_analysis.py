@@ -75,6 +75,7 @@ async def test_client_with_many_statements_delays_no_other_client(monkeypatch: p
             with set_client(address, principal):
                 return await rewriter.rewrite(build_statement(number), SESSION)
 
+        # The first client uses another name for each statement, so its address identifies it.
         rewrites = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]
         assert await asyncio.to_thread(has_started.wait, WAIT_S)
         other_task = asyncio.create_task(rewrite_as(9, "10.0.0.2", "ann"))

@@ -49,7 +49,7 @@ def test_condition_reaches_a_name_that_is_used_twice() -> None:
 
 
 def test_long_chain_of_joins_derives_a_bounded_number_of_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each column is equal to all other columns.
+    """The join column of each table is equal to the join columns of all other tables.
 
     Without a limit, the number of derived conditions grows with the square of the number of joins.
     """
@@ -113,7 +113,7 @@ def test_replacement_of_a_list_value_does_not_iterate_over_the_list() -> None:
 def test_replace_node_makes_the_same_tree_as_replace_of_sqlglot(seed: int) -> None:
     rng = random.Random(seed)
     text = "SELECT f(a, b), CASE WHEN a = 1 THEN b ELSE (c) END FROM t WHERE a IN (b, c, 1) AND NOT b BETWEEN a AND c"
-    for _ in range(30):
+    for _ in range(30):  # Each time, three columns of two equal trees are replaced, one tree with each function.
         replaced_tree, expected_tree = sqlglot.parse_one(text), sqlglot.parse_one(text)
         for number in rng.sample(range(6), 3):
             for tree, replace in ((replaced_tree, replace_node), (expected_tree, lambda old, new: old.replace(new))):

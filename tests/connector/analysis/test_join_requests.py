@@ -240,7 +240,7 @@ async def test_large_table_without_a_predicate_is_not_planned_again() -> None:
 
 
 async def test_unused_join_pins_no_table() -> None:
-    """A table is also not replaced by a plan that keeps all its files."""
+    """The statement reads `items` at no fixed snapshot, because the join is not used and its plan keeps all files."""
 
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         sizes = {"files": 3, "considered_files": 3} if request.table[-1] == "items" else {}

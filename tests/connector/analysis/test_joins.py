@@ -51,7 +51,7 @@ def find_joins(statement: str) -> dict[str, list[str]]:
 
 
 def format_join_pairs(join: Join, table: str) -> Iterator[str]:
-    """Yield each comparison of the join as a text. `table` is the other table."""
+    """Yield each comparison of the join as a text. `table` is the name of the table that the scan is joined with."""
     for (own_column, other_column), op in zip(join.on, join.ops or ["="] * len(join.on), strict=True):
         column = f"{table}.{other_column}"
         if join.is_extreme:

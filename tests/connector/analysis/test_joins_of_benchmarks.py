@@ -53,7 +53,11 @@ def plan_joins(
     """Return the joins of each scan, and, for each table, the reasons why further joins are not requested."""
     columns_by_table = {
         (None, None, name): KnownTable(
-            "1", {column: _STRING_COLUMNS.get(column, "long") for column in columns.split()}, 1, size, 2
+            version="1",
+            columns={column: _STRING_COLUMNS.get(column, "long") for column in columns.split()},
+            snapshot_id=1,
+            size_bytes=size,
+            files=2,
         )
         for name, (columns, size) in tables.items()
     }

@@ -179,7 +179,10 @@ async def test_each_statement_requests_a_new_plan() -> None:
     ],
 )
 async def test_statement_is_parsed_once(statement: str, expected_count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proxy uses the same tree again with the columns of the tables, and after these columns have changed."""
+    """The proxy uses the tree again when it knows the columns of the tables, and after these columns have changed.
+
+    A statement without a condition is not parsed at all.
+    """
     parse_count = 0
     parse = Parser.parse
 
@@ -191,7 +194,7 @@ async def test_statement_is_parsed_once(statement: str, expected_count: int, mon
     monkeypatch.setattr(Parser, "parse", count_and_parse)
     server = NumberedPlans()
     async with open_rewriter(server) as rewriter:
-        for version in ("1", "1", "2"):
+        for version in ("1", "1", "2"):  # The columns change before the third rewrite.
             server.version = version
             await rewriter.rewrite(statement, SESSION)
     assert parse_count == expected_count
@@ -374,7 +377,8 @@ async def test_table_is_not_rewritten_if_its_branch_has_no_plan() -> None:
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         return {"plan_snapshot_id": None} if request.past else {}
 
-    known_tables = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
+    known_table = KnownTable("1", COLUMNS["t"], snapshot_id=7, size_bytes=1 << 30, files=100, refs={"audit": 7})
+    known_tables = {"t": known_table}
     union = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 'audit' WHERE id = 2"
     rewrite, _ = await run_rewrite(union, plan=plan, tables=known_tables)
     assert rewrite.statement is None
@@ -452,7 +456,7 @@ async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
 
 
 async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
+    monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)  # The breaker stays open until the end of the test.
     server, summaries = NumberedPlans(wait_s=600.0), []
     async with open_rewriter(server, RewriteLimits(budget_s=0.2)) as rewriter:
         async with asyncio.timeout(60):
@@ -563,4 +567,5 @@ async def test_explain_statement_is_recognised_in_every_form(statement: str, exp
 async def test_long_comments_are_skipped_in_bounded_time(line: str) -> None:
     start_s = time.process_time()  # CPU time does not include the work of other processes.
     await run_rewrite(f"{line}\nSELECT 1 FROM t WHERE id = 1")
+    # A scanner that goes back at each character needs a time that grows at least with the square of the length.
     assert time.process_time() - start_s < 5

@@ -40,7 +40,7 @@ PATH_LENGTH_MAX = 3
 def draw_lakes(
     seed: int, lake_count: int
 ) -> Iterator[tuple[random.Random, RandomStatements, duckdb.DuckDBPyConnection]]:
-    """Yield lakes: DuckDB databases with random tables."""
+    """Yield `lake_count` DuckDB databases with random tables, each with its generators of numbers and of statements."""
     for number in range(lake_count):
         rng = random.Random(f"{seed}/{number}")
         statements = RandomStatements(rng)
@@ -60,6 +60,7 @@ class KnownColumns:
     """The columns of each table that the analysis knows: all, some, or none."""
 
     def __init__(self, rng: random.Random, tables: list[StoredRelation]) -> None:
+        # In three of five cases the analysis knows all tables, because it can do little without columns.
         known_tables = rng.choice([tables, tables, tables, [], [table for table in tables if rng.random() < 0.5]])
         self._columns = {
             known_table.name.lower(): {name.lower(): kind for name, kind in known_table.columns.items()}
@@ -73,7 +74,9 @@ class KnownColumns:
 def store_plan_tables(
     rng: random.Random, connection: duckdb.DuckDBPyConnection, text: str, scans: tuple[Scan, ...]
 ) -> tuple[str, list[str], int]:
-    """Store the required rows of each scan as a plan table.
+    """Store the rows that each scan requires as a plan table.
+
+    Some of the plans use no joins, and some contain additional rows.
 
     Returns:
         The statement over plan tables, the names of the plan tables, and the number of rows that only joins leave out.
@@ -161,7 +164,7 @@ def format_extreme(join: Join, depth: int, table: str) -> str:
 
 
 def format_equality(join: Join, depth: int) -> str:
-    """Return the condition that a row of `j{depth}` matches a row of the next table."""
+    """Return the condition that a row of the table `j{depth}` matches a row of `j{depth + 1}`."""
     pairs = [
         (f"j{depth}.{quote(left_column)}", f"j{depth + 1}.{quote(right_column)}")
         for left_column, right_column in join.on
@@ -206,11 +209,11 @@ def check_binding(statements: RandomStatements, scan: Scan) -> None:
 
 
 def run_campaign(seed: int, lake_count: int) -> Counter[str]:
-    """Check random queries, and return how many of them, their scans and their joins had which properties."""
+    """Check random queries, and return the numbers of queries, scans and joins by their properties."""
     counts: Counter[str] = Counter()
     for rng, statements, connection in draw_lakes(seed, lake_count):
         for _ in range(QUERIES_PER_LAKE):
-            text = statements.draw_query(rng.choice([1, 1, 2, 2, 3]))
+            text = statements.draw_query(depth=rng.choice([1, 1, 2, 2, 3]))
             try:
                 expected = count_rows(connection, text)
             except duckdb.Error:
@@ -261,7 +264,11 @@ def check_same_rows(
 
 
 def check_campaign_is_effective(counts: Counter[str]) -> None:
-    """Check that the campaign was effective: most queries were analysed, and many rows were left out."""
+    """Check that the campaign was effective.
+
+    Most queries must be valid and analysed. Results with rows, predicates, joins and rows that joins leave out must
+    occur often enough for the comparison to find errors.
+    """
     assert counts["invalid"] < 0.15 * counts["queries"], counts
     assert counts["understood"] > 0.8 * counts["queries"], counts
     assert counts["with rows"] > 0.3 * counts["queries"], counts
@@ -339,7 +346,7 @@ def test_on_condition_resolves_names_of_its_join_and_of_outer_queries() -> None:
             connection.execute(f"CREATE TABLE {name} AS FROM (VALUES (1), (2), (3)) AS r (k)")
         expected = count_rows(connection, text)
         assert sum(expected.values()) == 3
-        for seed in range(6):
+        for seed in range(6):  # Each seed uses other joins and adds other rows.
             check_same_rows(random.Random(seed), connection, text, scans, expected, f"seed {seed}")
 
 

@@ -24,10 +24,10 @@ COLUMNS = {"k": "long", "x": "int", "twice": "long"}
 
 
 def build_access_check(names: str, columns: Iterable[str] = COLUMNS) -> str:
-    """Return the WITH clause that precedes a statement over plan views.
+    """Return the WITH clause that precedes a statement in which plan views replace the views in `names`.
 
-    It contains the views in `names`, which are separated by spaces, and reads no rows of them, so that Trino
-    checks the access to them.
+    The clause contains these views, whose names are separated by spaces, and reads none of their rows. So Trino checks
+    that the user may read them, although the rest of the statement does not contain them.
     """
     text = ", ".join(f'"{column}"' for column in columns)
     queries = [f'"~{number}" AS (SELECT {text} FROM {name} WHERE FALSE)' for number, name in enumerate(names.split())]
@@ -83,18 +83,23 @@ async def test_names_in_a_view_resolve_in_the_view() -> None:
 @pytest.mark.parametrize(
     ("statement", "input_view"),
     [
-        (
-            "SELECT * FROM lake.db.v WHERE x = 4",
-            build_view("SELECT id AS x FROM t", x="int"),
-        ),  # The table stores it as a long.
+        # The view converts the column: `t` stores `id` as a long.
+        ("SELECT * FROM lake.db.v WHERE x = 4", build_view("SELECT id AS x FROM t", x="int")),
+        # The condition is on a computed column.
         ("SELECT * FROM lake.db.v WHERE n = 4", build_view("SELECT id * 2 AS n FROM t", n="long")),
+        # The statement has no condition.
         ("SELECT * FROM lake.db.v", PLAIN_VIEW),
+        # A condition on the rows of `t` would change the aggregate and the limited rows.
         ("SELECT count(*) FROM lake.db.v WHERE n = 4", build_view("SELECT count(*) AS n FROM t", n="long")),
         ("SELECT * FROM lake.db.v WHERE k = 4", build_view("SELECT id AS k FROM t ORDER BY id LIMIT 3", k="long")),
+        # The catalog of `t` is unknown, or is not a catalog of the server.
         ("SELECT * FROM lake.db.v WHERE k = 4", build_view("SELECT id AS k FROM t", catalog=None, k="long")),
         ("SELECT * FROM lake.db.v WHERE k = 4", build_view("SELECT id AS k FROM t", catalog="hive", k="long")),
+        # The view reads an earlier snapshot.
         ("SELECT * FROM lake.db.v WHERE k = 4", build_view("SELECT id AS k FROM t FOR VERSION AS OF 7", k="long")),
+        # The text of the view cannot be parsed.
         ("SELECT * FROM lake.db.v WHERE k = 4", build_view("not understood", k="long")),
+        # The statement reads an earlier version of the view.
         ("SELECT * FROM lake.db.v FOR VERSION AS OF 8 WHERE k = 4", PLAIN_VIEW),
     ],
 )
@@ -165,7 +170,7 @@ async def test_summary_names_only_the_outermost_view_and_all_plans_are_renewed()
 
 
 async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
-    """Another schema has a view with the same name, which reads another table."""
+    """The view `v` of the schema `db` and the view `v` of the schema `there` read different tables."""
     other_view = View("file:///there", "SELECT id AS k, x FROM t", {"k": "long", "x": "int"}, "lake", "there")
     inner = View("file:///inner", "SELECT uid AS k FROM u", {"k": "long"}, "lake", "db")
     outer = build_view("SELECT a.k FROM v a JOIN there.v b ON a.k = b.k WHERE b.x = 6", k="long")
@@ -312,7 +317,11 @@ async def test_changed_nested_view_is_read_again() -> None:
 async def test_removed_columns_of_a_view_do_not_resolve_names_of_other_tables() -> None:
     """The name `x` in the subquery belongs to the outer table until the view has a column `x`."""
     statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
-    tables = {"t": KnownTable("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": KnownTable("1", COLUMNS_OF["u"], 7, 100, 2)}
+    # A join with `u` is requested only if `u` is much smaller than `t`.
+    tables = {
+        "t": KnownTable("1", COLUMNS_OF["t"], snapshot_id=7, size_bytes=1 << 30, files=100),
+        "u": KnownTable("1", COLUMNS_OF["u"], snapshot_id=7, size_bytes=100, files=2),
+    }
     server = NumberedPlans(views={"v": build_view("SELECT id AS k FROM t", k="long")}, tables=tables)
     async with open_rewriter(server) as rewriter:
         await rewriter.rewrite(statement, SESSION)

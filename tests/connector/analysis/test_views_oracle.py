@@ -34,9 +34,10 @@ ROWS_MAX = 60
 
 
 class ViewColumns:
-    """The columns of each table that `KnownColumns` selects, and the columns of each view.
+    """A function that returns the columns of a table or view with their types.
 
-    A view can read the views before it.
+    Tables have the columns that `KnownColumns` selects. A column of a view has the type COMPUTED if the analysis of the
+    view's text does not find the type of the stored column. A view can read the views before it.
     """
 
     def __init__(
@@ -61,12 +62,17 @@ class ViewColumns:
 def make_views(
     statements: RandomStatements, connection: duckdb.DuckDBPyConnection
 ) -> tuple[dict[str, StoredRelation], dict[str, str]]:
-    """Return random views and their texts. A view reads tables and the views before it."""
+    """Return random views of at most ROWS_MAX rows, and their texts.
+
+    A view reads tables and the views before it.
+    """
     views, texts, tables = {}, {}, statements.tables
     while len(views) < VIEWS:
         name = f"v{len(views)}"
+        # Each view is in the list three times, so that views are often nested.
         statements.tables = [*tables, *[view for view in views.values() for _ in range(3)]]
-        text, columns = statements.draw_with_query([], statements.rng.choice([1, 1, 2]), [])
+        depth = statements.rng.choice([1, 1, 2])  # Most views have no subquery.
+        text, columns = statements.draw_with_query([], depth, outer=[])
         if len({column.lower() for column, _ in columns}) < len(columns):
             continue
         try:
@@ -81,7 +87,10 @@ def make_views(
 
 
 def drop_view_scans(scans: tuple[Scan, ...], views: Mapping[str, StoredRelation]) -> tuple[Scan, ...]:
-    """Return the scans of tables, with the joins among them."""
+    """Return the scans of tables without the scans of views.
+
+    Joins with views are dropped. The other joins get the new positions of their scans.
+    """
     new_numbers = {
         number: new_number
         for new_number, number in enumerate(n for n, scan in enumerate(scans) if scan.table not in views)
@@ -168,10 +177,10 @@ def run_campaign(seed: int, lake_count: int) -> Counter[str]:
         views, texts = make_views(statements, connection)
         view_columns = ViewColumns(KnownColumns(rng, statements.tables), views, texts)
         plan_views = PlanViews(rng, connection, view_columns, views, texts, counts)
-        # Queries read views more often than tables.
+        # Each view is in the list three times, because the campaign tests views more than tables.
         statements.tables = [*statements.tables, *[view for view in views.values() for _ in range(3)]]
         for _ in range(QUERIES_PER_LAKE):
-            text = statements.draw_query(rng.choice([1, 1, 2, 2, 3]))
+            text = statements.draw_query(depth=rng.choice([1, 1, 2, 2, 3]))
             try:
                 expected = count_rows(connection, text)
             except duckdb.Error:

@@ -72,7 +72,7 @@ class MachineClock(SystemClock):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
-    """Return a clock that also gives files their times."""
+    """Return a clock, and patch the listing of files so that the times of the files follow this clock."""
     clock, list_objects = MachineClock(), LocalObjects.list
 
     async def list_by_clock(self: LocalObjects, prefix: str) -> AsyncIterator[ObjectInfo]:
@@ -190,7 +190,7 @@ def test_old_files_stay_until_the_minimum_age_has_passed_on_the_server(
                 age_file(path, days=400)
         report = remove_orphan_files(client, "db.t")
         assert (report.files, report.files_unconfirmed) == (0, 1)
-        for _ in range(24 * 3 + 2):
+        for _ in range(24 * 3 + 2):  # The minimum age is three days. The first and the last hour may count in part.
             assert live_path.exists()
             clock.pass_time(HOUR_MS)
             run_housekeeping(machine)
@@ -250,7 +250,7 @@ def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexC
 def test_removal_of_a_file_during_its_commit_is_detected(
     server: ServerThread, client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit checks its files. Then a removal, which began earlier, deletes one of them."""
+    """The removal of orphan files begins before the commit checks its files, and deletes a file after the check."""
     with open_catalog(server.url) as catalog:
         create_test_table(catalog, 2)
         append(client, "db.t", build_rows([0]))

@@ -198,20 +198,23 @@ def test_query_on_a_clustered_table_opens_few_files(
         for number in range(8):
             table.append(input_rows.slice(2500 * number, 2500))
         sizes = client.files("db.t")["file_size_in_bytes"].to_pylist()
+        # The job clusters one range after another, and this size makes `range_count` ranges.
         monkeypatch.setattr(clustering, "RANGE_BYTES", sum(sizes) // range_count + 1)
         rows_before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
         assert (report.commits, report.files_before, report.rows) == (1, len(sizes), 20_000)
         assert count_scanned_rows(client) == rows_before
         files = report.files_after
-        assert files >= 16
+        assert files >= 16, "with fewer files, the limits below would hold without clustering"
         assert sum(count_files_by_layer(client).values()) == files
         files_by_name = client.explain("db.t", "name = 'n05000'").files
         files_by_price = client.explain("db.t", "price BETWEEN 0.5 AND 0.501").files
     if curve == "linear":
+        # The files are sorted by name, and the rows of one name can begin and end within a file.
         assert files_by_name <= 2
     else:
         # On a curve over two columns, the rows with one value of a column are in about the square root of the files.
+        # The factor 2.5 allows for ranges of files that are not squares.
         assert files_by_name <= 2.5 * files**0.5
         assert files_by_price <= 2.5 * files**0.5
 
@@ -220,7 +223,7 @@ def test_query_on_a_clustered_table_opens_few_files(
 def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
     client: IndexClient, server: ServerThread
 ) -> None:
-    """Facts name a customer. Queries select the customers of a city, whose keys are scattered."""
+    """Each fact has the key of a customer. Queries select the facts of a city, whose customers have scattered keys."""
     joins = json.dumps({"customer": {"table": "db.customers", "on": {"part": "id"}}})
     schema = Schema(
         NestedField(1, "id", LongType(), required=False), NestedField(2, "city", StringType(), required=False)
@@ -242,6 +245,7 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
         table = catalog.load_table("db.t")
         for number in range(8):
             input_rows = build_random_rows(1200, number)
+            # Each file has facts of all customers, because 37 has no common factor with the number of customers.
             table.append(input_rows.set_column(1, "part", pa.array((input_rows["id"].to_numpy() * 37) % 200)))
         rows_before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
@@ -281,6 +285,7 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
             assert "" not in count_files_by_layer(client)
             written_bytes += report.bytes_after
             layer_count_max = max(layer_count_max, len(count_files_by_layer(client)))
+        # Without merges of layers, there would be a layer for each round.
         assert layer_count_max <= 6
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
         # If each run rewrote all files, each row would be rewritten rounds / 2 times.

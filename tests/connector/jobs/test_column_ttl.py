@@ -76,6 +76,7 @@ def compute_partition_end(unit: str, time: datetime) -> datetime:
     if unit in ("day", "identity"):
         return start + timedelta(days=1)
     if unit == "month":
+        # 32 days after the first day of a month, the next month has begun.
         return (start.replace(day=1) + timedelta(days=32)).replace(day=1)
     return start.replace(month=1, day=1, year=start.year + 1)
 
@@ -169,7 +170,9 @@ def read_rows_by_id(client: IndexClient) -> dict[int, dict[str, Any]]:
 @pytest.mark.slow
 def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexClient, server: ServerThread) -> None:
     arrow = create_table(server, "date", DayTransform())
-    old_date = get_today_for_seconds() - timedelta(days=40)  # The server uses the system clock.
+    # The rows are 40, 30, 20 and 10 days old, so three of them are older than the 15 days of the policy. The server
+    # uses the system clock.
+    old_date = get_today_for_seconds() - timedelta(days=40)
     rows = [
         {"id": n, "at": old_date + timedelta(days=10 * n), "payload": "x" * 50, "ext": None, "tags": None, "must": n}
         for n in range(4)

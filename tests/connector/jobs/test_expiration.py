@@ -86,7 +86,7 @@ def list_instants(server: ServerThread) -> list[Any]:
 def change_rows(
     client: IndexClient, table: Table, rng: random.Random, random_number: float, ids: list[int], step: int, version: int
 ) -> None:
-    """Upsert, delete or compact. `random_number` is a random number below `ROW_CHANGES`."""
+    """Upsert, delete or compact, depending on `random_number`, which is below `ROW_CHANGES`."""
     if random_number < 0.4:
         upsert(client, "db.t", build_rows(ids, f"{step}:"), keys=["id"], mode=rng.choice([*MODES, None]))
     elif random_number < 0.5 and version == 2:
@@ -94,7 +94,7 @@ def change_rows(
     elif random_number < 0.6:
         delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
     else:
-        compact(client, "db.t", policy=CompactionPolicy(3000, 2))
+        compact(client, "db.t", policy=CompactionPolicy(target_bytes=3000, min_files=2))
 
 
 def create_history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Table:
@@ -249,7 +249,7 @@ def test_housekeeping_continues_an_interrupted_deletion(
         table = create_history(client, catalog, 8)
         objects = server.components.objects
         delete_object = type(objects).delete
-        for deletions_max in (0, 2, 5, 9):
+        for deletions_max in (0, 2, 5, 9):  # The number of deletions that succeed before the storage refuses one.
             for number in range(6):
                 upsert(client, "db.t", build_rows([1, number], f"{deletions_max}:"), keys=["id"], mode="copy-on-write")
             deletions_left = [deletions_max]
@@ -269,6 +269,7 @@ def test_housekeeping_continues_an_interrupted_deletion(
             assert server.run(server.components.expiration.resume()) == 0, (
                 "the server that began the deletion may still be running"
             )
+            # A negative age makes each unfinished deletion old enough to be continued.
             monkeypatch.setattr(expiration_service, "_RESUMED_AFTER_MS", -1)
             assert server.run(server.components.expiration.resume()) == 1
             monkeypatch.undo()

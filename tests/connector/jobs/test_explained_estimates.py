@@ -30,14 +30,15 @@ def draw_rows(rng: np.random.Generator, file_number: int) -> pa.Table:
     """Return the rows of one file.
 
     `color` has six values. `code` has two hundred values, some of them frequent. `amount` is skewed, `id` is unique,
-    and `day` follows the order of the files.
+    `day` follows the order of the files, and `note` is a random text.
     """
-    weights = 1.0 / np.arange(1, 201)
+    code_count = 200
+    weights = 1.0 / np.arange(1, code_count + 1)
     return pa.table(
         {
             "id": rng.permutation(FILES * ROWS_PER_FILE)[:ROWS_PER_FILE] * FILES + file_number,
             "color": [COLORS[index] for index in rng.integers(0, len(COLORS), ROWS_PER_FILE)],
-            "code": [f"code {index:03d}" for index in rng.choice(200, ROWS_PER_FILE, p=weights / weights.sum())],
+            "code": [f"code {index:03d}" for index in rng.choice(code_count, ROWS_PER_FILE, p=weights / weights.sum())],
             "amount": np.exp(2 * rng.standard_normal(ROWS_PER_FILE)),
             "day": np.full(ROWS_PER_FILE, file_number // 3),
             "note": [f"{index:x}" * 4 for index in rng.integers(0, 1 << 30, ROWS_PER_FILE)],
@@ -103,7 +104,7 @@ def test_clustered_table_keeps_about_as_many_files_as_explain_estimated(client: 
                 assert is_close(estimated_files, files), (where, estimated_files, files)
                 assert is_close(estimate, explanation.files), (where, estimate, explanation.files)
             else:
-                # Explain proposes no layout that leaves out few files.
+                # A layout for which Explain gives no estimate must not leave out most of the files.
                 assert explanation.files > 0.4 * files, (where, explanation.files, files)
             repeated_layouts = [columns for columns in index_layouts(explanation) if set(columns) <= {column}]
             assert not repeated_layouts, (where, explanation.layouts)
@@ -140,6 +141,7 @@ def test_index_keeps_about_as_many_files_as_explain_estimated(client: IndexClien
         if term["index-files"] is None:
             assert term["index-note"] or term["files-left"] <= FILES // 2, (where, term)
         elif term["index-kind"] is None:
+            # An index that is not proposed must not leave out most of the files.
             assert true_files > 0.3 * term["files-left"], (where, term, true_files)
         else:
             assert is_close(term["index-files"], true_files), (where, term, true_files)

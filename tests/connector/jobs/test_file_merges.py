@@ -98,9 +98,9 @@ def read_rows_by_id(client: IndexClient, *, lineage: bool = False) -> dict[int, 
 
 
 def store_as_required(path: str, names: list[str]) -> None:
-    """Write the file again with required columns, as Spark does.
+    """Write the file again, with those columns of `names` required that have no nulls.
 
-    The columns in `names` without nulls become required.
+    Spark writes required columns if it knows that they have no nulls.
     """
     path = path.removeprefix("file://")
     with pq.ParquetFile(path) as file:
@@ -121,7 +121,7 @@ def test_merge_copies_row_groups_with_required_columns(client: IndexClient, serv
     required_paths = sorted(_list_paths(client))
     for path in required_paths:
         store_as_required(path, ["id", "price"])
-    assert merge_files(client, "db.t", where="part = 0").row_groups_copied == 3
+    assert merge_files(client, "db.t", where="part = 0").row_groups_copied == 3  # Each file has one row group.
     (path,) = _list_paths(client) - set(required_paths)
     assert [field.name for field in pq.read_schema(path.removeprefix("file://")) if not field.nullable] == [
         *("id", "price", "fixed")
@@ -129,6 +129,7 @@ def test_merge_copies_row_groups_with_required_columns(client: IndexClient, serv
     append(client, "db.t", build_rows(rng, range(2700, 3600)))
     rows_before = read_rows_by_id(client)
     report = merge_files(client, "db.t", where="part = 1")
+    # The row group of the new file is copied, and those of the three files with required columns are encoded again.
     assert (report.row_groups_copied, sum(report.row_groups_encoded.values())) == (1, 3)
     assert read_rows_by_id(client) == rows_before
 

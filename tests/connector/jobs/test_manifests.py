@@ -139,6 +139,7 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
 
 def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
+        # The small target size makes the rewrite write several manifests.
         create_test_table(catalog, 2, BY_PART, **NO_MERGE, **{"commit_manifest_target-size-bytes": "6500"})
         for number in range(30):
             append(client, "db.t", build_rows(range(number * 30, number * 30 + 30)))

@@ -230,6 +230,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         remove_orphan_files(client, "db.t")
         assert old_metadata_path.exists()
         assert indexed_paths <= list_all_files(table)
+        # A negative age makes the interrupted expiration old enough to be continued.
         monkeypatch.setattr(expiration, "_RESUMED_AFTER_MS", -1)
         assert server.run(server.components.expiration.resume()) == 1
         remove_orphan_files(client, "db.t")

@@ -23,7 +23,7 @@ from tests.connector.write.test_compaction import build_rows, create_test_table
 
 @pytest.fixture(autouse=True)
 def _report_every_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the pause between two reports."""
+    """Remove the pause between two reports, so that a job reports each change of its progress."""
     monkeypatch.setattr(progress, "_PAUSE_S", 0.0)
 
 
@@ -43,7 +43,8 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
 ) -> None:
     with open_catalog(server.url) as catalog:
         create_test_table(catalog, 2, PartitionSpec())
-        for number in range(6):
+        file_count = 6
+        for number in range(file_count):
             append(client, "db.t", build_rows(range(9 * number, 9 * number + 9)))
         client.put_index("db.t", "by_id", kind="bloom", columns=["id"])
         change_table_properties(client, "db.t", {"seamark.clustering.columns": "id"}, ())
@@ -51,8 +52,8 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
     seen_progress: list[WorkProgress] = []
     with report_progress(seen_progress.append):
         list_jobs()[name](client)
-    assert seen_progress[0] == WorkProgress(0, 6, 0, size_bytes)
-    assert seen_progress[-1] == WorkProgress(6, 6, size_bytes, size_bytes)
+    assert seen_progress[0] == WorkProgress(0, file_count, 0, size_bytes)
+    assert seen_progress[-1] == WorkProgress(file_count, file_count, size_bytes, size_bytes)
     bytes_done = [work.bytes_done for work in seen_progress]
     assert bytes_done == sorted(bytes_done)
     if name != "compaction":  # Compaction copies the files of a partition together.
@@ -62,11 +63,11 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
 def test_each_batch_is_counted_once_whether_it_reports_files_or_not() -> None:
     seen_progress: list[WorkProgress] = []
     with report_progress(seen_progress.append):
-        expect(4, 40)
-        with count_part(2, 20):
-            advance(1, 10)
-            advance(1, 10)
-        with count_part(2, 20):  # A task on a cluster does not report its files.
+        expect(files=4, size_bytes=40)
+        with count_part(files=2, size_bytes=20):
+            advance(files=1, size_bytes=10)
+            advance(files=1, size_bytes=10)
+        with count_part(files=2, size_bytes=20):  # A task on a cluster does not report its files.
             pass
     assert seen_progress[-1] == WorkProgress(4, 4, 40, 40)
-    advance(1, 1)  # No listener is active.
+    advance(files=1, size_bytes=1)  # No listener is active, so this has no effect.

@@ -154,7 +154,7 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
         create_test_table(catalog, 2)
         for number in range(3):
             append(client, "db.t", build_rows([number]))
-        compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
+        compact(client, "db.t", policy=CompactionPolicy(target_bytes=1 << 20, min_files=2))
         append(client, "db.t", build_rows([3]))
         job_snapshot_id = undo_job(client, "db.t").undone_id
         table = catalog.load_table("db.t")

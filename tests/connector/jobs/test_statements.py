@@ -120,7 +120,7 @@ def test_spacing_quotes_and_comments_do_not_change_the_parsed_statement() -> Non
 
         words = ["ALTER", "TABLE", ".".join(map(quote_name, levels)), "PARTITION", f"({where})"]
         words += ["DROP", "COLUMNS", f"({', '.join(map(quote_name, columns))})"] if is_drop else ["MERGE", "FILES"]
-        # Word 2 is the name of the table.
+        # Keywords are written in upper or lower case. Word 2 is the name of the table, whose case must not change.
         cased_words = [
             rng.choice([word, word.lower()]) if n != 2 and word.isupper() else word for n, word in enumerate(words)
         ]

@@ -49,7 +49,7 @@ def append_rows_by_age(
 def record_reads(
     client: IndexClient, server: ServerThread, *columns: int, days: int = 40, age_d: int = ALL_AGES
 ) -> None:
-    """Record that the columns were read some days ago."""
+    """Record one read of each column `days` days ago, of partitions that were at most `age_d` days old."""
     entry = server.run(server.components.catalog.tables.load(("db",), "t")).entry
     today = server.components.catalog.column_usage.today
     reads = tuple((column, age_d, 1) for column in (*columns, NAMED_COLUMNS))
@@ -76,6 +76,7 @@ def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient
     actual = advise_ttl(client, "db.t")
     assert (actual["reads"], actual["reads-with-columns"], actual["confidence"]) == (4, 4, 1.0)
     payload = next(advice for advice in actual["advice"] if advice["column"] == "payload")
+    # The partitions are 0 to 390 days old. Of these 40 partitions, 36 are more than 30 days old.
     assert payload["partitions"] == payload["files"] == 36
     environment = {"SEAMARK_URL": client.url}
     output = CliRunner().invoke(cli, ["advise", "ttl", "db.t"], env=environment)
@@ -156,6 +157,7 @@ def test_scan_reports_count_as_reads_and_lower_the_confidence_if_they_name_no_co
     report_scan(**{"projected-field-ids": [1, 2, 3, 4, 5, 6]})  # Some engines always name all columns.
     report_scan(**{"projected-field-ids": ["x"], "filter": {"type": "no"}})
     actual = advise_ttl(client, "db.t")
+    # The last two of the five reports do not show which columns were read.
     assert (actual["reads"], actual["reads-with-columns"], actual["confidence"]) == (5, 3, 0.6)
     assert list_advised_ages(client) == {"tags": 7}
     report_scan(**spark_fields, **{"projected-field-ids": [1, 2, 3, 4, 5, 6]})
@@ -186,7 +188,8 @@ def test_counters_are_limited_and_further_reads_count_for_every_column(
     usage.add(ColumnRead("of a table that the database refuses", select_columns_of_read((1 << 63,)), 0), "ron")
     assert len(usage._counts) == 7
     actual = server.run(usage.list_table_reads(uuid))
-    # Rita has half of the limit. Her further reads count as reads of every column, in partitions of every age.
+    # Rita has half of the limit. Her four reads of the columns 4 and 5 count as reads of every column, in partitions of
+    # every age. All 11 reads of both users name their columns.
     assert {(count.column_id, count.oldest_age_d): count.reads for count in actual} == {
         (1, 0): 2,
         (2, 0): 2,

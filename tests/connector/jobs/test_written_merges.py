@@ -32,7 +32,7 @@ def list_stored_files(folder: Path, ending: str = ".parquet") -> set[str]:
 
 
 def write_with_tasks(client: IndexClient, mode: str, tables: Sequence[pa.Table], where: Any = True) -> tuple[Any, Any]:
-    """Write each table with one task, and return the destination and the files."""
+    """Write each table with its own task, and return the destination and the written files of each task."""
     destination = open_destination(client, "db.t", mode, where=where)
     return destination, [write_batches(destination.target, table.to_batches()) for table in tables]
 

@@ -81,6 +81,7 @@ def draw_rows_with_exact_sums(rng: random.Random, row_count: int) -> pa.Table:
         table = table.set_column(column_number, name, pa.array(values, SCHEMA.field(name).type))
     days = [None if rng.random() < 0.1 else rng.randint(-400, 400) for _ in range(row_count)]
     table = table.set_column(table.column_names.index("d"), "d", pa.array(days, pa.int32()).cast(pa.date32()))
+    # A time is midnight, the microsecond before it, or an hour and a microsecond after it.
     times = [None if day is None else day * 86_400_000_000 + rng.choice((0, -1, 3_600_000_001)) for day in days]
     for name in ("ts", "tz"):
         column = pa.array(times, pa.int64()).cast(SCHEMA.field(name).type)
@@ -91,7 +92,8 @@ def draw_rows_with_exact_sums(rng: random.Random, row_count: int) -> pa.Table:
 def draw_rows_with_structs(rng: random.Random, row_count: int) -> pa.Table:
     """Return random rows with a struct `n`, which is null itself, or has nulls at each level.
 
-    The other columns are those that `draw_rows_with_exact_sums` draws without the struct.
+    The structs are drawn from a copy of the generator. So the other columns do not depend on them, and equal those of
+    `draw_rows_with_exact_sums`.
     """
     structs_rng = random.Random()
     structs_rng.setstate(rng.getstate())
@@ -258,9 +260,9 @@ class CubeWorld:
 
     @staticmethod
     def create(server: ServerThread, client: IndexClient, name: str) -> CubeWorld:
-        """Return an existing table that has the cube `cube0`."""
+        """Return an object for an existing table that has the cube `cube0`."""
         cubed_table = CubeWorld(server, client, random.Random(1), name)
-        cubed_table.cubes.append(([], []))
+        cubed_table.cubes.append(([], []))  # The dimensions and measures are used only to draw queries.
         return cubed_table
 
     def create_table(self) -> None:
@@ -326,7 +328,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
 
 
 def compare_random_queries(server: ServerThread, seed: int, query_count: int) -> Counter[str]:
-    """Change a table at random, and compare the answers of queries with and without cubes."""
+    """Change a table with two cubes at random in three rounds, and compare queries with and without cubes.
+
+    Returns:
+        The number of queries by the way in which their answers were computed.
+    """
     rng = random.Random(seed)
     aggregates = RandomAggregates(rng, has_grouping_sets=True, has_sketches=True, has_structs=True)
     counts: Counter[str] = Counter()
@@ -341,6 +347,7 @@ def compare_random_queries(server: ServerThread, seed: int, query_count: int) ->
         for _ in range(2):
             cubed_table.add_cube(*aggregates.draw_cube())
         for _ in range(3):
+            # Appends and builds occur twice, so that most rounds have both files with groups and files without groups.
             steps = ("append", "delete", "build", "tag", "build", "roll back", "append", "damage", "lose")
             for step in rng.sample(steps, 5):
                 match step:
@@ -410,6 +417,7 @@ def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[Cube
         kinds = {"ts": pa.timestamp("us"), "country": pa.string(), "n": pa.int32(), "x": pa.float64()}
         table = catalog.create_table(name, schema=pa.schema(list(kinds.items())))
         for file_number in range(3):
+            # The 20 minutes are on two days, around the start of 1970.
             times = [datetime(1969, 12, 31, 23, 50) + timedelta(minutes=number) for number in range(20)]
             rows = {"ts": times, "country": ["a", "b"] * 10, "n": [file_number] * 20, "x": [0.5] * 20}
             table.append(pa.table(rows, schema=pa.schema(list(kinds.items()))))
@@ -422,7 +430,7 @@ def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[Cube
 def query_with_summary(
     server: ServerThread, text: str, cubes: str = "on"
 ) -> tuple[CubeSummary, list[tuple[object, ...]]]:
-    """Return how a query used cubes, and its rows."""
+    """Run a query in a new session, and return how it used cubes, and its rows."""
     with SqlSession(server.url, cubes=cubes) as session:
         result = session.sql(text)
         assert result.explanation.cube is not None

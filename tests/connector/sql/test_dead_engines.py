@@ -33,7 +33,7 @@ def test_error_of_an_unreachable_trino_names_its_address() -> None:
 
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_error_of_a_write_shows_the_whole_message_of_the_catalog(*, is_nested: bool) -> None:
-    """The texts are those of DuckDB's Iceberg extension."""
+    """The test builds the error texts as DuckDB's Iceberg extension does, with and without a second level of JSON."""
     message = f'bob may not do "x" in {"shop" * 200}. An admin grants it with: seamark grant add bob write'
     request = "Request to 'http://localhost/v1/namespaces/shop/tables' returned a non-200 status code"
     body = json.dumps({"error": {"message": message, "type": "ForbiddenException", "code": 403}})

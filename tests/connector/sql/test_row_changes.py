@@ -67,6 +67,7 @@ def test_rows_before_1970_are_changed(client: IndexClient, session: SqlSession, 
             assert count_changed_rows(session, f"UPDATE db.{table} SET id = id + 10 {where}") == 1, (transform, text)
             assert read_ids(session, f"db.{table}") == sorted(n + 10 * (n <= number) for n in range(4))
         assert count_changed_rows(session, f"DELETE FROM db.{table} WHERE at < {kind.upper()} '1969-12-15'") == 2
+        # The second and the third row are earlier than the middle of December 1969.
         assert read_ids(session, f"db.{table}") == [10, 13]
 
 

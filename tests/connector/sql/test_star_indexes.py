@@ -90,7 +90,7 @@ class IndexedStar:
         self._append("facts", [{"id": 100 + shop, "shop": shop, "item": None, "day": None}])
 
     def append_facts(self, files: int) -> None:
-        """Append files, each with the keys of few shops."""
+        """Append `files` data files of one to four facts. Most facts of a file have the key of the same shop."""
         for _ in range(files):
             first_shop, rows = self._rng.randrange(SHOPS_MAX), []
             for _ in range(self._rng.randint(1, 4)):
@@ -103,9 +103,10 @@ class IndexedStar:
             self._append("facts", rows)
 
     def define(self) -> None:
-        """Define indexes on some attributes at the present snapshots of the dimension tables."""
+        """Define indexes on two attributes of each dimension table at its present snapshot."""
         for table, (key, dimension_key) in KEYS.items():
             for attribute in self._rng.sample(ATTRIBUTES[table], 2):
+                # Bitmaps are more frequent, because they answer more kinds of conditions than Bloom filters.
                 kind = self._rng.choice(("bitmap", "bitmap", "bloom"))
                 self._define(
                     f"{table}_{attribute}", kind, f"{self.name}.{table}.{attribute} via {key} = {dimension_key}"
@@ -123,7 +124,10 @@ class IndexedStar:
         return pin_attributes(self._client, [attribute], add_partners=add_partners)
 
     def register_with_field_id_0(self, table: str, column: str) -> None:
-        """Register a table with the data of `shops` whose column has the field id 0, as other writers may number."""
+        """Register a table with the data of `shops`, in which `column` has the field id 0.
+
+        Some writers number the fields from 0.
+        """
         shops = self._catalog.load_table(f"{self.name}.shops")
         metadata = json.loads(Path(shops.metadata_location.removeprefix("file://")).read_bytes())
         for schema in metadata["schemas"]:
@@ -190,7 +194,7 @@ class IndexedStar:
             run_indexing(self._client, (self.name, "facts"))
 
     def audit(self) -> None:
-        """Compare the entries of some files with their rows."""
+        """Compare the entries of each index for three files with the rows of these files."""
         for name in sorted(self.definitions):
             audit = audit_index(self._client, (self.name, "facts"), name, sample=3)
             assert audit.problems == (), (self.name, audit.problems)
@@ -198,7 +202,8 @@ class IndexedStar:
     def change_dimension(self) -> None:
         match self._rng.randrange(6):
             case 0:
-                self._append("shops", [self._draw_shop(self._rng.randrange(SHOPS_MAX + 2))])  # Mostly doubles a key.
+                # Most of these keys exist, so the new row usually makes a key occur twice.
+                self._append("shops", [self._draw_shop(self._rng.randrange(SHOPS_MAX + 2))])
             case 1:
                 self._append("shops", [self._draw_shop(SHOPS_MAX - 3)])
             case 2:
@@ -238,7 +243,7 @@ class IndexedStar:
         return f"SELECT {columns} FROM {{0}}.facts{{1}} facts {' '.join(joined_tables)} WHERE {where}"
 
     def compare(self, text: str) -> str:
-        """Compare the rows of a query with the truth, and return how the plan used the indexes."""
+        """Check that a query returns the rows that it has without plans, and return how its plan used the indexes."""
         is_past = self.has_tag and self._rng.random() < 0.2
         answer = self._session.sql(text.format(self.name, " FOR VERSION AS OF 'old'" if is_past else ""))
         rows = count_rows(answer)
@@ -247,6 +252,8 @@ class IndexedStar:
 
     def compare_named_attributes(self) -> str:
         """Check that a plan by names of attributes keeps the files of all matching rows.
+
+        The condition has one or two comparisons of one attribute, and in most cases a comparison of the ids.
 
         Returns:
             How the plan used the indexes, for counts of the outcomes.
@@ -347,7 +354,10 @@ class IndexedStar:
 
 
 def describe_use(answer: SqlResult) -> str:
-    """Return how the plan of the facts used joins: by attributes, by keys, or not."""
+    """Return how the plan of the facts used joins: by attributes, by keys, or not.
+
+    For a join, the text also says whether the plan left out files.
+    """
     facts = next((table for table in answer.explanation.tables if table.name[-1] == "facts"), None)
     if facts is None or not facts.joins:
         return "no join"
@@ -357,9 +367,10 @@ def describe_use(answer: SqlResult) -> str:
 
 
 def compare_random_queries(server: ServerThread, seed: int, query_count: int, round_count: int = 3) -> Counter[str]:
-    """Change a star schema at random, and compare the answers of queries with the truth.
+    """Change a star schema at random in `round_count` rounds, and compare queries with their rows without plans.
 
-    After three rounds, the indexes are defined and built again, and audited.
+    If there are at least three rounds, the indexes are then defined and built again. Unless a dimension table has a
+    duplicate key, they are also audited.
     """
     rng, counts = random.Random(seed), Counter[str]()
     with (
@@ -417,7 +428,10 @@ def star(server: ServerThread) -> Iterator[IndexedStar]:
 
 @contextmanager
 def open_small_star(server: ServerThread, name: str = "fixed") -> Iterator[IndexedStar]:
-    """Yield a namespace with three files of facts, one for each shop, and a bitmap of the city."""
+    """Yield a star schema with three shops, a file of facts for each shop, and a bitmap index on the city.
+
+    Each file also has a fact with the shop 9, which does not exist.
+    """
     with (
         open_catalog(server.url) as catalog,
         closing(IndexClient(server.url)) as client,

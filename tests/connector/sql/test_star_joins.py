@@ -99,7 +99,8 @@ class StarSchema:
             properties = {"write.delete.mode": "merge-on-read"}
             for table, schema in {"facts": FACTS, "shops": SHOPS, "items": ITEMS, "days": DAYS}.items():
                 catalog.create_table(f"{name}.{table}", schema=schema, properties=properties)
-        # A cube by all keys has fewer dimensions than the cube with attributes, and is preferred.
+        # The cube by all keys is preferred to the cube with attributes, because it has fewer dimensions. Most seeds
+        # leave it out, so that queries use the attributes.
         self._cubes = CUBES[1:] if rng.random() < 0.6 else CUBES
         for number, (dimensions, measures) in enumerate(self._cubes):
             client.put_index((name, "facts"), f"c{number}", kind="cube", columns=dimensions, measures=measures)
@@ -183,6 +184,7 @@ class StarSchema:
     def draw_query(self) -> str:
         """Return a random query, which a cube can usually answer."""
         rng = self._rng
+        # Half of the queries join only one dimension, because a cube has fewer dimensions more often.
         aliases = rng.sample(list(DIMENSIONS), rng.choice((1, 1, 2, 3)))
         keys = [attribute for alias in aliases for attribute in rng.sample(ATTRIBUTES[alias], rng.randint(0, 2))]
         keys += rng.sample(["f.shop_id", "discount", "date_trunc('month', f.day)"], rng.choice((0, 0, 1)))
@@ -221,6 +223,7 @@ class StarSchema:
             word = rng.choice(("JOIN", "LEFT JOIN", "RIGHT JOIN"))
             text = f"{sources.pop(first_alias)} {word} {facts} ON {join_conditions[first_alias]}"
         for alias, source in sources.items():
+            # Inner and left joins are the usual joins of a star schema, so they are more frequent.
             word = rng.choice(("JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"))
             text += f" {word} {source} ON {join_conditions[alias]}"
             if word == "LEFT JOIN" and rng.random() < 0.3:
@@ -256,7 +259,7 @@ def compare_random_queries(server: ServerThread, seed: int, query_count: int) ->
         texts: list[str] = []
 
         def compare_queries() -> None:
-            # The session has translated the first queries before the tables changed.
+            # Three queries of the previous round are repeated. The session translated them before the tables changed.
             texts[:] = [*texts[-3:], *(star.draw_query() for _ in range(query_count))]
             for text in texts:
                 counts[_compare_sessions(server, session, text, seed)] += 1
@@ -307,10 +310,11 @@ def test_random_star_joins_return_the_same_rows_from_cubes(
 ) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed(), first_seed() + examples(5, 2)):
-        # For some seeds, compare the costs of groups and rows, although the tables are small.
+        # For every third seed, compare the costs of groups and rows, although the tables are small.
         monkeypatch.setattr(plans, "CUBE_UNCHECKED_ROWS_MAX", 0 if seed % 3 == 0 else 200_000)
+        # Select groups by the conditions, although the cubes have few groups.
         monkeypatch.setattr(plans, "FILTERED_GROUPS_MIN", 0)
-        counts += compare_random_queries(server, seed, 6)
+        counts += compare_random_queries(server, seed, query_count=6)
     _check_counts(counts)
     assert counts["cube and rows"] > 0, counts
 
@@ -353,7 +357,7 @@ def star(server: ServerThread) -> str:
 
 
 def answer_query(server: ServerThread, text: str) -> tuple[CubeSummary, list[tuple[object, ...]]]:
-    """Return how a query used cubes, and its rows."""
+    """Run a query in a new session, and return how it used cubes, and its rows."""
     with SqlSession(server.url) as session:
         result = session.sql(text)
         assert result.explanation.cube is not None
@@ -559,6 +563,7 @@ def test_cube_that_covers_few_rows_is_not_used(server: ServerThread, monkeypatch
         answer = session.sql(query)
         assert answer.explanation.cube == CubeSummary("by_shop", 1, 1)
         rows = count_rows(answer)
+        # Costs are compared only above this number of rows, and the facts have 20 rows.
         monkeypatch.setattr(plans, "CUBE_UNCHECKED_ROWS_MAX", 10)
         answer = session.sql(query)
         summary = answer.explanation.cube

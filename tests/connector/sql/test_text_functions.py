@@ -48,9 +48,10 @@ def create_index(url: str, column: str, kind: str = "bloom") -> None:
 
 
 def build_emails(number: int) -> list[str | None]:
-    """Return the addresses of a file. The bounds of each file contain all addresses.
+    """Return the addresses of the file with this number, of which the second occurs in no other file.
 
-    The address in row 1 of file n has the id 100 * n + 1.
+    The row with this second address has the id 100 * `number` + 1. The first and the last address make the bounds of
+    each file contain all addresses.
     """
     return ["0@example.com", f"Person.Number{number}@Example.COM", None, "~@example.com"]
 

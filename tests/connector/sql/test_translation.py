@@ -228,7 +228,10 @@ def test_invalid_query_is_refused_with_its_reason(text: str, reason: str) -> Non
 
 
 def test_operations_of_times_and_intervals_run_on_trino() -> None:
-    """Trino defines them. `InvalidRequest` would refuse the statement, also if a session has Trino."""
+    """Operations that Trino defines raise `UnsupportedInDuckDB`, so a session with Trino runs the statement there.
+
+    Operations that Trino does not define raise `InvalidRequest`, which refuses the statement in each session.
+    """
     day, interval = "DATE '2024-01-02'", "INTERVAL '1' DAY"
     moment, zoned = "TIMESTAMP '2024-01-02 10:00:00'", "TIMESTAMP '2024-01-02 10:00:00 UTC'"
     columns = {"t": TIME, "k": INTEGER}
@@ -418,7 +421,10 @@ def test_invalid_number_literal_is_refused(text: str) -> None:
 
 
 def test_sum_of_decimals_beyond_38_digits_fails() -> None:
-    """DuckDB's sum overflows at 2 to the power of 127 without an error."""
+    """DuckDB's sum overflows at 2 to the power of 127 without an error.
+
+    Each of the two values has 38 digits, and their sum has 39.
+    """
     wide_type = make_decimal(38, 2)
     values = ", ".join(["(CAST('999999999999999999999999999999999999.99' AS DECIMAL(38, 2)))"] * 2)
     with closing(open_connection(DuckDBLimits())) as con:

@@ -36,12 +36,12 @@ def build_failure_page(name: str, message: str = "", kind: str = "USER_ERROR") -
 
 @dataclass
 class ScriptedTrino:
-    """A scripted coordinator.
+    """A fake Trino coordinator with scripted answers.
 
     Attributes:
-        requests: The statements.
-        fetched_pages: The tokens of the requested pages.
-        deleted_pages: The tokens of the cancelled statements.
+        requests: The texts of the received statements.
+        fetched_pages: For each requested page, the number of its statement and the token in its address.
+        deleted_pages: The same pair for each page with which a client cancelled a statement.
     """
 
     server: FakeServer
@@ -150,7 +150,11 @@ Plan = dict[str, Any] | int
 async def run_fake_seamark(
     plan: Callable[[str, Any], Plan] | None = None, *, wait_s: float = 0
 ) -> AsyncIterator[ScriptedSeamark]:
-    """Yield a fake Seamark server. `plan` receives the table (`db/t`) and the body of each request."""
+    """Yield a fake Seamark server, which answers each plan request after `wait_s` seconds.
+
+    `plan` receives the table (`db/t`) and the body of each request. It returns fields that replace the usual fields of
+    the response, or the HTTP status of an error. Without `plan`, all responses have the usual fields.
+    """
 
     async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path, _, route = request.rel_url.raw_path.removeprefix("/api/v1/tables/").rpartition("/")

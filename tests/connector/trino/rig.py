@@ -28,7 +28,7 @@ class ReceivedRequest(NamedTuple):
 
 @dataclass
 class FakeServer:
-    """A scripted server."""
+    """A server whose answers a test writes, and the requests that it has received."""
 
     url: str = ""
     requests: list[ReceivedRequest] = field(default_factory=list)
@@ -72,7 +72,8 @@ async def serve_requests(handle: Handler) -> AsyncIterator[str]:
 def reserve_dead_address() -> str:
     """Return an address at which no server ever listens.
 
-    A free port could be used later, and a connection to an ephemeral port can even connect to itself.
+    Programs do not use port 1. Another free port could be used later, and a connection to an ephemeral port can even
+    connect to itself.
     """
     return "http://127.0.0.1:1"
 
@@ -94,10 +95,11 @@ class ProxyRig:
 
 @asynccontextmanager
 async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings: Any) -> AsyncIterator[ProxyRig]:
-    """Yield a running proxy.
+    """Yield a running proxy of the coordinators `trino`. Without `seamark`, no Seamark server answers the proxy.
 
     Its client `http` does not decompress bodies and follows no redirects, so tests see the answers as they were sent.
     """
+    # The budget is so long that a busy machine does not exceed it.
     arguments = {"catalogs": frozenset([CATALOG]), "drain_s": 1.0, "limits": RewriteLimits(budget_s=10.0), **settings}
     sock = bind("127.0.0.1", 0)
     async with AsyncExitStack() as stack:

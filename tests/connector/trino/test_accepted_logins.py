@@ -78,7 +78,7 @@ async def test_login_of_single_use_is_not_checked() -> None:
 
 
 async def test_slow_login_check_delays_a_statement_only_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHECK_S", 0.05)
+    monkeypatch.setattr(module, "CHECK_S", 0.05)  # A statement waits for this time. The check takes longer.
     async with (
         run_fake_trino(_answer_with_rows) as trino,
         run_fake_seamark() as seamark,
@@ -92,7 +92,7 @@ async def test_slow_login_check_delays_a_statement_only_shortly(monkeypatch: pyt
 
 
 class _Trino:
-    """A fake Trino that counts the login checks."""
+    """A fake Trino that records the headers of the login checks, and answers each with `status`."""
 
     def __init__(self, status: int = 410) -> None:
         self.requests: list[CIMultiDict[str]] = []
@@ -182,7 +182,7 @@ async def test_answers_do_not_reveal_the_software_version() -> None:
 
 
 async def _request_raw(rig: ProxyRig, method: str) -> tuple[int, dict[str, str], bytes]:
-    """Return the answer to a request for `*`, which is not a path."""
+    """Return the status, headers and body of the answer to a request for `*`, which is not a path."""
     host, port = rig.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"{method} * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())

@@ -199,9 +199,10 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
         rig.http.get(rig.make_url("/v1/spooled/1")) as result,
     ):
         await result.content.readexactly(MIB)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # A proxy that does not wait for the client would fetch hundreds of MiB in this time.
         unread_bytes = sent_bytes - MIB
-        assert unread_bytes < 24 * MIB, unread_bytes  # Most of the answer is in buffers of sockets.
+        # Up to 24 MiB may be in the buffers of the sockets and of the proxy. The answer has 256 MiB.
+        assert unread_bytes < 24 * MIB, unread_bytes
         size = MIB
         async for chunk in result.content.iter_any():
             size += len(chunk)
@@ -237,6 +238,7 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
 @pytest.mark.parametrize("pause_s", [0.0, 0.02])
 @pytest.mark.parametrize("sizes", [(1,), (700, 1), (16_384, 16_385), (1, 300_000, 1), (1, 1, 1, 1)])
 async def test_answer_in_pieces_arrives_completely(sizes: tuple[int, ...], pause_s: float) -> None:
+    # Each piece consists of another byte, so that a wrong order changes the answer.
     pieces = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
 
     async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
@@ -434,9 +436,9 @@ async def test_proxy_serves_https_and_verifies_coordinators(tmp_path: Path) -> N
     async with run_fake_server(echo) as trino, run_proxy(trino.url, tls=tls) as rig:
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
         assert trino.requests[0].headers["X-Forwarded-Proto"] == "https"
-        # The proxy verifies the certificate of a coordinator with https.
-        with pytest.raises(ssl.SSLError):
+        with pytest.raises(ssl.SSLError):  # The first file contains no certificate.
             create_server_tls(tmp_path / "key.pem", tmp_path / "key.pem")
+        # The proxy verifies the certificate of a coordinator with https, and no known authority has signed this one.
         async with run_proxy(rig.url) as outer_rig:
             status, _, body = await outer_rig.ask("GET", "/v1/info")
             assert (status, b"certificate" in body.lower()) == (502, True)

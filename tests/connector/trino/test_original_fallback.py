@@ -38,7 +38,7 @@ ORIGINAL_ROWS: Page = {**ROWS, "data": [["the original's"]]}
 
 
 def make_script(*pages: Page) -> Any:
-    """Return a script in which the rewritten statement has these pages, and any other statement has rows."""
+    """Return a script in which the rewritten statement has `pages`, and each other statement has ORIGINAL_ROWS."""
     return lambda text: list(pages) if VERSION in text else [QUEUED_PAGE, ORIGINAL_ROWS, END]
 
 
@@ -46,7 +46,10 @@ def make_script(*pages: Page) -> Any:
 async def run_scripted_trino(
     script: Any, *other_urls: str, **settings: Any
 ) -> AsyncIterator[tuple[ScriptedTrino, ProxyRig]]:
-    """Yield a coordinator with this script, and a proxy that plans with a fake Seamark."""
+    """Yield a fake coordinator that answers by `script`, and a proxy that sends plan requests to a fake Seamark.
+
+    `other_urls` are further coordinators of the proxy, and `settings` are settings of the proxy.
+    """
     async with (
         run_fake_trino(script) as trino,
         run_fake_seamark() as seamark,
@@ -150,6 +153,7 @@ async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
 
 
 async def test_slow_statement_is_passed_to_the_client() -> None:
+    # The slow pages take 0.8 s together, so the proxy passes the statement on before they have all arrived.
     slow_page = {**QUEUED_PAGE, "wait": 0.2}
     async with run_scripted_trino(make_script(QUEUED_PAGE, *[slow_page] * 4, ROWS, END), hold_s=0.3, rules=False) as (
         trino,
@@ -311,10 +315,14 @@ async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict
 
 
 async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
-    """Trino reports the tables of a statement only after it has analysed the statement."""
+    """Trino reports the tables of a statement only after it has analysed the statement.
+
+    Until then, the proxy cannot know whether rules forbid the rewritten statement.
+    """
+    # The slow pages take 0.8 s together, so the hold time of 0.3 s ends while the statement is in the queue.
     slow_page = {**QUEUED_PAGE, "wait": 0.2}
     async with run_scripted_trino(make_script(QUEUED_PAGE, *[slow_page] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
-        trino.rules = {}
+        trino.rules = {}  # The coordinator answers a request for the rules with 410.
         assert (await fetch_result(rig))[0] == [["the original's"]]
         assert list_original_statements(trino) == [STATEMENT]
 
@@ -343,6 +351,7 @@ async def test_counts_of_a_plan_are_shown_only_to_users_who_may_read_the_table(s
 
     Until Trino has planned the statement, the proxy does not know whether the user may read the table.
     """
+    # The first slow page arrives after the hold time, so it is the last page that the proxy reads before it answers.
     slow_page = {"stats": {"state": state}, "wait": 1.5}
     async with run_scripted_trino(make_script(QUEUED_PAGE, slow_page, slow_page, ROWS, END), hold_s=1.2) as (_, rig):
         _, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
@@ -405,6 +414,7 @@ async def test_page_after_the_queue_is_left_to_the_client(page: Page) -> None:
 
 
 async def test_query_that_stays_in_the_queue_is_passed_to_the_client_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first slow page takes longer than the proxy waits for a statement in the queue.
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 0.05)
     async with run_scripted_trino(lambda _: [QUEUED_PAGE, {**QUEUED_PAGE, "wait": 0.1}, *[QUEUED_PAGE] * 5, END]) as (
         trino,

@@ -45,7 +45,8 @@ def test_plans_are_renewed_only_after_a_part_of_their_lease() -> None:
     statements = QueuedStatements(lease_s=1000)
     statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
     assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/2") == ()
-    # If the coordinator was slow to answer, the next request renews the plans immediately.
+    # Plans are renewed after a quarter of their lease. If the coordinator took longer to answer, the next request
+    # renews them immediately.
     statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic() - 300)
     assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/2") == PLANS
     assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/3") == ()
@@ -65,7 +66,7 @@ def test_number_of_remembered_statements_is_bounded() -> None:
 async def list_renewed_plans(trino: ScriptedTrino, has_several_coordinators: bool, slow_stage: str) -> list[str]:
     """Run a statement, and return the plans that were renewed before its first rows.
 
-    Each page of `slow_stage` takes ten seconds.
+    Each page of `slow_stage` takes ten seconds by a simulated clock, and the lease of a plan takes one second.
     """
     now_s = time.monotonic()
     async with (

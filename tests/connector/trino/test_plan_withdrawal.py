@@ -18,7 +18,10 @@ T, U = ("db", "t"), ("db", "u")
 
 
 class PlanRecorder:
-    """A catalog that records its visible plans."""
+    """A fake catalog that records the requests for leases, and which plans are visible.
+
+    A lease of 0 seconds withdraws a plan. Every other lease makes the plan visible.
+    """
 
     def __init__(self) -> None:
         self.visible_plans: set[tuple[Name, int]] = set()

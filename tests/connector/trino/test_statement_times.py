@@ -61,11 +61,11 @@ async def test_statement_without_a_further_page_is_reported_and_a_cancelled_stat
 
 async def test_statement_is_reported_when_its_client_requests_no_more_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statement_times, "_IDLE_S", 0.01)
-    reports = Reports()
-    reports.times.start(PAGE, [PLANNED_READ], time.monotonic() - 7)
+    reports, age_s = Reports(), 7
+    reports.times.start(PAGE, [PLANNED_READ], time.monotonic() - age_s)
     while not reports.seconds:  # The timeout of the test limits the wait.
         await asyncio.sleep(0.01)
-    assert reports.seconds == {FINGERPRINT: [pytest.approx(7, abs=SLOWNESS_S)]}
+    assert reports.seconds == {FINGERPRINT: [pytest.approx(age_s, abs=SLOWNESS_S)]}
     await reports.times.close()
 
 

@@ -91,11 +91,13 @@ def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_th
     append(client, "db.t", build_key_rows([key_of_bucket_3] * 5))
     (bucket_size,) = compute_bucket_sizes(client, "db.t")
     assert bucket_size.files.tolist() == [1, 2, 1, 3]
-    # The row of the unbucketed file counts in bucket 0. Buckets 1 and 3 share the 8 rows of bucket 1 of 2.
+    # The row of the unbucketed file counts in bucket 0. Buckets 1 and 3 share the 8 rows of bucket 1 of 2, and bucket 3
+    # also has the 5 rows of the last file.
     assert bucket_size.rows.tolist() == [1, 4, 0, 9]
     assert bucket_size.shared_files == 2
     file_size_by_spec = {value["spec_id"]: value["file_size_in_bytes"] for value in client.files("db.t").to_pylist()}
     assert bucket_size.shared_bytes == file_size_by_spec[0] + file_size_by_spec[1]
+    # Bucket 3 gets a quarter of the file without a bucket, half of the file of bucket 1 of 2, and the whole last file.
     assert (
         abs(int(bucket_size.bytes[3]) - (file_size_by_spec[0] / 4 + file_size_by_spec[1] / 2 + file_size_by_spec[2]))
         < 1

@@ -80,7 +80,7 @@ class Writers:
     def wait_for(self, count: int) -> None:
         """Wait until `count` further steps are committed."""
         wanted_count = len(self.committed_steps) + count
-        for _ in range(6000):  # At most a minute.
+        for _ in range(6000):  # With pauses of 0.01 s, the wait takes at most about a minute.
             if len(self.committed_steps) >= wanted_count or self.stop.is_set():
                 return
             time.sleep(0.01)
@@ -106,7 +106,7 @@ def make_upserting_writer(seed: int, mode: str) -> tuple[Callable[[int], Step], 
 
     def make_step(number: int) -> Step:
         input_rows = [build_row(rng, key, number) for key in rng.sample(range(300), 6)]
-        return Step(number, rng.choice(("upsert", "partial")), input_rows, None, mode)
+        return Step(number, kind=rng.choice(("upsert", "partial")), rows=input_rows, mode=mode)
 
     def write(client: IndexClient, step: Step) -> Report:
         columns = ["note"] if step.kind == "partial" else None
@@ -131,7 +131,10 @@ def make_appending_writer(seed: int) -> tuple[Callable[[int], Step], Callable[[I
 
 
 def double_buckets(client: IndexClient, writers: Writers) -> None:
-    """Double the buckets three times. The writers commit before, between and after the changes."""
+    """Change the number of buckets to each number of DOUBLINGS while writers commit.
+
+    The waits for several steps give the first spec and each new spec files, which `check_files` requires.
+    """
     writers.wait_for(4)
     for bucket_count in DOUBLINGS:
         writers.spec_id = resize(client, "db.t", buckets=bucket_count).spec_id

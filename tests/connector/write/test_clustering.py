@@ -153,6 +153,7 @@ def test_ranks_divide_a_skewed_attribute_by_its_rows() -> None:
     values = pa.array([0] * 10 + [2**i for i in range(1, 31)] * 3)
     # The two highest bits of a rank are the quarter of the rows.
     quarters = Ranks.from_sample(values).rank_values(values) >> np.uint64(RANK_BITS - 2)
+    # Rows with equal values have equal ranks, so a quarter of the 100 rows can have some rows more or fewer than 25.
     assert np.bincount(quarters.astype(int)).tolist() == pytest.approx([25, 25, 25, 25], abs=4)
 
 
@@ -166,7 +167,7 @@ def test_joined_row_is_found_by_its_whole_key(seed: int) -> None:
     row_count = rng.randint(0, 60)
 
     def build_column(kind: pa.DataType, rows: int) -> pa.Array:
-        random_values = [rng.choice([None, *range(6)]) for _ in range(rows)]
+        random_values = [rng.choice([None, *range(6)]) for _ in range(rows)]  # Few values, so that many keys match.
         return pa.array(random_values, pa.int64()).cast(kind)
 
     table_columns = [build_column(kind, row_count) for kind in kinds]
@@ -221,7 +222,7 @@ def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None
     ]
     points = np.stack([Ranks.from_sample(column).rank_values(column) for column in columns], axis=1)
     expected = compute_curve_keys(points, RANK_BITS, curve)
-    batches = facts.to_batches(max_chunksize=37)
+    batches = facts.to_batches(max_chunksize=37)  # The batches have different sizes, because 37 does not divide 300.
     assert np.array_equal(np.concatenate([clustering.compute_keys(batch) for batch in batches]), expected)
 
 
@@ -285,11 +286,12 @@ def test_files_end_between_cells_of_the_curve(files: int, distinct_count: int) -
 @pytest.mark.parametrize("curve", ["hilbert", "zorder"])
 def test_queries_read_fewer_rows_with_cell_bounds_than_with_equal_sizes(curve: str) -> None:
     rng = np.random.default_rng(first_seed())
-    rows = pa.table({"a": rng.integers(0, 1000, 40_000), "b": rng.integers(0, 1000, 40_000)})
+    value_count = 1000
+    rows = pa.table({"a": rng.integers(0, value_count, 40_000), "b": rng.integers(0, value_count, 40_000)})
     clustering = Clustering.from_sample(Attributes(["a", "b"], {}, rows.schema), rows, curve)
     keys = to_sortable_keys(clustering.compute_keys(rows))
     order = np.argsort(keys, kind="stable")
-    bounds = np.searchsorted(keys[order], choose_cell_bounds(keys, 100))
+    bounds = np.searchsorted(keys[order], choose_cell_bounds(keys, parts=100))
     equal_bounds = np.arange(1, len(bounds) + 1) * len(keys) // (len(bounds) + 1)
 
     def compute_mean_read_fraction(cuts: npt.NDArray[np.intp]) -> float:
@@ -298,7 +300,7 @@ def test_queries_read_fewer_rows_with_cell_bounds_than_with_equal_sizes(curve: s
         for column in ("a", "b"):
             for part in np.split(rows[column].to_numpy()[order], cuts):
                 total += len(part) * (int(part.max()) - int(part.min()) + 1)
-        return total / 2 / len(keys) / 1000
+        return total / 2 / len(keys) / value_count
 
     # Files of equal size cut the Z-order within its large cells, so the Z-order gains more than the Hilbert curve.
     ratio_max = 0.97 if curve == "hilbert" else 0.75
@@ -326,6 +328,7 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
                 counts.append(int(((files.max(axis=1) >= low) & (files.min(axis=1) <= low + width)).sum()))
         return float(np.mean(counts))
 
+    # As two columns, the dates would take half of the first bits of the keys, although they have one order.
     assert compute_mean_opened_files(clustering) < 0.9 * compute_mean_opened_files(replace(clustering, groups=()))
     assert len(np.unique(clustering.compute_keys(table), axis=0)) == len(
         np.unique(clustering.compute_points(table), axis=0)

@@ -37,7 +37,11 @@ def read_lands(client: IndexClient) -> dict[int, str]:
 
 @contextmanager
 def run_upsert_stream(url: str, keys: list[int]) -> Iterator[list[int]]:
-    """Run equality upserts of these keys until the context ends. The only item of the yielded list is their number."""
+    """Run equality upserts of `keys` in a thread until the context ends.
+
+    Yields:
+        A list with one item, the number of upserts that are committed.
+    """
     stop, write_count, failures = threading.Event(), [0], []
 
     def write() -> None:
@@ -136,13 +140,14 @@ def test_delete_by_another_column_conflicts_with_equality_deletes(
 def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
     client: IndexClient, spec: str, mode: str
 ) -> None:
-    """With copy-on-write, the stream changes every file, so each attempt conflicts, even if its keys are other keys."""
+    """The stream changes every file, so each attempt with copy-on-write conflicts, although it has other keys."""
     create_filled_table(client, 3, spec)
     with run_upsert_stream(client.url, list(range(0, 200, 2))) as stream_upsert_count:
         for number in range(3):
             own_rows = build_rows(*((key, f"ours{number}") for key in OWN_KEYS))
             report = upsert(client, "db.t", own_rows, keys=["id"], mode=mode)
-            # An idle machine needs 2 to 4 of the 50 attempts. On a busy machine, the upsert gets its priority later.
+            # An idle machine needs 2 to 4 attempts. On a busy machine, the upsert gets its priority later, so the limit
+            # is half of the 50 attempts after which an upsert fails.
             assert report.attempts <= 25
     lands_by_id = read_lands(client)
     assert {lands_by_id[key] for key in OWN_KEYS} == {"ours2"}

@@ -84,7 +84,7 @@ def test_encoded_vector_matches_the_specification(positions: list[int]) -> None:
     distinct_positions = sorted(set(positions))
     blob = encode_vector(build_positions(*distinct_positions))
     # The parts are: the length of magic number and bitmap, the magic number, the bitmap, and a checksum.
-    assert struct.unpack(">I", blob[:4])[0] == len(blob) - 8
+    assert struct.unpack(">I", blob[:4])[0] == len(blob) - 8  # The length excludes itself and the checksum.
     assert blob[4:8].hex() == "d1d33964"
     assert struct.unpack(">I", blob[-4:])[0] == zlib.crc32(blob[4:-4])
     bitmap = pyroaring.BitMap64.deserialize(blob[8:-4])
@@ -349,7 +349,11 @@ def test_data_file_without_remaining_rows_is_removed(tmp_path: Path, version: in
 
 
 def test_data_file_is_kept_if_its_remaining_rows_are_unknown(tmp_path: Path) -> None:
-    """Equality deletes have no positions, and rows that are deleted twice count once."""
+    """The number of the remaining rows is known only if each deleted row is counted once.
+
+    The number of rows that equality deletes remove is unknown. Positions that are deleted twice count once. In the last
+    case, the number of rows in the data file is missing.
+    """
     metadata = build_metadata(tmp_path, SCHEMA)
     new_target, reader, a = build_target(metadata), Deletes(Storage(), metadata), "file:///a.parquet"
     equality_deletes = write_equality_deletes(new_target, pa.table({"id": [1]}), ["id"]).files

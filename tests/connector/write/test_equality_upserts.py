@@ -86,18 +86,21 @@ def test_equality_upsert_requires_a_spec_without_fields_or_with_key_fields(clien
     append(client, "db.t", build_rows((1, "de"), (2, "fr")))
     with pytest.raises(Unwritable, match="spec 0 of the table has the field p0, which is not derived from the key id"):
         upsert(client, "db.t", build_rows((1, "it")), keys=["id"], strategy=EQUALITY)
-    change_spec(client, "t", "", 0, 1)  # The new spec has no field.
+    change_spec(client, "t", transform="", source=0, spec_id=1)  # The new spec has no field.
     append(client, "db.t", build_rows((3, "de")))
-    change_spec(client, "t", "identity", 2, 2)
+    change_spec(client, "t", transform="identity", source=2, spec_id=2)  # Column 2 is not a key.
     upsert(client, "db.t", build_rows((1, "it"), (3, "it")), keys=["id"], strategy=EQUALITY)
     assert read_lands(client) == {1: "it", 2: "fr", 3: "it"}
 
 
 def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(client: IndexClient) -> None:
-    """In a truncation of the smallest int the result overflows, but not in a truncation of the same long."""
+    """Rows of the smallest int are in different partitions, depending on the type of the column.
+
+    `truncate[10]` rounds down to a multiple of 10: the result overflows for an int, but not for a long.
+    """
     fields_with_int_id = [{**field, "type": "int"} if field["name"] == "id" else field for field in FIELDS]
     create_upsert_table(client, spec=[("truncate[10]", 1)], fields=fields_with_int_id)
-    minimum = -(2**31)
+    minimum = -(2**31)  # `minimum + 8` is a multiple of 10, so its truncation does not overflow.
     append(client, "db.t", build_rows((minimum, "de"), (5, "de")))
     updates = [
         {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": FIELDS}},
@@ -281,11 +284,12 @@ class EqualityDeleteStep(Step):
 
 
 def draw_mixed_steps(rng: random.Random, step_count: int) -> list[Step]:
-    """Return random steps. Most of the upserts and deletes by key use equality deletes."""
+    """Return random steps. About half of the upserts and of the deletes by key use equality deletes."""
     new_steps: list[Step] = []
     for step in draw_steps(rng, step_count, MODES):
         needs_no_lookup = step.kind == "keys" or (step.kind == "upsert" and step.precombine_column is None)
         if step.kind == "upsert" and rng.random() < 0.4:
+            # An upsert by equality deletes cannot compare the rows, so the step loses its precombine column.
             new_steps.append(EqualityDeleteStep(step.number, "upsert", step.rows))
         elif needs_no_lookup and rng.random() < 0.6:
             new_steps.append(EqualityDeleteStep(step.number, step.kind, step.rows))

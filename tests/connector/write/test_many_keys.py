@@ -48,15 +48,19 @@ def test_plan_names_each_of_many_keys_if_the_keys_are_short_enough(
 def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accepted(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One path of a MiB represents thousands of paths of usual length. Each answer has its own dictionary."""
+    """An Arrow array of strings holds at most 2 GiB of text.
+
+    The path of 1 MiB occurs 2,100 times, and represents millions of paths of usual length. Each answer has its own
+    dictionary of paths.
+    """
     create_upsert_table(client, properties=BY_ID)
     append(client, "db.t", build_rows((1, "de")))
-    row_count, path = 2100, "p" * (1 << 20)
+    row_count, path, keys_per_request = 2100, "p" * (1 << 20), 700
     request_sizes: list[int] = []
 
     def build_answer(*_: Any, **__: Any) -> LookupAnswer:
         first_position = sum(request_sizes)
-        request_sizes.append(min(700, row_count - first_position))
+        request_sizes.append(min(keys_per_request, row_count - first_position))
         # The order of the paths differs between answers, so a path has not the same code in all dictionaries.
         paths = ["q", path][:: 1 if len(request_sizes) % 2 else -1]
         codes = pa.array([paths.index(path)] * request_sizes[-1], pa.int32())
@@ -66,9 +70,19 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
             "position": pa.array(range(first_position, first_position + request_sizes[-1])),
             "undecided": pa.array([False] * request_sizes[-1]),
         }
-        return LookupAnswer(1, "ids", pa.table(columns), 0, True, 0, (), 0, ())
+        return LookupAnswer(
+            snapshot_id=1,
+            index="ids",
+            rows=pa.table(columns),
+            missing=0,
+            complete=True,
+            uncovered_files=0,
+            uncovered=(),
+            undecided=0,
+            problems=(),
+        )
 
-    monkeypatch.setattr("seamark.connector.write.row_locations._LOOKUP_KEYS_MAX", 700)
+    monkeypatch.setattr("seamark.connector.write.row_locations._LOOKUP_KEYS_MAX", keys_per_request)
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient.lookup", build_answer)
     task = ScanTask({"file-path": path, "record-count": row_count}, ())
     monkeypatch.setattr("seamark.connector.write.row_locations.plan", lambda *_: iter([task]))
@@ -78,5 +92,5 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
     )
     (file,) = location_result.files  # The result does not contain the path that no row uses.
     assert file.positions.tolist() == file.keys.tolist() == list(range(row_count))
-    assert request_sizes == [700] * 3
+    assert request_sizes == [keys_per_request] * 3
     assert not location_result.read

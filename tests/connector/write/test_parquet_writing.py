@@ -81,7 +81,7 @@ def write_data_file(
 def write_file(
     folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **arguments: Any
 ) -> tuple[dict[str, Any], Any]:
-    """Write one data file, and return its ContentFile and the metadata of its table."""
+    """Write one data file with row groups of seven rows, and return its ContentFile and the metadata of its table."""
     metadata = build_metadata(folder, schema, **arguments)
     write_target = build_target(metadata)
     return write_data_file(rows, write_target, write_target.generate_location(()), row_group_rows=7), metadata
@@ -169,7 +169,7 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
 def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) -> None:
     schema = Schema((Field(1, "c", False, kind),))
     for seed in range(8):
-        values = typed.draw_column(random.Random(seed), kind, 5, 0.3)
+        values = typed.draw_column(random.Random(seed), kind, 5, null_share=0.3)
         file, metadata = write_file(tmp_path, pa.table({"c": typed.build_array(kind, values)}), schema)
         expected_schema = to_pyiceberg_metadata(metadata).schema()
         for value in values:
@@ -203,6 +203,8 @@ def _to_literal(kind: str, value: Any) -> Any:
 
 def test_metrics_equal_the_metrics_of_pyicebergs_writer(tmp_path: Path) -> None:
     """Bounds of zeros differ, because Seamark's bounds have a sign. PyIceberg writes no bounds of fields in structs."""
+    # Fields with ids from 30 on are nested. The types of the other fields that are left out are not supported by
+    # PyIceberg's function.
     kept_fields = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
     rows = draw_rows(5, 60).select([field.name for field in kept_fields])
     file, metadata = write_file(tmp_path, rows, Schema(tuple(kept_fields)))
@@ -244,7 +246,7 @@ def test_long_values_have_bounds_although_the_footer_has_none(tmp_path: Path, le
     file, _ = write_file(tmp_path, rows, schema)
     lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
     assert lower == {1: b"a" * 16, 2: b"a"}
-    assert upper == {1: b"zz"}
+    assert upper == {1: b"zz"}  # No text of 16 bytes is greater than all texts that begin with 16 bytes 0xff.
     # The full bounds come from the values: PyArrow writes no statistics for values of more than 4,096 bytes.
     assert read_full_bounds(tmp_path, rows, schema) == ("a" * length, "zz", b"a", b"\xff" * length)
 
@@ -563,6 +565,7 @@ def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: s
     file, metadata = write_file(tmp_path, rows, schema, order=sort_order)
     assert file["sort-order-id"] == 1
     actual_table = read_by_pyiceberg(metadata, [file])
+    # The second field sorts by the number truncated to tens, in descending order.
     rows_by_second_field = sorted(range(60), key=lambda row: -(row // 10))
     present_rows = [row for row in rows_by_second_field if values[row] is not None]
     present_rows.sort(key=lambda row: _make_sort_key(values[row]), reverse=direction == "desc")
@@ -646,5 +649,5 @@ def test_values_of_a_large_column_without_repeats_are_not_counted(
     schema = build_one_column_schema("long")
     write_target = build_target(build_metadata(tmp_path, schema, properties={"write.parquet.dict-size-bytes": "1024"}))
     write_data_file(pa.table({"c": range(40_000)}), write_target, write_target.generate_location(()))
-    sample_rows = 16_384
+    sample_rows = 16_384  # The size of the writer's sample, which is less than the 40,000 rows of the column.
     assert counted_rows == [sample_rows]

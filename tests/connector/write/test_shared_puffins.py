@@ -29,9 +29,9 @@ class PuffinFiles:
     """The Puffin files of a table's snapshots.
 
     Attributes:
-        live_paths: The files of the current snapshot.
-        marked_paths: The files that any snapshot marks as removed.
-        all_paths: All files.
+        live_paths: The number of live deletion vectors in the current snapshot, by file.
+        marked_paths: The files with a deletion vector that any snapshot marks as removed.
+        all_paths: The files of all snapshots.
     """
 
     def __init__(self, table: Table) -> None:

@@ -57,7 +57,7 @@ def create_upsert_table(
 
 
 def build_rows(*rows: tuple[Any, ...]) -> pa.Table:
-    """Return rows of (id, land, ts, note); trailing values may be missing."""
+    """Return rows of (id, land, ts, note). Missing values at the end of a row are null."""
     return pa.Table.from_pylist([dict(zip(COLUMNS, row_values, strict=False)) for row_values in rows], ARROW)
 
 
@@ -110,7 +110,8 @@ def create_table_of_files(
 ) -> None:
     """Create a table with the keys from 0 on, in `files` files.
 
-    With `sorted_keys`, each file has consecutive keys. Otherwise, each file has every n-th key of `files` = n.
+    With `sorted_keys`, each file has consecutive keys. Otherwise, consecutive keys are in consecutive files, so the
+    bounds of the files do not help to find a key.
     """
     create_upsert_table(client, **options)
     for file_number in range(files):
@@ -129,7 +130,7 @@ def test_upsert_reads_and_writes_only_files_that_contain_its_keys(
     create_table_of_files(
         client, files, rows_per_file, sorted_keys=not is_indexed, properties=BY_ID if is_indexed else {}
     )
-    keys = list(range(3, 10_000, 997))
+    keys = list(range(3, files * rows_per_file, 997))  # Eleven keys in different files.
     matching_files = {(key % files if is_indexed else key // rows_per_file) for key in keys}
     table = pa.table({"id": keys, "note": [f"new {key}" for key in keys]})
     report = upsert(client, "db.t", table, keys=["id"], mode=mode)
@@ -196,7 +197,8 @@ def test_upsert_reads_only_the_buckets_of_its_keys(client: IndexClient) -> None:
         client, "db.t", build_rows((77, "fr"), (3999, "fr"), (10_000, "fr")), keys=["id"], mode="merge-on-read"
     )
     assert (report.updated, report.inserted) == (2, 1)
-    # The table has 65 files. The upsert reads only files of three buckets, and only if their bounds include a key.
+    # The table has 65 files: 16 for each of the four appends, and that of the first upsert. The upsert reads only files
+    # of three buckets, and only if their bounds include a key.
     assert report.files_read <= 7
 
 
@@ -218,8 +220,8 @@ def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
     for start in range(0, 2000, 200):
         append(client, "db.ranged", pa.table({"id": build_key_array(list(range(start, start + 200)))}))
     append(client, "db.t", pa.table({"id": build_key_array(list(range(2000)))}))
-    chosen_ids = [3, 5, *range(1000, 1008), 1995]
-    for name, maximum in (("ranged", 3), ("t", len(chosen_ids))):  # The tables have 10 and 64 files.
+    chosen_ids = [3, 5, *range(1000, 1008), 1995]  # These ids are in three of the ten files of `db.ranged`.
+    for name, maximum in (("ranged", 3), ("t", len(chosen_ids))):  # `db.t` has a file for each of its 64 buckets.
         table = pa.table({"id": build_key_array(chosen_ids)})
         report = upsert(client, f"db.{name}", table, keys=["id"], mode="merge-on-read")
         assert (report.updated, report.inserted) == (len(chosen_ids), 0)

@@ -223,11 +223,12 @@ def run_in_threads(client: IndexClient, operations: Sequence[Any]) -> None:
 
 @pytest.mark.parametrize("mode", mark_fast(MODES, 1))
 def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: IndexClient, mode: str) -> None:
-    create_upsert_table(client, spec=[("bucket[8]", 1)])
-    append(client, "db.t", pa.table({"id": list(range(400)), "ts": pa.array([0] * 400, pa.int32())}))
+    bucket_count, row_count = 8, 400
+    create_upsert_table(client, spec=[(f"bucket[{bucket_count}]", 1)])
+    append(client, "db.t", pa.table({"id": list(range(row_count)), "ts": pa.array([0] * row_count, pa.int32())}))
     rounds = 1 + examples(5, 2)
     keys_by_bucket = [read_file_keys(task.path) for task in plan(client, open_table(client, "db.t", CURRENT))]
-    assert len(keys_by_bucket) == 8
+    assert len(keys_by_bucket) == bucket_count
     reports: list[Report] = []
 
     def build_writer(keys: list[int]) -> Any:
@@ -240,14 +241,14 @@ def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: Index
         return upsert_rounds
 
     run_in_threads(client, [build_writer(keys) for keys in keys_by_bucket])
-    assert len(reports) == 8 * (rounds - 1)
+    assert len(reports) == bucket_count * (rounds - 1)
     assert {report.attempts for report in reports} == {1}
-    expected = dict.fromkeys(range(400), 0)
+    expected = dict.fromkeys(range(row_count), 0)
     for keys in keys_by_bucket:
         for round_number in range(1, rounds):
             expected |= dict.fromkeys(keys[round_number::3], round_number)
     assert {row[0]: row[2] for row in read_rows(client)} == expected
-    assert len(read_rows(client)) == 400
+    assert len(read_rows(client)) == row_count
 
 
 def read_file_keys(path: str) -> list[int]:
@@ -261,14 +262,14 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
     create_upsert_table(client, spec=[("bucket[1]", 1)], properties=BY_ID)
     append(client, "db.t", pa.table({"id": [1, 2, 3], "ts": pa.array([-1] * 3, pa.int32())}))
     attempts: list[int] = []
-    rounds = examples(4, 2)
+    rounds, writer_count = examples(4, 2), 8
 
     def build_writer(number: int) -> Any:
         def upsert_rounds(own_client: IndexClient) -> None:
             for round_number in range(rounds):
                 input_rows = build_rows(
-                    (1, None, round_number * 8 + number),
-                    (2 + number % 2, None, round_number * 8 + number),
+                    (1, None, round_number * writer_count + number),
+                    (2 + number % 2, None, round_number * writer_count + number),
                     (number + 10, None, round_number),
                 )
                 attempts.append(
@@ -277,12 +278,12 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
 
         return upsert_rounds
 
-    run_in_threads(client, [build_writer(number) for number in range(8)])
-    assert max(attempts) > 1
+    run_in_threads(client, [build_writer(number) for number in range(writer_count)])
+    assert max(attempts) > 1, "no upsert had a conflict"
     # Of the rows that all writers upsert in all rounds, the row with the largest `ts` remains.
     assert [(row[0], row[2]) for row in read_rows(client)] == [
-        (1, 8 * rounds - 1),
-        (2, 8 * rounds - 2),
-        (3, 8 * rounds - 1),
-        *((10 + n, rounds - 1) for n in range(8)),
+        (1, writer_count * rounds - 1),
+        (2, writer_count * rounds - 2),
+        (3, writer_count * rounds - 1),
+        *((10 + n, rounds - 1) for n in range(writer_count)),
     ]

@@ -44,7 +44,7 @@ EPOCH_ORDINAL = 719_163
 
 
 def build_rows(count: int, seed: int = 1) -> pa.Table:
-    """Return rows with unique ids, so that a test can identify each row."""
+    """Return random rows with unique ids, by which a test identifies them. Some names and days are null."""
     rng = random.Random(seed)
     return pa.table(
         {
@@ -159,7 +159,10 @@ def _read_column(file: dict[str, Any], name: str) -> list[Any]:
 
 
 def check_indexes(write_target: WriteTarget, written_files: WrittenFiles) -> None:
-    """Check that index files equal the index files that a builder makes of the same data files, in the right folder."""
+    """Check that the writer has put index files into the index folder of the table, one for each index.
+
+    Each of them must have the bytes that an index build makes of the same data files.
+    """
     assert written_files.skipped == ()
     assert len(written_files.index_files) == len(write_target.indexes)
     files = [
@@ -199,14 +202,15 @@ def test_files_have_the_target_size(tmp_path: Path) -> None:
 
 
 def test_memory_of_a_writer_is_limited(tmp_path: Path) -> None:
-    """A writer uses at most some megabytes of Arrow's memory, and no memory after its end."""
+    """A writer with a buffer of 4 MiB uses less than 40 MiB of Arrow's memory, and frees it when it ends."""
     metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("bucket[16]", 1)))
+    batch_rows = 20_000
 
     def build_batches() -> Iterator[pa.RecordBatch]:
-        for seed in range(30):
-            start = seed * 20_000
-            ids = pa.array(range(start, start + 20_000), pa.int64())
-            names = pa.array([f"{number:0100d}" for number in range(20_000)])
+        for batch_number in range(30):
+            start = batch_number * batch_rows
+            ids = pa.array(range(start, start + batch_rows), pa.int64())
+            names = pa.array([f"{number:0100d}" for number in range(batch_rows)])
             yield pa.RecordBatch.from_pydict({"id": ids, "name": names})
 
     bytes_before = pa.total_allocated_bytes()
@@ -217,7 +221,7 @@ def test_memory_of_a_writer_is_limited(tmp_path: Path) -> None:
             del batch
             added_bytes_max = max(added_bytes_max, pa.total_allocated_bytes() - bytes_before)
         written_files = writer.close()
-    assert written_files.rows == 600_000
+    assert written_files.rows == 30 * batch_rows
     assert added_bytes_max < 40 << 20, "the input has 70 MB"
     del writer
     assert pa.total_allocated_bytes() - bytes_before < 1 << 20
@@ -323,6 +327,7 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
     written_files.discard(storage)
     assert list_objects() == {}
     bad_batch = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
+    # The small limits make the writer store files before it reads the bad batch.
     with pytest.raises(Unwritable, match="column id is required"):
         write_batches(
             write_target, [*input_rows.to_batches(), bad_batch], limits=WriteLimits(buffered_bytes=1000, open_files=3)
@@ -456,7 +461,7 @@ def test_files_have_the_locations_that_pyiceberg_gives_them(properties: dict[str
 
 
 def test_entropy_precedes_the_tables_name_in_a_shared_folder() -> None:
-    """Iceberg's Java library does the same."""
+    """A location has the shared folder, random characters and the table's name, as in Iceberg's Java library."""
     properties = {"write.object-storage.enabled": "true", "write.data.path": "s3://other/place"}
     location = make_data_location("s3://lake/db/t", properties, "p=1", "f.parquet")
     assert location.startswith("s3://other/place/")

@@ -123,7 +123,7 @@ def to_pyiceberg_file(content_file: Mapping[str, Any]) -> DataFile:
 def read_by_pyiceberg(
     metadata: TableMetadata, files: Iterable[Mapping[str, Any]], where: BooleanExpression | None = None
 ) -> pa.Table:
-    """Return all columns of these files."""
+    """Return the rows of the files as PyIceberg reads them, or only the rows that match `where`."""
     parsed_metadata = to_pyiceberg_metadata(metadata)
     scan = ArrowScan(parsed_metadata, PyArrowFileIO(), parsed_metadata.schema(), where or AlwaysTrue())
     return scan.to_table([FileScanTask(to_pyiceberg_file(file)) for file in files])  # The scan reads its tasks twice.
