@@ -208,7 +208,7 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
             if {item["manifest_path"] for item in items} == paths:
                 assert list_file_numbers(scan) == list(range(40)), context
             counts["as stored"] += 1
-    assert counts["error"] > 20
+    assert counts["error"] > 20, "at least a third of the 60 damaged lists must be errors"
     assert set(counts) <= {"error", "as stored"}, counts
 
 
@@ -304,6 +304,7 @@ def _check_corrupt_metadata_error(answer: Answer, name: str) -> None:
 async def test_plans_are_right_after_the_storage_recovers(tmp_path: Path, seed: int) -> None:
     table, _ = create_filled_table(tmp_path / "t", days=8)
     rng = random.Random(seed)
+    # The rates are so low that most plans succeed, and so high that some plans of each seed fail.
     rates = {Fault.BEFORE: 0.1, Fault.BROKEN: 0.03, Fault.LOST_REPLY: 0.05, Fault.SLOW: 0.2}
     capture = WrapperCapture(lambda inner: FaultyObjects(inner, seed=seed, rates=rates, slow_s=0.002))
     # Half of the seeds use a disk cache.
@@ -376,8 +377,9 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
 async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path, seed: int) -> None:
-    """No view outlives its plan in this test, so each plan reads the folder again, and no file is in use when it is
-    damaged.
+    """Each plan reads the cache folder again, because no view outlives its plan in this test.
+
+    So no file is in use when it is damaged.
     """
     rng = random.Random(seed)
     table, manifests = create_filled_table(tmp_path / "t", per_day=60)

@@ -68,7 +68,7 @@ async def open_lookup_planner(folder: Path) -> AsyncIterator[Planner]:
 
 
 async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, LakeSnapshot, TableView]]:
-    """Return the view of each snapshot, and a view in which its delete files are treated as data files."""
+    """Return (metadata of the table, snapshot, view of its files) for each snapshot."""
     metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
     views = []
     for snapshot in lake.snapshots.values():
@@ -282,7 +282,10 @@ def build_view(folder: Path, manifest_values: Sequence[tuple[str, Sequence[Any]]
         path.write_bytes(data)
         blocks.append(Block(b"".join(encode_block(decode_manifest(data, path.as_uri())))))
         counts = dict.fromkeys((ADDED, EXISTING, DELETED), (0, 0))
-        manifest = Manifest(path.as_uri(), len(data), 0, 0, 1, 1, 1, [], None, counts=counts)
+        manifest = Manifest(
+            path.as_uri(), len(data), content=DATA, spec_id=0, sequence=1, min_sequence=1, snapshot_id=1, entries=[],
+            partitions=None, counts=counts,
+        )  # fmt: skip
         manifests.append(manifest)
     manifest_list = list_bytes(
         [(manifest, None) for manifest in manifests], version=2, style=style, header={"format-version": "2"}

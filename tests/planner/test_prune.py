@@ -71,7 +71,7 @@ def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
 
     If no element is null, lists may be null; if all elements are null, a row may have no list.
     """
-    column_metrics = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
+    column_metrics = [ColumnMetrics(values=7, nulls=0, lower=b"a", upper=b"a"), ColumnMetrics(values=7, nulls=7)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
     assert find_remaining_files(
         build_view(*column_metrics), Bound(op, ELEMENT_ID, "tags.element", "list", "identity", "string", values)
@@ -94,6 +94,7 @@ class UuidFiles:
         metrics = []
         for values in self.values_by_file:
             order = rng.choice(UUID_ORDERS)
+            # A writer may omit a bound, so 5 % of the bounds are missing.
             lower = min(values, key=order) if rng.random() < 0.95 else None
             upper = max(values, key=order) if rng.random() < 0.95 else None
             metrics.append(ColumnMetrics(len(values), 0, None, lower, upper))
@@ -140,11 +141,11 @@ def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
 
 
 def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disjunction of thousands of branches over a million files would copy its selection for each branch, long after
+    """After the time limit, the planner evaluates no further branch of an OR, and copies no selection of files.
 
-    the time limit.
+    A copy for each of thousands of branches over a million files would take far longer than the time limit.
     """
-    view = build_view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
+    view = build_view(*[ColumnMetrics(values=1, nulls=0)] * 20)
     branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
     assert find_remaining_files(view, branches) == []
     copy_count = check_count = 0
@@ -158,7 +159,7 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
     def count_time_checks() -> bool:
         nonlocal check_count
         check_count += 1
-        return check_count > 10
+        return check_count > 10  # The time limit ends after ten checks, when most branches remain.
 
     monkeypatch.setattr(FileSelection, "copy", count_copies)
     selection = FileSelection.select_all(view)

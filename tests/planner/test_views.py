@@ -260,6 +260,7 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
             assert file_numbers == list(range(low, low + 6))
             planner.check_invariants()
 
+    # The budget has room for the views of 8 of the 12 tables.
     async with open_test_planner(tmp_path, plan_memory_bytes=sum(sizes_bytes) * 8 // 12) as planner:
         await plan_tables(planner, "a", [0, 1])
         for _ in range(3):
@@ -301,6 +302,7 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
                 evicted_count += len(planner._views) <= view_count
                 if number % 100 == 0:
                     planner.check_invariants()
+        # Of the 495 views, some must have been evicted, and many must be in memory at the end.
         assert evicted_count > 100
         assert len(planner._views) > 50
         assert max(counts[100:]) <= 10  # Some views are examined because they are evicted.
@@ -338,7 +340,7 @@ async def test_views_of_snapshots_that_share_all_blocks_are_evicted(tmp_path: Pa
     for snapshot_id in range(2, 102):
         table.commit(snapshot_id, manifests)
     metadata = table.metadata
-    budget = blocks_bytes + (1 << 20)
+    budget = blocks_bytes + (1 << 20)  # Beside the shared blocks, 1 MiB remains for the views of 101 snapshots.
     async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
         for snapshot_id in range(1, 102):
             request = {"snapshot_id": snapshot_id}
@@ -467,7 +469,7 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
         byte_growth = (
             stats_after.live_bytes + stats_after.added_bytes - stats_before.live_bytes - stats_before.added_bytes
         )
-        assert tasks_bytes > 60_000 * 100, "the answer must name all files"
+        assert tasks_bytes > 60_000 * 100, "the answer must name all 60,000 files, each with at least 100 bytes"
         assert abs(byte_growth - held_bytes) < held_bytes / 10, (
             f"the planner counts {byte_growth:,} bytes, but {held_bytes:,} bytes are allocated"
         )

@@ -86,7 +86,7 @@ def draw_value(rng: random.Random, kind: str) -> int | float | str | None:
     if kind.startswith("timestamp"):
         return day * DAY_US + rng.choice([0, 0, 1, 3_600_000_000, DAY_US - 1])
     if kind == "string":
-        # Values with a common prefix, and values that are prefixes of other values.
+        # All values have a common prefix, and some values are prefixes of others.
         return "täg-" + "".join(rng.choice("ab😀z") for _ in range(rng.randint(0, 3)))
     if kind in FLOATS:
         return rng.choice([-math.inf, -1.5, -0.0, 0.0, 0.1, 0.1, 1.5, 1e30, math.inf, math.nan])
@@ -217,6 +217,7 @@ def draw_joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str
 
 async def check_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
     rng = random.Random(seed)
+    # With a small limit, the planner merges the ranges of the joined values, so that it keeps more files.
     monkeypatch.setattr(periods, "RANGES_MAX", rng.choice([1, 2, 200]))
     monkeypatch.setattr(ranges, "RANGES_MAX", rng.choice([1, 2, 200]))
     table_names = {name: f"{name}_{seed.replace('/', '_')}" for name in ("fact", *DIMENSIONS)}
@@ -354,9 +355,8 @@ async def test_unreadable_join_alternative_disables_pruning_by_the_other_alterna
         api, rng = Api(server), random.Random(2)
         fact = await create_table(rng, api, "fact", FACT, 5)
         days = await create_table(rng, api, "days", DIMENSIONS["days"], 1)
-        far_day = days.make_file(
-            [{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}]
-        )  # infinity in DuckDB
+        # DuckDB reads the day 2**31 - 1 as infinity.
+        far_day = days.make_file([{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}])
         await days.commit([far_day])
         queries = [
             {"table": ["db", "days"], "on": {"ts": "day"}, "transform": "day", "any-of": 1},

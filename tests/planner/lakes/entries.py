@@ -64,7 +64,10 @@ MAP_FIELDS = {
 
 
 def read_entries(path: str) -> Iterator[Record]:
-    """Yield the live entries of a manifest as they are stored; a map without a key yields no entry."""
+    """Yield the live entries of a manifest by the names of their fields, without inherited values.
+
+    The numbers are the field ids of the specification, which are the same in all versions.
+    """
     records, schema = read_avro(path)
     file_schema = record_type(next(field["type"] for field in schema["fields"] if field["field-id"] == 2))
     tuple_schema = record_type(next(field["type"] for field in file_schema["fields"] if field["field-id"] == 102))

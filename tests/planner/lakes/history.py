@@ -208,7 +208,11 @@ class _History:
         self._replace(branch, "overwrite" if added_files else "delete", ids, self._group(added_files))
 
     def _compact(self, branch: str) -> None:
-        """Replace files of one partition by a file with an explicit, older sequence number."""
+        """Replace the files of one partition by one file.
+
+        From version 2 on, the new file has the latest sequence number of the replaced files, which is older than the
+        commit.
+        """
         files = self.heads[branch].data_files
         if not files:
             return self._append(branch)
@@ -218,9 +222,9 @@ class _History:
         data = self.files.make_data_file(
             self.schema, chosen_file.spec_id, self.specs[chosen_file.spec_id], self._find_kinds(), like=chosen_file
         )
-        oldest_sequence = max(file.sequence for file in group) if self.version > 1 else None
+        latest_sequence = max(file.sequence for file in group) if self.version > 1 else None
         return self._replace(
-            branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, oldest_sequence)]]
+            branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, latest_sequence)]]
         )
 
     def _replace(self, branch: str, operation: str, removed_ids: set[int], added_entries: list[list[Entry]]) -> None:

@@ -94,7 +94,10 @@ class SnapshotTable:
         return self.table.metadata
 
     def change(self) -> tuple[TableMetadata, dict[int, int]]:
-        """Return the next state of the table: a commit, or a rollback."""
+        """Return the next state of the table, after a rollback or a commit.
+
+        A commit removes a manifest, changes the order of the manifests, adds deletes, or adds data files.
+        """
         chance = self.rng.random()
         if chance < 0.2:
             metadata, days_by_file = self.rng.choice(self.states)

@@ -47,6 +47,7 @@ def test_plans_keep_the_same_files_with_and_without_sketches(
     expected = [find_remaining_rows(plain_view, bound) for bound in bounds]
     conjunctions = [rng.sample(range(len(bounds)), rng.randrange(2, 5)) for _ in range(20)]
     sizes_before = [block.size_bytes for block in blocks]
+    # With these limits, views make sketches for columns of any length.
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "STRING_ROWS_MIN", 1)

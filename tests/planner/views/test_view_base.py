@@ -47,7 +47,13 @@ def draw_value(kind: str, rng: random.Random, spread: int = 1000) -> Any:
 def make_block(
     name: str, rng: random.Random, *, rows: int | None = None, spread: int = 1000, absent: float = 0.2
 ) -> Block:
-    """Return a block of a manifest whose schema has one type of each pair in `KINDS`."""
+    """Return a block of a manifest whose schema has one type of each pair in `KINDS`.
+
+    Args:
+        rows: The number of files. The default is a random number up to 5.
+        spread: The range of the values.
+        absent: The fraction of the columns without metrics, and of the bounds that are missing.
+    """
     kinds = {number: rng.choice(pair) for number, pair in enumerate(KINDS, start=1)}
     spec_id = rng.randrange(len(SPECS))
     fields = SPECS[spec_id]

@@ -43,7 +43,7 @@ UNUSUAL_FOLDERS = [
 
 
 class ClaimStore:
-    """The part of a pointer store that the check uses."""
+    """A store of claims (the locations that belong to tables), with the methods that the check calls."""
 
     def __init__(self) -> None:
         self.all_claims: list[Claim] = []
@@ -63,7 +63,11 @@ def holds(location: str, key: str) -> bool:
 
 
 def is_rejected(claims: ClaimStore, paths: Sequence[str]) -> bool:
-    """Return whether the folder of any path is in a location of another table and in no location of the table."""
+    """Return whether the check must reject one of the paths of the table `OWN`.
+
+    The folder of such a path is in a location of another table and in no location of `OWN`, or it has `..` or an
+    encoded character.
+    """
     for path in paths:
         folder = path.rpartition("/")[0]
         try:
@@ -88,7 +92,12 @@ def draw_folder(rng: random.Random, unusual_share: float) -> str:
 def make_manifest(
     name: str, rng: random.Random, content: int, unusual_share: float
 ) -> tuple[ManifestFile, Block, list[str]]:
-    """Return a manifest of files in one or several folders, and the paths of all files."""
+    """Return a manifest of up to four files, its decoded files, and the paths of the manifest and the files.
+
+    Args:
+        content: 1 for a manifest of delete files, 0 for data files.
+        unusual_share: The fraction of folders that are written in an unusual form.
+    """
     location_folder = draw_folder(rng, unusual_share)
     folders = [
         location_folder if rng.random() < 0.8 else draw_folder(rng, unusual_share) for _ in range(rng.randrange(1, 5))
