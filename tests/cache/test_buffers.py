@@ -53,7 +53,7 @@ def test_values_in_use_do_not_change_while_other_values_are_read(tmp_path: Path)
         buffers: list[tuple[str, memoryview]] = []
         for _ in range(400):
             key = rng.choice(list(values))
-            # None if the pages are not in the kernel's page cache. Then the value is read in another way.
+            # The result is None if the kernel's page cache does not have the file.
             cached_value = tier.get_resident(key)
             if cached_value is not None:
                 buffers.append(

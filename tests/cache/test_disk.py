@@ -151,7 +151,7 @@ def test_get_from_a_mapping_counts_as_a_use(folder: Path) -> None:
         assert tier.get(f"k{number}") is not None
     tier.put("small", b"value")  # This put also records the uses. The last use is that of k13.
     assert tier.get("k5") is not None
-    tier.put("new", make_payload("new", 14 << 20))
+    tier.put("new", make_payload("new", 14 << 20))  # There is room for this value and one value of 1 MiB.
     tier.close()
     tier = DiskTier(folder, 16 << 20)
     assert [key for key in (f"k{number}" for number in range(14)) if tier.get(key) is not None] == ["k5"]
@@ -251,7 +251,8 @@ def test_get_resident_returns_the_value_of_get_or_none_if_it_is_damaged(folder: 
         for _ in range(2):
             cached_value = tier.get("k")
             assert cached_value is not None
-            resident = tier.get_resident("k")  # None on a file system that cannot report what is in memory
+            # The result is None on a file system that cannot report which pages are in memory.
+            resident = tier.get_resident("k")
             assert resident is None or bytes(resident) == bytes(cached_value) == payload
         hits = tier.read_stats().hits
         assert tier.get_resident("other") is None

@@ -40,7 +40,7 @@ def put_all_sizes(tier: DiskTier) -> None:
 
 
 def check_no_wrong_values(tier: DiskTier) -> set[str]:
-    """Return the keys with a value in the tier. Fail if a value is wrong."""
+    """Check that no value in the tier is wrong, and return the keys with a value."""
     stored_keys = set()
     for key, size in SIZES.items():
         view = tier.get(key)

@@ -35,8 +35,9 @@ class IndexedFilesTable:
         path.write_bytes(b"index")
         now_ms = self.server.components.clock.now_ms()
         file = RegisteredIndexFile(
-            self.entry.uuid, path.as_uri(), definition, "bloom", 0, 1, 1, 5, None, now_ms, changed_ms=now_ms
-        )
+            uuid=self.entry.uuid, location=path.as_uri(), definition=definition, kind="bloom", level=0, files=1, rows=1,
+            size_bytes=len(b"index"), snapshot_id=None, created_ms=now_ms, changed_ms=now_ms,
+        )  # fmt: skip
         await self.server.components.registry.replace(self.entry.uuid, definition, add=[file])
 
     async def read_states(self) -> dict[str, str]:

@@ -88,7 +88,7 @@ def draw_query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Seq
 
 @pytest.fixture(params=["by key", "by edges"])
 def small_index_layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the layout of small bitmap indexes, or force that of large ones."""
+    """Use the layout of small bitmap indexes, or force the layout of large indexes by limits that no index meets."""
     if request.param == "by edges":
         for name in ("SMALL_INDEX_MAX_BYTES", "SHARED_MAX_FRACTION", "UNSHARED_MAX_FRACTION"):
             monkeypatch.setattr(postings, name, -1)
@@ -96,7 +96,7 @@ def small_index_layout(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 @pytest.fixture(params=[64, cold._FIRST_READ_BYTES], ids=["little at first", "much at first"])
 def first_read_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the size of the first read, which includes a whole small file, or only a part of its header."""
+    """Set the size of the first read. The default includes a whole small file, and 64 bytes a part of its header."""
     monkeypatch.setattr(cold, "_FIRST_READ_BYTES", request.param)
 
 

@@ -45,7 +45,7 @@ def draw_text(rng: random.Random) -> str:
 
 
 def change_case(rng: random.Random, text: str) -> str:
-    """Return a text that some engine may make of `text`, or of a text that differs from `text` in case."""
+    """Return `text` with the case of its letters changed at random, as an engine's functions may change it."""
     changes = [str.lower, str.upper, str.casefold, str.swapcase, str.title]
     changed_text = rng.choice(changes)(text)
     if rng.random() < 0.3:

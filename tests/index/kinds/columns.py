@@ -193,7 +193,7 @@ def merge_ranges(ranges: Sequence[Range]) -> list[Range]:
 
 
 def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Predicate:
-    """Return a predicate on existing and other values.
+    """Return a random predicate, in which 70 % of the literals are values of the column.
 
     Its form is =, <, BETWEEN, IN with a few or hundreds of values, all values, or no value.
     """

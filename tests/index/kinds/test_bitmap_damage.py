@@ -171,7 +171,7 @@ def test_too_many_keys_for_ranks_are_rejected_before_anything_is_read(keys: int,
 
 @pytest.mark.parametrize("layout", [MATRIX, LISTS, EDGES])
 def test_piece_that_would_inflate_past_its_limit_is_not_inflated(layout: int) -> None:
-    """In a malicious file, two gigabytes of zeros need only a few kilobytes."""
+    """A few bytes of a malicious file can claim to be a gigabyte. The kernel refuses them by the claimed size."""
     bomb = Piece(Coding.ZSTD, (1 << 30).to_bytes(8, "little") + pa.compress(bytes(1 << 20), "zstd", asbytes=True))
     key = np.array([7], dtype=np.uint64)
     starts = _ordered.pack_numbers(np.array([0, 1], dtype=np.uint64))

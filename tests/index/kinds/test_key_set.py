@@ -71,6 +71,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
     rng = random.Random(seed)
     rows = rng.choice([1, 63, 64, 65, 300, 3000])
     columns, matching_rows = [], [True] * rows
+    # Each column is compared with a range of keys or with a set of keys.
     for _ in range(rng.choice([1, 2, 4])):
         span = rng.choice([70, 300, 2000])
         values = draw_values(rng, False, span, rows)
@@ -102,6 +103,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
 
 
 def test_incompatible_arguments_of_the_kernel_are_rejected() -> None:
+    """In each case, one argument does not fit the others, for example a mask that is too short for 100 rows."""
     index = open_bitmap([list(range(100))], "long", pa.int64())
     keys = build_key_set(list(range(0, 100, 3)), "long", pa.int64())
     assert keys.table is not None
