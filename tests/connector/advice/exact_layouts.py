@@ -107,7 +107,10 @@ def find_gains(rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) ->
 
 
 def find_best_gain(proposals: Sequence[Mapping[str, Any]], gains: Gains) -> float:
-    """Return the best gain of the advisor's first five proposals, or 0 if the search has none of them."""
+    """Return the best gain of the advisor's first five proposals.
+
+    A proposal that `gains` does not have counts as 0.
+    """
     best = 0.0
     for proposal in proposals[:5]:
         change = proposal["change"]

@@ -66,6 +66,7 @@ def test_recorded_times_correct_later_predictions_of_seconds() -> None:
         proposal = Proposal("x", "cluster", "x", [], change, reads, reads, 1, 0.1, 1, None, time_correction=correction)
         return AppliedProposal(proposal, 0, None, Reads(1, 100, recorded_s), timed_count)
 
+    # A proposal counts from 20 timed statements on. One proposal corrects by half of the error, and many by all of it.
     assert compute_time_corrections([build_applied_proposal(1.0, 2.0, timed_count=19)]) == {}
     assert compute_time_corrections([build_applied_proposal(1.0, 2.0, timed_count=20)])["cluster"] == pytest.approx(
         2**0.5, abs=0.01

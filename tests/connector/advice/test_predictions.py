@@ -32,6 +32,7 @@ def apply_best_proposal(client: IndexClient, case: int) -> tuple[float, float, f
     run_statements(client, wheres)
     bytes_before = measure_planned_bytes(client, wheres)
     advice = load_advice(client, TABLE)
+    # The server draws other literals for the recorded statements, so its figures differ from those of the statements.
     assert advice["before"]["bytes"] == pytest.approx(bytes_before, rel=0.1)
     best = next(proposal for proposal in advice["proposals"] if proposal["change"]["kind"] != "none")
     applied_proposal = apply_proposal(client, TABLE, best, wait_s=10)
@@ -64,6 +65,7 @@ def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> No
             server.stop()
         ratios.append(predicted_bytes / bytes_after)
     near_ratios = [ratio for ratio in ratios if 0.8 <= ratio <= 1.2]
+    # One of the ten predictions may differ by more than a fifth.
     assert len(near_ratios) >= 0.9 * len(ratios), sorted(round(ratio, 2) for ratio in ratios)
 
 

@@ -38,7 +38,7 @@ def make_layout(sample: RowSample, files: int) -> SimulatedLayout:
 
 
 def draw_statements(sample: RowSample, rng: np.random.Generator, count: int = 120) -> list[DrawnStatement]:
-    """Draw statements that compare the code, and some of them also a range of days around the day of the same row."""
+    """Draw statements that compare the code. Half of them also compare the day with 15 days around a row's day."""
     statements = []
     for _ in range(count):
         row = rng.integers(sample.rows)
@@ -46,7 +46,7 @@ def draw_statements(sample: RowSample, rng: np.random.Generator, count: int = 12
         conditions = [(DrawnCondition(CODE, np.isin(np.arange(CODES + 1), list(codes)), len(codes)),)]
         if rng.random() < 0.5:
             is_near = np.abs(np.arange(DAYS + 1) - sample.columns[DAY].codes[row]) <= 15
-            is_near[0] = False
+            is_near[0] = False  # The code 0 means null.
             conditions.append((DrawnCondition(DAY, is_near, 0),))
         statements.append(DrawnStatement("a", 1.0, tuple(conditions)))
     return statements

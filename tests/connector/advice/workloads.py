@@ -78,7 +78,7 @@ def draw_workload(rng: np.random.Generator) -> Workload:
     """Return a workload whose frequent conditions are drawn at random."""
 
     def draw_days(rng: np.random.Generator) -> str:
-        start = rng.integers(0, 335)
+        start = rng.integers(0, 335)  # The 30 days end within the 365 days of the table.
         return f"day >= {start} AND day < {start + 30}"
 
     def draw_recent_days(rng: np.random.Generator) -> str:

@@ -36,7 +36,11 @@ def count_rows(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
 
 
 def compare_with_rows(con: duckdb.DuckDBPyConnection, text: str) -> CubeSummary | None:
-    """Check that a query has the same result with and without cubes, and return how it used cubes."""
+    """Check that a query has the same result with and without cubes.
+
+    Returns:
+        How the rewritten query uses cubes, or None if it is not rewritten for a cube.
+    """
     expected = seamark.duckdb.sql(con, text, cubes=OFF)
     actual = seamark.duckdb.sql(con, text)
     assert (actual.columns, actual.types) == (expected.columns, expected.types), text

@@ -216,7 +216,7 @@ class TableHistory:
     # Steps
 
     def step(self) -> str:
-        """Make a random step and return its description."""
+        """Make a random step, count it, and return its description. Steps with a higher weight are more frequent."""
         steps: dict[Callable[[], str], int] = {
             **{
                 self._append: 3,

@@ -42,7 +42,10 @@ def test_data_file_is_removed_with_its_last_row_and_its_deletes(client: IndexCli
 def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """The removal is refused and repeated on the new snapshot, so that each delete counts rows that existed."""
+    """A statement that removes a whole file is refused if another delete of its rows has been committed meanwhile.
+
+    The repeated statement uses the new snapshot, so it counts only the rows that the other delete has left.
+    """
     create_upsert_table(client, version=version)
     append(client, "db.t", build_rows((1, "de", 1, "a"), (2, "de", 1, "b")))
     options = {"where": "id > 0", "mode": MERGE_ON_READ}
