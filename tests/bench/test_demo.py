@@ -30,7 +30,7 @@ from tests.services.process import REPO, is_http_ok
 
 
 def run_demo(**env: str) -> subprocess.CompletedProcess[str]:
-    """Run the demo in a separate process, as `make demo` starts it, without the tests' JVM."""
+    """Run the demo with little data and without Trino in a separate process. `env` has other environment variables."""
     argv = [sys.executable, "-m", "bench.demo"]
     java_env = {"JDK_JAVA_OPTIONS": " ".join(SHORT_LIVED)}
     small_environment = {"SCALE": "0.01", "FILES": "30", "ROUNDS": "1", "TRINO": "0", "COLUMNS": "100"}
@@ -143,6 +143,7 @@ def check_table(output: str) -> None:
     assert list(rows) == list(QUERIES), output
     for name, (iceberg, untouched_files, clustered_files, bound) in rows.items():
         assert iceberg == 30 >= untouched_files, name
+        # The layout needs at most 5 % more files than any layout of the files needs.
         assert bound <= clustered_files <= 1.05 * max(1, bound), name
     total_iceberg, total_untouched, total_clustered, _ = map(sum, zip(*rows.values(), strict=True))
     assert total_untouched < 0.8 * total_iceberg, "plans must prune the files by the dates of joins"

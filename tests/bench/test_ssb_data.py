@@ -110,7 +110,7 @@ def test_facts_stay_in_their_domains(data: Data) -> None:
 def test_amounts_are_in_cents_and_totals_equal_their_sums(data: Data) -> None:
     sql = "SELECT count(*) FROM lineorder WHERE lo_revenue <> lo_extendedprice * (100 - lo_discount)::BIGINT // 100"
     assert data.fetch_value(sql) == 0
-    # 60 % of the part's price. TPC-H's price of a part in cents is a formula of its key (specification 4.2.3).
+    # The cost is 60 % of the part's price, which is a formula of the part's key (TPC-H specification, 4.2.3), in cents.
     cheapest, dearest = data.fetch_value("SELECT min(lo_supplycost), max(lo_supplycost) FROM lineorder")
     assert 90000 * 0.6 <= cheapest <= dearest <= 211000 * 0.6
     # TPC-H's order total is the sum of the discounted and taxed prices of its lines, truncated at each step.
@@ -225,6 +225,7 @@ def test_each_query_selects_the_fraction_of_facts_that_the_paper_states(folder: 
         hits = oracle.read_rows(f"SELECT count(*) FROM {from_clause}")[0][0]
         assert isinstance(hits, int)
         assert isinstance(facts, int)
+        # At this small scale, few customers and suppliers exist, so the fractions vary widely.
         assert hits / facts == pytest.approx(factor, rel=0.75), name
     oracle.close()
     assert list(QUERIES) == [

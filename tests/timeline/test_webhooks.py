@@ -28,7 +28,12 @@ SECRET = "receiver and server know it"
 
 @dataclass
 class Receiver:
-    """A receiver that records its events. Its first answers have the statuses `answers`, and later answers have 204."""
+    """A receiver of webhooks that records the events which it accepts.
+
+    Attributes:
+        answers: The statuses of the first answers. Later answers have the status 204.
+        pause_s: The time that the receiver waits before each answer.
+    """
 
     url: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -54,7 +59,7 @@ class Receiver:
                 await asyncio.sleep(0.02)
 
     async def wait_for_events(self, count: int) -> list[str]:
-        """Return the table names of the first `count` events."""
+        """Wait for at least `count` events, and return the table names of all events that have arrived."""
         await self.wait_for_events_count(count)
         return [event["data"]["name"] for event in self.events]
 
