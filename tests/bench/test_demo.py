@@ -73,7 +73,10 @@ HEAD = ["alone", "plans", "layout", "bound", *("alone", "plans", "layout") * 2, 
 
 
 def _render_screens(width: int, scale: float) -> str:
-    """Return the screens of both parts of the demo, `width` characters wide, with figures of a demo of this scale."""
+    """Return the screens of both parts of the demo, `width` characters wide, with invented figures.
+
+    The figures have the size of those of a run. With a large `scale`, they need wider columns.
+    """
     console = Console(width=width, file=io.StringIO())
     queries = [DemoQuery(name, int(388 * scale)) for name in QUERIES]
     for query in queries:
@@ -165,4 +168,4 @@ def check_report(page: str) -> None:
     root = ElementTree.fromstring(f"<body>{body}</body>")
     pictures = root.findall(".//{http://www.w3.org/2000/svg}svg")
     assert len(pictures) == 1 + 2 * 4, "one chart, and both layouts by four attributes"
-    assert all(len(picture) >= 30 for picture in pictures)
+    assert all(len(picture) >= 30 for picture in pictures), "no picture may lack its shapes"

@@ -245,6 +245,7 @@ def test_impossible_limits_are_rejected(folder: Path, bad_limits: dict[str, int]
 
 
 def test_get_resident_returns_the_value_of_get_or_none_if_it_is_damaged(folder: Path) -> None:
+    # No file has the minimum size of a mapped file, 2**62 bytes, so each value is read.
     with closing(DiskTier(folder, 16 << 20, mapped_max=0, map_bytes_min=1 << 62)) as tier:
         payload = os.urandom(300_000)
         tier.put("k", payload)

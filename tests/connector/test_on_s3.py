@@ -292,7 +292,7 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: S3Lake, steps_betwe
         append(lake.client, "db.t", build_many_rows(number, number * 10_000))
     rows_before = read_table(lake.client)
     files_before = lake.list_files(".parquet")
-    job = StatementJob(lake.server.base_url, None, MergeFiles(("db", "t")), utc=True)
+    job = StatementJob(lake.server.base_url, token=None, statement=MergeFiles(("db", "t")), utc=True)
     killed_count, kill_step, answer = 0, random.Random(first_seed()).randint(2, steps_between_kills), None
     while answer is None:
         answer = run_killed_at(kill_step, job)

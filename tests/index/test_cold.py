@@ -207,6 +207,7 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
         )
         == 777
     )
+    # Only the header and the sections of the key are read, not the sections of the other 19 files.
     assert len(storage.read_ranges) < 10
     assert sum(length for _, length in storage.read_ranges) < len(storage.data) / 5
     reads_before = len(storage.read_ranges)

@@ -346,7 +346,7 @@ def test_transform_values_have_the_types_of_iceberg_java(transform: str) -> None
         spec = (PartitionField(1000, "p", 4, transform),)
         style = replace(STYLE, sparse=is_plain)
         data = build_manifest_bytes(
-            [Entry(ADDED, 1, None, None, build_data_file(partition=(value,)))],
+            [Entry(ADDED, snapshot_id=1, sequence=None, file_sequence=None, file=build_data_file(partition=(value,)))],
             version=2, content=0, style=style, spec_id=0, fields=spec, kinds=KINDS, schema=build_schema(),
         )  # fmt: skip
         manifest, _ = build_block([build_data_file(partition=(value,))], 0, spec)
@@ -588,7 +588,9 @@ def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
     def build_plan(
         table: TableMetadata, partition: tuple[Any, ...], *fields: PartitionField, kinds: Any, where: Any
     ) -> ScanPlan:
-        file = DataFile("f", 0, "PARQUET", 0, partition, 1, 1, {})
+        file = DataFile(
+            "f", content=0, format="PARQUET", spec_id=0, partition=partition, record_count=1, size=1, metrics={}
+        )
         return build_scan(table, [build_block([file], 0, fields, kinds=kinds)], where=where)
 
     field_a, field_b = PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity")

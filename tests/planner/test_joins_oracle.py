@@ -123,6 +123,7 @@ def _list_unambiguous_values(values: Sequence[Any]) -> list[Any]:
     short_values = [
         item
         for item in expressible_values
+        # Decimals of up to 15 digits are rounded once.
         if not isinstance(item, float) or len(repr(item).lstrip("-0").replace(".", "")) < 16
     ]
     return short_values or expressible_values or [kept_values[0] if kept_values else values[0]]
@@ -390,7 +391,7 @@ async def run_campaign(seeds: Iterator[int], folder: Path, monkeypatch: pytest.M
 async def test_plan_keeps_the_rows_that_duckdb_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: range
 ) -> None:
-    """The seeds of the fast tier include joins of every kind."""
+    """The seeds of the fast tier include joins of every kind, each more than five times."""
     counts = await run_campaign(parse_seeds(numbers), tmp_path, monkeypatch)
     assert counts["kept"] < counts["files"], counts
     if "JOIN_SEEDS" not in os.environ:

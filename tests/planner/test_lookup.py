@@ -265,11 +265,14 @@ def build_view(folder: Path, manifest_values: Sequence[tuple[str, Sequence[Any]]
     for number, (kind, values) in enumerate(manifest_values):
         fields = (PartitionField(1000, "p", 1, "identity"),)
         files = [
-            DataFile(f"{number}-{index}", DATA, "PARQUET", 0, (value,), 1, 1, {}) for index, value in enumerate(values)
+            DataFile(
+                f"{number}-{index}", DATA, "PARQUET", spec_id=0, partition=(value,), record_count=1, size=1, metrics={}
+            )
+            for index, value in enumerate(values)
         ]
         schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]}
         data = build_manifest_bytes(
-            [Entry(ADDED, 1, 1, 1, file) for file in files],
+            [Entry(ADDED, snapshot_id=1, sequence=1, file_sequence=1, file=file) for file in files],
             version=2,
             content=0,
             style=style,

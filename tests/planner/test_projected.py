@@ -78,6 +78,7 @@ def test_composite_key_with_many_zeros_is_not_expanded_into_signs() -> None:
     assert projected_predicate is not None
     view = TableView((), ())
     probe = Probe(view, projected_predicate, {definition.id: Coverage(compute_view_file_ids(view), ())}, {})
+    # The combinations of signs would need far more than 10 MB.
     tracemalloc.start()
     try:
         probe.narrow(FileSelection.select_all(view), frozenset({"record"}), lambda: False)

@@ -305,7 +305,8 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
         # Of the 495 views, some must have been evicted, and many must be in memory at the end.
         assert evicted_count > 100
         assert len(planner._views) > 50
-        assert max(counts[100:]) <= 10  # Some views are examined because they are evicted.
+        # Of the many views in memory, only the few that are evicted for the new view are examined.
+        assert max(counts[100:]) <= 10
         assert await plan_file_numbers(planner, table.metadata, build_day_filter(0)) == [0, 1]
         assert planner.read_stats().decoded == 12
 

@@ -100,6 +100,7 @@ def test_auto_follows_a_workload_that_changes_on_day_3(clocked_server: ClockedSe
     run_auto_advice(clocked_server.client, ("db", "t"))
     assert ("day", "undone") in clocked_server.list_states()
     assert ("code", "kept") in clocked_server.list_states()
+    # The clustering by code must save more than half of the bytes.
     assert measure_planned_bytes(clocked_server.client, BY_CODE) < 0.5 * bytes_before
     # The properties of the undone change are removed, and prediction and measurement are stored.
     assert clocked_server.properties.get(COLUMNS) in (None, "code")

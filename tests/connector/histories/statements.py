@@ -170,7 +170,8 @@ def draw_literal_value(rng: random.Random, column: RandomColumn, *, nulls: bool 
 
 def _has_literal(kind: str, value: Any) -> bool:
     if kind == "double":
-        return value == value and abs(value) < 1e30  # Some engines have no literal for NaN, infinity or larger numbers.
+        # Some engines have no literal for NaN, infinity or very large numbers.
+        return value == value and abs(value) < 1e30
     if kind == "string":
         return "\0" not in value
     if kind in _LITERAL_WORDS:

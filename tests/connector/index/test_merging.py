@@ -188,6 +188,7 @@ def test_number_of_index_files_stays_small_after_many_builds() -> None:
             copied_bytes += size
             files = [file for file in files if file not in merged_files]
             files.append(RegisteredFile(f"m{number}-{len(files)}", merged_files[0].level + 1, size, number))
-    # 8**4 is more than 4000, so there are at most 5 levels, and a byte is copied once a level.
+    # 8**4 is more than 4,000, so there are at most 5 levels of fewer than 8 files. The 10 bytes of each file are copied
+    # once for each level.
     assert len(files) < 8 * 5
     assert copied_bytes < 4000 * 10 * 5

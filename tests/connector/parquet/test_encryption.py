@@ -148,7 +148,7 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
                 def write(self, data: bytes) -> None:
                     self.position += len(data)
 
-            pages = merged_file.reencrypt(copied_group, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
+            pages = merged_file.reencrypt(copied_group, column, new=None, sink=_CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in pages[1:]] + [int(copied_group.ends[column])]
             equal_ranges = [(begin, begin, end - begin) for (begin, _, _), end in zip(pages, ends, strict=True)]
             table = reencryption.MovedPages(equal_ranges).table()
@@ -372,7 +372,7 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
     with SourceFile(str(path), Storage()) as source:
         bloom = source.read_bloom(source.footer.groups[0], 1)
     for is_signed in (False, True):
-        footer, column = FileKey(KEY, None), FileKey(os.urandom(16), b"name")
+        footer, column = FileKey(KEY, metadata=None), FileKey(os.urandom(16), metadata=b"name")
         encryption = FileEncryption(footer, [None, column], signed=is_signed)
         merge_files([path], out, SCHEMA, encryption=encryption)
         data = out.read_bytes()
@@ -515,7 +515,7 @@ def test_encrypted_structures_with_trailing_bytes_are_read(tmp_path: Path, monke
     pq.write_table(
         rows, path, write_page_index=True, data_page_size=200, bloom_filter_options={"text": {"ndv": 9, "fpp": 0.1}}
     )
-    footer, text = FileKey(KEY, None), FileKey(os.urandom(16), b"text")
+    footer, text = FileKey(KEY, metadata=None), FileKey(os.urandom(16), metadata=b"text")
     encrypt, encrypt_footer = modules.ChunkCipher.encrypt, ModuleCipher.encrypt_footer
 
     def encrypt_with_padding(self: Any, module: Module, plain_bytes: bytes, page: int | None = None) -> bytes:

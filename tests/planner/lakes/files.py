@@ -229,9 +229,9 @@ class FileMaker:
             if bounds_kind == "truncated":
                 truncated_path = truncate_upper(paths[-1], 16)
                 lower, upper = paths[0][:16].encode(), truncated_path or upper
-            metrics[PATH_ID] = ColumnMetrics(len(positions), 0, None, lower, upper)
+            metrics[PATH_ID] = ColumnMetrics(values=len(positions), nulls=0, lower=lower, upper=upper)
             bounds = [position.to_bytes(8, "little") for position in (min(row_positions), max(row_positions))]
-            metrics[POSITION_ID] = ColumnMetrics(len(positions), 0, None, bounds[0], bounds[1])
+            metrics[POSITION_ID] = ColumnMetrics(values=len(positions), nulls=0, lower=bounds[0], upper=bounds[1])
         referenced_path = paths[0] if len(paths) == 1 and rng.random() < 0.5 else None
         return [replace(delete, positions=frozenset(positions), metrics=metrics, referenced_path=referenced_path)]
 

@@ -124,6 +124,7 @@ class _History:
                 continue
             # A wider type has more possible values. Only values for which existing transforms have a result are drawn.
             new_values = draw_pool(self.rng, column.kind, 4)
+            # Near the least integer, a truncation overflows. The widths of truncations are less than 1,000.
             if strip_parameters(column.kind) in ("int", "long"):
                 new_values = [value for value in new_values if int(value) > get_limits(column.kind)[0] + 1000]
             elif column.kind in partitioning.TIME_KINDS:

@@ -79,13 +79,13 @@ class Table:
         files = [
             DeleteFile(
                 f"{self.folder.as_uri()}/data/d{number}.parquet",
-                POSITION_DELETES,
-                "PARQUET",
-                0,
-                (day,),
-                1,
-                500,
-                {},
+                content=POSITION_DELETES,
+                format="PARQUET",
+                spec_id=0,
+                partition=(day,),
+                record_count=1,
+                size=500,
+                metrics={},
                 referenced_path=self.make_file(number, day).path,
             )
             for number in numbers

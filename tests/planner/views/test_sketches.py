@@ -67,7 +67,7 @@ def test_plans_keep_the_same_files_with_and_without_sketches(
     assert blocks[2].size_bytes - sizes_before[2] < ROWS
     other_blocks = [make_block("n", rng, rows=ROWS, spread=SPREAD, absent=0.0), *blocks[1:]]
     next_view = TableView([build_manifest() for _ in other_blocks], other_blocks, base=sketched_view)
-    monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)
+    monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)  # The next view has no sketches.
     fresh_view = TableView([build_manifest() for _ in other_blocks], other_blocks)
     assert [find_remaining_rows(next_view, bound) for bound in bounds] == [
         find_remaining_rows(fresh_view, bound) for bound in bounds

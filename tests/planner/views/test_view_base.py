@@ -74,7 +74,7 @@ def make_block(
         )
         record_count = rng.choice([0, 10, 10])
         file = DataFile(path, DATA, "PARQUET", spec_id, partition, record_count, 100, metrics)
-        entries.append(Entry(ADDED, 1, None, None, file))
+        entries.append(Entry(ADDED, snapshot_id=1, sequence=None, file_sequence=None, file=file))
     columns = [{"id": n, "name": f"c{n}", "required": False, "type": kind} for n, kind in kinds.items()]
     schema = {"type": "struct", "schema-id": 0, "fields": columns}
     data = build_manifest_bytes(

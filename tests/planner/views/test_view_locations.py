@@ -104,14 +104,21 @@ def make_manifest(
     ]
     paths = [f"{folder}/{rng.choice(['f', '..f', 'é'])}{row}.parquet" for row, folder in enumerate(folders)]
     kind = POSITION_DELETES if content else DATA
-    entries = [Entry(ADDED, 1, None, None, DataFile(path, kind, "PARQUET", 0, (), 10, 100, {})) for path in paths]
+    files = [
+        DataFile(path, kind, "PARQUET", spec_id=0, partition=(), record_count=10, size=100, metrics={})
+        for path in paths
+    ]
+    entries = [Entry(ADDED, snapshot_id=1, sequence=None, file_sequence=None, file=file) for file in files]
     schema = {"type": "struct", "schema-id": 0, "fields": []}
     data = build_manifest_bytes(
         entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds={}, schema=schema
     )
     path = f"{draw_folder(rng, unusual_share)}/{rng.choice(['m', '..m'])}-{name}.avro"
     block = Block(b"".join(encode_block(decode_manifest(data, path))))
-    return ManifestFile(path, len(data), 0, content, 1, 1), block, [path, *paths]
+    manifest = ManifestFile(
+        path, len(data), partition_spec_id=0, content=content, sequence_number=1, min_sequence_number=1
+    )
+    return manifest, block, [path, *paths]
 
 
 def draw_claims(rng: random.Random) -> list[Claim]:
