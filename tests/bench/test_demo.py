@@ -162,10 +162,10 @@ def check_table(output: str) -> None:
 
 
 def check_report(page: str) -> None:
-    """Check that the page loads no other file, and shows both layouts by each attribute."""
+    """Check that the page loads no other file, and that it has a chart and all pictures of layouts."""
     assert not re.search(r"(src|href)=|url\(|@import|<script", page)
     body = page.partition("<body>")[2].partition("</body>")[0]
     root = ElementTree.fromstring(f"<body>{body}</body>")
     pictures = root.findall(".//{http://www.w3.org/2000/svg}svg")
-    assert len(pictures) == 1 + 2 * 4, "one chart, and both layouts by four attributes"
+    assert len(pictures) == 1 + 2 * 4, "one chart, and pictures of the two layouts by each of four attributes"
     assert all(len(picture) >= 30 for picture in pictures), "no picture may lack its shapes"

@@ -121,7 +121,7 @@ def build_scan(
         data: The data manifests, each with its decoded files.
         deletes: The delete manifests, each with its decoded files.
         where: The filter's JSON.
-        view: The view of an earlier plan, which replaces `data` and `deletes`.
+        view: The decoded files of an earlier plan, which replace `data` and `deletes`.
     """
     deletes = deletes or []
     view = view or TableView(
@@ -268,7 +268,7 @@ def test_each_file_has_its_own_lists_on_every_page(longest: int) -> None:
 
 
 def test_statistics_belong_to_the_requested_files() -> None:
-    """Some files have no statistics. The answer has every fifth file, so its positions differ from the view's."""
+    """Some files have no statistics. The answer has every fifth file, so the positions of a file differ."""
     rng = random.Random(5)
     values = [rng.choice([None, rng.randrange(-(1 << 40), 1 << 40)]) for _ in range(60)]
     metrics = [{} if value is None else {1: build_column_metrics("long", value, value + 9)} for value in values]
@@ -412,9 +412,9 @@ def test_date_promoted_to_a_timestamp_is_written_as_a_timestamp() -> None:
 
 
 def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
-    """Tables that were registered from one metadata file share the view of their files, even after they diverge.
+    """Tables that were registered from one metadata file share their decoded files, even after they diverge.
 
-    Answers for different clients also share it, although PyIceberg gets partition values in another form.
+    Answers for different clients also share them, although PyIceberg gets partition values in another form.
     """
     spec = (PartitionField(1000, "a", 3, "identity"),)
     day_metadata = build_metadata(spec)

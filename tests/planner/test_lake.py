@@ -27,7 +27,7 @@ def lakes(tmp_path_factory: pytest.TempPathFactory) -> list[Lake]:
 
 
 def is_partitioned_by_fixed(lake: Lake) -> bool:
-    """Return whether the lake is partitioned by fixed values, which Java writes and cannot read."""
+    """Return whether the random table has partitions by a `fixed` column, which Java writes and cannot read."""
     columns = lake.all_columns
     fields = [part for spec in lake.specs.values() for part in spec]
     return any(columns[part.source].kind.startswith("fixed") and part.transform == "identity" for part in fields)

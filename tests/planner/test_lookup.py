@@ -68,7 +68,7 @@ async def open_lookup_planner(folder: Path) -> AsyncIterator[Planner]:
 
 
 async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, LakeSnapshot, TableView]]:
-    """Return (metadata of the table, snapshot, view of its files) for each snapshot."""
+    """Return (metadata of the table, snapshot, the planner's view of the snapshot's files) for each snapshot."""
     metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
     views = []
     for snapshot in lake.snapshots.values():
@@ -259,7 +259,12 @@ async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) 
 
 
 def build_view(folder: Path, manifest_values: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
-    """Return a view with a manifest for each (type, values), partitioned by the identity of column 1."""
+    """Return a planner's view of a table that is partitioned by column 1.
+
+    Args:
+        folder: The folder to which the manifests are written.
+        manifest_values: For each manifest, the type of the column at that time, and the partition value of each file.
+    """
     style = Style(has_shuffled_fields=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
     manifests, blocks = [], []
     for number, (kind, values) in enumerate(manifest_values):

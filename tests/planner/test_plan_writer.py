@@ -125,7 +125,7 @@ async def check_case(tables: PlanTableFolder, case: ScanCase) -> tuple[str, set[
 
 
 def check_inherited_values(snapshot: KnownSnapshot, entries: dict[str, Record], context: str) -> None:
-    """Compare the records with the values that were recorded when the lake was made."""
+    """Check that the entries of a plan table have the sequence numbers, snapshot ids and row counts of their files."""
     data_files: dict[str, DataFile] = {file.path: file for file in snapshot.data_files}
     for path, entry in entries.items():
         file = data_files[path]

@@ -40,7 +40,13 @@ def build_schema(element: str) -> dict[str, Any]:
 
 
 def build_view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
-    """Return a view with one file for each item of a list's statistics. File n has the ids from 10 n to 10 n + 9."""
+    """Return a planner's view of a table: a file for each of the metrics of the list's elements in `elements`.
+
+    File n has the ids from 10 n to 10 n + 9.
+
+    Args:
+        kind: The type of the list's elements.
+    """
     files = [build_data_file(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(len(elements))]
     for file, metrics in zip(files, elements, strict=True):
         file.metrics[ELEMENT_ID] = metrics
@@ -82,7 +88,10 @@ def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
 
 
 class UuidFiles:
-    """Files with UUIDs whose bounds are in Java's order (two signed halves) or in the order of bytes."""
+    """Files of random UUIDs, and a planner's view of them.
+
+    The bounds of a file are in Java's order, which compares two signed halves, or in the order of bytes.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -169,7 +178,10 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
 
 
 def test_view_size_can_be_read_while_threads_add_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop adds the sizes of the views while planning threads add columns to the views."""
+    """The event loop sums the sizes of tables in memory while planning threads decode further columns of the tables.
+
+    The test adds a column each time the size of a column is read.
+    """
     view = build_view(ColumnMetrics())
     new_ids = iter(range(100, 200))
     for column_class in (ColumnStatistics, PartitionValues):

@@ -274,7 +274,7 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
 
 @pytest.mark.slow
 async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One reader can have tens of thousands of views of parts of one table."""
+    """A view is the part of a table that a planner keeps in memory. One reader can have tens of thousands of views."""
     table, _ = create_filled_table(tmp_path / "t", days=12, per_day=2)
     examined_views: list[CachedView] = []
     holder: Any = CachedView.holder  # The descriptor of the slot
@@ -335,7 +335,10 @@ async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Pat
 
 @pytest.mark.slow
 async def test_views_of_snapshots_that_share_all_blocks_are_evicted(tmp_path: Path) -> None:
-    """A view needs memory besides its blocks, so a thousand snapshots of a table must not accumulate."""
+    """A view of a snapshot needs memory besides the decoded manifests that snapshots share.
+
+    So the views of a thousand snapshots must not accumulate.
+    """
     table, manifests = create_filled_table(tmp_path / "t", days=40, per_day=2)
     blocks_bytes = (await list_sizes_bytes(tmp_path, [table]))[0]
     for snapshot_id in range(2, 102):

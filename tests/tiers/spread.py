@@ -88,7 +88,7 @@ def compute_order(nodeids: list[str]) -> list[int]:
 
 
 class Spread(LoadFileScheduling):
-    """A scheduler of whole units, in the order of `pytest_collection_modifyitems`."""
+    """A scheduler that sends all tests of a unit to one process, in the order of `pytest_collection_modifyitems`."""
 
     def _split_scope(self, nodeid: str) -> str:
         return find_unit(nodeid)

@@ -16,7 +16,14 @@ RUNS = 50
 
 
 def make_timed_shape(number: int, seconds: float, files: int, size_bytes: int, engine: str = "spark") -> QueryShapeSums:
-    """Return a shape whose statements have run `RUNS` times."""
+    """Return the recorded sums of statements of one form, which an engine has run `RUNS` times.
+
+    Args:
+        number: Distinguishes the form from others.
+        seconds: The time of each run.
+        files: The number of files that each run read.
+        size_bytes: The bytes that each run read.
+    """
     shape = QueryShape(engine, (number,))
     counts = (RUNS, int(RUNS * seconds * 1e6), RUNS * files, RUNS * size_bytes)
     return QueryShapeSums(shape.fingerprint, shape.text, "", QuerySums(RUNS, 0, 0, 0, 0, 0, 0, *counts), 0, 0)

@@ -259,7 +259,7 @@ def define_exact_bitmaps(lake: Lake) -> dict[str, str]:
 def draw_conditions(rng: random.Random, lake: Lake, count: int) -> Iterator[list[Any]]:
     """Yield conditions on one or two columns, as JSON.
 
-    A condition is a predicate, or a disjunction of predicates with both zeros.
+    A condition is a predicate, or an AND or OR of two predicates with the literals 0.0 and -0.0.
     """
     covered_columns = {name.rpartition("b")[2] for name in define_exact_bitmaps(lake)}
     while count:

@@ -308,7 +308,7 @@ class IndexedLake:
 
 
 async def register_lake(lake: Lake, store: PointerStore, registry: Registry, properties: dict[str, str]) -> IndexedLake:
-    """Register a lake with index definitions and no index file."""
+    """Register a random table in the catalog's store, with index definitions and no index file."""
     metadata = define_indexes(lake, properties)
     name = f"t{lake.seed}"
     entry = make_entry(name, uuid=metadata.table_uuid, metadata_location=lake.metadata_location)

@@ -229,7 +229,13 @@ class RecordingObjects(ForwardingObjects):
 async def open_test_planner(
     folder: Path, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **arguments: Any
 ) -> AsyncIterator[Planner]:
-    """Open a planner over the tables below `folder`, without a disk cache unless `plan_disk_bytes` is given."""
+    """Open a planner over the tables below `folder`.
+
+    Args:
+        folder: The warehouse, which also contains the home of the server.
+        wrap: Wraps the object store, for example to record reads.
+        arguments: Settings of the server. By default, there are two planning threads and no disk cache.
+    """
     options = {"plan_disk_bytes": 0, "plan_threads": 2, **arguments}
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), **options)
     clock = SystemClock()

@@ -178,7 +178,10 @@ async def test_plans_during_the_detection_of_damage_are_right(folder: Path, tabl
 
 @pytest.mark.slow
 async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_path: Path) -> None:
-    """The loading view refers to the damaged block, but a new block replaces the damaged one before the load ends."""
+    """A plan waits for a manifest, and already refers to the damaged cache file of another manifest.
+
+    Before the wait ends, a second plan finds the damage and replaces the cache file.
+    """
     table = Table(tmp_path / "t")
     table.commit(1, [manifest := table.write_manifest("m", range(FILES))])
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:

@@ -141,10 +141,12 @@ async def test_view_with_a_base_is_rejected_exactly_when_a_check_of_each_path_re
 
 
 async def compare_histories(seed: int) -> set[bool]:
-    """Compare the views of some snapshots with a check of each path, for two states of the claims.
+    """Check the locations of the files of several snapshots, and compare the results with a check of each path.
+
+    Each snapshot is checked with two random sets of claims. Checks of later snapshots reuse earlier results.
 
     Returns:
-        The results that occurred, True if a view was rejected.
+        The results that occurred: True if a snapshot was rejected, False if it was accepted.
     """
     rng = random.Random(seed)
     unusual_share = rng.choice([0.0, 0.0, 0.1])
