@@ -145,7 +145,7 @@ def test_repeated_get_neither_reads_the_disk_nor_maps_again(folder: Path, tier: 
 
 def test_get_from_a_mapping_counts_as_a_use(folder: Path) -> None:
     tier = DiskTier(folder, 16 << 20)
-    for number in range(14):
+    for number in range(14):  # 14 values of 1 MiB fit into the tier of 16 MiB.
         tier.put(f"k{number}", make_payload(f"k{number}", 1 << 20))
     for number in range(14):
         assert tier.get(f"k{number}") is not None
@@ -197,7 +197,7 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
         mapping_count = sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
         return len(os.listdir("/proc/self/fd")), threading.active_count(), mapping_count
 
-    use_tier()
+    use_tier()  # The first cycle may open resources that the process keeps.
     resources_before = count_resources()
     for _ in range(50):
         use_tier()

@@ -104,7 +104,7 @@ def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path
     # For every third seed, only the account of the tier is damaged.
     for path in {account_path, *source.sample(files, source.randint(0, len(files)))} if seed % 3 else {account_path}:
         data = bytearray(path.read_bytes())
-        for _ in range(source.choice([1, 1, 5, 50])):
+        for _ in range(source.choice([1, 1, 5, 50])):  # A single damage is the hardest to detect, so it is frequent.
             if data:
                 source.choice(DAMAGES)(data, source)
         path.write_bytes(data)

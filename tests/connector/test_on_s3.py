@@ -109,7 +109,7 @@ def test_concurrent_appends_of_an_engine_all_commit_and_leave_no_extra_file(lake
     create_upsert_table(lake.client, "stock", version=2, properties={"seamark.commit.rebase": "append"})
     append(lake.client, "db.stock", build_rows((0, "de", 0)))
     with lake.open_catalog() as catalog:
-        loaded_tables = [catalog.load_table("db.stock") for _ in range(3)]
+        loaded_tables = [catalog.load_table("db.stock") for _ in range(3)]  # Each represents one writer.
         for number, loaded_table in enumerate(loaded_tables, start=1):  # All appends are based on the same snapshot.
             loaded_table.append(build_rows((number, "fr", number)).cast(loaded_table.schema().as_arrow()))
         table = catalog.load_table("db.stock")

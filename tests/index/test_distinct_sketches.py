@@ -38,7 +38,7 @@ def test_estimates_are_within_the_bound() -> None:
     generator = np.random.default_rng(1)
     errors = []
     for count in COUNTS:
-        for _ in range(6):
+        for _ in range(6):  # Six sketches of each size and type give a stable deviation.
             values = draw_values(generator, count)
             texts = values.cast(pa.string())
             for column in (values, texts):

@@ -133,7 +133,7 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
             damaged_bytes = bytearray(content)
             # The first block begins after the first sync marker; every third round may damage the header before it.
             start = 0 if round_number % 3 == 0 else content.index(content[-16:])
-            for _ in range(rng.choice([1, 1, 2, 4])):
+            for _ in range(rng.choice([1, 1, 2, 4])):  # A single flipped bit is the hardest to detect.
                 damaged_bytes[rng.randrange(start, len(content))] ^= 1 << rng.randrange(8)
             path.write_bytes(damaged_bytes)
             context = f"seed {seed}, turn {round_number}"

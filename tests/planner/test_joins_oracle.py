@@ -290,7 +290,11 @@ def draw_joins(
 
 
 def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[str, Any]]], str, bool]:
-    """Return LIKE predicates on the table's texts as JSON, DuckDB's form of them, and whether a plan is exact."""
+    """Return up to two conditions, each of one or two LIKE predicates on the table's texts that are joined by OR.
+
+    Returns:
+        The conditions as JSON, all conditions in DuckDB's form, and whether a plan is exact.
+    """
     texts = [column.name for column in table.table.columns if column.kind == "string"]
     likes: list[list[dict[str, Any]]] = []
     conditions, is_exact = [], True

@@ -99,6 +99,7 @@ class UuidFiles:
         self.halves = [
             bytes([first_byte]) + rng.randbytes(7) for first_byte in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)
         ]
+        # A file with one value has equal bounds. 300 files cover most pairs of halves.
         self.values_by_file = [[self.draw_uuid() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
         metrics = []
         for values in self.values_by_file:

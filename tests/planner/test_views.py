@@ -385,7 +385,7 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
 
     await run_planner_cycle()
     fds_before, threads_before, mappings_before = count_resources()
-    mapping_counts = [await run_planner_cycle() for _ in range(50)]
+    mapping_counts = [await run_planner_cycle() for _ in range(50)]  # A leak in each cycle exceeds the limits below.
     assert min(mapping_counts) >= 1, "blocks from the folder must be mapped"
     fds_after, threads_after, mappings_after = count_resources()
     # A leak grows in each cycle, but memory of other tests may be released meanwhile.

@@ -86,7 +86,7 @@ async def test_server_that_is_stopped_most_of_the_day_deletes_old_data(tmp_path:
         start_ms = (await read_passed_time(store, clock)).now_ms
         events: list[tuple[int, int]] = []
         ran_ms = 0
-        for day in range(400):
+        for day in range(400):  # The catalog stores at most 100 gaps, and each day adds a gap of 22 hours.
             for _ in range(2):
                 clock.advance(HOUR_MS)
                 ran_ms += HOUR_MS

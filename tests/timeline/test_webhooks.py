@@ -89,7 +89,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the leases, so that a server soon takes over the delivery from a stopped server."""
+    """Shorten the leases to 3 seconds, so that a server soon takes over the delivery from a stopped server."""
     monkeypatch.setattr(delivery, "LEASE_S", 3.0)
 
 
@@ -170,7 +170,7 @@ async def test_server_stopped_during_delivery_repeats_at_most_the_current_event(
 async def test_stopped_server_releases_its_target_at_once(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "LEASE_S", 3600.0)
+    monkeypatch.setattr(delivery, "LEASE_S", 3600.0)  # The lease must not expire during the test.
     async with run_server(tmp_path, webhook_urls=(receiver.url,)) as server:
         await record_names(server, "a")
         await receiver.wait_for_events(1)

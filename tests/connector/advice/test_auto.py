@@ -160,7 +160,7 @@ def test_clustering_is_set_again_when_its_replacement_fails(clocked_server: Cloc
         clocked_server.run_day(BY_DAY)
     run_auto_advice(clocked_server.client, ("db", "t"))
     assert clocked_server.list_states() == [("day", "kept")]
-    # These statements are too few to judge the clustering by day, and enough to propose another clustering.
+    # 15 statements are too few to judge the clustering by day, and enough to propose another clustering.
     clocked_server.clock.ahead_ms += DAY_MS
     run_statements(clocked_server.client, [f"region = {number % 8}" for number in range(15)])
     step = take_advice_step(clocked_server.client, TABLE)

@@ -198,6 +198,7 @@ def test_no_new_node_gets_the_id_of_a_column_of_a_removed_condition(monkeypatch:
         ids = {id(node) for node in tree.find_all(sqlglot.exp.Column)}
         replaced_tables = replace_tables(tree, *arguments)
         gc.collect()
+        # A thousand new nodes reuse the memory of most freed nodes.
         new_nodes = [sqlglot.exp.column("region") for _ in range(1000)]
         reused_ids.extend(ids & {id(node) for node in new_nodes})
         return replaced_tables

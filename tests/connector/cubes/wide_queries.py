@@ -287,7 +287,10 @@ class WideQueries:
         return ""
 
     def _draw_alias(self, expression: str) -> str:
-        """Return the expression, sometimes with the name of a column, of a function or of another output."""
+        """Return the expression, in a fifth of the cases with an alias.
+
+        The alias may also be the name of a column, of a function, or of another output.
+        """
         rng = self._rng
         if rng.random() < 0.2:
             name = rng.choice(("k", "total", '"count"', '"Sum"', '"MIXED CASE"', "q1", "q1", '"🙂"'))

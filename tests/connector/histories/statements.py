@@ -76,7 +76,10 @@ def draw_change(
     settable_columns: Sequence[RandomColumn],
     rows: Sequence[Row],
 ) -> DrawnStatement | None:
-    """Return an UPDATE or a DELETE, or None if statements can compare no column."""
+    """Return a random UPDATE or DELETE with a condition of one or two parts.
+
+    Return None if statements can compare no column.
+    """
     writable_columns = [column for column in columns if can_be_written(column)]
     if not writable_columns:
         return None

@@ -352,6 +352,7 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
 
 
 def test_indexer_remembers_a_bounded_number_of_backoffs(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed build, the indexer waits before it builds the index again. It remembers two such waits here."""
     monkeypatch.setattr(module, "BACKOFFS_MAX", 2)
     for name in "abc":
         create_table(client, f"db.{name}", files=1, i=("bloom", "id"))

@@ -16,6 +16,7 @@ UNASSIGNED_LETTERS = "\u0378\U0010ffff\ua7dd"
 @cache
 def list_cased_characters() -> str:
     """Return all characters that Python's `lower` or `upper` changes."""
+    # Surrogates, from U+D800 to U+DFFF, are not characters.
     points = (chr(point) for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF)
     return "".join(point for point in points if point != point.lower() or point != point.upper())
 

@@ -347,7 +347,7 @@ def test_index_of_50_million_keys_has_an_entry_for_each_key(tmp_path: Path) -> N
         25_000_000,
         25,
     )
-    for seed in range(0, 100, 11):
+    for seed in range(0, 100, 11):  # Some of these seeds belong to files of the index, and others do not.
         # The seeds of group g are 10 g to 10 g + 4, and its files have the numbers 5 g to 5 g + 4.
         file = seed // 10 * 5 + seed % 10 if seed % 10 < 5 else None
         hi, lo = (part[:1000] for part in draw_uniform_hashes(1_000_000, seed))

@@ -56,7 +56,10 @@ class FileMaker:
     def make_data_file(
         self, schema: Schema, spec_id: int, fields: Spec, kinds: dict[int, str], *, like: DataFile | None = None
     ) -> DataFile:
-        """Return a data file in the partition of `like`, or in the partition of a random first row."""
+        """Return a data file in the partition of `like`, or in the partition of a random first row.
+
+        Most files have one to eight rows, because few rows give narrow bounds, and Parquet is the most frequent format.
+        """
         rng = self._rng
         columns = schema.list_columns()
         row_choices = self._build_drawer(schema)
@@ -170,7 +173,7 @@ class FileMaker:
     ) -> list[DeleteFile]:
         """Return an equality delete file for the partition of a live file, or for all partitions.
 
-        Return no file if no column can be a key.
+        The key has one or two columns, and most keys are those of live rows. Return no file if no column can be a key.
         """
         rng = self._rng
         # No equality deletes on floats: NaN and the zeros are not valid keys.
@@ -212,7 +215,10 @@ class FileMaker:
         return self._rng.choice(self._pools[column.id])
 
     def make_position_deletes(self, files: list[DataFile]) -> list[DeleteFile]:
-        """Return a position delete file for one data file, or for several data files of one partition."""
+        """Return a position delete file for one data file, or for several data files of one partition.
+
+        Its bounds of the path are complete, are truncated to 16 characters, or are missing.
+        """
         rng = self._rng
         chosen_file = rng.choice(files)
         targets = [chosen_file]

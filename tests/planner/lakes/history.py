@@ -133,7 +133,10 @@ class _History:
             self.pools[column.id] += [value for value in new_values if repr(value) not in reprs]
 
     def _add_spec(self) -> None:
-        """Add a new default spec. Version 1 keeps removed fields, with the void transform."""
+        """Make a new or an old spec of up to three further fields the default spec.
+
+        Version 1 keeps removed fields, with the void transform.
+        """
         rng = self.rng
         fields: list[PartitionField] = []
         if self.version == 1 and self.specs:

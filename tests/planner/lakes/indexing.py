@@ -384,7 +384,7 @@ def _build_entries_of_replaced_files(
 
 
 def damage_file(rng: random.Random, location: str) -> str:
-    """Damage a file, and return a description of the damage."""
+    """Damage a file, and return a description of the damage. Half of the damages are flipped bits."""
     path = Path(location.removeprefix("file://"))
     data = bytearray(path.read_bytes())
     damage_kind = rng.choice(["flipped", "flipped", "flipped", "truncated", "missing", "of other bytes"])

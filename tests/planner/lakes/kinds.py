@@ -53,7 +53,7 @@ def draw_kind(rng: random.Random, version: int) -> str:
 
 
 def widen_kind(rng: random.Random, kind: str) -> str | None:
-    """Return a type to which the specification allows promotion of this type."""
+    """Return a type to which the specification allows promotion of this type, or None if there is none."""
     if strip_parameters(kind) == "decimal":
         precision, scale = parse_decimal(kind)
         return f"decimal({rng.randint(precision + 1, 38)}, {scale})" if precision < 38 else None

@@ -167,7 +167,10 @@ def list_columns(tree: Any) -> set[str]:
 
 
 def draw_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0) -> Any:
-    """Return a random filter with the names of `schema` and literals near the data; `to_json` converts it to JSON."""
+    """Return a random filter with the names of `schema` and literals near the data; `to_json` converts it to JSON.
+
+    The filter has up to three levels of AND, OR and NOT. AND is more frequent, because it lets a plan omit files.
+    """
     draw = rng.random()
     if depth < 3 and draw < 0.35:
         left, right = (draw_filter(rng, lake, schema, depth + 1) for _ in range(2))
@@ -204,7 +207,7 @@ def draw_predicate_on(
     """Return a predicate on a transform of a column, with literals near the data.
 
     Args:
-        ops: The operations to choose from; None means all.
+        ops: The operations to choose from; None means all. A list has up to eight values.
     """
     name: Any = column.name
     if transform != "identity":

@@ -43,7 +43,7 @@ def test_plans_keep_the_same_files_with_and_without_sketches(
     absent_shares = (0.0, 0.01, 0.3)
     blocks = [make_block(f"m{n}", rng, rows=ROWS, spread=SPREAD, absent=share) for n, share in enumerate(absent_shares)]
     plain_view = TableView([build_manifest() for _ in blocks], blocks)
-    bounds = [draw_bound(rng) for _ in range(30)]
+    bounds = [draw_bound(rng) for _ in range(30)]  # These are predicates on one column.
     expected = [find_remaining_rows(plain_view, bound) for bound in bounds]
     conjunctions = [rng.sample(range(len(bounds)), rng.randrange(2, 5)) for _ in range(20)]
     sizes_before = [block.size_bytes for block in blocks]
