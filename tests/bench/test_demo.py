@@ -85,7 +85,9 @@ def _render_screens(width: int, scale: float) -> str:
             query.answers[column].append(DemoMeasurement(files, int(106_400_000 * scale), 0.97 * scale))
     print_result([Comparison("Spark", queries), Comparison("Trino", queries)], 0.5, console)
     rows = pa.table({"id": range(9)})
-    show_lookup(DemoResult(2000, 9, DemoLookup(2000, 1.551, rows), DemoLookup(9, 0.025, rows), 1.1), console)
+    lookup_before = DemoLookup(files=2000, seconds=1.551, rows=rows)
+    lookup_after = DemoLookup(files=9, seconds=0.025, rows=rows)
+    show_lookup(DemoResult(2000, 9, lookup_before, lookup_after, build_s=1.1), console)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 

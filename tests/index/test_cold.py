@@ -195,7 +195,7 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
         build_index_file("bitmap", [convert_to_keys(pa.array(value), "long") for value in values])
     )
     remote_file = await open_remote_file("bitmap", storage)
-    key = int(values[3][777]) + (1 << 63)
+    key = int(values[3][777]) + (1 << 63)  # The keys of longs are unsigned.
     bitmap_query = BitmapQuery(KeyRanges("long", (KeyRange(key, key),)))
     probe_result = await remote_file.probe(bitmap_query)
     assert probe_result is not None

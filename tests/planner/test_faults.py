@@ -268,6 +268,7 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
         token = whole_plan.json["plan-tasks"][0]
         path = folder / "1-1.avro"
         content = path.read_bytes()
+        # The manifest is missing, empty, truncated, or a file of another format.
         for broken_content in (None, b"", content[:50], b"PAR1" + content):
             path.unlink() if broken_content is None else path.write_bytes(broken_content)
             for answer in (

@@ -410,8 +410,11 @@ async def test_plan_without_time_keeps_unchecked_files_reports_it_and_is_not_cac
 
 
 async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_path: Path) -> None:
-    """Each of the two servers answers the page tokens of a plan that the other server made."""
-    settings = {"plan_inline_limit": 2, "plan_page_size": 7}
+    """One server has no time for planning, so its plans keep all files.
+
+    Each server also answers the page tokens of a plan that the other server made.
+    """
+    settings = {"plan_inline_limit": 2, "plan_page_size": 7}  # Plans of more than two files have pages.
     server_without_time = run_server(tmp_path, **settings, plan_time_budget_s=0)
     expected = [3, 17, 18, 44, 59]
     where = {"filter": {"type": "in", "term": "id", "values": [10 * n + 5 for n in expected]}}

@@ -47,8 +47,8 @@ def draw_statements(sample: RowSample, rng: np.random.Generator, count: int = 12
         if rng.random() < 0.5:
             is_near = np.abs(np.arange(DAYS + 1) - sample.columns[DAY].codes[row]) <= 15
             is_near[0] = False  # The code 0 means null.
-            conditions.append((DrawnCondition(DAY, is_near, 0),))
-        statements.append(DrawnStatement("a", 1.0, tuple(conditions)))
+            conditions.append((DrawnCondition(DAY, is_near, values=0),))  # 0 values mean a range.
+        statements.append(DrawnStatement(fingerprint="a", weight=1.0, conditions=tuple(conditions)))
     return statements
 
 
@@ -82,9 +82,10 @@ def test_files_that_bounds_and_an_index_both_leave_out_count_once(spread: int) -
     layout = make_layout(sample, FILES)
     for indexed_id in (None, CODE):
         indexes = {} if indexed_id is None else {0.0: frozenset([indexed_id])}
-        replayed = ReplayedFiles(layout, FILES, FILES, {}, indexes)
+        replayed = ReplayedFiles(layout, files=FILES, new_files=FILES, buckets={}, indexes=indexes)
         predicted_shares = compute_read_shares(replayed, statements, sample)[1]
         counted_shares = count_read_shares(sample, FILES, statements, indexed_id)
+        # The prediction treats conditions as independent, so it may differ from the count by 15 %.
         assert predicted_shares.mean() == pytest.approx(np.mean(counted_shares), rel=0.15), indexed_id
 
 

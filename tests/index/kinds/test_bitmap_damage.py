@@ -166,7 +166,7 @@ def test_too_many_keys_for_ranks_are_rejected_before_anything_is_read(keys: int,
     """Checksums detect only accidental damage, because a malicious writer computes matching checksums."""
     pieces = [Piece(Coding.FLAT, bytes(64))] * 4
     with pytest.raises(ValueError, match="keys"):
-        Postings(memoryview(write_pieces(PiecesHeader(keys, 1, form, MATRIX, 0), pieces)), form, 1, 2**64)
+        Postings(memoryview(write_pieces(PiecesHeader(keys, 1, form, MATRIX, 0), pieces)), form, files=1, pairs=2**64)
 
 
 @pytest.mark.parametrize("layout", [MATRIX, LISTS, EDGES])
@@ -181,7 +181,7 @@ def test_piece_that_would_inflate_past_its_limit_is_not_inflated(layout: int) ->
     if layout == EDGES:
         pieces = [bomb, bomb]
     written_pieces = write_pieces(PiecesHeader(0 if layout == EDGES else 1, 3, CODES, layout, 0), pieces)
-    postings = Postings(memoryview(written_pieces), CODES, 3, 3)
+    postings = Postings(memoryview(written_pieces), CODES, files=3, pairs=3)
     is_present = np.ones(3, dtype=np.bool_)
     wide_range = KeyRanges("long", (KeyRange(0, 9),))
     with pytest.raises(ValueError, match="bytes after decompression"):

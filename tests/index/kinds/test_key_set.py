@@ -79,6 +79,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
         if rng.random() < 0.4:
             low, width = rng.randrange(span) - span // 2, rng.choice([1, 5, span // 3])
             wanted_keys: set[int] = set(range(low, low + width))
+            # The keys of longs are unsigned, so they are greater than the values by 2**63.
             keys: KeySet | KeySpan = KeySpan("long", low + (1 << 63), low + width - 1 + (1 << 63))
         else:
             wanted_keys = {rng.randrange(span) - span // 2 for _ in range(rng.choice([1, 8, span // 4, span // 2]))}

@@ -70,7 +70,8 @@ class Table:
 
     def write_manifest(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
         """Write a manifest of the data files with these numbers, all of one day."""
-        return self._write_manifest(name, [self.make_file(number, day) for number in numbers], 0, day, snapshot_id)
+        files = [self.make_file(number, day) for number in numbers]
+        return self._write_manifest(name, files, content=0, day=day, snapshot_id=snapshot_id)
 
     def write_delete_manifest(
         self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1
@@ -90,7 +91,7 @@ class Table:
             )
             for number in numbers
         ]
-        return self._write_manifest(name, files, 1, day, snapshot_id)
+        return self._write_manifest(name, files, content=1, day=day, snapshot_id=snapshot_id)
 
     def make_file(self, number: int, day: int) -> DataFile:
         metrics = {

@@ -301,7 +301,7 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
     tables.note("a", ("1",))
     first_note = tables.get("a")
     assert first_note is not None
-    tables.note_prepared("a", first_note, ("2",), 7.0)
+    tables.note_prepared("a", first_note, ("2",), due_s=7.0)
     latest_table = tables.get("a")
     assert latest_table is not None
     assert (latest_table.key, latest_table.prepared, latest_table.due_s, latest_table.planned_s) == (
@@ -311,7 +311,7 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
         first_note.planned_s,
     )
     tables.note("a", ("2",))
-    tables.note_prepared("a", latest_table, ("3",), 9.0)
+    tables.note_prepared("a", latest_table, ("3",), due_s=9.0)  # A plan has used the table, so this has no effect.
     latest_table = tables.get("a")
     assert latest_table is not None
     assert (latest_table.key, latest_table.prepared, latest_table.due_s) == (("2",), False, 0.0)

@@ -67,13 +67,15 @@ def make_block(
             values = sorted(draw_value(kind, rng, spread) for _ in range(2))
             bounds = [to_bytes(kind, end) if rng.random() >= absent else None for end in values]
             nulls = rng.choice([0, 0, 5, 10])
-            metrics[column_id] = ColumnMetrics(10, nulls, 0 if kind in ("float", "double") else None, *bounds)
+            nans = 0 if kind in ("float", "double") else None
+            lower, upper = bounds
+            metrics[column_id] = ColumnMetrics(values=10, nulls=nulls, nans=nans, lower=lower, upper=upper)
         path = f"file:///t/{name}-{row}.parquet"
         partition = tuple(
             None if rng.random() < null_partitions_share else draw_value(kinds[field.source], rng) for field in fields
         )
         record_count = rng.choice([0, 10, 10])
-        file = DataFile(path, DATA, "PARQUET", spec_id, partition, record_count, 100, metrics)
+        file = DataFile(path, DATA, "PARQUET", spec_id, partition, record_count, size=100, metrics=metrics)
         entries.append(Entry(ADDED, snapshot_id=1, sequence=None, file_sequence=None, file=file))
     columns = [{"id": n, "name": f"c{n}", "required": False, "type": kind} for n, kind in kinds.items()]
     schema = {"type": "struct", "schema-id": 0, "fields": columns}
