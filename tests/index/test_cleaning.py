@@ -21,7 +21,7 @@ DAY_S = 86_400
 
 
 class IndexedFilesTable:
-    """A table `db.t` with an index file for each definition."""
+    """A table `db.t`, and methods that add index files to it and read their states."""
 
     def __init__(self, server: RunningServer, entry: Any, metadata: Any) -> None:
         self.server = server

@@ -111,7 +111,7 @@ def plan_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
         for manifest in manifests:
             for entry in fastavro.reader(BytesIO(to_path(manifest).read_bytes())):
                 assert isinstance(entry, dict)
-                if entry["status"] != 2:
+                if entry["status"] != 2:  # The status 2 means that the file is deleted.
                     paths.append(entry["data_file"]["file_path"])
     except Exception:  # noqa: BLE001  fastavro raises errors of many types for damaged files
         return None
@@ -185,6 +185,7 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
     counts = Counter[str]()
     for round_number in range(60):
         damaged_bytes = bytearray(content)
+        # Every fourth list is truncated. The flipped bits spare the first quarter, most of which is the header.
         if round_number % 4 == 0:
             del damaged_bytes[rng.randrange(len(damaged_bytes)) :]
         else:

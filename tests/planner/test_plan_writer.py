@@ -39,7 +39,10 @@ from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 
 class PlanTableFolder:
-    """A planner, a writer of plan tables, and the folder of the plan tables."""
+    """A planner, and a writer of plan tables in the folders of the planned tables.
+
+    A plan table is a copy of a table's metadata with only the files that a plan keeps.
+    """
 
     def __init__(self, planner: Planner, writer: PlanWriter) -> None:
         self.planner, self.writer = planner, writer

@@ -107,6 +107,7 @@ async def test_index_files_that_miss_the_time_limit_prune_nothing(tmp_path: Path
                 if (index := await planning.indexes.open(file)) is not None
             ]
     definition = indexed_table.definitions["i"]
+    # No file has the odd id 13, so each index file that is searched leaves out its data file.
     projected_predicate = project_onto_indexes(Bound(Op.EQ, 1, "id", "long", "identity", "long", (13,)), [definition])
     assert projected_predicate is not None
     for searched_count in range(7):

@@ -80,7 +80,10 @@ def split_by_column(where: str) -> dict[str, str]:
 
 
 def count_files_with_value(rows: pa.Table, wheres: Sequence[str], column: str) -> float:
-    """Return the mean number of existing files that have a row with the compared value of the column."""
+    """Return the mean number of files that a statement reads with an exact index on the column.
+
+    Files have equal numbers of `rows` in their order. A statement that does not compare the column reads all files.
+    """
     parts = np.array_split(rows[column].to_numpy(), FILES)
     counts = []
     for where in wheres:

@@ -72,7 +72,10 @@ def count_read_shares(
 
 @pytest.mark.parametrize("spread", [0, 20, 100, 10_000])
 def test_files_that_bounds_and_an_index_both_leave_out_count_once(spread: int) -> None:
-    """With a small spread the bounds of the code keep few files, and with a large one all files."""
+    """With a small spread, rows are nearly sorted by code, so the bounds of the code keep few files.
+
+    With the largest spread, the order is random, so the bounds keep all files.
+    """
     rng = np.random.default_rng(first_seed() + spread)
     frequencies = 1 / np.arange(1, CODES + 1) ** 0.5
     codes = rng.choice(np.arange(1, CODES + 1), FILES * ROWS, p=frequencies / frequencies.sum())
@@ -85,7 +88,7 @@ def test_files_that_bounds_and_an_index_both_leave_out_count_once(spread: int) -
         replayed = ReplayedFiles(layout, files=FILES, new_files=FILES, buckets={}, indexes=indexes)
         predicted_shares = compute_read_shares(replayed, statements, sample)[1]
         counted_shares = count_read_shares(sample, FILES, statements, indexed_id)
-        # The prediction treats conditions as independent, so it may differ from the count by 15 %.
+        # The prediction estimates which files the index keeps, so it may differ from the count by 15 %.
         assert predicted_shares.mean() == pytest.approx(np.mean(counted_shares), rel=0.15), indexed_id
 
 

@@ -202,7 +202,7 @@ def _build_run_bitmap(containers: int) -> bytes:
     """Return a roaring bitmap of all rows of `containers` containers, with 14 bytes for each 65,536 rows."""
     flags = np.packbits(np.ones(containers, dtype=np.uint8), bitorder="little").tobytes()
     keys = np.array([(key, 65535) for key in range(containers)], dtype="<u2").tobytes()
-    # The cookie 12347 means that the bitmap has run containers.
+    # The cookie 12347 means that the bitmap has run containers. A container has one run, from row 0 to row 65,535.
     cookie = np.array([12347 | (containers - 1) << 16], dtype="<u4").tobytes() + flags + keys
     starts = len(cookie) + 4 * containers + 6 * np.arange(containers)
     return cookie + starts.astype("<u4").tobytes() + np.array([1, 0, 65535] * containers, dtype="<u2").tobytes()

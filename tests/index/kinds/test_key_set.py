@@ -97,7 +97,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
     assert any_row(columns, rows, None) == any(matching_rows)
     candidate_rows = np.zeros(-(-rows // 64), dtype=np.uint64)
     assert not any_row(columns, rows, candidate_rows)
-    for row in rng.sample(range(rows), min(rows, 20)):
+    for row in rng.sample(range(rows), min(rows, 20)):  # The only candidate is a random row.
         candidate_rows[:] = 0
         candidate_rows[row // 64] = np.uint64(1 << row % 64)
         assert any_row(columns, rows, candidate_rows) == matching_rows[row]
@@ -126,6 +126,7 @@ def test_incompatible_arguments_of_the_kernel_are_rejected() -> None:
 
 
 def test_keys_converted_to_another_type_represent_the_same_values() -> None:
+    """A conversion to a narrower type leaves out the values that the type cannot represent."""
     longs = build_key_set([-(2**40), -5, 7, 2**31 - 1, 2**31], "long", pa.int64())
     ints = longs.convert_to_kind("int")
     assert [ints.get_key(number) - (1 << 63) for number in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]

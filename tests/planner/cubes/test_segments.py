@@ -61,7 +61,13 @@ class CubeIndexFiles:
         self.reported_files: set[str] = set()
 
     def add(self, location: str, numbers: Sequence[int], *, amount: int = 1, damaged: bool = False) -> None:
-        """Register an index file with the entries of data files."""
+        """Register an index file with the entries of data files.
+
+        Args:
+            numbers: The numbers of the data files.
+            amount: A factor of the sums, by which a test distinguishes versions of an entry.
+            damaged: Whether a column of the entries has a wrong name.
+        """
         schema = build_entry_schema(DEFINITION.terms, DEFINITION.measures)
         batches = []
         for number in numbers:

@@ -163,9 +163,11 @@ def draw_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any]
 
 
 def draw_extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
-    """Return a join with an extreme as JSON of a plan request, and as a condition in DuckDB.
+    """Return a comparison with the minimum or maximum of a dimension's column, of all rows or of filtered rows.
 
-    A filter that is not exact selects more rows than the subquery.
+    Returns:
+        The comparison as JSON of a plan request, and as a condition with a subquery in DuckDB. If the request is not
+        `exact`, its filter selects more rows than the subquery.
     """
     column, dimension, dimension_column = rng.choice(EQUAL_CONDITIONS)
     extreme, op = rng.choice(["min", "max"]), rng.choice(["=", *OPERATORS])
@@ -278,7 +280,11 @@ async def test_plans_keep_the_rows_that_duckdb_joins_in_many_cases(
 
 
 async def test_extreme_of_some_rows_is_bounded_by_files_in_which_all_rows_match(tmp_path: Path) -> None:
-    """The greatest `k` with x = 3 is 5, although a file with x from 1 to 6 has greater values."""
+    """The planner compares bounds of files. The files of the dimension have `k` 4 and 5, 7 and 8, and 2.
+
+    All rows of the first and third file have x = 3, so the maximum of `k` with x = 3 is at least 5. The second file has
+    x from 1 to 6, so the maximum can be 8. If the filter is not exact, the first and third file prove nothing.
+    """
     async with run_server(tmp_path) as server:
         api = Api(server)
         facts = [{**dict.fromkeys(FACT), "c": number} for number in range(10)]

@@ -107,6 +107,7 @@ def read_data_files(manifests: Sequence[Record], version: int) -> dict[str, Reco
         for entry in read_entries(manifest["path"]):
             if entry["snapshot_id"] is None:
                 entry["snapshot_id"] = manifest["snapshot_id"]
+            # The status 1 means added. Only added files, and files of version 1, inherit a sequence number.
             for name in ("sequence_number", "file_sequence_number"):
                 if entry[name] is None and (entry["status"] == 1 or version == 1 or not manifest["sequence"]):
                     entry[name] = manifest["sequence"] or 0

@@ -257,6 +257,7 @@ class FileMaker:
         A vector includes the positions of older position deletes of its data file, as the specification requires.
         """
         rng = self._rng
+        # The vectors of a Puffin file follow a magic of 4 bytes. Only their invented offsets and sizes are recorded.
         path, offset = self._create_path("data", ".puffin"), 4
         new_entries, replaced_vectors = [], []
         for file in rng.sample(files, min(len(files), rng.choice([1, 1, 2, 3]))):

@@ -513,7 +513,7 @@ class IndexedTable:
             kind=definition.kind,
             level=0,
             files=len(entries),
-            rows=10 * len(entries),
+            rows=10 * len(entries),  # Each data file has 10 rows.
             size_bytes=len(data),
             snapshot_id=None,
             created_ms=self.written_count,
