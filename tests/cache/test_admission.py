@@ -73,6 +73,7 @@ def test_scan_of_ten_times_the_cache_lowers_the_hit_rate_by_less_than_five_perce
             else:
                 cache.put(key, 0, VALUE_BYTES)
             for number in remaining_keys[-scanned_per_request:] if scanned_per_request else []:
+                # The keys of the scan follow 10,000, so they are not hot keys.
                 if cache.get(10_000 + number) is None:
                     cache.put(10_000 + number, 0, VALUE_BYTES)
             del remaining_keys[len(remaining_keys) - scanned_per_request :]

@@ -290,6 +290,7 @@ def test_statistics_belong_to_the_requested_files() -> None:
             assert actual["upper-bounds"] == {"keys": [1], "values": [column_metrics.upper.hex().upper()]}, (
                 f"seed 5, row {row}"
             )
+            # `build_column_metrics` gives each file 7 values.
             assert actual["value-counts"] == {"keys": [1], "values": [7]}, f"seed 5, row {row}"
 
 

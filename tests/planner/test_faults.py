@@ -257,6 +257,7 @@ async def test_partition_of_an_unknown_type_is_planned(tmp_path: Path) -> None:
 
 
 async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_path: Path) -> None:
+    # The plan has pages of 4 files, and no decoded manifest is stored, so each request reads the table.
     async with run_server(
         tmp_path, plan_inline_limit=2, plan_page_size=4, plan_memory_bytes=0, plan_disk_bytes=0
     ) as server:

@@ -136,6 +136,7 @@ class TableHistory:
         return column
 
     def _create(self) -> None:
+        """Create the table with random columns, indexes, partitions and clustering columns."""
         rng, plain_columns = self._rng, [column for column in self._columns if column.kind not in NESTED_KINDS]
         properties = {"format-version": str(self._version)}
         if rng.random() < 0.6:

@@ -59,7 +59,10 @@ class BuildInterrupted(Exception):
 
 
 class RecordingWorkers(InProcessWorkers):
-    """Workers that call one of the functions `actions` before each group, and record the groups."""
+    """Workers that record the groups, and call the next of the functions `actions` before each group.
+
+    For an action None, and after the last action, they call nothing.
+    """
 
     def __init__(self, *actions: object) -> None:
         self.groups: list[Sequence[DataFile]] = []

@@ -15,7 +15,7 @@ from tests.connector.write.test_upserts import build_rows, create_upsert_table, 
 
 
 def count_rows_and_deletes(client: IndexClient) -> list[tuple[int, int]]:
-    """Return the number of rows and of delete files of each data file."""
+    """Return (number of rows, number of delete files) of each data file, sorted."""
     return sorted((task.records, len(task.deletes)) for task in plan(client, open_table(client, "db.t", CURRENT)))
 
 

@@ -87,7 +87,10 @@ def read_entries(path: str) -> Iterator[Record]:
 
 
 def read_manifest_list(path: str) -> list[Record]:
-    """Return the rows of a manifest list, with the field names of the current specification."""
+    """Return the rows of a manifest list with short names of the fields.
+
+    The numbers are the field ids of the specification, because the names of some fields differ between versions.
+    """
     records, schema = read_avro(path)
     names = {501: "length", 502: "spec_id", 517: "content", 515: "sequence", 503: "snapshot_id", 520: "first_row_id"}
     names |= {500: "path", 504: "added", 505: "existing", 506: "deleted", 512: "added_rows", 513: "existing_rows"}

@@ -40,7 +40,7 @@ FILES = 4000
 
 
 def find_block_file(folder: Path) -> Path:
-    """Return the only block file."""
+    """Return the only file in the disk cache of decoded manifests."""
     (path,) = folder.rglob("*.block")
     return path
 
