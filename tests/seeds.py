@@ -25,9 +25,9 @@ DEFAULT_EXAMPLES = 10
 
 
 def first_seed(variable: str = "TEST_SEED") -> int:
-    """Return the number in `variable`, or in TEST_SEED, or 1.
+    """Return the number in the environment variable `variable` or in TEST_SEED.
 
-    An exploring run sets TEST_SEED for its processes.
+    If neither is set, return 1, or a random number in an exploring run, which sets TEST_SEED for its other processes.
     """
     seed = os.environ.get(variable) or os.environ.get("TEST_SEED")
     if not seed:

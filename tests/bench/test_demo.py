@@ -30,7 +30,7 @@ from tests.services.process import REPO, is_http_ok
 
 
 def run_demo(**env: str) -> subprocess.CompletedProcess[str]:
-    """Run the demo in a separate process, as `make demo` starts it, without the tests' JVM."""
+    """Run the demo with little data and without Trino in a separate process. `env` has other environment variables."""
     argv = [sys.executable, "-m", "bench.demo"]
     java_env = {"JDK_JAVA_OPTIONS": " ".join(SHORT_LIVED)}
     small_environment = {"SCALE": "0.01", "FILES": "30", "ROUNDS": "1", "TRINO": "0", "COLUMNS": "100"}
@@ -73,7 +73,10 @@ HEAD = ["alone", "plans", "layout", "bound", *("alone", "plans", "layout") * 2, 
 
 
 def _render_screens(width: int, scale: float) -> str:
-    """Return the screens of both parts of the demo, `width` characters wide, with figures of a demo of this scale."""
+    """Return the screens of both parts of the demo, `width` characters wide, with invented figures.
+
+    The figures have the size of those of a run. With a large `scale`, they need wider columns.
+    """
     console = Console(width=width, file=io.StringIO())
     queries = [DemoQuery(name, int(388 * scale)) for name in QUERIES]
     for query in queries:
@@ -82,7 +85,9 @@ def _render_screens(width: int, scale: float) -> str:
             query.answers[column].append(DemoMeasurement(files, int(106_400_000 * scale), 0.97 * scale))
     print_result([Comparison("Spark", queries), Comparison("Trino", queries)], 0.5, console)
     rows = pa.table({"id": range(9)})
-    show_lookup(DemoResult(2000, 9, DemoLookup(2000, 1.551, rows), DemoLookup(9, 0.025, rows), 1.1), console)
+    lookup_before = DemoLookup(files=2000, seconds=1.551, rows=rows)
+    lookup_after = DemoLookup(files=9, seconds=0.025, rows=rows)
+    show_lookup(DemoResult(2000, 9, lookup_before, lookup_after, build_s=1.1), console)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -143,6 +148,7 @@ def check_table(output: str) -> None:
     assert list(rows) == list(QUERIES), output
     for name, (iceberg, untouched_files, clustered_files, bound) in rows.items():
         assert iceberg == 30 >= untouched_files, name
+        # The layout needs at most 5 % more files than any layout of the files needs.
         assert bound <= clustered_files <= 1.05 * max(1, bound), name
     total_iceberg, total_untouched, total_clustered, _ = map(sum, zip(*rows.values(), strict=True))
     assert total_untouched < 0.8 * total_iceberg, "plans must prune the files by the dates of joins"
@@ -158,10 +164,10 @@ def check_table(output: str) -> None:
 
 
 def check_report(page: str) -> None:
-    """Check that the page loads no other file, and shows both layouts by each attribute."""
+    """Check that the page loads no other file, and that it has a chart and all pictures of layouts."""
     assert not re.search(r"(src|href)=|url\(|@import|<script", page)
     body = page.partition("<body>")[2].partition("</body>")[0]
     root = ElementTree.fromstring(f"<body>{body}</body>")
     pictures = root.findall(".//{http://www.w3.org/2000/svg}svg")
-    assert len(pictures) == 1 + 2 * 4, "one chart, and both layouts by four attributes"
-    assert all(len(picture) >= 30 for picture in pictures)
+    assert len(pictures) == 1 + 2 * 4, "one chart, and pictures of the two layouts by each of four attributes"
+    assert all(len(picture) >= 30 for picture in pictures), "no picture may lack its shapes"

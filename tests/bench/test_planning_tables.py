@@ -151,6 +151,7 @@ def test_columns_are_ordered_clustered_or_random_over_the_files(entries: list[di
     earliest_times = [min(ts[n : n + 16]) for n in range(0, FILES, 16)]
     assert earliest_times == sorted(earliest_times)
     assert [max(ts[n : n + 16]) for n in range(0, FILES, 16)][:-1] < earliest_times[1:]
+    # `event_id` grows from file to file with some disorder, and `user_id` is random in each file.
     order = range(FILES)
     assert 0.9 < np.corrcoef(order, event_id)[0, 1] < 0.999
     assert abs(np.corrcoef(order, user_id)[0, 1]) < 0.1
@@ -267,6 +268,7 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(
                 java_planner.plan(bench_filter.build_expression(generated_table, round_number=2000)),
             ):
                 assert 0 < plan.file_count < FILES, bench_filter.name
+        # The small filter must keep a few of the 2,500 files.
         assert 0 < java_planner.plan(build_small_filter(generated_table)).file_count < 20
 
 

@@ -101,7 +101,7 @@ def test_every_claim_of_the_readme_names_a_row_of_its_bench() -> None:
 
 
 def test_namespace_tree_has_the_counts_of_the_polaris_benchmarks() -> None:
-    """N-ary tree of width N and depth D: (N^D - 1)/(N - 1) namespaces, N^(D-1) leaves."""
+    """A tree of width N and depth D has (N^D - 1)/(N - 1) namespaces, and N^(D-1) leaves with the tables and views."""
     dataset = build_tree("NS_0", width=3, depth=4, tables=5, views=2)
     assert len(set(dataset.namespaces)) == (3**4 - 1) // 2
     assert len(set(dataset.tables)) == 3**3 * 5

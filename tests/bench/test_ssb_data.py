@@ -97,7 +97,7 @@ def test_facts_stay_in_their_domains(data: Data) -> None:
     for column, (low, high) in bounds.items():
         extremes = data.fetch_value(f"SELECT min({column}), max({column}) FROM lineorder")
         assert low <= extremes[0] <= extremes[1] <= high, column
-        if high < 100:
+        if high < 100:  # The data is enough for each value of a small range, but not for each date.
             assert extremes == (low, high), column
     assert data.read_column("SELECT DISTINCT lo_orderpriority FROM lineorder") == {
         "1-URGENT", "2-HIGH", "3-MEDIUM", "4-NOT SPECIFIED", "5-LOW",
@@ -110,8 +110,9 @@ def test_facts_stay_in_their_domains(data: Data) -> None:
 def test_amounts_are_in_cents_and_totals_equal_their_sums(data: Data) -> None:
     sql = "SELECT count(*) FROM lineorder WHERE lo_revenue <> lo_extendedprice * (100 - lo_discount)::BIGINT // 100"
     assert data.fetch_value(sql) == 0
-    # 60 % of the part's price. TPC-H's price of a part in cents is a formula of its key (specification 4.2.3).
+    # The cost is 60 % of the part's price, which is a formula of the part's key (TPC-H specification, 4.2.3), in cents.
     cheapest, dearest = data.fetch_value("SELECT min(lo_supplycost), max(lo_supplycost) FROM lineorder")
+    # The price is between 90,000 and 211,000 cents.
     assert 90000 * 0.6 <= cheapest <= dearest <= 211000 * 0.6
     # TPC-H's order total is the sum of the discounted and taxed prices of its lines, truncated at each step.
     sql = """
@@ -149,6 +150,7 @@ def test_brands_nest_in_categories_and_categories_in_manufacturers(data: Data) -
     assert len(column) > 900  # There are 1,000 brands, and 4,000 parts.
     nesting = "starts_with(p_brand1, p_category) AND starts_with(p_category, p_mfgr)"
     assert data.fetch_value(f"SELECT count(*) FROM part WHERE NOT ({nesting})") == 0
+    # The benchmark's specification limits names of parts to 22 characters, and colors to 11.
     assert data.fetch_value("SELECT max(length(p_name)), max(length(p_color)) FROM part") <= (22, 11)
 
 
@@ -225,6 +227,7 @@ def test_each_query_selects_the_fraction_of_facts_that_the_paper_states(folder: 
         hits = oracle.read_rows(f"SELECT count(*) FROM {from_clause}")[0][0]
         assert isinstance(hits, int)
         assert isinstance(facts, int)
+        # At this small scale, few customers and suppliers exist, so the fractions vary widely.
         assert hits / facts == pytest.approx(factor, rel=0.75), name
     oracle.close()
     assert list(QUERIES) == [

@@ -19,7 +19,7 @@ from bench.trino.ssb import DIRECT, LayoutMeasurement, compute_bounds, compute_m
 
 
 class FileListing:
-    """The part of a client that the computation of bounds uses."""
+    """A client that can only list the data files of the table `lineorder`, which the computation of bounds needs."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths

@@ -55,7 +55,10 @@ def test_sketch_of_size_zero_is_rejected(keys: int) -> None:
 
 
 def test_scan_of_ten_times_the_cache_lowers_the_hit_rate_by_less_than_five_percent() -> None:
-    """The hot set has a Zipf distribution. An LRU cache of the same size loses most of it to the scan."""
+    """The requests for 600 hot keys have a Zipf distribution, so a cache of 500 entries can answer most of them.
+
+    An LRU cache of the same size loses most hot keys to the scan.
+    """
     rng, entries = random.Random(first_seed()), 500
     hot_weights = [(1 / (rank + 1), rank) for rank in range(600)]
     weights = [weight for weight, _ in hot_weights]
@@ -63,13 +66,14 @@ def test_scan_of_ten_times_the_cache_lowers_the_hit_rate_by_less_than_five_perce
     def measure_hit_rate(cache: AdmittingCache[object, int], scan: list[int]) -> float:
         """Return the hit rate of the requests for the hot set. A part of the scan follows each request."""
         hits, requests, remaining_keys = 0, 6000, list(scan)
-        scanned_per_request = -(-len(scan) // requests)
+        scanned_per_request = -(-len(scan) // requests)  # The quotient is rounded up.
         for key in rng.choices([rank for _, rank in hot_weights], weights, k=requests):
             if cache.get(key) is not None:
                 hits += 1
             else:
                 cache.put(key, 0, VALUE_BYTES)
             for number in remaining_keys[-scanned_per_request:] if scanned_per_request else []:
+                # The keys of the scan follow 10,000, so they are not hot keys.
                 if cache.get(10_000 + number) is None:
                     cache.put(10_000 + number, 0, VALUE_BYTES)
             del remaining_keys[len(remaining_keys) - scanned_per_request :]
@@ -80,7 +84,7 @@ def test_scan_of_ten_times_the_cache_lowers_the_hit_rate_by_less_than_five_perce
     base_rate = measure_hit_rate(cache, [])
     hit_rate_with_scan = measure_hit_rate(cache, list(range(10 * entries)))
     hit_rate_after = measure_hit_rate(cache, [])
-    assert base_rate > 0.8
+    assert base_rate > 0.8, "most requests are for the hottest keys, which fit into the cache"
     assert base_rate - hit_rate_with_scan < 0.05, (base_rate, hit_rate_with_scan)
     assert base_rate - hit_rate_after < 0.05, (base_rate, hit_rate_after)
     cache.check_invariants()
@@ -139,6 +143,7 @@ def test_holder_that_has_used_its_share_evicts_its_own_entries() -> None:
 
 
 def test_holder_that_pins_much_evicts_its_own_pinned_entries() -> None:
+    # The pinned part has room for ten entries of 1,000 bytes, and a holder may pin half of them.
     cache = _build_cache(40, pinned_bytes=10_000, holder_bytes=20_000)
     for number in range(4):
         assert cache.put(("a", number), number, VALUE_BYTES, "a", pinned=True)

@@ -46,14 +46,14 @@ def test_free_buffers_are_limited_and_have_one_size() -> None:
 def test_values_in_use_do_not_change_while_other_values_are_read(tmp_path: Path) -> None:
     rng = random.Random(first_seed())
     values = {f"k{n}": os.urandom(SIZE_BYTES if n % 4 else SIZE_BYTES - n) for n in range(24)}
-    # No file is large enough to be mapped, so that values are read into buffers.
+    # No file has the minimum size of a mapped file, 2**62 bytes, so values are read into buffers.
     with closing(DiskTier(tmp_path, 8 << 20, mapped_max=0, map_bytes_min=1 << 62, reused_bytes=SIZE_BYTES)) as tier:
         for key, value in values.items():
             assert tier.put(key, value)
         buffers: list[tuple[str, memoryview]] = []
         for _ in range(400):
             key = rng.choice(list(values))
-            # None if the pages are not in the kernel's page cache. Then the value is read in another way.
+            # The result is None if the kernel's page cache does not have the file.
             cached_value = tier.get_resident(key)
             if cached_value is not None:
                 buffers.append(

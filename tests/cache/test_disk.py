@@ -145,13 +145,13 @@ def test_repeated_get_neither_reads_the_disk_nor_maps_again(folder: Path, tier: 
 
 def test_get_from_a_mapping_counts_as_a_use(folder: Path) -> None:
     tier = DiskTier(folder, 16 << 20)
-    for number in range(14):
+    for number in range(14):  # 14 values of 1 MiB fit into the tier of 16 MiB.
         tier.put(f"k{number}", make_payload(f"k{number}", 1 << 20))
     for number in range(14):
         assert tier.get(f"k{number}") is not None
     tier.put("small", b"value")  # This put also records the uses. The last use is that of k13.
     assert tier.get("k5") is not None
-    tier.put("new", make_payload("new", 14 << 20))
+    tier.put("new", make_payload("new", 14 << 20))  # There is room for this value and one value of 1 MiB.
     tier.close()
     tier = DiskTier(folder, 16 << 20)
     assert [key for key in (f"k{number}" for number in range(14)) if tier.get(key) is not None] == ["k5"]
@@ -197,7 +197,7 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
         mapping_count = sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
         return len(os.listdir("/proc/self/fd")), threading.active_count(), mapping_count
 
-    use_tier()
+    use_tier()  # The first cycle may open resources that the process keeps.
     resources_before = count_resources()
     for _ in range(50):
         use_tier()
@@ -245,13 +245,15 @@ def test_impossible_limits_are_rejected(folder: Path, bad_limits: dict[str, int]
 
 
 def test_get_resident_returns_the_value_of_get_or_none_if_it_is_damaged(folder: Path) -> None:
+    # No file has the minimum size of a mapped file, 2**62 bytes, so each value is read.
     with closing(DiskTier(folder, 16 << 20, mapped_max=0, map_bytes_min=1 << 62)) as tier:
         payload = os.urandom(300_000)
         tier.put("k", payload)
         for _ in range(2):
             cached_value = tier.get("k")
             assert cached_value is not None
-            resident = tier.get_resident("k")  # None on a file system that cannot report what is in memory
+            # The result is None on a file system that cannot report which pages are in memory.
+            resident = tier.get_resident("k")
             assert resident is None or bytes(resident) == bytes(cached_value) == payload
         hits = tier.read_stats().hits
         assert tier.get_resident("other") is None

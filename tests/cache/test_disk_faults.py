@@ -40,7 +40,7 @@ def put_all_sizes(tier: DiskTier) -> None:
 
 
 def check_no_wrong_values(tier: DiskTier) -> set[str]:
-    """Return the keys with a value in the tier. Fail if a value is wrong."""
+    """Check that no value in the tier is wrong, and return the keys with a value."""
     stored_keys = set()
     for key, size in SIZES.items():
         view = tier.get(key)
@@ -104,7 +104,7 @@ def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path
     # For every third seed, only the account of the tier is damaged.
     for path in {account_path, *source.sample(files, source.randint(0, len(files)))} if seed % 3 else {account_path}:
         data = bytearray(path.read_bytes())
-        for _ in range(source.choice([1, 1, 5, 50])):
+        for _ in range(source.choice([1, 1, 5, 50])):  # A single damage is the hardest to detect, so it is frequent.
             if data:
                 source.choice(DAMAGES)(data, source)
         path.write_bytes(data)

@@ -111,16 +111,14 @@ def test_holder_of_a_shared_cache_evicts_its_own_entries_if_its_share_is_full() 
 
 @pytest.mark.parametrize("round_number", mark_fast(range(20), 3))
 def test_shared_cache_keeps_the_most_recently_used_entries(round_number: int) -> None:
-    """The model is a list of (key, value, size, holder) for each holder and for the cache, the least recently used
-    first.
-    """
+    """The model is one list of the entries (key, value, size, holder), with the least recently used entry first."""
     rng = random.Random(first_seed() * 1000 + round_number)
     budget, share = rng.randrange(0, 5000), rng.randrange(0, 5000)
     share = min(budget, share)  # A holder also evicts its own entries first if its share is larger than the cache.
     cache: SharedCache[int, int] = SharedCache(budget, share)
     model: list[tuple[int, int, int, str]] = []
     for step in range(800):
-        key = rng.randrange(40)
+        key = rng.randrange(40)  # The keys are few, so that most of them are used again.
         entries = [entry for entry in model if entry[0] == key]
         chance = rng.random()
         if chance < 0.1:

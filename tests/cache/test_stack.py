@@ -127,7 +127,7 @@ async def test_value_over_a_mapped_file_is_counted_with_its_size_in_memory(tmp_p
         pending_bytes_max=64 << 20,
     )
     source = PayloadSource()
-    for number in range(20):  # Four times the budget
+    for number in range(20):  # The payloads are four times the budget, but an eighth of their size fits.
         await stack.get(f"k{number}", source.make_fetch(f"k{number}"), return_unchanged)
         await wait_until_settled(stack)
     assert all(stack.get_cached(f"k{number}") == make_payload(f"k{number}", SIZE_BYTES) for number in range(20))
@@ -261,6 +261,7 @@ async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Pa
                     "a get must not wait for the disk writes"
                 )
         stats = stack.read_stats()
+        # Of the seven values, three wait in the queue, and the others are not written to the disk.
         assert (stats.pending_bytes, stats.dropped) == (3 * SIZE_BYTES, 4)
         release.set()
         await stack.close()

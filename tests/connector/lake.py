@@ -30,9 +30,9 @@ def create_lake_table(url: str, name: str = "db.t") -> None:
 
 
 def append_parts(url: str, name: str, parts: Sequence[Sequence[int]]) -> None:
-    """Append one data file for each part, whose ids are the numbers in the part.
+    """Append one data file for each part.
 
-    All files span the same range of all columns, as far as possible.
+    A part has the ids of the rows. The bounds of the other columns are the same in all files with enough rows.
     """
     with open_catalog(url) as catalog:
         table = catalog.load_table(name)

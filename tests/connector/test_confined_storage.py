@@ -67,7 +67,7 @@ def test_table_folder_that_is_replaced_by_a_link_gives_no_access(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker of statements is confined to table folders, which writers of the tables can replace."""
-    monkeypatch.setattr(storage, "_confined_to", None)
+    monkeypatch.setattr(storage, "_confined_to", None)  # After the test, pytest removes the confinement.
     (tmp_path / "disk/d/t").mkdir(parents=True)
     (tmp_path / "disk/d/t/f").write_text("another table's")
     (tmp_path / "disk/c").mkdir()
@@ -125,9 +125,10 @@ def test_write_replaces_no_file_and_leaves_no_file_if_it_fails(warehouse: Path) 
 
 
 def test_client_follows_no_link_in_the_folder_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`confine` is not active.
+    """A link above the folders of namespaces is followed, because only the operator can create it.
 
-    The operator may place a link to the table, but a link in its folder may be a tenant's.
+    A table's folder must not be a link or contain a link, because a tenant may have created it. The test does not call
+    `confine`.
     """
     monkeypatch.setattr(storage, "_confined_to", None)
     (tmp_path / "disk/ns/t/data").mkdir(parents=True)

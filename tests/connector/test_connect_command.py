@@ -103,7 +103,7 @@ def test_duckdb_text_takes_the_token_from_the_environment() -> None:
 
 
 def test_printed_duckdb_script_reads_a_table(server: ServerThread, tmp_path: Path) -> None:
-    """PyPI's extensions are in the folder to which INSTALL would download them, so no download is needed."""
+    """The test copies DuckDB's extensions from PyPI packages to the folder of INSTALL, so INSTALL downloads nothing."""
     version, platform = _read_duckdb_platform()
     folder = tmp_path / "extensions" / version / platform
     folder.mkdir(parents=True)

@@ -22,7 +22,10 @@ def run_explain(*arguments: str, env: dict[str, str] | None = None) -> tuple[int
 
 @pytest.fixture
 def url(server: ServerThread) -> str:
-    """Return the URL of a server that has `db.t`."""
+    """Return the URL of a server that has the table `db.t` of 4 files.
+
+    The paths have brackets, which the library Rich would interpret as markup.
+    """
     server.run(server.api.table())
     files = [build_data_file(f"file:///t/[{n}].parquet", 10 * n, 10 * n + 9) for n in range(4)]
     server.run(append_files(server.api, "t", files, snapshot_id=1))

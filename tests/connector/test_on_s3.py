@@ -109,7 +109,7 @@ def test_concurrent_appends_of_an_engine_all_commit_and_leave_no_extra_file(lake
     create_upsert_table(lake.client, "stock", version=2, properties={"seamark.commit.rebase": "append"})
     append(lake.client, "db.stock", build_rows((0, "de", 0)))
     with lake.open_catalog() as catalog:
-        loaded_tables = [catalog.load_table("db.stock") for _ in range(3)]
+        loaded_tables = [catalog.load_table("db.stock") for _ in range(3)]  # Each represents one writer.
         for number, loaded_table in enumerate(loaded_tables, start=1):  # All appends are based on the same snapshot.
             loaded_table.append(build_rows((number, "fr", number)).cast(loaded_table.schema().as_arrow()))
         table = catalog.load_table("db.stock")
@@ -170,7 +170,7 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
 
 
 def age_uploads(lake: S3Lake) -> None:
-    """Make the uploads a week old. The store derives the time of an upload from its folder."""
+    """Make the unfinished multipart uploads a week old. The S3 server takes an upload's time from its folder."""
     week_ago = time.time() - 7 * 86_400
     for path in (lake.s3.root / lake.bucket).glob(".sgwtmp/multipart/*/*"):
         os.utime(path, (week_ago, week_ago))
@@ -231,7 +231,7 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     """Files are read by ranges and written in several parts. The values of a dropped column are not read."""
     monkeypatch.setenv(KEY_FILE, encrypted.write_key_file(tmp_path, "db"))
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
-    create_table_of_parts(lake, 3 if is_encrypted else 2)
+    create_table_of_parts(lake, version=3 if is_encrypted else 2)
     for number in range(2):
         append(lake.client, "db.t", build_many_rows(number, number * 10_000))
     if is_encrypted:
@@ -254,7 +254,7 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     sizes.clear()
     report = run_statement(lake.client, DropColumns(("db", "t"), "part = 1", ("payload",)), utc=True)
     assert report.files_before == 1
-    assert sum(sizes) < report.bytes_before / 10
+    assert sum(sizes) < report.bytes_before / 10  # Nearly all bytes are values of the dropped column.
     rows_after = {
         number: {**row, "payload": None if row["part"] else row["payload"]} for number, row in rows_before.items()
     }
@@ -267,9 +267,9 @@ def test_statements_merge_files_and_drop_columns_in_s3(
 
 @pytest.mark.slow
 def test_columns_of_old_partitions_are_dropped_in_s3(lake: S3Lake) -> None:
-    """The table service for column TTL runs this statement."""
-    create_table_of_parts(lake, 2)
-    append(lake.client, "db.t", build_many_rows(5, 0))
+    """The table service that drops columns of old partitions runs this statement. A second run has nothing to do."""
+    create_table_of_parts(lake, version=2)
+    append(lake.client, "db.t", build_many_rows(seed=5, first_id=0))
     rows_before = read_table(lake.client)
     first_report = drop_columns(lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True)
     assert (first_report.errors, first_report.commits) == ([], 1)
@@ -292,7 +292,7 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: S3Lake, steps_betwe
         append(lake.client, "db.t", build_many_rows(number, number * 10_000))
     rows_before = read_table(lake.client)
     files_before = lake.list_files(".parquet")
-    job = StatementJob(lake.server.base_url, None, MergeFiles(("db", "t")), utc=True)
+    job = StatementJob(lake.server.base_url, token=None, statement=MergeFiles(("db", "t")), utc=True)
     killed_count, kill_step, answer = 0, random.Random(first_seed()).randint(2, steps_between_kills), None
     while answer is None:
         answer = run_killed_at(kill_step, job)

@@ -34,7 +34,7 @@ def test_task_owns_files_only_if_it_has_all_their_keys() -> None:
 
 def test_rows_of_one_bucket_with_many_keys_are_spread_over_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """For example, a table has buckets by tenant, its key is (tenant, number), and all rows belong to one tenant."""
-    monkeypatch.setattr(upserting, "find_record_index", lambda *_: None)
+    monkeypatch.setattr(upserting, "find_record_index", lambda *_: None)  # The table has no index on its key.
     spec = PartitionSpec(0, (PartitionField("b", "bucket[16]", 1),))
     opened_table: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
     fields = [Field(1, "tenant", True, "string"), Field(2, "id", True, "long")]
@@ -54,7 +54,7 @@ def test_rows_of_one_bucket_with_many_keys_are_spread_over_all_tasks(monkeypatch
 def test_number_of_tasks_depends_on_the_rows_if_keys_are_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upserting, "find_record_index", lambda *_: "record(id)")
+    monkeypatch.setattr(upserting, "find_record_index", lambda *_: "record(id)")  # The table seems to have an index.
     spec = PartitionSpec(0, ())
     opened_table: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
     # A task has 20,000 rows (TASK_ROWS_MIN), or more if there are fewer cores than tasks, up to 1,000,000 (TASK_ROWS).

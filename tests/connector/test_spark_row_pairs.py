@@ -42,6 +42,7 @@ def test_row_has_the_ordinal_of_the_target_row_with_its_key() -> None:
     schema = Schema((Field(1, "a", False, "int"), Field(2, "b", False, "string"), Field(3, "c", False, "int")), 0)
     columns = [SparkColumn("a", "int"), SparkColumn("b", "string")]
     for size in (0, 1, 3, 40):
+        # The numbers 2**31 and -(2**40) do not fit into an int.
         rows = [(rng.choice((None, 1, 2, 3, 1 << 31, -(1 << 40))), rng.choice((None, "", "x"))) for _ in range(size)]
         values = pa.table(
             {"a": pa.array([a for a, _ in rows], pa.int64()), "b": pa.array([b for _, b in rows], pa.string())}

@@ -31,7 +31,7 @@ def test_changed_layout_has_a_new_version() -> None:
         for n in range(20)
     ]
     data = build_manifest_bytes(
-        [Entry(ADDED, 1, None, None, file) for file in files],
+        [Entry(ADDED, snapshot_id=1, sequence=None, file_sequence=None, file=file) for file in files],
         version=2,
         content=0,
         style=STYLE,

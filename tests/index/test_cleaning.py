@@ -21,7 +21,7 @@ DAY_S = 86_400
 
 
 class IndexedFilesTable:
-    """A table `db.t` with an index file for each definition."""
+    """A table `db.t`, and methods that add index files to it and read their states."""
 
     def __init__(self, server: RunningServer, entry: Any, metadata: Any) -> None:
         self.server = server
@@ -35,8 +35,9 @@ class IndexedFilesTable:
         path.write_bytes(b"index")
         now_ms = self.server.components.clock.now_ms()
         file = RegisteredIndexFile(
-            self.entry.uuid, path.as_uri(), definition, "bloom", 0, 1, 1, 5, None, now_ms, changed_ms=now_ms
-        )
+            uuid=self.entry.uuid, location=path.as_uri(), definition=definition, kind="bloom", level=0, files=1, rows=1,
+            size_bytes=len(b"index"), snapshot_id=None, created_ms=now_ms, changed_ms=now_ms,
+        )  # fmt: skip
         await self.server.components.registry.replace(self.entry.uuid, definition, add=[file])
 
     async def read_states(self) -> dict[str, str]:

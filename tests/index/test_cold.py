@@ -88,7 +88,7 @@ def draw_query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Seq
 
 @pytest.fixture(params=["by key", "by edges"])
 def small_index_layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the layout of small bitmap indexes, or force that of large ones."""
+    """Use the layout of small bitmap indexes, or force the layout of large indexes by limits that no index meets."""
     if request.param == "by edges":
         for name in ("SMALL_INDEX_MAX_BYTES", "SHARED_MAX_FRACTION", "UNSHARED_MAX_FRACTION"):
             monkeypatch.setattr(postings, name, -1)
@@ -96,7 +96,7 @@ def small_index_layout(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 @pytest.fixture(params=[64, cold._FIRST_READ_BYTES], ids=["little at first", "much at first"])
 def first_read_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the size of the first read, which includes a whole small file, or only a part of its header."""
+    """Set the size of the first read. The default includes a whole small file, and 64 bytes a part of its header."""
     monkeypatch.setattr(cold, "_FIRST_READ_BYTES", request.param)
 
 
@@ -195,7 +195,7 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
         build_index_file("bitmap", [convert_to_keys(pa.array(value), "long") for value in values])
     )
     remote_file = await open_remote_file("bitmap", storage)
-    key = int(values[3][777]) + (1 << 63)
+    key = int(values[3][777]) + (1 << 63)  # The keys of longs are unsigned.
     bitmap_query = BitmapQuery(KeyRanges("long", (KeyRange(key, key),)))
     probe_result = await remote_file.probe(bitmap_query)
     assert probe_result is not None
@@ -207,6 +207,7 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
         )
         == 777
     )
+    # Only the header and the sections of the key are read, not the sections of the other 19 files.
     assert len(storage.read_ranges) < 10
     assert sum(length for _, length in storage.read_ranges) < len(storage.data) / 5
     reads_before = len(storage.read_ranges)

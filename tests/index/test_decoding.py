@@ -56,7 +56,7 @@ def decoders() -> Iterator[Decoders]:
 
 
 async def decode_until_processes_answer(decoders: Decoders) -> None:
-    """Decode manifests until the helper processes have decoded some of them."""
+    """Decode manifests again and again until helper processes have decoded as many of them as there are processes."""
     async with asyncio.timeout(60):
         count_before = decoders.by_processes
         while decoders.by_processes < count_before + THREADS:

@@ -236,6 +236,7 @@ def test_paths_that_inflate_to_a_wrong_size_are_rejected() -> None:
     )
     # The header of the files table has 60 bytes: byte 16 begins the size of the paths, byte 56 the checksum.
     files_header = memoryview(raw)[header.files_offset : header.files_offset + 60]
+    # The sizes are too small, or too large: the greatest size that readers accept (1 GiB), more, and much more.
     for claimed_bytes in (0, 10, 1 << 30, (1 << 30) + 1, 1 << 62):
         struct.pack_into("<Q", files_header, 16, claimed_bytes)
         struct.pack_into("<I", files_header, 56, isal_zlib.crc32(files_header[:56]))

@@ -23,7 +23,10 @@ UUID = "uuid-of-t"
 
 
 class CountingStore:
-    """A store that counts its calls, and may lose the reply to a transaction after its execution."""
+    """A store that counts the calls of `index_files`, and loses the replies to the next `lost_replies` transactions.
+
+    The transactions are executed.
+    """
 
     def __init__(self, store: PointerStore) -> None:
         self._store = store

@@ -54,7 +54,10 @@ class ScanColumns:
         self.low, self.high = np.array(low, dtype=dtype), np.array(high, dtype=dtype)
 
     def _make_sketch(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
-        """Make a sketch, even if the kernel makes none because too many rows have the same byte."""
+        """Return (address, shift) of a sketch, which has the 8 highest bits of each code, relative to the largest code.
+
+        The kernel makes no sketch if too many rows have the same byte, but this function always makes one.
+        """
         codes = memory[: width * rows].view(f"<u{width}")
         shift = max(0, int(codes.max(initial=0)).bit_length() - 8)
         sketch = (codes >> np.uint64(shift)).astype(np.uint8)

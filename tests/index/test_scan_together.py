@@ -61,6 +61,7 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
     assert built_sketch is None or are_finite
     if built_sketch is not None:
         sketch_bytes = built_sketch[16:].tolist()  # The bytes of the rows follow a header of 16 bytes.
+        # A sketch is only made if no byte represents more than a 64th of the values.
         assert 64 * max(Counter(sketch_bytes).values()) <= len(codes)
         sketch_bytes_in_order = [
             sketch_byte for _, sketch_byte in sorted(zip(codes.tolist(), sketch_bytes, strict=True))
@@ -167,6 +168,7 @@ def test_list_of_rows_needs_memory_only_for_its_rows() -> None:
     # These columns are the form, the width and the address of the codes, and the rows.
     layout[0, [0, 1, 2, 4]] = 0, 4, get_address(codes), rows
     low, high = np.array([0], dtype=np.int64), np.array([rows - 1], dtype=np.int64)
+    # 65,536 is the limit of two bytes.
     for kept_count in (1, 1000, 65_535, 65_536, 150_000, rows):
         all_results = _scan.collect_all([(layout, low, high, 1, kept_count)], layout, np.ones(1, dtype=np.uint8))
         assert all_results.nbytes == 8 * kept_count

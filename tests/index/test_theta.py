@@ -82,6 +82,7 @@ def test_datasketches_reads_a_sketch_of_many_values_within_its_error(count: int)
     texts = [f"v{number}" for number in range(count)]
     seamark_sketch, peer = build_sketch(texts), build_peer_sketch(texts)
     assert len(seamark_sketch.hashes) == NOMINAL_ENTRIES
+    # The true count is within three standard deviations of the estimate.
     assert read_peer_sketch(seamark_sketch).get_estimate() == pytest.approx(seamark_sketch.estimate)
     assert (
         read_peer_sketch(seamark_sketch).get_lower_bound(3)

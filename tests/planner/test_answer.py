@@ -115,7 +115,14 @@ def build_scan(
     where: object = True,
     view: TableView | None = None,
 ) -> ScanPlan:
-    """Return a scan plan of every file, whatever the filter; `view` may be an existing view."""
+    """Return a scan plan that keeps every file, even files that the filter excludes.
+
+    Args:
+        data: The data manifests, each with its decoded files.
+        deletes: The delete manifests, each with its decoded files.
+        where: The filter's JSON.
+        view: The decoded files of an earlier plan, which replace `data` and `deletes`.
+    """
     deletes = deletes or []
     view = view or TableView(
         [manifest for manifest, _ in data],
@@ -223,7 +230,7 @@ def test_any_file_path_can_be_encoded_as_json(name: str) -> None:
 
 
 def test_files_of_many_manifests_are_answered_once_and_in_order() -> None:
-    """The test also reads parts of the rows, as pages do."""
+    """The test also answers parts of the plan, as the pages of an answer do."""
     rng = random.Random(7)
     lengths = [1, 3, FILES_PER_PIECE, 2 * FILES_PER_PIECE + 1, 1]
     paths = [
@@ -261,7 +268,7 @@ def test_each_file_has_its_own_lists_on_every_page(longest: int) -> None:
 
 
 def test_statistics_belong_to_the_requested_files() -> None:
-    """Some files have no statistics; each row is read separately."""
+    """Some files have no statistics. The answer has every fifth file, so the positions of a file differ."""
     rng = random.Random(5)
     values = [rng.choice([None, rng.randrange(-(1 << 40), 1 << 40)]) for _ in range(60)]
     metrics = [{} if value is None else {1: build_column_metrics("long", value, value + 9)} for value in values]
@@ -283,6 +290,7 @@ def test_statistics_belong_to_the_requested_files() -> None:
             assert actual["upper-bounds"] == {"keys": [1], "values": [column_metrics.upper.hex().upper()]}, (
                 f"seed 5, row {row}"
             )
+            # `build_column_metrics` gives each file 7 values.
             assert actual["value-counts"] == {"keys": [1], "values": [7]}, f"seed 5, row {row}"
 
 
@@ -303,7 +311,10 @@ def to_json_value(kind: str, value: Any) -> Any:
 
 
 def fits_python(kind: str, value: Any) -> bool:
-    """Return whether Python's types can represent the value. Blocks represent null by the least long."""
+    """Return whether Python's types can represent the value, and a block can.
+
+    A block stores null as the least long. Python's dates end about 2,000,000 days after the epoch.
+    """
     if value == -(2**63):
         return False
     limits = {"date": 2_000_000, "timestamp": 2_000_000 * 86_400_000_000, "timestamptz": 2_000_000 * 86_400_000_000}
@@ -336,7 +347,7 @@ def test_transform_values_have_the_types_of_iceberg_java(transform: str) -> None
         spec = (PartitionField(1000, "p", 4, transform),)
         style = replace(STYLE, sparse=is_plain)
         data = build_manifest_bytes(
-            [Entry(ADDED, 1, None, None, build_data_file(partition=(value,)))],
+            [Entry(ADDED, snapshot_id=1, sequence=None, file_sequence=None, file=build_data_file(partition=(value,)))],
             version=2, content=0, style=style, spec_id=0, fields=spec, kinds=KINDS, schema=build_schema(),
         )  # fmt: skip
         manifest, _ = build_block([build_data_file(partition=(value,))], 0, spec)
@@ -402,9 +413,9 @@ def test_date_promoted_to_a_timestamp_is_written_as_a_timestamp() -> None:
 
 
 def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
-    """Tables that were registered from one metadata file share views, even after they diverge.
+    """Tables that were registered from one metadata file share their decoded files, even after they diverge.
 
-    Dialects also share them.
+    Answers for different clients also share them, although PyIceberg gets partition values in another form.
     """
     spec = (PartitionField(1000, "a", 3, "identity"),)
     day_metadata = build_metadata(spec)
@@ -578,7 +589,9 @@ def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
     def build_plan(
         table: TableMetadata, partition: tuple[Any, ...], *fields: PartitionField, kinds: Any, where: Any
     ) -> ScanPlan:
-        file = DataFile("f", 0, "PARQUET", 0, partition, 1, 1, {})
+        file = DataFile(
+            "f", content=0, format="PARQUET", spec_id=0, partition=partition, record_count=1, size=1, metrics={}
+        )
         return build_scan(table, [build_block([file], 0, fields, kinds=kinds)], where=where)
 
     field_a, field_b = PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity")

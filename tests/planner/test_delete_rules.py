@@ -403,5 +403,7 @@ def test_files_with_the_same_deletes_share_one_tuple() -> None:
 
 def test_data_files_are_not_examined_when_there_are_no_delete_files() -> None:
     # The entry has no sequence number, which would be an error if the data file were examined.
-    view = TableView([build_manifest_file(0, 0, 5)], [build_block([build_entry(build_data_file(), None)])])
+    view = TableView(
+        [build_manifest_file(DATA, spec_id=0, sequence=5)], [build_block([build_entry(build_data_file(), None)])]
+    )
     assert DeleteIndex(view, build_specs(), []).find_deletes(np.zeros(3, dtype=np.int64)) == [(), (), ()]

@@ -179,7 +179,10 @@ class Situation:
         }
 
     def _to_stored(self, schema_id: int, key: int, value: Any) -> Any:
-        """Return the key's value as it is stored under the schema."""
+        """Return a value of column `key` as files of the schema store it.
+
+        Schema 0 stores a date in days. Schema 1 stores it in the units of the type to which the date is promoted.
+        """
         unit = self.units.get(key, 1)
         return value if schema_id == 0 or value is None or unit == 1 else value * unit
 
@@ -338,9 +341,10 @@ class Situation:
         )
 
     def is_dropped_by_java(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
-        """Return whether a column whose statistics Java uses correctly excludes the pair.
+        """Return whether the statistics of a column prove that the delete file removes no row of the data file.
 
-        Such a column is not a float, not a UUID, not a promoted date, and not in a null struct.
+        Only columns count for which Java's planner uses statistics correctly: no floats, UUIDs, promoted dates or
+        fields of structs that may be null.
         """
         delete_file, file = delete[1].file, data[1].file
         if delete_file.content == POSITION_DELETES:

@@ -111,7 +111,7 @@ def plan_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
         for manifest in manifests:
             for entry in fastavro.reader(BytesIO(to_path(manifest).read_bytes())):
                 assert isinstance(entry, dict)
-                if entry["status"] != 2:
+                if entry["status"] != 2:  # The status 2 means that the file is deleted.
                     paths.append(entry["data_file"]["file_path"])
     except Exception:  # noqa: BLE001  fastavro raises errors of many types for damaged files
         return None
@@ -133,7 +133,7 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
             damaged_bytes = bytearray(content)
             # The first block begins after the first sync marker; every third round may damage the header before it.
             start = 0 if round_number % 3 == 0 else content.index(content[-16:])
-            for _ in range(rng.choice([1, 1, 2, 4])):
+            for _ in range(rng.choice([1, 1, 2, 4])):  # A single flipped bit is the hardest to detect.
                 damaged_bytes[rng.randrange(start, len(content))] ^= 1 << rng.randrange(8)
             path.write_bytes(damaged_bytes)
             context = f"seed {seed}, turn {round_number}"
@@ -185,6 +185,7 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
     counts = Counter[str]()
     for round_number in range(60):
         damaged_bytes = bytearray(content)
+        # Every fourth list is truncated. The flipped bits spare the first quarter, most of which is the header.
         if round_number % 4 == 0:
             del damaged_bytes[rng.randrange(len(damaged_bytes)) :]
         else:
@@ -208,7 +209,7 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
             if {item["manifest_path"] for item in items} == paths:
                 assert list_file_numbers(scan) == list(range(40)), context
             counts["as stored"] += 1
-    assert counts["error"] > 20
+    assert counts["error"] > 20, "at least a third of the 60 damaged lists must be errors"
     assert set(counts) <= {"error", "as stored"}, counts
 
 
@@ -256,6 +257,7 @@ async def test_partition_of_an_unknown_type_is_planned(tmp_path: Path) -> None:
 
 
 async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_path: Path) -> None:
+    # The plan has pages of 4 files, and no decoded manifest is stored, so each request reads the table.
     async with run_server(
         tmp_path, plan_inline_limit=2, plan_page_size=4, plan_memory_bytes=0, plan_disk_bytes=0
     ) as server:
@@ -268,6 +270,7 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
         token = whole_plan.json["plan-tasks"][0]
         path = folder / "1-1.avro"
         content = path.read_bytes()
+        # The manifest is missing, empty, truncated, or a file of another format.
         for broken_content in (None, b"", content[:50], b"PAR1" + content):
             path.unlink() if broken_content is None else path.write_bytes(broken_content)
             for answer in (
@@ -304,6 +307,7 @@ def _check_corrupt_metadata_error(answer: Answer, name: str) -> None:
 async def test_plans_are_right_after_the_storage_recovers(tmp_path: Path, seed: int) -> None:
     table, _ = create_filled_table(tmp_path / "t", days=8)
     rng = random.Random(seed)
+    # The rates are so low that most plans succeed, and so high that some plans of each seed fail.
     rates = {Fault.BEFORE: 0.1, Fault.BROKEN: 0.03, Fault.LOST_REPLY: 0.05, Fault.SLOW: 0.2}
     capture = WrapperCapture(lambda inner: FaultyObjects(inner, seed=seed, rates=rates, slow_s=0.002))
     # Half of the seeds use a disk cache.
@@ -358,7 +362,7 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
         assert planner.read_stats().decoded == len(manifests)
     files = list_block_files(tmp_path)
     assert len(files) == len(manifests)
-    assert max(path.stat().st_size for path in files) > 65536, "one file must be large enough to be mapped"
+    assert max(path.stat().st_size for path in files) > 64 * 1024, "one file must be large enough to be mapped"
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert await plan_file_numbers(planner, table.metadata) == all_numbers
         assert planner.read_stats().decoded == 0
@@ -376,8 +380,9 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
 async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path, seed: int) -> None:
-    """No view outlives its plan in this test, so each plan reads the folder again, and no file is in use when it is
-    damaged.
+    """Each plan reads the cache folder again, because no view outlives its plan in this test.
+
+    So no file is in use when it is damaged.
     """
     rng = random.Random(seed)
     table, manifests = create_filled_table(tmp_path / "t", per_day=60)

@@ -123,6 +123,7 @@ def _list_unambiguous_values(values: Sequence[Any]) -> list[Any]:
     short_values = [
         item
         for item in expressible_values
+        # Decimals of up to 15 digits are rounded once.
         if not isinstance(item, float) or len(repr(item).lstrip("-0").replace(".", "")) < 16
     ]
     return short_values or expressible_values or [kept_values[0] if kept_values else values[0]]
@@ -289,7 +290,11 @@ def draw_joins(
 
 
 def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[str, Any]]], str, bool]:
-    """Return LIKE predicates on the table's texts as JSON, DuckDB's form of them, and whether a plan is exact."""
+    """Return up to two conditions, each of one or two LIKE predicates on the table's texts that are joined by OR.
+
+    Returns:
+        The conditions as JSON, all conditions in DuckDB's form, and whether a plan is exact.
+    """
     texts = [column.name for column in table.table.columns if column.kind == "string"]
     likes: list[list[dict[str, Any]]] = []
     conditions, is_exact = [], True
@@ -390,7 +395,7 @@ async def run_campaign(seeds: Iterator[int], folder: Path, monkeypatch: pytest.M
 async def test_plan_keeps_the_rows_that_duckdb_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: range
 ) -> None:
-    """The seeds of the fast tier include joins of every kind."""
+    """The seeds of the fast tier include joins of every kind, each more than five times."""
     counts = await run_campaign(parse_seeds(numbers), tmp_path, monkeypatch)
     assert counts["kept"] < counts["files"], counts
     if "JOIN_SEEDS" not in os.environ:

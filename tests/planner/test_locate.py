@@ -144,7 +144,7 @@ async def test_columns_with_ambiguous_names_in_a_data_file_are_not_used(data_pat
 
 @pytest.fixture
 async def stored_table(tmp_path: Path) -> Any:
-    """Yield a table of two files. Each id from 0 to 49 is in 20 rows of each file."""
+    """Yield a table of two files of 1,000 rows. Each id from 0 to 49 is in 20 rows of each file."""
     async with run_server(tmp_path) as server:
         table = await StoredTable.create(Api(server))
         files = [table.write_data_file([(index // 20, "a", None, 1) for index in range(1000)]) for _ in range(2)]

@@ -68,7 +68,7 @@ async def open_lookup_planner(folder: Path) -> AsyncIterator[Planner]:
 
 
 async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, LakeSnapshot, TableView]]:
-    """Return the view of each snapshot, and a view in which its delete files are treated as data files."""
+    """Return (metadata of the table, snapshot, the planner's view of the snapshot's files) for each snapshot."""
     metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
     views = []
     for snapshot in lake.snapshots.values():
@@ -92,7 +92,10 @@ def is_equal(left: Any, right: Any) -> bool:
 
 
 def draw_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
-    """Return some fields of the partition of some file by name, in some cases with a value of another file."""
+    """Return about 60 % of the partition fields of a random file by name.
+
+    A third of the values come from another file, so that often no file has all of the values.
+    """
     file = rng.choice(files)
     fields = lake.specs[file.spec_id]
     positions = [index for index in range(len(fields)) if rng.random() < 0.6]
@@ -259,17 +262,25 @@ async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) 
 
 
 def build_view(folder: Path, manifest_values: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
-    """Return a view with a manifest for each (type, values), partitioned by the identity of column 1."""
+    """Return a planner's view of a table that is partitioned by column 1.
+
+    Args:
+        folder: The folder to which the manifests are written.
+        manifest_values: For each manifest, the type of the column at that time, and the partition value of each file.
+    """
     style = Style(has_shuffled_fields=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
     manifests, blocks = [], []
     for number, (kind, values) in enumerate(manifest_values):
         fields = (PartitionField(1000, "p", 1, "identity"),)
         files = [
-            DataFile(f"{number}-{index}", DATA, "PARQUET", 0, (value,), 1, 1, {}) for index, value in enumerate(values)
+            DataFile(
+                f"{number}-{index}", DATA, "PARQUET", spec_id=0, partition=(value,), record_count=1, size=1, metrics={}
+            )
+            for index, value in enumerate(values)
         ]
         schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]}
         data = build_manifest_bytes(
-            [Entry(ADDED, 1, 1, 1, file) for file in files],
+            [Entry(ADDED, snapshot_id=1, sequence=1, file_sequence=1, file=file) for file in files],
             version=2,
             content=0,
             style=style,
@@ -282,7 +293,10 @@ def build_view(folder: Path, manifest_values: Sequence[tuple[str, Sequence[Any]]
         path.write_bytes(data)
         blocks.append(Block(b"".join(encode_block(decode_manifest(data, path.as_uri())))))
         counts = dict.fromkeys((ADDED, EXISTING, DELETED), (0, 0))
-        manifest = Manifest(path.as_uri(), len(data), 0, 0, 1, 1, 1, [], None, counts=counts)
+        manifest = Manifest(
+            path.as_uri(), len(data), content=DATA, spec_id=0, sequence=1, min_sequence=1, snapshot_id=1, entries=[],
+            partitions=None, counts=counts,
+        )  # fmt: skip
         manifests.append(manifest)
     manifest_list = list_bytes(
         [(manifest, None) for manifest in manifests], version=2, style=style, header={"format-version": "2"}

@@ -156,7 +156,7 @@ def test_manifest_of_nulls_is_kept_only_if_null_satisfies_the_filter(op: Op) -> 
 def test_unreadable_bounds_prune_nothing(
     kind: str, op: Op, values: tuple[Any, ...], lower: bytes | None, upper: bytes | None
 ) -> None:
-    """If a field has nulls and any bounds, the bounds mean that a value exists."""
+    """Bounds of a wrong length or encoding are ignored, except that any bound means that the field has a value."""
     for contains_null in (True, False, None):
         assert is_needed(make_bound(kind, op, *values), FieldSummary(contains_null, None, lower, upper))
 
@@ -196,7 +196,7 @@ def test_manifests_are_pruned_together_as_each_alone(data: st.DataObject) -> Non
             build_manifest(None if field_count is None else summaries[:field_count], spec_id=spec_id)
         )
     all_summaries = ManifestSummaries(listed_manifests)
-    for _ in range(4):
+    for _ in range(4):  # Later expressions use the summaries that were decoded for earlier expressions.
         expressions_by_spec = {
             spec_id: data.draw(draw_expression(KINDS, terms=False))
             for spec_id in data.draw(st.sets(st.sampled_from([3, 4])))

@@ -39,7 +39,10 @@ from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 
 class PlanTableFolder:
-    """A planner, a writer of plan tables, and the folder of the plan tables."""
+    """A planner, and a writer of plan tables in the folders of the planned tables.
+
+    A plan table is a copy of a table's metadata with only the files that a plan keeps.
+    """
 
     def __init__(self, planner: Planner, writer: PlanWriter) -> None:
         self.planner, self.writer = planner, writer
@@ -125,7 +128,7 @@ async def check_case(tables: PlanTableFolder, case: ScanCase) -> tuple[str, set[
 
 
 def check_inherited_values(snapshot: KnownSnapshot, entries: dict[str, Record], context: str) -> None:
-    """Compare the records with the values that were recorded when the lake was made."""
+    """Check that the entries of a plan table have the sequence numbers, snapshot ids and row counts of their files."""
     data_files: dict[str, DataFile] = {file.path: file for file in snapshot.data_files}
     for path, entry in entries.items():
         file = data_files[path]
@@ -136,7 +139,12 @@ def check_inherited_values(snapshot: KnownSnapshot, entries: dict[str, Record], 
 
 
 def judge_java(case: ScanCase, paths: set[str], table_plan: JavaPlan, plan: JavaPlan) -> bool:
-    """Check that Java plans the same kept files on the plan table as on the table.
+    """Check that Java plans the same tasks on the plan table as on the table.
+
+    Args:
+        paths: The files that Seamark's planner keeps. A plan table has only these files.
+        table_plan: Java's plan of the table.
+        plan: Java's plan of the plan table.
 
     Returns:
         False if Java refuses to plan the table.
@@ -182,6 +190,7 @@ async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Pa
     count = examples(35, 14)
     counts = await run_campaign(read_seeds(range(20, 20 + count)), 8, tmp_path, java)  # The seeds have all versions.
     print(dict(counts))
+    # Java refuses some tables. Each version and each outcome must occur often enough that the test proves something.
     assert counts["planned by java"] > 0.8 * counts["case"]
     assert min(counts[f"version {version}"] for version in (1, 2, 3)) > count / 2
     assert min(counts[outcome] for outcome in ("whole", "anew", "deletes", "empty")) > count / 2
@@ -203,8 +212,8 @@ async def tables(tmp_path: Path) -> AsyncIterator[PlanTableFolder]:
 
 
 def draw_lake_cases(folder: Path, version: int, count: int = 30) -> list[ScanCase]:
-    """Return cases of one lake of this format version."""
-    for seed in range(500, 600):
+    """Return cases of the first random table with this format version."""
+    for seed in range(500, 600):  # A hundred random tables include every version.
         if write_random_lake(seed, folder / "look" / str(seed)).version == version:
             return [case for case in draw_cases(seed, folder, count) if not case.names_of_snapshot]
     raise AssertionError(f"no lake has format version {version}")

@@ -40,12 +40,18 @@ def build_schema(element: str) -> dict[str, Any]:
 
 
 def build_view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
-    """Return a view with one file for each item of a list's statistics. File n has the ids from 10 n to 10 n + 9."""
+    """Return a planner's view of a table: a file for each of the metrics of the list's elements in `elements`.
+
+    File n has the ids from 10 n to 10 n + 9.
+
+    Args:
+        kind: The type of the list's elements.
+    """
     files = [build_data_file(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(len(elements))]
     for file, metrics in zip(files, elements, strict=True):
         file.metrics[ELEMENT_ID] = metrics
     data = build_manifest_bytes(
-        [Entry(ADDED, 1, None, None, file) for file in files],
+        [Entry(ADDED, snapshot_id=1, sequence=None, file_sequence=None, file=file) for file in files],
         version=2,
         content=0,
         style=STYLE,
@@ -71,7 +77,7 @@ def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
 
     If no element is null, lists may be null; if all elements are null, a row may have no list.
     """
-    column_metrics = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
+    column_metrics = [ColumnMetrics(values=7, nulls=0, lower=b"a", upper=b"a"), ColumnMetrics(values=7, nulls=7)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
     assert find_remaining_files(
         build_view(*column_metrics), Bound(op, ELEMENT_ID, "tags.element", "list", "identity", "string", values)
@@ -82,7 +88,10 @@ def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
 
 
 class UuidFiles:
-    """Files with UUIDs whose bounds are in Java's order (two signed halves) or in the order of bytes."""
+    """Files of random UUIDs, and a planner's view of them.
+
+    The bounds of a file are in Java's order, which compares two signed halves, or in the order of bytes.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -90,13 +99,15 @@ class UuidFiles:
         self.halves = [
             bytes([first_byte]) + rng.randbytes(7) for first_byte in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)
         ]
+        # A file with one value has equal bounds. 300 files cover most pairs of halves.
         self.values_by_file = [[self.draw_uuid() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
         metrics = []
         for values in self.values_by_file:
             order = rng.choice(UUID_ORDERS)
+            # A writer may omit a bound, so 5 % of the bounds are missing.
             lower = min(values, key=order) if rng.random() < 0.95 else None
             upper = max(values, key=order) if rng.random() < 0.95 else None
-            metrics.append(ColumnMetrics(len(values), 0, None, lower, upper))
+            metrics.append(ColumnMetrics(values=len(values), nulls=0, lower=lower, upper=upper))
         self.view = build_view(*metrics, kind="uuid")
 
     def draw_uuid(self) -> bytes:
@@ -140,11 +151,11 @@ def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
 
 
 def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disjunction of thousands of branches over a million files would copy its selection for each branch, long after
+    """After the time limit, the planner evaluates no further branch of an OR, and copies no selection of files.
 
-    the time limit.
+    A copy for each of thousands of branches over a million files would take far longer than the time limit.
     """
-    view = build_view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
+    view = build_view(*[ColumnMetrics(values=1, nulls=0)] * 20)
     branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
     assert find_remaining_files(view, branches) == []
     copy_count = check_count = 0
@@ -158,17 +169,20 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
     def count_time_checks() -> bool:
         nonlocal check_count
         check_count += 1
-        return check_count > 10
+        return check_count > 10  # The time limit ends after ten checks, when most branches remain.
 
     monkeypatch.setattr(FileSelection, "copy", count_copies)
     selection = FileSelection.select_all(view)
     narrow_by_stats(selection, branches, count_time_checks)
     assert selection.list_entry_ids().tolist() == list(range(20))
-    assert copy_count < 10
+    assert copy_count < 10, "the 10,000 branches must share the selection after the time limit"
 
 
 def test_view_size_can_be_read_while_threads_add_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop adds the sizes of the views while planning threads add columns to the views."""
+    """The event loop sums the sizes of tables in memory while planning threads decode further columns of the tables.
+
+    The test adds a column each time the size of a column is read.
+    """
     view = build_view(ColumnMetrics())
     new_ids = iter(range(100, 200))
     for column_class in (ColumnStatistics, PartitionValues):

@@ -166,7 +166,7 @@ def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) ->
         assert files_max == 1 or files_max * json_size <= BUDGET_BYTES < (files_max + 1) * json_size
         # Each task has at most 1,000 bytes besides its residual.
         assert size < max(BUDGET_BYTES, json_size) + files_max * 1000
-    assert (files_max is None) is (count <= 100)
+    assert (files_max is None) is (count <= 100), "an answer with short filters needs no limit"
     assert ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=TaskForm(residual_bytes=BUDGET_BYTES)).files_max is None
     assert (
         ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=TaskForm(residuals=False, exact_residuals=True)).files_max

@@ -260,6 +260,7 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
             assert file_numbers == list(range(low, low + 6))
             planner.check_invariants()
 
+    # The budget has room for the views of 8 of the 12 tables.
     async with open_test_planner(tmp_path, plan_memory_bytes=sum(sizes_bytes) * 8 // 12) as planner:
         await plan_tables(planner, "a", [0, 1])
         for _ in range(3):
@@ -273,7 +274,7 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
 
 @pytest.mark.slow
 async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One reader can have tens of thousands of views of parts of one table."""
+    """A view is the part of a table that a planner keeps in memory. One reader can have tens of thousands of views."""
     table, _ = create_filled_table(tmp_path / "t", days=12, per_day=2)
     examined_views: list[CachedView] = []
     holder: Any = CachedView.holder  # The descriptor of the slot
@@ -301,9 +302,11 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
                 evicted_count += len(planner._views) <= view_count
                 if number % 100 == 0:
                     planner.check_invariants()
+        # Of the 495 views, some must have been evicted, and many must be in memory at the end.
         assert evicted_count > 100
         assert len(planner._views) > 50
-        assert max(counts[100:]) <= 10  # Some views are examined because they are evicted.
+        # Of the many views in memory, only the few that are evicted for the new view are examined.
+        assert max(counts[100:]) <= 10
         assert await plan_file_numbers(planner, table.metadata, build_day_filter(0)) == [0, 1]
         assert planner.read_stats().decoded == 12
 
@@ -332,13 +335,16 @@ async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Pat
 
 @pytest.mark.slow
 async def test_views_of_snapshots_that_share_all_blocks_are_evicted(tmp_path: Path) -> None:
-    """A view needs memory besides its blocks, so a thousand snapshots of a table must not accumulate."""
+    """A view of a snapshot needs memory besides the decoded manifests that snapshots share.
+
+    So the views of a thousand snapshots must not accumulate.
+    """
     table, manifests = create_filled_table(tmp_path / "t", days=40, per_day=2)
     blocks_bytes = (await list_sizes_bytes(tmp_path, [table]))[0]
     for snapshot_id in range(2, 102):
         table.commit(snapshot_id, manifests)
     metadata = table.metadata
-    budget = blocks_bytes + (1 << 20)
+    budget = blocks_bytes + (1 << 20)  # Beside the shared blocks, 1 MiB remains for the views of 101 snapshots.
     async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
         for snapshot_id in range(1, 102):
             request = {"snapshot_id": snapshot_id}
@@ -379,7 +385,7 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
 
     await run_planner_cycle()
     fds_before, threads_before, mappings_before = count_resources()
-    mapping_counts = [await run_planner_cycle() for _ in range(50)]
+    mapping_counts = [await run_planner_cycle() for _ in range(50)]  # A leak in each cycle exceeds the limits below.
     assert min(mapping_counts) >= 1, "blocks from the folder must be mapped"
     fds_after, threads_after, mappings_after = count_resources()
     # A leak grows in each cycle, but memory of other tests may be released meanwhile.
@@ -404,8 +410,11 @@ async def test_plan_without_time_keeps_unchecked_files_reports_it_and_is_not_cac
 
 
 async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_path: Path) -> None:
-    """Each of the two servers answers the page tokens of a plan that the other server made."""
-    settings = {"plan_inline_limit": 2, "plan_page_size": 7}
+    """One server has no time for planning, so its plans keep all files.
+
+    Each server also answers the page tokens of a plan that the other server made.
+    """
+    settings = {"plan_inline_limit": 2, "plan_page_size": 7}  # Plans of more than two files have pages.
     server_without_time = run_server(tmp_path, **settings, plan_time_budget_s=0)
     expected = [3, 17, 18, 44, 59]
     where = {"filter": {"type": "in", "term": "id", "values": [10 * n + 5 for n in expected]}}
@@ -467,7 +476,7 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
         byte_growth = (
             stats_after.live_bytes + stats_after.added_bytes - stats_before.live_bytes - stats_before.added_bytes
         )
-        assert tasks_bytes > 60_000 * 100, "the answer must name all files"
+        assert tasks_bytes > 60_000 * 100, "the answer must name all 60,000 files, each with at least 100 bytes"
         assert abs(byte_growth - held_bytes) < held_bytes / 10, (
             f"the planner counts {byte_growth:,} bytes, but {held_bytes:,} bytes are allocated"
         )

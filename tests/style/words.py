@@ -48,5 +48,5 @@ def find_banned(text: str, rules: list[Rule]) -> Iterator[str]:
 
 
 def _blank_out(code: re.Match[str]) -> str:
-    """Return as many line breaks as `code` contains, so that line numbers stay right."""
+    """Return inline code with only the line breaks of `code`, so that line numbers stay right."""
     return "`" + "\n" * code[0].count("\n") + "`"

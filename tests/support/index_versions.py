@@ -20,9 +20,9 @@ def change_version(data: bytes, kind: str) -> bytes:
 
 
 async def replace_by_later_version(components: ServerComponents, namespace: str, table: str, location: str) -> str:
-    """Replace a live index file by a file of an unknown version, and return its location.
+    """Replace a live index file by a copy with an unknown version, and return the location of the copy.
 
-    The server has not read the new file.
+    The copy has a new location, so the server has not cached it.
     """
     entry = (await components.catalog.tables.load((namespace,), table)).entry
     assert entry is not None

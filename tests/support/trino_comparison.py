@@ -74,7 +74,7 @@ class TrinoAndProxy:
     def ask(
         self, sql: str, parameters: Sequence[Any] = (), *, schemas: tuple[str, str], **options: Any
     ) -> StatementResult:
-        """Run a statement with and without the proxy, and return the result, which must be equal.
+        """Run a statement with and without the proxy, check that both results are equal, and return the result.
 
         Args:
             schemas: The schema of the direct statement, and the schema of the statement through the proxy.

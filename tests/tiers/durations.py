@@ -86,7 +86,7 @@ class DurationRecorder:
                 self._close_file(item.nodeid.partition("::")[0])
 
     def _close_file(self, place: str) -> None:
-        total = self.durations.get(place, Duration(place, 0, 0.0, 0.0))
+        total = self.durations.get(place, Duration(place, tests=0, wall_s=0.0, cpu_s=0.0))
         cpu_s = _read_tree_cpu_s()
         wall_s = total.wall_s + sum(test.wall_s for test in self._running_durations)
         # The CPU time of a child process is lost if nothing waits for the child.

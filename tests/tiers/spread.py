@@ -60,7 +60,7 @@ LONG_UNITS = ("tests/bench/test_demo.py", "tests/faults/test_spark_tasks.py", "t
 
 
 def find_unit(nodeid: str) -> str:
-    """Return the unit of a test, whose tests run in one process."""
+    """Return the unit of a test: the name of a group of files, or the file. All tests of a unit run in one process."""
     for unit, files in UNITS.items():
         if nodeid.startswith(files):
             return unit
@@ -72,7 +72,7 @@ def _guess_s(file: str) -> float:
 
 
 def compute_order(nodeids: list[str]) -> list[int]:
-    """Return the positions of the tests in starting order: whole units, the longest first."""
+    """Return the positions of the tests in starting order: groups of files before single files, the longest first."""
     durations = read_durations()
     wall_s: dict[str, float] = {}
     for file in {nodeid.partition("::")[0] for nodeid in nodeids}:
@@ -88,7 +88,7 @@ def compute_order(nodeids: list[str]) -> list[int]:
 
 
 class Spread(LoadFileScheduling):
-    """A scheduler of whole units, in the order of `pytest_collection_modifyitems`."""
+    """A scheduler that sends all tests of a unit to one process, in the order of `pytest_collection_modifyitems`."""
 
     def _split_scope(self, nodeid: str) -> str:
         return find_unit(nodeid)

@@ -29,7 +29,7 @@ PARTITIONS = 3
 
 @pytest.fixture(autouse=True)
 def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the leases, so that a server soon takes over the delivery from a stopped server."""
+    """Shorten the leases and the backoff, so that a server soon takes over or repeats a delivery."""
     monkeypatch.setattr(delivery, "LEASE_S", 3.0)
     monkeypatch.setattr(delivery, "BACKOFF_S_MAX", 1.0)
 
@@ -44,7 +44,10 @@ def topic(kafka: Kafka) -> str:
 
 
 def read_topic(kafka: Kafka, topic: str, count: int) -> list[dict[str, Any]]:
-    """Wait for `count` different events. Return all records of the topic. The records of a partition are in order."""
+    """Return the records that the topic has when it has `count` different events, or after a minute.
+
+    The records of a partition are in order.
+    """
     consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": "test", "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     records: list[dict[str, Any]] = []

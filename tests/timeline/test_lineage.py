@@ -74,7 +74,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the leases, so that a server soon takes over the delivery from a stopped server."""
+    """Shorten the leases to 3 seconds, so that a server soon takes over the delivery from a stopped server."""
     monkeypatch.setattr(delivery, "LEASE_S", 3.0)
 
 
@@ -207,7 +207,7 @@ async def test_event_that_is_too_large_is_sent_without_columns_and_then_skipped(
         assert sorted(dataset["facets"]) == ["catalog", "symlinks"]
     # If a body with columns exceeds the limit, it is sent only without columns.
     receiver.events.clear()
-    monkeypatch.setattr(lineage_target, "BODY_BYTES_MAX", 20_000)
+    monkeypatch.setattr(lineage_target, "BODY_BYTES_MAX", 20_000)  # An event with 100 columns is larger.
     await send_job(receiver, load)
     assert [sorted(event["outputs"][0]["facets"]) for event in receiver.events] == [["catalog", "symlinks"]] * 2
     receiver.events.clear()

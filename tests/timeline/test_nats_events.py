@@ -23,7 +23,7 @@ from tests.waits import until
 
 @pytest.fixture(autouse=True)
 def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the leases, so that a server soon takes over the delivery from a stopped server."""
+    """Shorten the leases to 3 seconds, so that a server soon takes over the delivery from a stopped server."""
     monkeypatch.setattr(delivery, "LEASE_S", 3.0)
 
 

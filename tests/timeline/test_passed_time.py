@@ -46,7 +46,7 @@ async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, mo
                 span_ms = rng.choice([1000, 300_000, HOUR_MS // 2])
                 clock.advance(span_ms)
                 real_ms += span_ms
-                allowance_ms += span_ms // 1000
+                allowance_ms += span_ms // 1000  # The count may be wrong by a thousandth.
             elif action < 0.7:
                 clock.jump(rng.choice([-1, 1]) * rng.choice([90_000, HOUR_MS, DAY_MS, YEAR_MS]))
             elif action < 0.85:  # The machine was off, or another machine starts. Its clock may be wrong.
@@ -56,8 +56,8 @@ async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, mo
                 clock.jump(rng.choice([0, 0, HOUR_MS // 2, -DAY_MS, YEAR_MS]))
                 clock.machine = f"machine {number}"
                 real_ms += span_ms
-                allowance_ms += HOUR_MS
-            allowance_ms += 60_000
+                allowance_ms += HOUR_MS  # Without a monotonic clock, the catalog counts up to an hour between readings.
+            allowance_ms += 60_000  # The catalog tolerates a jump of up to a minute between two readings.
             passed = await read_passed_time(store, clock)
             for recorded_ms, happened_ms, allowed_ms in events:
                 counted_ms = passed.measure_ms(recorded_ms, passed.now_ms)
@@ -86,7 +86,7 @@ async def test_server_that_is_stopped_most_of_the_day_deletes_old_data(tmp_path:
         start_ms = (await read_passed_time(store, clock)).now_ms
         events: list[tuple[int, int]] = []
         ran_ms = 0
-        for day in range(400):
+        for day in range(400):  # The catalog stores at most 100 gaps, and each day adds a gap of 22 hours.
             for _ in range(2):
                 clock.advance(HOUR_MS)
                 ran_ms += HOUR_MS

@@ -36,11 +36,11 @@ class Replica:
         return instant.id
 
     async def watch_ids(self, count: int) -> list[str]:
-        """Read the timeline in pages until `count` instants have arrived, and return their ids."""
+        """Read the timeline in pages of up to 7 until at least `count` instants have arrived, and return their ids."""
         ids: list[str] = []
         since = None
         while len(ids) < count:
-            page = await self.timeline.watch(InstantFilter(since=since), 7, 10)
+            page = await self.timeline.watch(InstantFilter(since=since), limit=7, timeout_s=10)
             ids += [instant.id for instant in page]
             since = page[-1].position if page else since
         return ids
@@ -54,7 +54,10 @@ async def open_replica(stack: AsyncExitStack, settings: Settings) -> Replica:
 
 @pytest.fixture
 async def both_replicas(tmp_path: Path) -> AsyncIterator[tuple[Replica, Replica]]:
-    """Open two replicas over one database. The first replica polls rarely."""
+    """Open two replicas over one database, which has the namespace `db`.
+
+    The first replica polls rarely, so its own notifications arrive before a poll, and it allows only 3 watchers.
+    """
     async with AsyncExitStack() as stack:
         first_replica = await open_replica(stack, build_settings(tmp_path, watch_poll_s=0.6, watchers_limit=3))
         second_replica = await open_replica(stack, build_settings(tmp_path, watch_poll_s=0.1))

@@ -28,7 +28,12 @@ SECRET = "receiver and server know it"
 
 @dataclass
 class Receiver:
-    """A receiver that records its events. Its first answers have the statuses `answers`, and later answers have 204."""
+    """A receiver of webhooks that records the events which it accepts.
+
+    Attributes:
+        answers: The statuses of the first answers. Later answers have the status 204.
+        pause_s: The time that the receiver waits before each answer.
+    """
 
     url: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -54,7 +59,7 @@ class Receiver:
                 await asyncio.sleep(0.02)
 
     async def wait_for_events(self, count: int) -> list[str]:
-        """Return the table names of the first `count` events."""
+        """Wait for at least `count` events, and return the table names of all events that have arrived."""
         await self.wait_for_events_count(count)
         return [event["data"]["name"] for event in self.events]
 
@@ -84,7 +89,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the leases, so that a server soon takes over the delivery from a stopped server."""
+    """Shorten the leases to 3 seconds, so that a server soon takes over the delivery from a stopped server."""
     monkeypatch.setattr(delivery, "LEASE_S", 3.0)
 
 
@@ -165,7 +170,7 @@ async def test_server_stopped_during_delivery_repeats_at_most_the_current_event(
 async def test_stopped_server_releases_its_target_at_once(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "LEASE_S", 3600.0)
+    monkeypatch.setattr(delivery, "LEASE_S", 3600.0)  # The lease must not expire during the test.
     async with run_server(tmp_path, webhook_urls=(receiver.url,)) as server:
         await record_names(server, "a")
         await receiver.wait_for_events(1)

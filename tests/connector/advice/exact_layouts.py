@@ -80,7 +80,10 @@ def split_by_column(where: str) -> dict[str, str]:
 
 
 def count_files_with_value(rows: pa.Table, wheres: Sequence[str], column: str) -> float:
-    """Return the mean number of existing files that have a row with the compared value of the column."""
+    """Return the mean number of files that a statement reads with an exact index on the column.
+
+    Files have equal numbers of `rows` in their order. A statement that does not compare the column reads all files.
+    """
     parts = np.array_split(rows[column].to_numpy(), FILES)
     counts = []
     for where in wheres:
@@ -107,7 +110,10 @@ def find_gains(rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) ->
 
 
 def find_best_gain(proposals: Sequence[Mapping[str, Any]], gains: Gains) -> float:
-    """Return the best gain of the advisor's first five proposals, or 0 if the search has none of them."""
+    """Return the best gain of the advisor's first five proposals.
+
+    A proposal that `gains` does not have counts as 0.
+    """
     best = 0.0
     for proposal in proposals[:5]:
         change = proposal["change"]

@@ -100,6 +100,7 @@ def test_auto_follows_a_workload_that_changes_on_day_3(clocked_server: ClockedSe
     run_auto_advice(clocked_server.client, ("db", "t"))
     assert ("day", "undone") in clocked_server.list_states()
     assert ("code", "kept") in clocked_server.list_states()
+    # The clustering by code must save more than half of the bytes.
     assert measure_planned_bytes(clocked_server.client, BY_CODE) < 0.5 * bytes_before
     # The properties of the undone change are removed, and prediction and measurement are stored.
     assert clocked_server.properties.get(COLUMNS) in (None, "code")
@@ -159,7 +160,7 @@ def test_clustering_is_set_again_when_its_replacement_fails(clocked_server: Cloc
         clocked_server.run_day(BY_DAY)
     run_auto_advice(clocked_server.client, ("db", "t"))
     assert clocked_server.list_states() == [("day", "kept")]
-    # These statements are too few to judge the clustering by day, and enough to propose another clustering.
+    # 15 statements are too few to judge the clustering by day, and enough to propose another clustering.
     clocked_server.clock.ahead_ms += DAY_MS
     run_statements(clocked_server.client, [f"region = {number % 8}" for number in range(15)])
     step = take_advice_step(clocked_server.client, TABLE)

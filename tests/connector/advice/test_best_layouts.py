@@ -83,9 +83,10 @@ def test_printed_commands_quote_names_of_columns(client: IndexClient) -> None:
         catalog.create_table(TABLE, schema=rows.schema)
     for start in range(0, 4000, 500):
         append(client, TABLE, rows.slice(start, 500))
+    # With this target size, the table has several files after a change of its layout.
     change_table_properties(client, TABLE, {TARGET_FILE_BYTES: "3000"}, ())
     plan = {"filter": {"type": "eq", "term": name, "value": 5}, "kept-max": 0}
-    for _ in range(99):
+    for _ in range(99):  # The statements are frequent enough that a change of the layout is proposed.
         client._request_json("POST", f"{make_table_path(TABLE)}/plan-tables", {}, plan)
     proposals = load_advice(client, TABLE)["proposals"]
     command_words = [

@@ -19,7 +19,7 @@ from tests.seeds import first_seed
 
 
 def run_aggregates(client: IndexClient, grouping_column: str, engine: str = "duckdb", runs: int = 60) -> None:
-    """Run aggregate queries that group by a column and compare the region."""
+    """Plan `runs` aggregate queries that group by a column and compare the region, as the engine's client does."""
     aggregates = [{"function": "max", "column": "day"}, {"function": "count"}]
     body = {"predicate": "region <= 6", "kept-max": 0, "engine": engine, "grouping": [grouping_column]}
     for _ in range(runs):
@@ -38,7 +38,8 @@ def test_cube_is_proposed_for_the_aggregate_queries_that_it_answers(client: Inde
     command, _ = cube["commands"]
     options = "--columns region --measures 'count(*),max(day)'"
     assert command == f"seamark index create {TABLE} --kind cube {options} --name by_region"
-    assert cube["predicted"]["bytes"] == pytest.approx(cube["before"]["bytes"] / 4, rel=0.05)
+    # The cube answers 60 of the 80 queries without reading rows.
+    assert cube["predicted"]["bytes"] == pytest.approx(cube["before"]["bytes"] * 20 / 80, rel=0.05)
     applied_proposal = apply_proposal(client, TABLE, cube, wait_s=10)
     assert applied_proposal["measured"]["bytes"] == pytest.approx(cube["predicted"]["bytes"], rel=0.05)
     assert list_proposals(client, "cube") == []

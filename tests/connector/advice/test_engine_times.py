@@ -16,10 +16,20 @@ RUNS = 50
 
 
 def make_timed_shape(number: int, seconds: float, files: int, size_bytes: int, engine: str = "spark") -> QueryShapeSums:
-    """Return a shape whose statements have run `RUNS` times."""
+    """Return the recorded sums of statements of one form, which an engine has run `RUNS` times.
+
+    Args:
+        number: Distinguishes the form from others.
+        seconds: The time of each run.
+        files: The number of files that each run read.
+        size_bytes: The bytes that each run read.
+    """
     shape = QueryShape(engine, (number,))
-    counts = (RUNS, int(RUNS * seconds * 1e6), RUNS * files, RUNS * size_bytes)
-    return QueryShapeSums(shape.fingerprint, shape.text, "", QuerySums(RUNS, 0, 0, 0, 0, 0, 0, *counts), 0, 0)
+    sums = QuerySums(
+        statements=RUNS, files_in=0, files_left=0, sized=0, bytes_in=0, bytes_left=0, plan_us=0,
+        timed=RUNS, run_us=int(RUNS * seconds * 1e6), timed_files=RUNS * files, timed_bytes=RUNS * size_bytes,
+    )  # fmt: skip
+    return QueryShapeSums(shape.fingerprint, shape.text, samples="", sums=sums, first_hour=0, last_hour=0)
 
 
 @pytest.mark.parametrize("fixed_s", [0.05, 2.0])
@@ -61,11 +71,16 @@ def test_recorded_times_correct_later_predictions_of_seconds() -> None:
     def build_applied_proposal(
         predicted_s: float, recorded_s: float, timed_count: int, correction: float = 1.0
     ) -> AppliedProposal:
-        reads = Reads(1, 100, predicted_s)
+        reads = Reads(files=1, bytes=100, seconds=predicted_s)
         change = ProposedChange("cluster")
-        proposal = Proposal("x", "cluster", "x", [], change, reads, reads, 1, 0.1, 1, None, time_correction=correction)
-        return AppliedProposal(proposal, 0, None, Reads(1, 100, recorded_s), timed_count)
+        proposal = Proposal(
+            id="x", kind="cluster", title="x", commands=[], change=change, before=reads, predicted=reads, cost_bytes=1,
+            cost_seconds=0.1, saved_bytes_per_day=1, pays_after_days=None, time_correction=correction,
+        )  # fmt: skip
+        recorded_reads = Reads(files=1, bytes=100, seconds=recorded_s)
+        return AppliedProposal(proposal, applied_ms=0, measured=None, recorded=recorded_reads, timed=timed_count)
 
+    # A proposal counts from 20 timed statements on. One proposal corrects by half of the error, and many by all of it.
     assert compute_time_corrections([build_applied_proposal(1.0, 2.0, timed_count=19)]) == {}
     assert compute_time_corrections([build_applied_proposal(1.0, 2.0, timed_count=20)])["cluster"] == pytest.approx(
         2**0.5, abs=0.01

@@ -28,7 +28,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexClient]:
 
 
 def list_new_shapes(client: IndexClient, statement: str, runs: int = 1) -> list[dict[str, Any]]:
-    """Run a statement in `seamark sql`, and return the shapes whose number of statements has changed."""
+    """Explain a statement, run it `runs` times in an SQL session, and return the shapes whose statements it increased.
+
+    A shape is a statement without its literals, with the number of its runs.
+    """
     counts_before = {
         shape["fingerprint"]: shape["sums"]["statements"] for shape in load_history(client, TABLE)["shapes"]
     }

@@ -75,10 +75,10 @@ def create_table(client: IndexClient, parts: Sequence[pa.Table]) -> pa.Table:
 
 
 def draw_workload(rng: np.random.Generator) -> Workload:
-    """Return a workload whose frequent conditions are drawn at random."""
+    """Return a workload of five conditions. Their frequencies are 1, 1/4, 1/9, 1/16 and 1/25, in random order."""
 
     def draw_days(rng: np.random.Generator) -> str:
-        start = rng.integers(0, 335)
+        start = rng.integers(0, 335)  # The 30 days end within the 365 days of the table.
         return f"day >= {start} AND day < {start + 30}"
 
     def draw_recent_days(rng: np.random.Generator) -> str:

@@ -85,6 +85,7 @@ def index_columns_by_id(table: pa.Table) -> dict[int, pa.ChunkedArray]:
     columns = {field.id: table[field.name] for field in SCHEMA.fields}
     kinds = [field.type for field in table.schema.field("s").type]
     fields = table["s"].combine_chunks().flatten() if len(table) else [pa.array([], kind) for kind in kinds]
+    # The fields of the struct have the ids from 15 on.
     return columns | {number: pa.chunked_array([values]) for number, values in enumerate(fields, 15)}
 
 
@@ -237,6 +238,7 @@ def run_cases(con: duckdb.DuckDBPyConnection, first: int, queries: int) -> None:
     counts = Counter[str]()
     for seed in range(first, first + queries // 5):
         counts += run_case(con, seed, 5)
+    # With fewer queries from cubes, or from cubes and a condition on rows, the test would prove little.
     assert counts["cube"] > counts.total() / 4, counts.most_common(20)
     assert counts["cube and condition"] > counts.total() / 100, counts.most_common(20)
 

@@ -119,7 +119,7 @@ class EvolvingTable:
                 build(self._client, self.name, f"cube{number}", workers)
 
     def add_cube(self) -> None:
-        """Define a cube of one to three columns."""
+        """Define a cube with one to three columns, and with `count(*)` and up to four other measures."""
         rng, dimensions, measures = self._rng, list[str](), {"count(*)"}
         with self.open_table() as table:
             fields = table.schema().fields
@@ -265,7 +265,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
         table.add_cube()
         table.add_cube()
         table.build()
-        for _ in range(4):
+        for _ in range(4):  # Later rounds query cubes that are older than several changes.
             for _ in range(rng.randint(1, 4)):
                 table.change()
             for _ in range(queries):

@@ -28,7 +28,11 @@ RENAMED_FIELDS = (
 
 
 def build_facts(attribute_id: int) -> TableMetadata:
-    """Return the metadata of facts with a cube, which has the column `attribute_id` of the shops at snapshot 7."""
+    """Return the metadata of a table `facts` with a cube that groups by a column of `db.shops`.
+
+    Args:
+        attribute_id: The field id of the column. The cube reads it from snapshot 7 of `db.shops`.
+    """
     fields = build_schema(build_field(1, "shop_id", "int"), build_field(2, "amount", "long"))
     facts = build_table(schema=fields)
     terms = [f"lookup[db.shops@7:1:{number}](shop_id)" for number in ("0:boolean", f"{attribute_id}:string")]
@@ -60,7 +64,8 @@ def translate_to_cube(tables: Sequence[KnownTable]) -> str:
     scans = []
     for name, table in zip(("facts", "shops"), tables, strict=True):
         start = TEXT.index(f"db.{name}")
-        scan = Scan(None, "db", name, start, start + len(f"db.{name}"), start + 3, None, None, None, None)
+        end, name_start = start + len(f"db.{name}"), start + len("db.")
+        scan = Scan(None, "db", name, start, end, name_start, None, None, None, None)
         scans.append(StarScan(scan, ("db", name), table, f"db.{name} FOR VERSION AS OF {table.snapshot_id}"))
     tree = sqlglot.parse_one(TEXT, dialect="trino")
     _, statement = translate_star(tree, scans, lambda node: int(node.parts[0].meta["start"]), TRINO, floats=True)

@@ -78,7 +78,7 @@ CUBE = define_index("cube", "cube", list_terms(), SCHEMAS["facts"], measures=MEA
 
 
 def read_star(text: str, snapshots: dict[str, int] = SNAPSHOTS) -> tuple[sqlglot.Expr, Star]:
-    """Return a statement, and its tables in the order of FROM."""
+    """Return the syntax tree of a statement, and its tables in the order of FROM, as a star around `facts`."""
     tree = sqlglot.parse_one(text, dialect="duckdb")
     names = [node.name for node in tree.find_all(sqlglot.exp.Table)]
     order = sorted(names, key=text.index)
@@ -111,7 +111,7 @@ def draw_dimensions(rng: random.Random) -> dict[str, list[tuple[object, ...]]]:
 
 
 def build_entry(file: pa.Table, dimensions: dict[str, list[tuple[object, ...]]]) -> pa.RecordBatch:
-    """Return the groups of a file."""
+    """Return the groups of a file of facts, by attributes of the dimension rows to which its keys refer."""
     attributes = {}
     for term in CUBE.terms:
         lookup = parse_lookup(term.transform)
@@ -120,7 +120,7 @@ def build_entry(file: pa.Table, dimensions: dict[str, list[tuple[object, ...]]])
         table = lookup.source.table[-1]
         rows = {row[0]: row for row in dimensions[table] if row[0] is not None}
         partners = [rows.get(key) for key in file[KEYS[table]].to_pylist()]
-        column = lookup.attribute_id - 1
+        column = lookup.attribute_id - 1  # The attribute 0 states whether the key has a dimension row.
         values = [row is not None if column < 0 else None if row is None else row[column] for row in partners]
         kind = {"boolean": pa.bool_(), "int": pa.int32(), "string": pa.string()}[lookup.type]
         attributes[term] = pa.chunked_array([pa.array(values, kind)])
@@ -174,7 +174,7 @@ def test_star_joins_return_the_same_rows_from_groups_as_from_rows(con: duckdb.Du
             assert (actual.columns, actual.types) == (expected.columns, expected.types), text
             assert Counter(map(repr, actual.fetchall())) == Counter(map(repr, expected.fetchall())), (seed, text)
             outcomes["cube" if covered_count else "row condition"] += 1
-    assert outcomes["cube"] > outcomes.total() / 2, outcomes
+    assert outcomes["cube"] > outcomes.total() / 2, f"too few statements read groups: {outcomes}"
 
 
 @pytest.mark.parametrize("text", REFUSED_STATEMENTS)
@@ -198,6 +198,7 @@ def test_no_new_node_gets_the_id_of_a_column_of_a_removed_condition(monkeypatch:
         ids = {id(node) for node in tree.find_all(sqlglot.exp.Column)}
         replaced_tables = replace_tables(tree, *arguments)
         gc.collect()
+        # A thousand new nodes reuse the memory of most freed nodes.
         new_nodes = [sqlglot.exp.column("region") for _ in range(1000)]
         reused_ids.extend(ids & {id(node) for node in new_nodes})
         return replaced_tables

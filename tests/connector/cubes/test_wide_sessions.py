@@ -31,7 +31,7 @@ ZONES = ("UTC", "UTC", "Asia/Kolkata", "America/New_York")
 
 
 class WideWorld(CubeWorld):
-    """A table of `wide_queries`, some of whose sums overflow."""
+    """A table with the columns of `wide_queries`. In a fifth of the tables, some sums overflow."""
 
     def create_table(self) -> None:
         self._overflows = self.rng.random() < 0.2
@@ -44,7 +44,7 @@ class WideWorld(CubeWorld):
             catalog.load_table(self.name).append(draw_rows(self.rng, rows, overflows=self._overflows))
 
     def change(self) -> None:
-        """Append, delete or build, with some damage."""
+        """Make three random changes of the table or its cubes: append or delete rows, build cubes, or damage a file."""
         for step in self.rng.sample(("append", "append one", "delete", "build", "build", "damage"), 3):
             match step:
                 case "append":

@@ -179,7 +179,7 @@ class WideQueries:
         self._rng, self._dialect = rng, dialect
 
     def draw_cube(self) -> tuple[list[str], list[str]]:
-        """Return the dimensions and the measures of a cube, with the names of the columns as they are."""
+        """Return random dimensions and measures of a cube. The names of the columns have their original case."""
         rng = self._rng
         dimensions = rng.sample(list(_DIMENSIONS), rng.randint(1, 5))
         measures = {"count(*)"}
@@ -265,7 +265,7 @@ class WideQueries:
     ) -> str:
         """Return an ORDER BY clause or an empty text.
 
-        LIMIT follows an order by all outputs, and WITH TIES keeps equal rows, so the result is deterministic.
+        LIMIT follows an order by all outputs, and WITH TIES keeps equal rows, so all engines have the same result.
         """
         rng = self._rng
         draw = rng.random()
@@ -287,7 +287,10 @@ class WideQueries:
         return ""
 
     def _draw_alias(self, expression: str) -> str:
-        """Return the expression, sometimes with the name of a column, of a function or of another output."""
+        """Return the expression, in a fifth of the cases with an alias.
+
+        The alias may also be the name of a column, of a function, or of another output.
+        """
         rng = self._rng
         if rng.random() < 0.2:
             name = rng.choice(("k", "total", '"count"', '"Sum"', '"MIXED CASE"', "q1", "q1", '"🙂"'))

@@ -181,7 +181,8 @@ def check_planned_rows(
 def check_campaign_counts(counts: Counter[str]) -> None:
     """Check that the campaign was effective.
 
-    On average, one statement in nine is rewritten. With sixty statements, it can be one in twenty by chance.
+    On average, one statement in nine is rewritten. With sixty statements, it can be one in twenty by chance. Plans
+    leave out at least one file for ten statements. Faults of DuckDB's optimizer affect at most 2 % of the statements.
     """
     assert counts["rewritten"] > 0.04 * counts["queries"], counts
     assert counts["files left out"] > 0.1 * counts["queries"], counts

@@ -81,9 +81,10 @@ class MarkedTables:
 def find_statement_scans(
     rng: random.Random, statement: DuckDBStatement, tables: list[StoredRelation]
 ) -> tuple[dict[str, StoredRelation], tuple[Scan, ...]]:
-    """Return the stored tables of the statement, by mark, and the scans of the statement.
+    """Return the stored tables of the statement, and the scans that are found in it.
 
-    Sometimes a table is not in the catalog, so that its columns are unknown.
+    The tables are by mark, the name that replaces a table in the analysed text. In some cases, a table is not in the
+    catalog, so its columns are unknown.
     """
     if rng.random() < 0.3:
         tables = [table for table in tables if rng.random() < 0.5]
@@ -177,8 +178,9 @@ def check_one(
         rows = _count_rows(connection, replaced_text)
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{context}") from error
+    # In 20 runs, DuckDB itself may return different rows for the unchanged statement, for example with LIMIT.
     if rows != expected and any(_count_rows(connection, text) != expected for _ in range(20)):
-        counts["unstable"] += 1  # DuckDB itself returns different rows for the unchanged statement.
+        counts["unstable"] += 1
         return
     assert rows == expected, context
 
@@ -372,7 +374,7 @@ def test_non_ascii_letters_in_names_are_case_sensitive() -> None:
 
 
 def test_condition_of_count_if_leaves_no_files_out() -> None:
-    """DuckDB's count_if is null without rows, and zero if no row matches."""
+    """DuckDB's count_if is null without rows, and zero if no row matches, so rows that do not match must be read."""
     rows = "FROM (VALUES (1)) AS t (a)"
     assert duckdb.sql(f"SELECT count_if(a = 2) {rows}").fetchall() == [(0,)]
     assert duckdb.sql(f"SELECT count_if(a = 2) {rows} WHERE a = 2").fetchall() == [(None,)]

@@ -131,7 +131,7 @@ class RandomColumn:
         return typed.build_array(self.kind, values)
 
     def to_plain_values(self, column: pa.Array) -> list[Any]:
-        """Convert an Arrow array to values as in `typed.py`."""
+        """Return the values of an Arrow array in plain Python: structs as dicts, maps as pairs, times as integers."""
         validity = column.is_valid().to_pylist()
         match self.kind:
             case "struct":

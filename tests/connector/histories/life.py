@@ -136,6 +136,7 @@ class TableHistory:
         return column
 
     def _create(self) -> None:
+        """Create the table with random columns, indexes, partitions and clustering columns."""
         rng, plain_columns = self._rng, [column for column in self._columns if column.kind not in NESTED_KINDS]
         properties = {"format-version": str(self._version)}
         if rng.random() < 0.6:
@@ -216,7 +217,7 @@ class TableHistory:
     # Steps
 
     def step(self) -> str:
-        """Make a random step and return its description."""
+        """Make a random step, count it, and return its description. Steps with a higher weight are more frequent."""
         steps: dict[Callable[[], str], int] = {
             **{
                 self._append: 3,

@@ -76,7 +76,10 @@ def draw_change(
     settable_columns: Sequence[RandomColumn],
     rows: Sequence[Row],
 ) -> DrawnStatement | None:
-    """Return an UPDATE or a DELETE, or None if statements can compare no column."""
+    """Return a random UPDATE or DELETE with a condition of one or two parts.
+
+    Return None if statements can compare no column.
+    """
     writable_columns = [column for column in columns if can_be_written(column)]
     if not writable_columns:
         return None
@@ -170,7 +173,8 @@ def draw_literal_value(rng: random.Random, column: RandomColumn, *, nulls: bool 
 
 def _has_literal(kind: str, value: Any) -> bool:
     if kind == "double":
-        return value == value and abs(value) < 1e30  # Some engines have no literal for NaN, infinity or larger numbers.
+        # Some engines have no literal for NaN, infinity or very large numbers.
+        return value == value and abs(value) < 1e30
     if kind == "string":
         return "\0" not in value
     if kind in _LITERAL_WORDS:

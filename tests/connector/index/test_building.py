@@ -59,7 +59,10 @@ class BuildInterrupted(Exception):
 
 
 class RecordingWorkers(InProcessWorkers):
-    """Workers that call one of the functions `actions` before each group, and record the groups."""
+    """Workers that record the groups, and call the next of the functions `actions` before each group.
+
+    For an action None, and after the last action, they call nothing.
+    """
 
     def __init__(self, *actions: object) -> None:
         self.groups: list[Sequence[DataFile]] = []
@@ -254,7 +257,7 @@ def test_cluster_is_started_once_and_only_for_many_or_large_files() -> None:
 
     class Cluster(InProcessWorkers):
         def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
-            return (WrittenIndex(None, len(group), 0, 0, ()) for group in groups)
+            return (WrittenIndex(None, files=len(group), rows=0, size_bytes=0, skipped=()) for group in groups)
 
         def close(self) -> None:
             events.append("closed")

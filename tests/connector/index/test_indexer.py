@@ -96,6 +96,7 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
 def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
     create_table(client, "db.t", files=9, i=("bitmap", "country"))
     files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    # One data file per index file gives nine index files, which are enough for a merge.
     report = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
     index = client.index("db.t", "i")
@@ -156,7 +157,8 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
     live_index_files = [
         index_file for index_file in client.index("db.t", "i").json["index-files"] if index_file["state"] == "live"
     ]
-    assert sum(index_file["files"] for index_file in live_index_files) < 9, (
+    # Without the merge, the index files would describe the five old and the four new files.
+    assert sum(index_file["files"] for index_file in live_index_files) < 5 + 4, (
         "entries of the first five files remain in the merged file"
     )
     assert client.index("db.t", "i").health == "ok"
@@ -182,8 +184,8 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert len(rounds) == 20
-    # Each of two concurrent indexers may have left work to the other, so a third round builds the rest.
+    assert len(rounds) == 4 * 5, "each of the four indexers runs five rounds"
+    # Concurrent indexers may each have left work to the others, so a last round builds the rest.
     Indexer(client, open_in_process_workers).round()
     assert (
         sum(round_report.failed for round_report in rounds),
@@ -206,7 +208,7 @@ class IndexerClock:
 
 
 def flip_bit(client: IndexClient, name: str, index: str, number: int = 0) -> str:
-    """Flip a bit in the middle of one of the index's live files, and return the file's location."""
+    """Flip a bit in the middle of the blob of live index file `number`, and return the file's location."""
     live_index_files = [
         index_file for index_file in client.index(name, index).json["index-files"] if index_file["state"] == "live"
     ]
@@ -336,7 +338,7 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
     create_table(client, "db.t", files=8, i=("bloom", "id"))
     Indexer(client, open_in_process_workers, limits=GroupLimits(files=8)).round()
     first_location = client.index("db.t", "i").json["index-files"][0]["location"]
-    for number in range(7):
+    for number in range(7):  # With the first file these are eight index files, which are enough for a merge.
         append_parts(client.url, "db.t", [[2000 + number]])
         if number == 6:
             damaged_path = Path(first_location.removeprefix("file://"))
@@ -350,6 +352,7 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
 
 
 def test_indexer_remembers_a_bounded_number_of_backoffs(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed build, the indexer waits before it builds the index again. It remembers two such waits here."""
     monkeypatch.setattr(module, "BACKOFFS_MAX", 2)
     for name in "abc":
         create_table(client, f"db.{name}", files=1, i=("bloom", "id"))

@@ -70,7 +70,7 @@ def draw_column(rng: random.Random, column_id: int, rows: int) -> list[Any]:
 
 
 def to_iceberg_value(value: Any) -> Any:
-    """Return the value in the form that `expressions.py` uses."""
+    """Return times as microseconds since 1970, dates as days, decimals as hundredths, and other values unchanged."""
     if isinstance(value, dt.datetime):
         return (value - EPOCH) // dt.timedelta(microseconds=1)
     if isinstance(value, dt.date):

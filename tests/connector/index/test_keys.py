@@ -214,7 +214,10 @@ def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
 
 @pytest.mark.parametrize("number", mark_fast(range(4), 1))
 def test_random_histories_of_floating_point_keys_match_a_dict(client: IndexClient, number: int) -> None:
-    """In the dict, both zeros are one key, and all NaNs are one key. Stored rows keep their signs."""
+    """A history has 14 random upserts and deletes with a few keys, so that most statements change stored rows.
+
+    In the dict, 0.0 and -0.0 are one key, and all NaNs are one key. Stored rows keep their signs.
+    """
     seed = 100 * first_seed() + number
     rng = random.Random(seed)
     create_upsert_table(client, fields=DOUBLES, properties={"seamark.index.keys": "record(x)"} if number % 2 else {})

@@ -140,15 +140,16 @@ def test_merge_with_a_damaged_part_writes_no_file(index_writer: IndexWriter) -> 
     first_location, second_location = index_writer.add({"a": [1, 2, 3]}), index_writer.add({"b": [3]})
     path = Path(first_location.removeprefix("file://"))
     data = bytearray(path.read_bytes())
+    new_folder = index_writer.folder / "new"
     for offset in np.random.default_rng(3).integers(0, len(data), 40).tolist():
         damaged_bytes = data.copy()
         damaged_bytes[offset] ^= 0x40
         path.write_bytes(damaged_bytes)
+        files_before = set(new_folder.glob("*"))
         try:
-            merged_files = merge_index_files(
-                [first_location, second_location], f"{index_writer.folder.as_uri()}/new", Storage()
-            )
+            merged_files = merge_index_files([first_location, second_location], new_folder.as_uri(), Storage())
         except (Corrupt, ValueError):
+            assert set(new_folder.glob("*")) == files_before
             continue
         index_writer.check(merged_files.location, {"a", "b"})  # The changed byte belongs to no part that readers use.
 
@@ -188,6 +189,7 @@ def test_number_of_index_files_stays_small_after_many_builds() -> None:
             copied_bytes += size
             files = [file for file in files if file not in merged_files]
             files.append(RegisteredFile(f"m{number}-{len(files)}", merged_files[0].level + 1, size, number))
-    # 8**4 is more than 4000, so there are at most 5 levels, and a byte is copied once a level.
+    # 8**4 is more than 4,000, so there are at most 5 levels of fewer than 8 files. The 10 bytes of each file are copied
+    # once for each level.
     assert len(files) < 8 * 5
     assert copied_bytes < 4000 * 10 * 5

@@ -114,7 +114,7 @@ def format_literal(value: Any) -> str:
 
 
 def draw_filter(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[str, Any]:
-    """Return a filter, and a function that says whether a row matches it."""
+    """Return a filter of one column with a value of the rows, and a function that returns whether a row matches it."""
     column = rng.choice(["id", "name", "name", "note", "at"])
     values = [row[column] for row in rows if row[column] is not None] or [5 if column == "id" else "Ann"]
     value = rng.choice(values)

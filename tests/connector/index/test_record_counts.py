@@ -194,7 +194,12 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
 
 
 def change_and_check(client: IndexClient, mode: str, *, keys: int, rounds: int, sampled_keys: int) -> None:
-    """Insert, upsert, delete and merge `rounds` times, and check the table after each step."""
+    """Insert, upsert, delete and merge `rounds` times, and check the table after each step.
+
+    Args:
+        keys: The number of keys that all rounds together insert. A change affects up to a hundredth of them.
+        sampled_keys: The number of keys of each lookup.
+    """
     create_upsert_table(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
     table = GrowingTable(client, mode, sampled_keys)
     hundredth = keys // 100

@@ -96,6 +96,7 @@ def test_audit_reports_damage_as_a_problem_and_raises_no_error(task: IndexTask, 
     middle = next(
         offset for offset in range(len(whole_file) // 2, len(whole_file)) if whole_file[offset] not in b"\x001"
     )
+    # The changed byte is near the start, in the middle or in the footer at the end.
     for offset in (10, middle, len(whole_file) - 30):
         path.write_bytes(whole_file[:offset] + bytes([whole_file[offset] ^ 1]) + whole_file[offset + 1 :])
         assert verify(task, written_index).problems, offset

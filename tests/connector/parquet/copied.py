@@ -37,7 +37,7 @@ def _add_field_id(field: pa.Field, number: int) -> pa.Field:
 
 
 def write_skeleton(path: Path, schema: pa.Schema) -> SourceFile:
-    """Write an empty file with the schema, and return it."""
+    """Write a Parquet file with the schema and without rows, and return it as an open source file."""
     with pq.ParquetWriter(path, schema, store_schema=False, store_decimal_as_integer=True):
         pass
     return SourceFile(str(path), Storage())
@@ -55,9 +55,10 @@ def merge_files(
     """Copy all row groups of the files into a new file with the columns of `schema`.
 
     If an error is raised, `out` does not exist.
+
     Raises:
-        Unreadable: The chunks of a file cannot be copied.
-        ValueError: The chunks of a file cannot be copied.
+        Unreadable: A file is damaged, or cannot be decrypted.
+        ValueError: A file lacks a column of `schema`, or has it with a type that cannot be copied.
     """
     with ExitStack() as stack:
         target = stack.enter_context(write_skeleton(out.with_suffix(".skeleton"), schema))
@@ -81,6 +82,7 @@ def concatenate(paths: Sequence[Path], out: Path) -> None:
     """Copy all row groups of files with the same schema into a new file.
 
     The files need no field ids. If an error is raised, `out` does not exist.
+
     Raises:
         Unreadable: The chunks of a file cannot be copied.
     """

@@ -69,7 +69,12 @@ def build_encryption(config: pe.EncryptionConfiguration) -> Any:
 
 
 def build_configuration(columns: Mapping[str, list[str]] | None = None, **options: Any) -> pe.EncryptionConfiguration:
-    """Return a configuration with the given column keys. Without `columns`, one key encrypts all columns."""
+    """Return pyarrow's configuration for encrypting a file.
+
+    Args:
+        columns: The columns by the name of the master key. By default, the footer's key encrypts all columns.
+        options: Other fields of the configuration.
+    """
     return pe.EncryptionConfiguration(
         footer_key="kf",
         column_keys=columns or {},

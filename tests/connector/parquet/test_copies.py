@@ -79,6 +79,8 @@ def draw_rows(rng: random.Random, schema: pa.Schema, rows: int) -> pa.Table:
 def write_randomly(rng: random.Random, path: Path, rows: pa.Table, encryption: Any = None) -> None:
     """Write the rows with random settings of the writer.
 
+    The small sizes of row groups and pages give files of a few hundred rows several groups and pages.
+
     Args:
         encryption: The encryption properties of pyarrow's writer, which then writes no Bloom filters.
     """
@@ -185,9 +187,10 @@ def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Pat
                     assert merged_file.read_bloom(copied_group, column) == source_file.read_bloom(source_group, column)
                     _check_offset_index(merged_file, number, column)
                 assert merged_file.read_bloom(merged_file.footer.groups[number], 0) is not None
-    # DuckDB uses the filters: the range of every row group contains the value, but only one filter does.
+    # DuckDB uses the filters: the range of each row group contains the value 4, but only one filter does.
     probe_rows = duckdb.sql(f"SELECT * FROM parquet_bloom_probe('{out}', 'long', 4)").fetchall()
     assert [is_excluded for *_, is_excluded in probe_rows].count(False) == 1
+    # DataFusion uses the page indexes: it skips the pages whose bounds do not contain the value 16002.
     session = datafusion.SessionContext()
     session.register_parquet("t", str(out))
     plan = session.sql("EXPLAIN ANALYZE SELECT text FROM t WHERE long = 16002").to_pydict()["plan"][0]
@@ -196,16 +199,16 @@ def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Pat
 
 
 def _check_offset_index(file: SourceFile, number: int, column: int) -> None:
-    """Check that each page in the offset index begins with a page header."""
+    """Check that each entry of the offset index has the place and the size of one whole data page."""
     index = file.read_offset_index(file.footer.groups[number], column)
     assert index is not None
     fields, _ = thrift.read_structure(index)
     _, (_, pages) = fields[1]  # Field 1 is a list: (type, (element type, elements)).
-    assert len(pages) > 5
+    assert len(pages) > 5, "the files must be written with several pages in a column"
     for page in pages:
         (_, offset), (_, size) = page[1], page[2]
         end, kind, _, packed_size, _ = _footer.page_at(file.read(offset, size), 0)
-        assert (kind, end + packed_size) == (0, size)
+        assert (kind, end + packed_size) == (0, size)  # The kind 0 is a data page.
 
 
 def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
@@ -241,7 +244,10 @@ def _read_footer(path: Path) -> bytes:
 
 
 def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> None:
-    """Files are truncated, or have changed footers or lengths. If a file is accepted, pyarrow reads the same rows."""
+    """Files are truncated, or have a changed footer or a wrong footer length.
+
+    A merge with an accepted file has at least the 300 rows of the undamaged file.
+    """
     rng = random.Random(first_seed())
     schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
     rows = draw_rows(rng, schema, 300)
@@ -270,6 +276,7 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
             assert pq.read_metadata(out).num_rows >= 300
             out.unlink()
         assert path.read_bytes() == damaged_bytes
+    # Nearly all truncated files and wrong lengths are refused, which are two of the three faults.
     assert refused_count > count * 2 / 3
 
 

@@ -127,7 +127,9 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
 
 
 def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]) -> None:
-    """Check that column indexes and Bloom filters equal those of the old files, and that offset indexes name the new
+    """Check the indexes of a merged file.
+
+    Column indexes and Bloom filters equal those of the old files, and offset indexes have the positions of the new
     pages.
     """
     for copied_group, (source, group) in zip(merged_file.footer.groups, groups, strict=True):
@@ -146,7 +148,7 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
                 def write(self, data: bytes) -> None:
                     self.position += len(data)
 
-            pages = merged_file.reencrypt(copied_group, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
+            pages = merged_file.reencrypt(copied_group, column, new=None, sink=_CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in pages[1:]] + [int(copied_group.ends[column])]
             equal_ranges = [(begin, begin, end - begin) for (begin, _, _), end in zip(pages, ends, strict=True)]
             table = reencryption.MovedPages(equal_ranges).table()
@@ -304,7 +306,7 @@ def _check_changed_bytes(
             assert encrypted.read_decrypted(out).equals(rows), position
             out.unlink()
         assert damaged_path.read_bytes() == changed_data
-    assert refused_count > 0.95 * len(positions)
+    assert refused_count > 0.95 * len(positions)  # A few changed bytes do not affect the rows.
 
 
 def test_swapped_modules_are_refused(tmp_path: Path) -> None:
@@ -370,7 +372,7 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
     with SourceFile(str(path), Storage()) as source:
         bloom = source.read_bloom(source.footer.groups[0], 1)
     for is_signed in (False, True):
-        footer, column = FileKey(KEY, None), FileKey(os.urandom(16), b"name")
+        footer, column = FileKey(KEY, metadata=None), FileKey(os.urandom(16), metadata=b"name")
         encryption = FileEncryption(footer, [None, column], signed=is_signed)
         merge_files([path], out, SCHEMA, encryption=encryption)
         data = out.read_bytes()
@@ -504,13 +506,16 @@ def test_module_is_decrypted_only_at_its_own_position() -> None:
 
 
 def test_encrypted_structures_with_trailing_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """parquet-java encrypts the whole buffer of a structure."""
+    """parquet-java encrypts the whole buffer of a structure, which may be longer than the structure.
+
+    The test adds 37 bytes to each structure whose exact size is not stored elsewhere.
+    """
     rows = pa.table({"long": range(500), "text": [f"t{n % 9}" for n in range(500)]}, schema=SCHEMA)
     path, padded_path, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     pq.write_table(
         rows, path, write_page_index=True, data_page_size=200, bloom_filter_options={"text": {"ndv": 9, "fpp": 0.1}}
     )
-    footer, text = FileKey(KEY, None), FileKey(os.urandom(16), b"text")
+    footer, text = FileKey(KEY, metadata=None), FileKey(os.urandom(16), metadata=b"text")
     encrypt, encrypt_footer = modules.ChunkCipher.encrypt, ModuleCipher.encrypt_footer
 
     def encrypt_with_padding(self: Any, module: Module, plain_bytes: bytes, page: int | None = None) -> bytes:

@@ -132,7 +132,7 @@ def _write_with_datafusion(rng: random.Random, rows: pa.Table, path: Path) -> No
 
 
 def _to_large_field(field: pa.Field) -> pa.Field:
-    """Return the field with the types that Polars supports."""
+    """Return the field with large lists, texts and bytes at all levels, because Polars supports only large types."""
     kind = field.type
     if pa.types.is_struct(kind):
         kind = pa.struct([_to_large_field(child) for child in kind])

@@ -194,6 +194,7 @@ def test_pages_that_contradict_the_page_index_are_not_used() -> None:
     offset, size = find_offset_index(data)
     index = thrift.read_structure(data, offset)[0]
     _, (_, locations) = index[1]  # Field 1 is a list: (type, (element type, elements)).
+    # A page has 1,000 rows, so pages 4 and 5 begin with the rows 4,000 and 5,000.
     locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # Field 3 is the first row of a page.
     wrong_index_bytes = thrift.write_structure(index)
     assert len(wrong_index_bytes) == size

@@ -42,6 +42,7 @@ def _build_read_plan(folder: Path) -> ReadPlan:
 
 
 def _write_task(path: Path, values: list[int], deleted_positions: list[int] | None = None) -> ScanTask:
+    """Write a data file with several row groups and, if rows are deleted, a delete file, and return its scan task."""
     pq.write_table(pa.table([values], schema=ARROW), path, row_group_size=max(1, len(values) // 3))
     deletes: tuple[dict[str, Any], ...] = ()
     if deleted_positions:

@@ -125,7 +125,11 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
 
 
 async def commit_random_files(stored_table: StoredTable, rng: random.Random, commits: int) -> None:
-    """Commit files with several row groups, and deletes of every kind that the format version has."""
+    """Commit random files, and in some commits deletes of earlier rows.
+
+    The deletes are equality deletes, and position deletes in version 2 or deletion vectors in version 3. Files of 40
+    and 150 rows may have row groups of 16 rows.
+    """
     for _ in range(commits):
         snapshot_before = stored_table.snapshots[-1] if stored_table.snapshots else LiveSnapshot(0, [], [])
         part = rng.choice([1, 2])

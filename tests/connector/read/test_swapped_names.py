@@ -41,7 +41,7 @@ def create_and_fill_table(
 
 
 def read_rows(client: IndexClient) -> list[tuple[int, int]]:
-    """Return the columns of each row, in the order of their ids."""
+    """Return (first column, second column) of each row in the order of the rows' values."""
     table = scan(client, "db.t").to_arrow()
     return sorted(zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True))
 

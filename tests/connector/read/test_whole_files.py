@@ -15,7 +15,7 @@ from tests.connector.write.test_upserts import build_rows, create_upsert_table, 
 
 
 def count_rows_and_deletes(client: IndexClient) -> list[tuple[int, int]]:
-    """Return the number of rows and of delete files of each data file."""
+    """Return (number of rows, number of delete files) of each data file, sorted."""
     return sorted((task.records, len(task.deletes)) for task in plan(client, open_table(client, "db.t", CURRENT)))
 
 
@@ -42,7 +42,10 @@ def test_data_file_is_removed_with_its_last_row_and_its_deletes(client: IndexCli
 def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """The removal is refused and repeated on the new snapshot, so that each delete counts rows that existed."""
+    """A statement that removes a whole file is refused if another delete of its rows has been committed meanwhile.
+
+    The repeated statement uses the new snapshot, so it counts only the rows that the other delete has left.
+    """
     create_upsert_table(client, version=version)
     append(client, "db.t", build_rows((1, "de", 1, "a"), (2, "de", 1, "b")))
     options = {"where": "id > 0", "mode": MERGE_ON_READ}

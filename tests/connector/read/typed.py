@@ -148,7 +148,7 @@ def build_array(kind: str, values: Sequence[Any]) -> pa.Array:
 
 
 def to_plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Convert an Arrow column back to values in the form of `expressions.py`."""
+    """Return the values of an Arrow column: dates and times as integers, decimals as unscaled integers."""
     if isinstance(column, pa.ChunkedArray):
         return [value for chunk in column.chunks for value in to_plain(kind, chunk)]
     if isinstance(column, pa.ExtensionArray):

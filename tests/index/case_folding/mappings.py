@@ -47,7 +47,8 @@ def read_duckdb_mappings() -> Mappings:
 
 def _list_texts() -> Iterator[str]:
     """Yield all code points except NUL, which ends texts in DuckDB, and surrogates, which UTF-8 cannot encode."""
-    return (chr(point) for point in range(1, 0x110000) if not 0xD800 <= point <= 0xDFFF)
+    last_point = 0x10FFFF
+    return (chr(point) for point in range(1, last_point + 1) if not 0xD800 <= point <= 0xDFFF)
 
 
 def _keep_different(rows: Iterator[tuple[str, str, str]]) -> Mappings:

@@ -74,7 +74,10 @@ def test_random_texts_keep_their_folded_form_in_python_and_duckdb() -> None:
 
 
 def check_fold(text: str, other_texts: list[str]) -> None:
-    """Check that a search for an engine's upper or lower case of a text finds the text."""
+    """Check that `text` has the same folded form as each of `other_texts`, which an engine made from it.
+
+    Characters without a known case are left out.
+    """
     for other in other_texts:
         if has_known_case(other):
             assert fold_case(text) in (fold_case(other), UNKNOWN_CASE), (text, other)

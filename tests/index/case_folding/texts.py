@@ -16,6 +16,7 @@ UNASSIGNED_LETTERS = "\u0378\U0010ffff\ua7dd"
 @cache
 def list_cased_characters() -> str:
     """Return all characters that Python's `lower` or `upper` changes."""
+    # Surrogates, from U+D800 to U+DFFF, are not characters.
     points = (chr(point) for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF)
     return "".join(point for point in points if point != point.lower() or point != point.upper())
 
@@ -45,7 +46,7 @@ def draw_text(rng: random.Random) -> str:
 
 
 def change_case(rng: random.Random, text: str) -> str:
-    """Return a text that some engine may make of `text`, or of a text that differs from `text` in case."""
+    """Return `text` with the case of its letters changed at random, as an engine's functions may change it."""
     changes = [str.lower, str.upper, str.casefold, str.swapcase, str.title]
     changed_text = rng.choice(changes)(text)
     if rng.random() < 0.3:

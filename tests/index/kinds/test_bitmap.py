@@ -154,7 +154,7 @@ def test_file_has_as_many_slices_as_its_ranks_have_bits() -> None:
     section = open_bitmap([build_from_longs(rng.integers(0, 1000, 100_000))]).open_section(0)
     assert section.layout == SLICES
     slice_bytes = 8 * -(-100_000 // 64)  # A slice has a word of 8 bytes for 64 rows.
-    assert section.bitmaps_bytes <= 10 * slice_bytes
+    assert section.bitmaps_bytes <= 10 * slice_bytes  # The ranks of 1,000 values have 10 bits.
 
 
 def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
@@ -162,7 +162,8 @@ def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
     values = np.where(rng.random(300_000) < 0.01, rng.integers(1, 30, 300_000), 0)
     index = open_bitmap([build_from_longs(values)])
     assert index.open_section(0).layout == EQUALITY
-    assert index.open_section(0).bitmaps_bytes < 5 * 3000  # 2 bytes for each rare row, and two runs.
+    # About 3,000 rows (1 %) have a rare value. The bitmaps of the values need less than 5 bytes for each such row.
+    assert index.open_section(0).bitmaps_bytes < 5 * 3000
     for wanted_values in ({3}, {0}, {3, 4}, set(range(1, 29)), set(range(30)) - {7}):
         expected = np.flatnonzero(np.isin(values, list(wanted_values))).tolist()
         assert find_rows(index, 0, build_ranges(*wanted_values), len(values)) == expected

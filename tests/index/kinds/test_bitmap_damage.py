@@ -166,12 +166,12 @@ def test_too_many_keys_for_ranks_are_rejected_before_anything_is_read(keys: int,
     """Checksums detect only accidental damage, because a malicious writer computes matching checksums."""
     pieces = [Piece(Coding.FLAT, bytes(64))] * 4
     with pytest.raises(ValueError, match="keys"):
-        Postings(memoryview(write_pieces(PiecesHeader(keys, 1, form, MATRIX, 0), pieces)), form, 1, 2**64)
+        Postings(memoryview(write_pieces(PiecesHeader(keys, 1, form, MATRIX, 0), pieces)), form, files=1, pairs=2**64)
 
 
 @pytest.mark.parametrize("layout", [MATRIX, LISTS, EDGES])
 def test_piece_that_would_inflate_past_its_limit_is_not_inflated(layout: int) -> None:
-    """In a malicious file, two gigabytes of zeros need only a few kilobytes."""
+    """A few bytes of a malicious file can claim to be a gigabyte. The kernel refuses them by the claimed size."""
     bomb = Piece(Coding.ZSTD, (1 << 30).to_bytes(8, "little") + pa.compress(bytes(1 << 20), "zstd", asbytes=True))
     key = np.array([7], dtype=np.uint64)
     starts = _ordered.pack_numbers(np.array([0, 1], dtype=np.uint64))
@@ -181,7 +181,7 @@ def test_piece_that_would_inflate_past_its_limit_is_not_inflated(layout: int) ->
     if layout == EDGES:
         pieces = [bomb, bomb]
     written_pieces = write_pieces(PiecesHeader(0 if layout == EDGES else 1, 3, CODES, layout, 0), pieces)
-    postings = Postings(memoryview(written_pieces), CODES, 3, 3)
+    postings = Postings(memoryview(written_pieces), CODES, files=3, pairs=3)
     is_present = np.ones(3, dtype=np.bool_)
     wide_range = KeyRanges("long", (KeyRange(0, 9),))
     with pytest.raises(ValueError, match="bytes after decompression"):
@@ -202,7 +202,7 @@ def _build_run_bitmap(containers: int) -> bytes:
     """Return a roaring bitmap of all rows of `containers` containers, with 14 bytes for each 65,536 rows."""
     flags = np.packbits(np.ones(containers, dtype=np.uint8), bitorder="little").tobytes()
     keys = np.array([(key, 65535) for key in range(containers)], dtype="<u2").tobytes()
-    # The cookie 12347 means that the bitmap has run containers.
+    # The cookie 12347 means that the bitmap has run containers. A container has one run, from row 0 to row 65,535.
     cookie = np.array([12347 | (containers - 1) << 16], dtype="<u4").tobytes() + flags + keys
     starts = len(cookie) + 4 * containers + 6 * np.arange(containers)
     return cookie + starts.astype("<u4").tobytes() + np.array([1, 0, 65535] * containers, dtype="<u2").tobytes()

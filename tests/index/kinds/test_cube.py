@@ -108,7 +108,7 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
         else term.name
         for term in definition.terms
     ]
-    # The lowest ratio that is a number. If all ratios are NaN, the aggregate is NaN.
+    # The text computes the lowest ratio that is a number. If all ratios are NaN, the aggregate is NaN.
     lowest = "min(CASE WHEN isnan(ratio) THEN NULL ELSE ratio END)"
     expected = duckdb.sql(
         f"SELECT {', '.join(keys)}, count(*), count(qty), sum(qty), sum(big), sum(price), count(price),"
@@ -269,6 +269,7 @@ def test_unpacked_groups_equal_the_packed_groups() -> None:
                 ),
                 "m2": pa.array([Decimal(number * limit) / 100 for number in longs], pa.decimal128(38, 2)),
             }
+            # The slice gives the arrays an offset.
             groups = pa.RecordBatch.from_arrays(list(columns.values()), list(columns)).slice(rows // 7)
             (stored_groups,) = open_entries(groups).read([0])
             # Equality of floats does not distinguish the signs of zeros.

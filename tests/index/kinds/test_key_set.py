@@ -71,6 +71,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
     rng = random.Random(seed)
     rows = rng.choice([1, 63, 64, 65, 300, 3000])
     columns, matching_rows = [], [True] * rows
+    # Each column is compared with a range of keys or with a set of keys.
     for _ in range(rng.choice([1, 2, 4])):
         span = rng.choice([70, 300, 2000])
         values = draw_values(rng, False, span, rows)
@@ -78,6 +79,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
         if rng.random() < 0.4:
             low, width = rng.randrange(span) - span // 2, rng.choice([1, 5, span // 3])
             wanted_keys: set[int] = set(range(low, low + width))
+            # The keys of longs are unsigned, so they are greater than the values by 2**63.
             keys: KeySet | KeySpan = KeySpan("long", low + (1 << 63), low + width - 1 + (1 << 63))
         else:
             wanted_keys = {rng.randrange(span) - span // 2 for _ in range(rng.choice([1, 8, span // 4, span // 2]))}
@@ -95,13 +97,14 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
     assert any_row(columns, rows, None) == any(matching_rows)
     candidate_rows = np.zeros(-(-rows // 64), dtype=np.uint64)
     assert not any_row(columns, rows, candidate_rows)
-    for row in rng.sample(range(rows), min(rows, 20)):
+    for row in rng.sample(range(rows), min(rows, 20)):  # The only candidate is a random row.
         candidate_rows[:] = 0
         candidate_rows[row // 64] = np.uint64(1 << row % 64)
         assert any_row(columns, rows, candidate_rows) == matching_rows[row]
 
 
 def test_incompatible_arguments_of_the_kernel_are_rejected() -> None:
+    """In each case, one argument does not fit the others, for example a mask that is too short for 100 rows."""
     index = open_bitmap([list(range(100))], "long", pa.int64())
     keys = build_key_set(list(range(0, 100, 3)), "long", pa.int64())
     assert keys.table is not None
@@ -123,6 +126,7 @@ def test_incompatible_arguments_of_the_kernel_are_rejected() -> None:
 
 
 def test_keys_converted_to_another_type_represent_the_same_values() -> None:
+    """A conversion to a narrower type leaves out the values that the type cannot represent."""
     longs = build_key_set([-(2**40), -5, 7, 2**31 - 1, 2**31], "long", pa.int64())
     ints = longs.convert_to_kind("int")
     assert [ints.get_key(number) - (1 << 63) for number in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]

@@ -176,7 +176,7 @@ def test_zeros_of_both_signs_have_adjacent_keys() -> None:
 
 
 def test_bytes_under_a_null_are_ignored() -> None:
-    # In Arrow, the bytes of a null are arbitrary.
+    # In Arrow, the bytes of a null are arbitrary. The validity bits 0x05 make the second of three values null.
     offsets, heap = pa.py_buffer(np.array([0, 2, 4, 6], dtype=np.int32)), pa.py_buffer(b"aabbcc")
     array = pa.Array.from_buffers(pa.string(), 3, [pa.py_buffer(b"\x05"), offsets, heap])
     check_keys(convert_to_keys(array, "string"), "string", ["aa", None, "cc"])

@@ -213,7 +213,7 @@ def test_decimal_may_repeat_its_sign_bytes() -> None:
 
 @pytest.mark.parametrize("literal", [10**44, -(10**44), 2**127, -(2**127) - 1])
 def test_literal_beyond_the_precision_is_outside_all_packed_decimals(literal: int) -> None:
-    """A truncation can produce a decimal beyond its precision, so predicates may have such literals."""
+    """A truncation can produce a decimal beyond its precision, so predicates may have literals beyond it."""
     kind = "decimal(38, 0)"
     edges = [encode_key(Form.STRINGS, kind, edge) for edge in (-(10**38) + 1, 10**38 - 1)]
     key = encode_key(Form.STRINGS, kind, literal)

@@ -311,8 +311,8 @@ def test_memory_of_a_merge_does_not_depend_on_its_output(tmp_path: Path) -> None
         written_count += len(part)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert written_count > 24_000_000
-    assert peak < 4 << 20
+    assert written_count > 24_000_000, "a million entries of 24 bytes are written"
+    assert peak < 4 << 20, "the merge allocates less than 4 MiB"
 
 
 def write_and_open_record(path: Path, parts: Iterable[Any]) -> RecordBlob:
@@ -340,14 +340,14 @@ def test_index_of_50_million_keys_has_an_entry_for_each_key(tmp_path: Path) -> N
     half_file.verify()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 32 << 20
+    assert peak < 32 << 20, "the merges must allocate less than 32 MiB, although the entries need 1.2 GB"
     assert (merged_record.count, merged_record.files, half_file.count, half_file.files) == (
         50_000_000,
         50,
         25_000_000,
         25,
     )
-    for seed in range(0, 100, 11):
+    for seed in range(0, 100, 11):  # Some of these seeds belong to files of the index, and others do not.
         # The seeds of group g are 10 g to 10 g + 4, and its files have the numbers 5 g to 5 g + 4.
         file = seed // 10 * 5 + seed % 10 if seed % 10 < 5 else None
         hi, lo = (part[:1000] for part in draw_uniform_hashes(1_000_000, seed))
@@ -460,6 +460,7 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
         page = blob[4096 * number : 4096 * (number + 1)]
         page_sum, page_number, zero = struct.unpack_from("<QII", page)
         assert (page_sum, zero) == (compute_checksum(page[8:], number), 0)
+        # A page of 4,096 bytes has a header of 16 bytes and up to 170 entries of 24 bytes.
         assert page_number == (170 if number < 8 else 1500 - 8 * 170)
         assert not any(page[16 + 24 * page_number :])
         page_entries = [struct.unpack_from("<QQII", page, 16 + 24 * index) for index in range(page_number)]

@@ -30,9 +30,9 @@ INDEX = "id_signature"
 
 @pytest.fixture(params=[1 << 24, 0], ids=["read whole", "by range where a kind can"])
 def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerThread]:
-    """Run a server with `db.t`:
+    """Run a server with `db.t`, which has 9 files of 20 rows without useful bounds, and no index.
 
-    9 files of 20 rows without useful bounds, and an index of the toy kind, not built yet.
+    The server has an additional kind of index, `signature`. It reads index files as a whole or by ranges.
     """
     monkeypatch.setitem(KINDS, SIGNATURE.name, SIGNATURE)
     with ServerThread(

@@ -61,7 +61,13 @@ class CubeIndexFiles:
         self.reported_files: set[str] = set()
 
     def add(self, location: str, numbers: Sequence[int], *, amount: int = 1, damaged: bool = False) -> None:
-        """Register an index file with the entries of data files."""
+        """Register an index file with the entries of data files.
+
+        Args:
+            numbers: The numbers of the data files.
+            amount: A factor of the sums, by which a test distinguishes versions of an entry.
+            damaged: Whether a column of the entries has a wrong name.
+        """
         schema = build_entry_schema(DEFINITION.terms, DEFINITION.measures)
         batches = []
         for number in numbers:
@@ -97,7 +103,7 @@ class CubeIndexFiles:
 async def open_segments(
     index_files: CubeIndexFiles, folder: Path, *, memory_bytes: int = 1 << 20
 ) -> AsyncIterator[Segments]:
-    """Open segments over index files of cubes."""
+    """Open a reader of the merged groups of cubes, which stores them in a memory cache and a disk cache of 1 MiB."""
     async with open_stack(
         MemoryCache[str, pa.Table](memory_bytes),
         weigh=lambda table: int(table.nbytes),
@@ -113,7 +119,7 @@ async def open_segments(
 
 
 def sum_groups(table: pa.Table) -> Counter[tuple[str, int]]:
-    """Return the rows and the sums of all countries."""
+    """Return, for each country, the number of rows with the key (country, 0), and the sum with the key (country, 1)."""
     sums: Counter[tuple[str, int]] = Counter()
     for row in table.to_pylist():
         sums[row["d0"], 0] += row["m0"]
@@ -140,7 +146,7 @@ def compute_expected_sums(numbers: Iterable[int], *, amount: int = 1) -> Counter
 
 
 def check_tree(tree: FileTree, group: FileGroup) -> None:
-    """Check that the members of each group are its files, without a gap."""
+    """Check that the subgroups of each group cover all its files, without a gap or an overlap."""
     members = tree.list_subgroups(group)
     if members:
         assert (members[0].first, members[-1].end) == (group.first, group.end)

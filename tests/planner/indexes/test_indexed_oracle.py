@@ -174,7 +174,7 @@ async def _plan_cases(
 async def _plan_by_ranges(
     folder: Path, registry: Registry, cases: Sequence[ScanCase], lakes: dict[int, IndexedLake]
 ) -> Plans:
-    """Return the plans of a server that reads index files only by ranges."""
+    """Return the plans of a server that reads index files only by ranges. Reads of whole index files never end."""
     live_locations = {file.location for lake in lakes.values() for file in await lake.list_live_files()}
 
     class ObjectsWithUnreachableFiles(RecordingObjects):
@@ -184,7 +184,8 @@ async def _plan_by_ranges(
             return await super().read(location, limit_bytes=limit_bytes)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cold, "_FIRST_READ_BYTES", 64)  # Without size statistics, only the indexes themselves prune.
+        # The first read has only a part of the header of an index file, so the planner reads further ranges.
+        patch.setattr(cold, "_FIRST_READ_BYTES", 64)
         async with open_planning(
             folder, registry, wrap=ObjectsWithUnreachableFiles, index_whole_bytes=0, index_wait_s=0.5
         ) as planning:
@@ -241,7 +242,10 @@ async def test_plans_with_indexes_keep_all_matching_files_in_thousands_of_cases(
 
 
 def define_exact_bitmaps(lake: Lake) -> dict[str, str]:
-    """Define a bitmap on each column of the current schema whose values are known in every file."""
+    """Return properties that define a bitmap on each column of the current schema whose values are known in all files.
+
+    The values of a column with a default are not known in files that were written before the column was added.
+    """
     files = list_data_files(lake)
     return {
         f"seamark.index.b{column.id}": json.dumps(
@@ -255,7 +259,7 @@ def define_exact_bitmaps(lake: Lake) -> dict[str, str]:
 def draw_conditions(rng: random.Random, lake: Lake, count: int) -> Iterator[list[Any]]:
     """Yield conditions on one or two columns, as JSON.
 
-    A condition is a predicate, or a disjunction of predicates with both zeros.
+    A condition is a predicate, or an AND or OR of two predicates with the literals 0.0 and -0.0.
     """
     covered_columns = {name.rpartition("b")[2] for name in define_exact_bitmaps(lake)}
     while count:

@@ -74,7 +74,7 @@ def get_path(file: RegisteredIndexFile) -> Path:
 
 
 async def change_index_files(table: IndexedTable, rng: random.Random, change_count: int) -> None:
-    """Build, merge, delete and damage index files, one change after another."""
+    """Build, replace, damage, quarantine and delete index files, one change after another."""
     for _ in range(change_count):
         kind = rng.choice(KINDS)
         live_index_files = [

@@ -86,7 +86,7 @@ def draw_value(rng: random.Random, kind: str) -> int | float | str | None:
     if kind.startswith("timestamp"):
         return day * DAY_US + rng.choice([0, 0, 1, 3_600_000_000, DAY_US - 1])
     if kind == "string":
-        # Values with a common prefix, and values that are prefixes of other values.
+        # All values have a common prefix, and some values are prefixes of others.
         return "täg-" + "".join(rng.choice("ab😀z") for _ in range(rng.randint(0, 3)))
     if kind in FLOATS:
         return rng.choice([-math.inf, -1.5, -0.0, 0.0, 0.1, 0.1, 1.5, 1e30, math.inf, math.nan])
@@ -163,9 +163,11 @@ def draw_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any]
 
 
 def draw_extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
-    """Return a join with an extreme as JSON of a plan request, and as a condition in DuckDB.
+    """Return a comparison with the minimum or maximum of a dimension's column, of all rows or of filtered rows.
 
-    A filter that is not exact selects more rows than the subquery.
+    Returns:
+        The comparison as JSON of a plan request, and as a condition with a subquery in DuckDB. If the request is not
+        `exact`, its filter selects more rows than the subquery.
     """
     column, dimension, dimension_column = rng.choice(EQUAL_CONDITIONS)
     extreme, op = rng.choice(["min", "max"]), rng.choice(["=", *OPERATORS])
@@ -217,6 +219,7 @@ def draw_joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str
 
 async def check_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
     rng = random.Random(seed)
+    # With a small limit, the planner merges the ranges of the joined values, so that it keeps more files.
     monkeypatch.setattr(periods, "RANGES_MAX", rng.choice([1, 2, 200]))
     monkeypatch.setattr(ranges, "RANGES_MAX", rng.choice([1, 2, 200]))
     table_names = {name: f"{name}_{seed.replace('/', '_')}" for name in ("fact", *DIMENSIONS)}
@@ -277,7 +280,11 @@ async def test_plans_keep_the_rows_that_duckdb_joins_in_many_cases(
 
 
 async def test_extreme_of_some_rows_is_bounded_by_files_in_which_all_rows_match(tmp_path: Path) -> None:
-    """The greatest `k` with x = 3 is 5, although a file with x from 1 to 6 has greater values."""
+    """The planner compares bounds of files. The files of the dimension have `k` 4 and 5, 7 and 8, and 2.
+
+    All rows of the first and third file have x = 3, so the maximum of `k` with x = 3 is at least 5. The second file has
+    x from 1 to 6, so the maximum can be 8. If the filter is not exact, the first and third file prove nothing.
+    """
     async with run_server(tmp_path) as server:
         api = Api(server)
         facts = [{**dict.fromkeys(FACT), "c": number} for number in range(10)]
@@ -354,9 +361,8 @@ async def test_unreadable_join_alternative_disables_pruning_by_the_other_alterna
         api, rng = Api(server), random.Random(2)
         fact = await create_table(rng, api, "fact", FACT, 5)
         days = await create_table(rng, api, "days", DIMENSIONS["days"], 1)
-        far_day = days.make_file(
-            [{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}]
-        )  # infinity in DuckDB
+        # DuckDB reads the day 2**31 - 1 as infinity.
+        far_day = days.make_file([{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}])
         await days.commit([far_day])
         queries = [
             {"table": ["db", "days"], "on": {"ts": "day"}, "transform": "day", "any-of": 1},

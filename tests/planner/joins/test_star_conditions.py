@@ -22,6 +22,9 @@ def make_filter(column_id: int) -> Bound:
 
 
 def test_condition_by_a_column_with_the_field_id_of_partners_is_not_used() -> None:
-    """In an index, the field id 0 states whether a key has a partner. So no condition on a column 0 may use it."""
+    """An index on attributes of a dimension table uses the field id 0 for the flag that a key has a dimension row.
+
+    So a condition on a column with the field id 0 must not use the index.
+    """
     assert make_star_condition(make_filter(2), [KEY], [make_definition(2)]) is not None
     assert make_star_condition(make_filter(0), [KEY], [make_definition(0)]) is None

@@ -100,7 +100,7 @@ def _is_zero_compared(expression: Any, names: Names) -> bool:
 
 
 def draw_cases(seed: int, folder: Path, count: int) -> Iterator[ScanCase]:
-    """Yield `count` cases on the lake of `seed`, which is written below `folder`."""
+    """Write the random table of `seed` below `folder`, and yield `count` random scans of it."""
     lake = write_random_lake(seed, folder / str(seed))
     rng = random.Random(~seed)
     for number in range(count):

@@ -64,7 +64,10 @@ MAP_FIELDS = {
 
 
 def read_entries(path: str) -> Iterator[Record]:
-    """Yield the live entries of a manifest as they are stored; a map without a key yields no entry."""
+    """Yield the live entries of a manifest by the names of their fields, without inherited values.
+
+    The numbers are the field ids of the specification, which are the same in all versions.
+    """
     records, schema = read_avro(path)
     file_schema = record_type(next(field["type"] for field in schema["fields"] if field["field-id"] == 2))
     tuple_schema = record_type(next(field["type"] for field in file_schema["fields"] if field["field-id"] == 102))
@@ -84,7 +87,10 @@ def read_entries(path: str) -> Iterator[Record]:
 
 
 def read_manifest_list(path: str) -> list[Record]:
-    """Return the rows of a manifest list, with the field names of the current specification."""
+    """Return the rows of a manifest list with short names of the fields.
+
+    The numbers are the field ids of the specification, because the names of some fields differ between versions.
+    """
     records, schema = read_avro(path)
     names = {501: "length", 502: "spec_id", 517: "content", 515: "sequence", 503: "snapshot_id", 520: "first_row_id"}
     names |= {500: "path", 504: "added", 505: "existing", 506: "deleted", 512: "added_rows", 513: "existing_rows"}
@@ -104,6 +110,7 @@ def read_data_files(manifests: Sequence[Record], version: int) -> dict[str, Reco
         for entry in read_entries(manifest["path"]):
             if entry["snapshot_id"] is None:
                 entry["snapshot_id"] = manifest["snapshot_id"]
+            # The status 1 means added. Only added files, and files of version 1, inherit a sequence number.
             for name in ("sequence_number", "file_sequence_number"):
                 if entry[name] is None and (entry["status"] == 1 or version == 1 or not manifest["sequence"]):
                     entry[name] = manifest["sequence"] or 0

@@ -56,7 +56,10 @@ class FileMaker:
     def make_data_file(
         self, schema: Schema, spec_id: int, fields: Spec, kinds: dict[int, str], *, like: DataFile | None = None
     ) -> DataFile:
-        """Return a data file in the partition of `like`, or in the partition of a random first row."""
+        """Return a data file in the partition of `like`, or in the partition of a random first row.
+
+        Most files have one to eight rows, because few rows give narrow bounds, and Parquet is the most frequent format.
+        """
         rng = self._rng
         columns = schema.list_columns()
         row_choices = self._build_drawer(schema)
@@ -170,7 +173,7 @@ class FileMaker:
     ) -> list[DeleteFile]:
         """Return an equality delete file for the partition of a live file, or for all partitions.
 
-        Return no file if no column can be a key.
+        The key has one or two columns, and most keys are those of live rows. Return no file if no column can be a key.
         """
         rng = self._rng
         # No equality deletes on floats: NaN and the zeros are not valid keys.
@@ -212,7 +215,10 @@ class FileMaker:
         return self._rng.choice(self._pools[column.id])
 
     def make_position_deletes(self, files: list[DataFile]) -> list[DeleteFile]:
-        """Return a position delete file for one data file, or for several data files of one partition."""
+        """Return a position delete file for one data file, or for several data files of one partition.
+
+        Its bounds of the path are complete, are truncated to 16 characters, or are missing.
+        """
         rng = self._rng
         chosen_file = rng.choice(files)
         targets = [chosen_file]
@@ -229,9 +235,9 @@ class FileMaker:
             if bounds_kind == "truncated":
                 truncated_path = truncate_upper(paths[-1], 16)
                 lower, upper = paths[0][:16].encode(), truncated_path or upper
-            metrics[PATH_ID] = ColumnMetrics(len(positions), 0, None, lower, upper)
+            metrics[PATH_ID] = ColumnMetrics(values=len(positions), nulls=0, lower=lower, upper=upper)
             bounds = [position.to_bytes(8, "little") for position in (min(row_positions), max(row_positions))]
-            metrics[POSITION_ID] = ColumnMetrics(len(positions), 0, None, bounds[0], bounds[1])
+            metrics[POSITION_ID] = ColumnMetrics(values=len(positions), nulls=0, lower=bounds[0], upper=bounds[1])
         referenced_path = paths[0] if len(paths) == 1 and rng.random() < 0.5 else None
         return [replace(delete, positions=frozenset(positions), metrics=metrics, referenced_path=referenced_path)]
 
@@ -251,6 +257,7 @@ class FileMaker:
         A vector includes the positions of older position deletes of its data file, as the specification requires.
         """
         rng = self._rng
+        # The vectors of a Puffin file follow a magic of 4 bytes. Only their invented offsets and sizes are recorded.
         path, offset = self._create_path("data", ".puffin"), 4
         new_entries, replaced_vectors = [], []
         for file in rng.sample(files, min(len(files), rng.choice([1, 1, 2, 3]))):

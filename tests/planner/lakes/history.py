@@ -124,6 +124,7 @@ class _History:
                 continue
             # A wider type has more possible values. Only values for which existing transforms have a result are drawn.
             new_values = draw_pool(self.rng, column.kind, 4)
+            # Near the least integer, a truncation overflows. The widths of truncations are less than 1,000.
             if strip_parameters(column.kind) in ("int", "long"):
                 new_values = [value for value in new_values if int(value) > get_limits(column.kind)[0] + 1000]
             elif column.kind in partitioning.TIME_KINDS:
@@ -132,7 +133,10 @@ class _History:
             self.pools[column.id] += [value for value in new_values if repr(value) not in reprs]
 
     def _add_spec(self) -> None:
-        """Add a new default spec. Version 1 keeps removed fields, with the void transform."""
+        """Make a new or an old spec of up to three further fields the default spec.
+
+        Version 1 keeps removed fields, with the void transform.
+        """
         rng = self.rng
         fields: list[PartitionField] = []
         if self.version == 1 and self.specs:
@@ -208,7 +212,11 @@ class _History:
         self._replace(branch, "overwrite" if added_files else "delete", ids, self._group(added_files))
 
     def _compact(self, branch: str) -> None:
-        """Replace files of one partition by a file with an explicit, older sequence number."""
+        """Replace the files of one partition by one file.
+
+        From version 2 on, the new file has the latest sequence number of the replaced files, which is older than the
+        commit.
+        """
         files = self.heads[branch].data_files
         if not files:
             return self._append(branch)
@@ -218,9 +226,9 @@ class _History:
         data = self.files.make_data_file(
             self.schema, chosen_file.spec_id, self.specs[chosen_file.spec_id], self._find_kinds(), like=chosen_file
         )
-        oldest_sequence = max(file.sequence for file in group) if self.version > 1 else None
+        latest_sequence = max(file.sequence for file in group) if self.version > 1 else None
         return self._replace(
-            branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, oldest_sequence)]]
+            branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, latest_sequence)]]
         )
 
     def _replace(self, branch: str, operation: str, removed_ids: set[int], added_entries: list[list[Entry]]) -> None:

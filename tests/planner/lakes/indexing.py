@@ -146,6 +146,7 @@ def draw_indexed_filter(rng: random.Random, indexed_lake: IndexedLake, schema: T
     for term in rng.choice(usable_definitions).terms:
         column = columns[term.column_id]
         values = indexed_lake.lake.pools[column.id]
+        # Most predicates compare the column itself, because most indexes are on columns without a transform.
         transforms = ["identity"] * 6 + [partitioning.draw_transform(rng, column.kind, values)]
         is_defined = term.transform.startswith("bucket") or term.transform in CALENDAR[:3]
         transform = rng.choice([*transforms, term.transform] if is_defined else transforms)
@@ -281,7 +282,7 @@ class IndexedLake:
         await self.registry.replace(self.metadata.table_uuid, definition.id, add=[registered_index_file], remove=remove)
 
     async def merge(self, definition: IndexDefinition, locations: Sequence[str]) -> None:
-        """Register one index file that replaces several. The old files are deleted or stay."""
+        """Merge index files, and register the merged file in their place. The old files stay on the disk."""
         self.written_count += 1
         folder = self.folder.as_uri()
         merged_index_files = merge_index_files(locations, folder, Storage())
@@ -307,7 +308,7 @@ class IndexedLake:
 
 
 async def register_lake(lake: Lake, store: PointerStore, registry: Registry, properties: dict[str, str]) -> IndexedLake:
-    """Register a lake with index definitions and no index file."""
+    """Register a random table in the catalog's store, with index definitions and no index file."""
     metadata = define_indexes(lake, properties)
     name = f"t{lake.seed}"
     entry = make_entry(name, uuid=metadata.table_uuid, metadata_location=lake.metadata_location)
@@ -316,7 +317,10 @@ async def register_lake(lake: Lake, store: PointerStore, registry: Registry, pro
 
 
 async def index_randomly(rng: random.Random, indexed_lake: IndexedLake) -> None:
-    """Write index files of some data files for each definition, under random schemas."""
+    """Write index files of some data files for each definition, under random schemas, and merge some of them.
+
+    Some of the merged index files are deleted from the disk.
+    """
     for definition in indexed_lake.definitions:
         files = list_data_files(indexed_lake.lake)
         rng.shuffle(files)
@@ -342,7 +346,11 @@ async def index_randomly(rng: random.Random, indexed_lake: IndexedLake) -> None:
 async def _index_some_files(
     rng: random.Random, indexed_lake: IndexedLake, definition: IndexDefinition, files: Sequence[DataFile]
 ) -> tuple[IndexDefinition, str] | None:
-    """Write an index file, and return the definition under its schema and the location of the file."""
+    """Write an index file under a random schema.
+
+    Returns:
+        The definition under this schema and the location of the file, or None if no data file can be indexed.
+    """
     metadata, newest_schema_id = indexed_lake.metadata, max((file.schema_id for file in files), default=0)
     ids = {term.column_id for term in definition.terms}
     known_ids: set[int] = set()
@@ -376,7 +384,7 @@ def _build_entries_of_replaced_files(
 
 
 def damage_file(rng: random.Random, location: str) -> str:
-    """Damage a file, and return a description of the damage."""
+    """Damage a file, and return a description of the damage. Half of the damages are flipped bits."""
     path = Path(location.removeprefix("file://"))
     data = bytearray(path.read_bytes())
     damage_kind = rng.choice(["flipped", "flipped", "flipped", "truncated", "missing", "of other bytes"])
@@ -471,7 +479,7 @@ class IndexedTable:
         await self.store.transact([CreateEntry(entry)])
 
     def read_columns(self, number: int) -> dict[int, pa.Array]:
-        """Return the columns of the data file with this number, by column id."""
+        """Return the columns of a data file by column id. In file n, `id` has 10 n, 10 n, 10 n + 2, …, 10 n + 8."""
         return {1: pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())}
 
     async def index(self, index: str | IndexDefinition, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
@@ -505,7 +513,7 @@ class IndexedTable:
             kind=definition.kind,
             level=0,
             files=len(entries),
-            rows=10 * len(entries),
+            rows=10 * len(entries),  # Each data file has 10 rows.
             size_bytes=len(data),
             snapshot_id=None,
             created_ms=self.written_count,

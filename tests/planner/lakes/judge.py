@@ -67,9 +67,10 @@ class JudgedTask:
 
 
 async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | None = None) -> dict[str, JudgedTask]:
-    """Plan a case with Seamark, and return the tasks by file path.
+    """Plan a case with Seamark, check that the JSON of the answer equals the plan, and return the tasks by file path.
 
-    If `entry` is given, the plan uses the indexes of the table.
+    Args:
+        entry: The table's entry in the catalog, from which the plan takes the indexes. None means no indexes.
     """
     location = case.lake.metadata_location
     metadata = decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
@@ -189,7 +190,12 @@ def judge(case: ScanCase, tasks: dict[str, JudgedTask], java_plan: JavaPlan, unf
 def _check_deletes(
     case: ScanCase, file: DataFile, task: JudgedTask, expected: list[bool], java_plan: JavaPlan, counts: Counter[str]
 ) -> None:
-    """Check the delete files of a planned file. `java_plan` is Java's plan of the snapshot without a filter."""
+    """Check that a planned file has all delete files that it needs, and no delete file that Java leaves out.
+
+    Args:
+        expected: For each row of the file, whether it matches the filter.
+        java_plan: Java's plan of the snapshot without a filter.
+    """
     lake = case.lake
     applicable = {delete.name: delete for delete in lake.find_applicable_deletes(case.snapshot, file)}
     deletes = set(task.deletes)
@@ -274,7 +280,15 @@ def _describe_file(file: DataFile) -> str:
 
 
 async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java_planner: JavaPlanner) -> Counter[str]:
-    """Check `per_lake` cases on the lake of each seed, and count the situations that occurred."""
+    """Check random scans of random tables against the rows and against Java's planner.
+
+    Args:
+        seeds: The seeds of the tables.
+        per_lake: The number of scans of each table.
+
+    Returns:
+        The number of times that each situation occurred.
+    """
     counts: Counter[str] = Counter()
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()

@@ -53,7 +53,7 @@ def draw_kind(rng: random.Random, version: int) -> str:
 
 
 def widen_kind(rng: random.Random, kind: str) -> str | None:
-    """Return a type to which the specification allows promotion of this type."""
+    """Return a type to which the specification allows promotion of this type, or None if there is none."""
     if strip_parameters(kind) == "decimal":
         precision, scale = parse_decimal(kind)
         return f"decimal({rng.randint(precision + 1, 38)}, {scale})" if precision < 38 else None
@@ -61,9 +61,9 @@ def widen_kind(rng: random.Random, kind: str) -> str | None:
 
 
 def draw_pool(rng: random.Random, kind: str, size: int) -> list[Value]:
-    """Return at most `size` distinct values for rows:
+    """Return at most `size` distinct values for rows, without NaN.
 
-    extremes, neighbours of extremes, and many other values, without NaN.
+    Some values are extremes of the type or neighbours of extremes.
     """
     values = [_draw_value(rng, kind) for _ in range(size)]
     distinct_values = {(repr(value) if isinstance(value, float) else value): value for value in values}

@@ -143,7 +143,10 @@ class Lake:
         return new_row
 
     def find_applicable_deletes(self, snapshot: LakeSnapshot, file: DataFile) -> list[DeleteFile]:
-        """Return the delete files that apply to a data file, by the specification's three rules."""
+        """Return the delete files that apply to a data file, by the rules of the specification.
+
+        A deletion vector replaces all position delete files. Equality deletes always apply beside them.
+        """
         deletes = snapshot.delete_files
         positional = [
             delete

@@ -60,7 +60,10 @@ SPARK_MEANING = Meaning(nan_greatest=True)
 
 
 class Names:
-    """The columns of one schema by full name, and the names of columns that only other schemas of the table have."""
+    """The columns of a table by full name.
+
+    A name belongs to the column of `schema` that has it, or else to the column of the latest other schema.
+    """
 
     def __init__(self, schema: Schema, schemas: Sequence[Schema] = (), *, case_sensitive: bool = True) -> None:
         self._ignores_case = not case_sensitive
@@ -76,7 +79,11 @@ class Names:
 
 
 def matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Meaning = IEEE) -> bool:
-    """Return whether a row (values by column id, `lake.Row`) satisfies a filter."""
+    """Return whether a row satisfies a filter by a client's rules for zeros and NaN.
+
+    Args:
+        row: The values by column id.
+    """
     return _matches(expression, row, names, meaning, negated=False)
 
 
@@ -160,7 +167,10 @@ def list_columns(tree: Any) -> set[str]:
 
 
 def draw_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0) -> Any:
-    """Return a random filter with the names of `schema` and literals near the data; `to_json` converts it to JSON."""
+    """Return a random filter with the names of `schema` and literals near the data; `to_json` converts it to JSON.
+
+    The filter has up to three levels of AND, OR and NOT. AND is more frequent, because it lets a plan omit files.
+    """
     draw = rng.random()
     if depth < 3 and draw < 0.35:
         left, right = (draw_filter(rng, lake, schema, depth + 1) for _ in range(2))
@@ -197,7 +207,7 @@ def draw_predicate_on(
     """Return a predicate on a transform of a column, with literals near the data.
 
     Args:
-        ops: The operations to choose from; None means all.
+        ops: The operations to choose from; None means all. A list has up to eight values.
     """
     name: Any = column.name
     if transform != "identity":
@@ -214,9 +224,9 @@ def draw_predicate_on(
 
 
 def expand_zeros_sometimes(rng: random.Random, predicate: Any) -> Any:
-    """Sometimes replace a float comparison by comparisons with both 0.0 and -0.0.
+    """Return a predicate, or in some cases an AND or OR of two predicates that compare with 0.0 and -0.0.
 
-    Many programs treat the two as one value.
+    Many programs treat the two zeros as one value. Only predicates on floats change.
     """
     literal = predicate.get("value")
     if not isinstance(literal, Literal) or literal.kind not in FLOATS or rng.random() < 0.6:
@@ -247,7 +257,7 @@ def _draw_literal(
 
 
 def _draw_near(rng: random.Random, kind: str, value: Any) -> Any:
-    """Return a value near the given value: a neighbour, an extreme, or a value outside the range of the type."""
+    """Return a value near `value`, an extreme of the type, or a value that the type cannot represent."""
     name = strip_parameters(kind)
     if isinstance(value, bool):
         return not value

@@ -93,7 +93,13 @@ class SchemaMaker:
         return Schema(0, self._rename_uniquely(fields))
 
     def evolve(self, schema: Schema, schema_id: int, version: int, keep: set[int]) -> Schema:
-        """Return the schema after one or two changes. Columns in `keep`, the sources of partition fields, are kept."""
+        """Return the schema after one or two changes.
+
+        Args:
+            schema_id: The id of the returned schema.
+            version: The format version of the table, which limits the types of new columns.
+            keep: The ids of columns that must not be dropped, because partition fields use them.
+        """
         fields = schema.fields
         for _ in range(self._rng.randint(1, 2)):
             change = self._rng.choice(

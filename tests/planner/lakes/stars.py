@@ -86,7 +86,10 @@ class StarTable(LiveTable):
             metrics[column.id] = (
                 make_whole_metrics(column.kind, values) if rng is None else draw_metrics(rng, column.kind, values)
             )
-        data_file = DataFile(f"file://{path}", 0, "PARQUET", 0, partition, len(rows), path.stat().st_size, metrics)
+        data_file = DataFile(
+            f"file://{path}", content=0, format="PARQUET", spec_id=0, partition=partition, record_count=len(rows),
+            size=path.stat().st_size, metrics=metrics,
+        )  # fmt: skip
         self.rows[data_file.path] = list(rows)
         return data_file
 

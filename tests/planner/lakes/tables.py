@@ -70,7 +70,8 @@ class Table:
 
     def write_manifest(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
         """Write a manifest of the data files with these numbers, all of one day."""
-        return self._write_manifest(name, [self.make_file(number, day) for number in numbers], 0, day, snapshot_id)
+        files = [self.make_file(number, day) for number in numbers]
+        return self._write_manifest(name, files, content=0, day=day, snapshot_id=snapshot_id)
 
     def write_delete_manifest(
         self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1
@@ -79,18 +80,18 @@ class Table:
         files = [
             DeleteFile(
                 f"{self.folder.as_uri()}/data/d{number}.parquet",
-                POSITION_DELETES,
-                "PARQUET",
-                0,
-                (day,),
-                1,
-                500,
-                {},
+                content=POSITION_DELETES,
+                format="PARQUET",
+                spec_id=0,
+                partition=(day,),
+                record_count=1,
+                size=500,
+                metrics={},
                 referenced_path=self.make_file(number, day).path,
             )
             for number in numbers
         ]
-        return self._write_manifest(name, files, 1, day, snapshot_id)
+        return self._write_manifest(name, files, content=1, day=day, snapshot_id=snapshot_id)
 
     def make_file(self, number: int, day: int) -> DataFile:
         metrics = {
@@ -229,7 +230,13 @@ class RecordingObjects(ForwardingObjects):
 async def open_test_planner(
     folder: Path, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **arguments: Any
 ) -> AsyncIterator[Planner]:
-    """Open a planner over the tables below `folder`, without a disk cache unless `plan_disk_bytes` is given."""
+    """Open a planner over the tables below `folder`.
+
+    Args:
+        folder: The warehouse, which also contains the home of the server.
+        wrap: Wraps the object store, for example to record reads.
+        arguments: Settings of the server. By default, there are two planning threads and no disk cache.
+    """
     options = {"plan_disk_bytes": 0, "plan_threads": 2, **arguments}
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), **options)
     clock = SystemClock()

@@ -40,7 +40,7 @@ FILES = 4000
 
 
 def find_block_file(folder: Path) -> Path:
-    """Return the only block file."""
+    """Return the only file in the disk cache of decoded manifests."""
     (path,) = folder.rglob("*.block")
     return path
 
@@ -130,7 +130,7 @@ async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Pa
     path = find_block_file(folder / "home")
     content = path.read_bytes()
     arrays_offset, _ = read_columns(content)
-    # Padding of up to 64 bytes precedes the arrays.
+    # Padding of up to 64 bytes precedes the arrays. Only every 97th byte is changed, because each check takes long.
     for offset in range(HEADER_BYTES, arrays_offset - 64, 97):
         data = bytearray(content)
         data[offset] ^= 4
@@ -178,7 +178,10 @@ async def test_plans_during_the_detection_of_damage_are_right(folder: Path, tabl
 
 @pytest.mark.slow
 async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_path: Path) -> None:
-    """The loading view refers to the damaged block, but a new block replaces the damaged one before the load ends."""
+    """A plan waits for a manifest, and already refers to the damaged cache file of another manifest.
+
+    Before the wait ends, a second plan finds the damage and replaces the cache file.
+    """
     table = Table(tmp_path / "t")
     table.commit(1, [manifest := table.write_manifest("m", range(FILES))])
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:

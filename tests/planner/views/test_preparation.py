@@ -94,7 +94,10 @@ class SnapshotTable:
         return self.table.metadata
 
     def change(self) -> tuple[TableMetadata, dict[int, int]]:
-        """Return the next state of the table: a commit, or a rollback."""
+        """Return the next state of the table, after a rollback or a commit.
+
+        A commit removes a manifest, changes the order of the manifests, adds deletes, or adds data files.
+        """
         chance = self.rng.random()
         if chance < 0.2:
             metadata, days_by_file = self.rng.choice(self.states)
@@ -298,7 +301,7 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
     tables.note("a", ("1",))
     first_note = tables.get("a")
     assert first_note is not None
-    tables.note_prepared("a", first_note, ("2",), 7.0)
+    tables.note_prepared("a", first_note, ("2",), due_s=7.0)
     latest_table = tables.get("a")
     assert latest_table is not None
     assert (latest_table.key, latest_table.prepared, latest_table.due_s, latest_table.planned_s) == (
@@ -308,7 +311,7 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
         first_note.planned_s,
     )
     tables.note("a", ("2",))
-    tables.note_prepared("a", latest_table, ("3",), 9.0)
+    tables.note_prepared("a", latest_table, ("3",), due_s=9.0)  # A plan has used the table, so this has no effect.
     latest_table = tables.get("a")
     assert latest_table is not None
     assert (latest_table.key, latest_table.prepared, latest_table.due_s) == (("2",), False, 0.0)

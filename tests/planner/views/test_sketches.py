@@ -43,10 +43,11 @@ def test_plans_keep_the_same_files_with_and_without_sketches(
     absent_shares = (0.0, 0.01, 0.3)
     blocks = [make_block(f"m{n}", rng, rows=ROWS, spread=SPREAD, absent=share) for n, share in enumerate(absent_shares)]
     plain_view = TableView([build_manifest() for _ in blocks], blocks)
-    bounds = [draw_bound(rng) for _ in range(30)]
+    bounds = [draw_bound(rng) for _ in range(30)]  # These are predicates on one column.
     expected = [find_remaining_rows(plain_view, bound) for bound in bounds]
     conjunctions = [rng.sample(range(len(bounds)), rng.randrange(2, 5)) for _ in range(20)]
     sizes_before = [block.size_bytes for block in blocks]
+    # With these limits, views make sketches for columns of any length.
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "STRING_ROWS_MIN", 1)
@@ -66,7 +67,7 @@ def test_plans_keep_the_same_files_with_and_without_sketches(
     assert blocks[2].size_bytes - sizes_before[2] < ROWS
     other_blocks = [make_block("n", rng, rows=ROWS, spread=SPREAD, absent=0.0), *blocks[1:]]
     next_view = TableView([build_manifest() for _ in other_blocks], other_blocks, base=sketched_view)
-    monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)
+    monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)  # The next view has no sketches.
     fresh_view = TableView([build_manifest() for _ in other_blocks], other_blocks)
     assert [find_remaining_rows(next_view, bound) for bound in bounds] == [
         find_remaining_rows(fresh_view, bound) for bound in bounds

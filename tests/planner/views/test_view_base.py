@@ -47,7 +47,13 @@ def draw_value(kind: str, rng: random.Random, spread: int = 1000) -> Any:
 def make_block(
     name: str, rng: random.Random, *, rows: int | None = None, spread: int = 1000, absent: float = 0.2
 ) -> Block:
-    """Return a block of a manifest whose schema has one type of each pair in `KINDS`."""
+    """Return a block of a manifest whose schema has one type of each pair in `KINDS`.
+
+    Args:
+        rows: The number of files. The default is a random number up to 5.
+        spread: The range of the values.
+        absent: The fraction of the columns without metrics, and of the bounds that are missing.
+    """
     kinds = {number: rng.choice(pair) for number, pair in enumerate(KINDS, start=1)}
     spec_id = rng.randrange(len(SPECS))
     fields = SPECS[spec_id]
@@ -61,14 +67,16 @@ def make_block(
             values = sorted(draw_value(kind, rng, spread) for _ in range(2))
             bounds = [to_bytes(kind, end) if rng.random() >= absent else None for end in values]
             nulls = rng.choice([0, 0, 5, 10])
-            metrics[column_id] = ColumnMetrics(10, nulls, 0 if kind in ("float", "double") else None, *bounds)
+            nans = 0 if kind in ("float", "double") else None
+            lower, upper = bounds
+            metrics[column_id] = ColumnMetrics(values=10, nulls=nulls, nans=nans, lower=lower, upper=upper)
         path = f"file:///t/{name}-{row}.parquet"
         partition = tuple(
             None if rng.random() < null_partitions_share else draw_value(kinds[field.source], rng) for field in fields
         )
         record_count = rng.choice([0, 10, 10])
-        file = DataFile(path, DATA, "PARQUET", spec_id, partition, record_count, 100, metrics)
-        entries.append(Entry(ADDED, 1, None, None, file))
+        file = DataFile(path, DATA, "PARQUET", spec_id, partition, record_count, size=100, metrics=metrics)
+        entries.append(Entry(ADDED, snapshot_id=1, sequence=None, file_sequence=None, file=file))
     columns = [{"id": n, "name": f"c{n}", "required": False, "type": kind} for n, kind in kinds.items()]
     schema = {"type": "struct", "schema-id": 0, "fields": columns}
     data = build_manifest_bytes(

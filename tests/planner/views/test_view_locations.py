@@ -43,7 +43,7 @@ UNUSUAL_FOLDERS = [
 
 
 class ClaimStore:
-    """The part of a pointer store that the check uses."""
+    """A store of claims (the locations that belong to tables), with the methods that the check calls."""
 
     def __init__(self) -> None:
         self.all_claims: list[Claim] = []
@@ -63,7 +63,11 @@ def holds(location: str, key: str) -> bool:
 
 
 def is_rejected(claims: ClaimStore, paths: Sequence[str]) -> bool:
-    """Return whether the folder of any path is in a location of another table and in no location of the table."""
+    """Return whether the check must reject one of the paths of the table `OWN`.
+
+    The folder of such a path is in a location of another table and in no location of `OWN`, or it has `..` or an
+    encoded character.
+    """
     for path in paths:
         folder = path.rpartition("/")[0]
         try:
@@ -88,21 +92,33 @@ def draw_folder(rng: random.Random, unusual_share: float) -> str:
 def make_manifest(
     name: str, rng: random.Random, content: int, unusual_share: float
 ) -> tuple[ManifestFile, Block, list[str]]:
-    """Return a manifest of files in one or several folders, and the paths of all files."""
+    """Return a manifest of up to four files, its decoded files, and the paths of the manifest and the files.
+
+    Args:
+        content: 1 for a manifest of delete files, 0 for data files.
+        unusual_share: The fraction of folders that are written in an unusual form.
+    """
     location_folder = draw_folder(rng, unusual_share)
     folders = [
         location_folder if rng.random() < 0.8 else draw_folder(rng, unusual_share) for _ in range(rng.randrange(1, 5))
     ]
     paths = [f"{folder}/{rng.choice(['f', '..f', 'é'])}{row}.parquet" for row, folder in enumerate(folders)]
     kind = POSITION_DELETES if content else DATA
-    entries = [Entry(ADDED, 1, None, None, DataFile(path, kind, "PARQUET", 0, (), 10, 100, {})) for path in paths]
+    files = [
+        DataFile(path, kind, "PARQUET", spec_id=0, partition=(), record_count=10, size=100, metrics={})
+        for path in paths
+    ]
+    entries = [Entry(ADDED, snapshot_id=1, sequence=None, file_sequence=None, file=file) for file in files]
     schema = {"type": "struct", "schema-id": 0, "fields": []}
     data = build_manifest_bytes(
         entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds={}, schema=schema
     )
     path = f"{draw_folder(rng, unusual_share)}/{rng.choice(['m', '..m'])}-{name}.avro"
     block = Block(b"".join(encode_block(decode_manifest(data, path))))
-    return ManifestFile(path, len(data), 0, content, 1, 1), block, [path, *paths]
+    manifest = ManifestFile(
+        path, len(data), partition_spec_id=0, content=content, sequence_number=1, min_sequence_number=1
+    )
+    return manifest, block, [path, *paths]
 
 
 def draw_claims(rng: random.Random) -> list[Claim]:
@@ -125,10 +141,12 @@ async def test_view_with_a_base_is_rejected_exactly_when_a_check_of_each_path_re
 
 
 async def compare_histories(seed: int) -> set[bool]:
-    """Compare the views of some snapshots with a check of each path, for two states of the claims.
+    """Check the locations of the files of several snapshots, and compare the results with a check of each path.
+
+    Each snapshot is checked with two random sets of claims. Checks of later snapshots reuse earlier results.
 
     Returns:
-        The results that occurred, True if a view was rejected.
+        The results that occurred: True if a snapshot was rejected, False if it was accepted.
     """
     rng = random.Random(seed)
     unusual_share = rng.choice([0.0, 0.0, 0.1])
