@@ -58,7 +58,10 @@ class LocalIssuer:
         return Settings(**{"auth": "oidc", "oidc_issuer": self.url, "oidc_audience": AUDIENCE, **options})
 
     def build_claims(self, **options: Any) -> dict[str, Any]:
-        """Return valid claims, changed by `options`; None removes a claim."""
+        """Return the claims of a token that is valid for five minutes.
+
+        `options` replace claims. The value None removes a claim.
+        """
         now_s = self.clock.now_ms() // 1000
         all_claims = {
             "iss": self.url, "aud": AUDIENCE, "sub": "ann", "iat": now_s, "nbf": now_s, "exp": now_s + 300, **options,

@@ -108,10 +108,10 @@ class Api:
             sent_headers.setdefault("Content-Type", "application/json")
         sent_headers.setdefault("Accept-Encoding", "identity")
         url = URL(self.server.url + path, encoded=True)
-        # aiohttp warns about a body of more than 1 MiB in one piece.
-        pieces = data if data is None or len(data) < 1 << 20 else BytesIO(data)
+        one_piece_bytes_max = 1 << 20  # aiohttp warns about a body of more than 1 MiB in one piece.
+        pieces = data if data is None or len(data) < one_piece_bytes_max else BytesIO(data)
         async with self.server.http.request(
-            method, url, data=pieces, headers=sent_headers, timeout=aiohttp.ClientTimeout(30)
+            method, url, data=pieces, headers=sent_headers, timeout=aiohttp.ClientTimeout(total=30)
         ) as answer:
             return Answer(answer.status, answer.headers, await answer.read())
 

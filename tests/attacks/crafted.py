@@ -88,7 +88,18 @@ def write_manifest(campaign: AttackCampaign, path: str, files: Sequence[Any], *,
 def build_list_entry(path: str, length: int, content: int = 0) -> Manifest:
     """Return a manifest as a manifest list names it."""
     counts = {ADDED: (1, 3), EXISTING: (0, 0), DELETED: (0, 0)}
-    return Manifest(path, length, content, 0, 1, 1, SNAPSHOT_ID, [], None, counts=counts)
+    return Manifest(
+        path,
+        length,
+        content,
+        spec_id=0,
+        sequence=1,
+        min_sequence=1,
+        snapshot_id=SNAPSHOT_ID,
+        entries=[],
+        partitions=None,
+        counts=counts,
+    )
 
 
 def write_manifest_list(campaign: AttackCampaign, path: str, manifests: Sequence[Manifest]) -> str:

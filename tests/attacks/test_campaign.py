@@ -65,7 +65,7 @@ async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path:
     """The test sends each kind of request, including requests for objects in the gateway's cache."""
     rng = random.Random(first_seed())
     async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
-        campaign = AttackCampaign(world, rng, 1)
+        campaign = AttackCampaign(world, rng, seed=1)
         campaign.give_hints(HINT_KINDS)
         await fill_cache(world)
         fingerprint_before = await world.compute_fingerprint()

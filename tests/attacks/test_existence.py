@@ -80,7 +80,7 @@ def _build_attackers(
 async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
     """Return a line for each request whose answer tells an existing object of the victim from an absent one."""
     fakes, differences = _FakeIdentifiers(random.Random(1)), []
-    campaign = AttackCampaign(world, random.Random(1), 1)
+    campaign = AttackCampaign(world, random.Random(1), seed=1)
     campaign.give_hints(HINT_KINDS)
     for operation, method, template in routes.list_routes():
         if operation in routes.HARMLESS:

@@ -41,7 +41,7 @@ async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path
 async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leaks are a name, a value and a wrong status."""
     async with open_world(tmp_path, random.Random(3)) as world:
-        campaign = AttackCampaign(world, random.Random(3), 3)
+        campaign = AttackCampaign(world, random.Random(3), seed=3)
         campaign.give_hints(())
         await campaign.ask("mallory", "GET", "/v1/config")
         assert not campaign.findings
@@ -65,7 +65,7 @@ async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Pat
     async with open_world(tmp_path, rng) as world:
         grant = {"principal": "mallory", "role": "reader", "namespace": [world.victim]}
         await world.ask_successfully("root", "PUT", "/api/v1/grants", grant)
-        campaign = AttackCampaign(world, rng, 4)
+        campaign = AttackCampaign(world, rng, seed=4)
         campaign.give_hints(("namespace", "table"))
         for table in world.hints["table"]:
             await campaign.ask("mallory", "GET", f"/api/v1/tables/{world.victim}/{table}/stats/id")
@@ -105,7 +105,7 @@ async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: 
     """If this failed, a server that rejects every request would pass each campaign."""
     rng = random.Random(6)
     async with open_world(tmp_path, rng) as world:
-        campaign = AttackCampaign(world, rng, 6)
+        campaign = AttackCampaign(world, rng, seed=6)
         campaign.give_hints(())
         name, location = await crafted.create_own_table(campaign, "honest")
         data = crafted.write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2, 3])

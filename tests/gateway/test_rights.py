@@ -41,7 +41,7 @@ async def _create_tokens(home: Path) -> dict[str, str]:
             ("other", "writer", ("other",)),
         ):
             grants = [RoleGrant(principal=name, role=role, namespace=namespace)]
-            tokens[name] = await create_token(store, clock, name, None, grants)
+            tokens[name] = await create_token(store, clock, name, ttl_s=None, grants=grants)
     return tokens
 
 
@@ -315,34 +315,66 @@ class _Claims:
 async def test_credentials_become_invalid_when_their_table_loses_its_location() -> None:
     clock, claims = SimulatedClock(1), _Claims({"t": ["s3://bkt/t"]})
     checker = GrantChecker(claims, clock, build_settings(Path("unused"), rights_recheck_s=5))
-    grant = ObjectGrant("t", "s3://bkt/t", True, "w", FAR_FUTURE_MS)
+    grant = ObjectGrant("t", "s3://bkt/t", writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS)
     for _ in range(3):
         await checker.check(grant)
     assert claims.calls == 1
-    forged_grant = ObjectGrant("t", "s3://bkt/elsewhere", True, "w", FAR_FUTURE_MS)
+    forged_grant = ObjectGrant("t", "s3://bkt/elsewhere", writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS)
     with pytest.raises(Forbidden):
         await checker.check(forged_grant)
-    await checker.check(ObjectGrant("staged", "s3://bkt/new", True, "w", FAR_FUTURE_MS, staged=True))
+    await checker.check(
+        ObjectGrant("staged", "s3://bkt/new", writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS, staged=True)
+    )
     with pytest.raises(Forbidden, match="dropped"):
-        await checker.check(ObjectGrant("staged", "s3://bkt/new2", True, "w", FAR_FUTURE_MS))
+        await checker.check(
+            ObjectGrant("staged", "s3://bkt/new2", writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS)
+        )
     for inside_location in ("s3://bkt/t", "s3://bkt/t/data", "s3://bkt"):
         with pytest.raises(Forbidden):
-            await checker.check(ObjectGrant("staged", inside_location, True, "w", FAR_FUTURE_MS, staged=True))
+            await checker.check(
+                ObjectGrant(
+                    "staged", inside_location, writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS, staged=True
+                )
+            )
     claims.dropped_uuids = {"t"}
     await checker.check(grant)
     clock.advance(6000)  # The checker uses an earlier result for `rights_recheck_s`.
     for is_staged in (True, False):
         with pytest.raises(Forbidden, match="dropped"):
-            await checker.check(ObjectGrant("t", "s3://bkt/t", True, "w", FAR_FUTURE_MS, staged=is_staged))
+            await checker.check(
+                ObjectGrant(
+                    "t", "s3://bkt/t", writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS, staged=is_staged
+                )
+            )
     claims.dropped_uuids = set()
     await checker.check(grant)
-    grant_in_db = ObjectGrant("t", "s3://bkt/t", True, "w", FAR_FUTURE_MS, namespace=("db",))
+    grant_in_db = ObjectGrant(
+        "t", "s3://bkt/t", writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS, namespace=("db",)
+    )
     await checker.check(grant_in_db)
-    await checker.check(ObjectGrant("staged", "s3://bkt/new", True, "w", FAR_FUTURE_MS, staged=True, namespace=("db",)))
+    await checker.check(
+        ObjectGrant(
+            "staged",
+            "s3://bkt/new",
+            writable=True,
+            principal_name="w",
+            expires_ms=FAR_FUTURE_MS,
+            staged=True,
+            namespace=("db",),
+        )
+    )
     for is_staged in (True, False):
         with pytest.raises(Forbidden, match="moved"):
             await checker.check(
-                ObjectGrant("t", "s3://bkt/t", True, "w", FAR_FUTURE_MS, staged=is_staged, namespace=("other",))
+                ObjectGrant(
+                    "t",
+                    "s3://bkt/t",
+                    writable=True,
+                    principal_name="w",
+                    expires_ms=FAR_FUTURE_MS,
+                    staged=is_staged,
+                    namespace=("other",),
+                )
             )
     claims.by_uuid = {"u": ["s3://bkt/t"]}
     await checker.check(grant)
@@ -396,7 +428,11 @@ async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, a
     settings = build_settings(Path("unused"), auth=auth, oidc_issuer="https://i")
     checker = GrantChecker(logins, SimulatedClock(1), settings)
     for principal in ("ann", "oidc:eve"):
-        check = checker.check(ObjectGrant("t", "s3://bkt/t", False, principal, FAR_FUTURE_MS, namespace=("db",)))
+        check = checker.check(
+            ObjectGrant(
+                "t", "s3://bkt/t", writable=False, principal_name=principal, expires_ms=FAR_FUTURE_MS, namespace=("db",)
+            )
+        )
         if principal == accepted_principal:
             await check
         else:

@@ -192,7 +192,7 @@ def test_rows_journaled_before_the_retention_stay_readable() -> None:
     state = JournalState()
     state.apply(build_group(build_append(5), ReleaseRequest((("t", 0, 1),))))
     (start,) = state.choose_starts(oldest_ms=HOUR_MS, batches_max=9, bytes_max=1 << 30)
-    assert start == ShardStart("t", 0, 1, 6)
+    assert start == ShardStart("t", number=0, offset=1, record=6)
     state.apply(build_group(build_append(4)))
     state.apply(build_group(TrimRequest((start,), HOUR_MS)))
     assert state.get_first_records() == {A: 4}
@@ -216,7 +216,7 @@ def test_retention_keeps_all_records_of_a_batch_with_a_piece_that_was_written_ag
     state.apply(build_group(ReleaseRequest((("t", 0, 1),))))
     (start,) = state.choose_starts(oldest_ms=1 << 60, batches_max=9, bytes_max=1 << 30)
     assert (start.offset, start.record) == (1, 4)
-    assert state.apply(build_group(TrimRequest((ShardStart("t", 0, 1, 9),), HOUR_MS))) == [None]
+    assert state.apply(build_group(TrimRequest((ShardStart("t", number=0, offset=1, record=9),), HOUR_MS))) == [None]
     assert state.get_first_records() == {A: 4}
     state.apply(build_group(ReleaseRequest((("t", 0, 2),))))
     (start,) = state.choose_starts(oldest_ms=1 << 60, batches_max=9, bytes_max=1 << 30)

@@ -262,7 +262,7 @@ async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
         assert [upload.location async for upload in store.list_uploads(f"s3://{s3_bucket}/warehouse")] == [
             f"{folder}t/x.parquet"
         ]
-        outside_location = Upload(f"s3://{s3_bucket}/elsewhere/x.parquet", "id", 0)
+        outside_location = Upload(f"s3://{s3_bucket}/elsewhere/x.parquet", "id", begun_ms=0)
         with pytest.raises(BadRequest):
             await store.abort_uploads([outside_location])
 

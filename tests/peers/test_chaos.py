@@ -49,7 +49,7 @@ def test_replicas_that_lose_their_network_cause_no_wrong_answer(tmp_path: Path, 
         open_network(3) as network,
         mount_small_disk(tmp_path / "disk") as disk,
         open_fleet(
-            tmp_path, postgres, s3, 3, env=WITHOUT_MEMORY_CACHES, first_env=first_settings, network=network
+            tmp_path, postgres, s3, count=3, env=WITHOUT_MEMORY_CACHES, first_env=first_settings, network=network
         ) as fleet,
     ):
         readers = PlanReaders(fleet, write_tables(fleet))

@@ -74,7 +74,7 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_i
             for node, other_node in ((first_node, second_node), (second_node, first_node)):
                 set_peers(node, other_node.peers.membership.replica, missing_replica)
                 set_long_timeouts(node)
-            files = await create_files([first_node], 60, 100)
+            files = await create_files([first_node], count=60, size=100)
             files_of_missing_replica = select_owned(first_node, missing_replica.address, files)
             assert len(files_of_missing_replica) > 6
             for location, content in files.items():
@@ -97,7 +97,7 @@ async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: 
 
     async with serve_peer(hang) as address, open_node(tmp_path, "a") as first_node:
         set_peers(first_node, build_replica(address))
-        files = select_owned(first_node, address, await create_files([first_node], 40, 100))
+        files = select_owned(first_node, address, await create_files([first_node], count=40, size=100))
         for location, content in files.items():
             async with asyncio.timeout(30):  # The hanging replica would take twice as long.
                 assert await first_node.read(location) == content
@@ -164,7 +164,7 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
             set_peers(first_node, build_replica(address))
             set_long_timeouts(first_node)
             location, content = next(
-                iter(select_owned(first_node, address, await create_files([first_node], 30, 120)).items())
+                iter(select_owned(first_node, address, await create_files([first_node], count=30, size=120)).items())
             )
             assert await first_node.read(location) == content
             assert first_node.peers.objects.counts.hits == 1
@@ -215,7 +215,7 @@ async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp
     async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
         await wait_for_all_nodes(first_node, second_node)
         set_long_timeouts(first_node), set_long_timeouts(second_node)
-        files = select_owned(first_node, second_node.address, await create_files([first_node], 24, 200_000))
+        files = select_owned(first_node, second_node.address, await create_files([first_node], count=24, size=200_000))
         for location, content in files.items():
             assert await first_node.read(location) == content
         await second_node.peers.cache._stack._queue.join()

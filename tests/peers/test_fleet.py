@@ -154,7 +154,7 @@ def test_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
 def test_repeated_rolling_restarts_of_three_replicas_fail_no_request(
     tmp_path: Path, postgres: Postgres, s3: S3
 ) -> None:
-    with open_fleet(tmp_path, postgres, s3, 3, env=DELAYED_DRAIN) as fleet:
+    with open_fleet(tmp_path, postgres, s3, count=3, env=DELAYED_DRAIN) as fleet:
         fleet.write(4)
         load = restart_one_by_one(fleet, rounds=3, clients=6)
         assert load.errors == []

@@ -102,7 +102,7 @@ async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> N
     """An attacker on the network between replicas repeats requests, possibly to another worker of the replica."""
     repeated_headers: list[dict[str, str]] = []
     async with open_node(tmp_path, "a") as node, aiohttp.ClientSession() as http:
-        location = next(iter(await create_files([node], 1, 100)))
+        location = next(iter(await create_files([node], count=1, size=100)))
         rig = ProtocolRig(node, node.peers.client._tickets, http, location)
         for _ in range(20):
             headers, _ = rig.tickets.issue(node.address, location)
@@ -195,7 +195,7 @@ async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
         async with open_node(folder, "a", **tls) as first_node, open_node(folder, "b", **tls) as second_node:
             await wait_for_all_nodes(first_node, second_node)
             set_long_timeouts(first_node)
-            files = await create_files([first_node], 20, 100)
+            files = await create_files([first_node], count=20, size=100)
             assert [await first_node.read(location) for location in files] == list(files.values())
             counts = first_node.peers.objects.counts
             return counts.hits + counts.fetched, counts.failed

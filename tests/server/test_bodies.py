@@ -478,7 +478,7 @@ async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(
     # Of the 200 refusals, the server logs and records only some.
     assert 10 <= sum(event["event"] == "request" for event in events) <= 50
     await logins.server.components.audit.flush()
-    records = await logins.server.components.store.read_audit_records(None, 1000)
+    records = await logins.server.components.store.read_audit_records(after_id=None, limit=1000)
     assert len(records) <= 50
 
 

@@ -46,7 +46,7 @@ def make_table(server: Seamark) -> str:
     return str(answer.json()["metadata-location"]).removeprefix("file://")
 
 
-@pytest.mark.parametrize("workers", mark_fast(["2", "1"], 1))
+@pytest.mark.parametrize("workers", mark_fast(["2", "1"], fast_count=1))
 def test_new_home_is_private_under_the_most_permissive_umask(
     permissive_umask: None, start_seamark: Start, workers: str
 ) -> None:

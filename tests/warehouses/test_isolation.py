@@ -142,7 +142,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[WarehouseLogins]:
     clock, tokens = SystemClock(), {}
     async with open_store(build_settings(tmp_path / "home").make_database_url(), clock=clock) as store:
         for name, grants in (("root", [Grant("root", "admin")]), ("ann", [Grant("ann", "writer")]), ("bob", [])):
-            tokens[name] = await create_token(store, clock, name, None, grants)
+            tokens[name] = await create_token(store, clock, name, ttl_s=None, grants=grants)
     async with run_server_with_warehouses(tmp_path, auth="token") as world:
         logins = WarehouseLogins(world, tokens)
         for name in ("sales", "stock"):

@@ -128,7 +128,9 @@ def test_keys_of_the_server_reach_only_the_store_of_the_backend(tmp_path: Path) 
         gateway_port=8182,
     )
     location = "s3://lake/sales"
-    warehouse = StoredWarehouse("sales", "0" * 32, location, location, {}, None, 0, "ann")
+    warehouse = StoredWarehouse(
+        "sales", "0" * 32, location, location, settings={}, credentials=None, created_ms=0, principal_name="ann"
+    )
 
     def read_backend_and_key(
         settings: Settings, own_settings: dict[str, Any], credentials: dict[str, Any]

@@ -32,7 +32,7 @@ async def create_users(folder: Path, roles: Mapping[str, list[tuple[str, tuple[s
     async with open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock) as store:
         for name, role_names in roles.items():
             grants = [Grant(name, role, path) for role, path in role_names]
-            secrets[name] = await create_token(store, clock, name, None, grants)
+            secrets[name] = await create_token(store, clock, name, ttl_s=None, grants=grants)
         await store.transact([CreateNamespace(path=("db",), properties={})])
     return secrets
 
@@ -196,7 +196,7 @@ async def test_job_defines_an_index_again_only_for_a_principal_that_may_read_the
         table = await root("GET", "/v1/namespaces/db/tables/t")
         assert parse_setters(table.json["metadata"]["properties"]) == {"seamark.index.i": "root"}
         # Only a writer of the warehouse may register files.
-        await components.store.transact([SaveGrant(Grant("rex", "writer", ()))])
+        await components.store.transact([SaveGrant(Grant("rex", "writer", namespace=()))])
         await check_registration_of_other_authors(rex, root, table.json)
 
 

@@ -86,12 +86,21 @@ async def test_malformed_updates_are_a_bad_request(lake: TwoNamespaces) -> None:
     own_folder = await lake.find_folder("mine")
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [])
     for updates in (
-        [{"action": "set-location"}, *_build_snapshot_updates(5, list_location)],
-        [{"action": "set-location", "location": 5}, *_build_snapshot_updates(5, list_location)],
-        [{"action": "set-properties", "updates": []}, *_build_snapshot_updates(5, list_location)],
-        [{"action": "remove-properties", "removals": [[]]}, *_build_snapshot_updates(5, list_location)],
-        _build_snapshot_updates(5, list_location, **{"parent-snapshot-id": [1]}),
-        _build_snapshot_updates(5, list_location, **{"parent-snapshot-id": 2**70}),
+        [{"action": "set-location"}, *_build_snapshot_updates(snapshot_id=5, manifest_list=list_location)],
+        [
+            {"action": "set-location", "location": 5},
+            *_build_snapshot_updates(snapshot_id=5, manifest_list=list_location),
+        ],
+        [
+            {"action": "set-properties", "updates": []},
+            *_build_snapshot_updates(snapshot_id=5, manifest_list=list_location),
+        ],
+        [
+            {"action": "remove-properties", "removals": [[]]},
+            *_build_snapshot_updates(snapshot_id=5, manifest_list=list_location),
+        ],
+        _build_snapshot_updates(snapshot_id=5, manifest_list=list_location, **{"parent-snapshot-id": [1]}),
+        _build_snapshot_updates(snapshot_id=5, manifest_list=list_location, **{"parent-snapshot-id": 2**70}),
     ):
         answer = await create_table_with_rows(lake, "x", *updates)
         assert answer.status == 400, answer.raw

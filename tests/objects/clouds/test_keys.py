@@ -124,7 +124,7 @@ async def test_concurrent_answers_share_one_request_for_keys() -> None:
     def issue() -> IssuedKeys:
         requests.append(threading.current_thread().name)
         assert may_answer.wait(30)
-        return IssuedKeys({"key": "a"}, 1 << 50)
+        return IssuedKeys({"key": "a"}, expires_ms=1 << 50)
 
     with cache.hold():
         answers = [asyncio.ensure_future(cache.get(("table",), issue)) for _ in range(3)]
