@@ -298,7 +298,7 @@ def measure_cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
 
 
 def measure_excessive_growth(work: Callable[[Any], object], texts: dict[int, Any]) -> float | None:
-    """Return the growth of the CPU time of `work` for twice the text, or None if it is linear.
+    """Return the factor by which the CPU time of `work` grows for a text of twice the size, or None if it is linear.
 
     Args:
         work: A function of a text.
@@ -307,7 +307,7 @@ def measure_excessive_growth(work: Callable[[Any], object], texts: dict[int, Any
     """
     shortest, _, normal, _ = sorted(texts)
     size = shortest if measure_cpu_s(lambda: work(texts[shortest])) > LINEAR_S else normal
-    # The second pass confirms the growth, because other processes may have disturbed the first measurement.
+    # The second pass of three rounds confirms the growth, because other processes may have disturbed the first pass.
     for rounds in (1, 3):
         short_s = measure_cpu_s(lambda: work(texts[size]), rounds)
         if short_s < LINEAR_S:
@@ -319,7 +319,11 @@ def measure_excessive_growth(work: Callable[[Any], object], texts: dict[int, Any
 
 
 def generate_by_size(generate: Callable[[int], Iterable[Any]], size: int) -> Iterator[dict[int, Any]]:
-    """Yield each text in the sizes that `measure_excessive_growth` needs."""
+    """Yield each text in the four sizes that `measure_excessive_growth` needs: from a quarter of `size` to its double.
+
+    Args:
+        generate: Returns all texts in a size, in the same order for each size.
+    """
     sizes = (size // 4, size // 2, size, 2 * size)
     for texts in zip(*map(generate, sizes), strict=True):
         yield dict(zip(sizes, texts, strict=True))
@@ -350,7 +354,7 @@ def find_superlinear_texts(use: PatternUse) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print each expression that is not linear, and their number."""
+    """Print each regular expression whose time is not linear in the text, and the number of all expressions."""
     count = 0
     gc.disable()  # A garbage collection in one of two measurements looks like growth.
     for use in find_uses():

@@ -42,7 +42,7 @@ def list_routes() -> tuple[tuple[str, str, str], ...]:
 
 
 async def attack_route(campaign: AttackCampaign, operation: str, method: str, template: str) -> None:
-    """Send one request to one route."""
+    """Send a random request of a random attacker to a route, with hints in its path, query, headers and body."""
     campaign.drawn_routes.add(operation)
     principal = campaign.rng.choice(HOSTILE_PRINCIPALS)
     values = _RandomValues(campaign)

@@ -14,7 +14,11 @@ from tests.attacks.world import EVIL, HOSTILE_PRINCIPALS, NAMES
 
 
 async def sign_everything(campaign: AttackCampaign, name: str, query: str = "") -> None:
-    """Request signatures for objects of the victim through the attacker's table, and use the granted signatures."""
+    """Try to reach objects of the victim with the rights on the attacker's table `name`.
+
+    Send requests through the gateway. If the store is an S3 server, also request signatures for the victim's objects,
+    and use the granted signatures.
+    """
     world, rng = campaign.world, campaign.rng
     await reach_through_gateway(campaign, name)
     if world.s3 is None:

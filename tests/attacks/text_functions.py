@@ -138,7 +138,7 @@ def find_superlinear_texts(function_name: str, call: Callable[[str], object]) ->
 
 
 def main() -> None:
-    """Print each function that is not linear, and their number."""
+    """Print each function whose time is not linear in its text, and the number of all functions."""
     count = 0
     gc.disable()  # A garbage collection in one of two measurements looks like growth.
     for function_name, call in list_functions():

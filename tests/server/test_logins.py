@@ -19,7 +19,10 @@ from tests.server.rig import RunningServer, build_settings, run_server
 
 @pytest.fixture
 async def secrets(tmp_path: Path) -> dict[str, str]:
-    """Return token secrets by name: of an admin of the catalog, a reader of `db`, and a user without any grant."""
+    """Return the token secrets of three users by name.
+
+    The users are an admin of the catalog, a reader of `db`, and a user without any grant.
+    """
     clock = SystemClock()
     async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])

@@ -23,7 +23,7 @@ SCHEMA = {"type": "struct", "fields": [{"id": 1, "name": "id", "type": "long", "
 
 
 def list_accessible_files(folder: Path) -> list[str]:
-    """Return the paths and modes of all files on which any account except the owner has a permission."""
+    """Return the path and mode of each file or folder on which an account except the owner has a permission."""
     paths = (folder, *folder.rglob("*"))
     modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in paths if not path.is_symlink()}
     return [f"{path} {mode:o}" for path, mode in modes.items() if mode & 0o077]

@@ -106,7 +106,7 @@ async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, 
             return answer["name"] is not None
 
         were_made = [await make_plan_table("rita", 10 * number + 15) for number in range(12)]
-        # The limit of bytes allows a number of plan tables that depends on their sizes.
+        # Half of 6 plan tables are 3. Half of 60,000 bytes allow a number of plan tables that depends on their sizes.
         assert 1 <= sum(were_made) <= 8
         assert not were_made[-1]
         assert await make_plan_table("ron", 17)
@@ -142,6 +142,7 @@ async def test_withdrawn_plans_do_not_count_for_the_limit_and_rejections_are_cou
             assert await renew_lease([1, 2], lease_s=600) == 429
             assert await renew_lease(ids, lease_s=0) == 200
         refused_counts = server.components.catalog.plan_tables.refused
+        # Each of the four rounds had a refused plan and a refused renewal.
         assert refused_counts == {"leases of one principal": 8}
         for _ in range(2):  # A second sample does not add the same rejections again.
             server.components.metrics.plans.sample(server.components.planner.read_stats(), refused_counts)

@@ -193,7 +193,7 @@ async def test_silent_server_or_too_many_groups_refuse_the_operation() -> None:
 
 
 async def test_error_about_one_object_hides_only_this_object_from_a_listing() -> None:
-    # The name of this object is longer than OpenFGA permits, so the server refuses it without a check.
+    # OpenFGA accepts at most 100 groups and containers of an object, so the server hides this table without a check.
     deep_table = Securable(tuple("n" for _ in range(100)), "table", "deep")
     reader = Principal("p", ADMIN)
     async with run_relation_server() as server, open_authorizer_over(server.url) as authorizer:

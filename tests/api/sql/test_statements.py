@@ -462,7 +462,7 @@ async def test_statement_token_allows_only_reading(server_with_tokens: ServerWit
 async def test_worker_reads_no_file_outside_its_tables(
     server_with_tokens: ServerWithTokens, home: Path, tmp_path: Path
 ) -> None:
-    """A data file is replaced by a symbolic link to a file outside the warehouse, which the server's account may read."""
+    """A symbolic link to a file outside the warehouse replaces a data file. The server's account may read this file."""
     data_path = next((home / "warehouse").rglob("t-*/**/*.parquet"))
     moved_path = tmp_path / "elsewhere.parquet"
     data_path.rename(moved_path)
