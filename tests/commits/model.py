@@ -25,7 +25,10 @@ READING_KINDS = ("delete", "update", "update", "count", "compact")
 
 @dataclass
 class StoredFile:
-    """A data file of the snapshot on which both changes are based."""
+    """A data file of the snapshot on which two concurrent changes are based.
+
+    `vector` is the commit entry of its deletion vector, or None.
+    """
 
     path: str
     part: int
@@ -137,7 +140,8 @@ class ConcurrentChanges:
             snapshot_id = await _delete_random_row(lake, base, version, snapshot_id, rng)
         changes: list[Change] = []
         for number in (1, 2):
-            # There are few ids, so that the changes usually overlap.
+            # The second change prefers the partition of the first change: it is listed three times more, so that the
+            # changes usually overlap.
             nearby_parts = tuple(change.part for change in changes) * 3
             change = draw_change(rng, version, number, (*PARTS, *nearby_parts))
             while not _changes_rows(change, base):
@@ -153,8 +157,9 @@ class ConcurrentChanges:
         return _BODY_FUNCTIONS[change.kind](self, change) | _describe_reads(self, change)
 
     def list_allowed_results(self) -> list[Counter[Row]]:
-        """Return the rows that a reader may see when both changes are committed, or an empty list if both must
-        not be.
+        """Return each set of rows that a reader may see when both changes are committed.
+
+        The list is empty if the server must reject the second change.
         """
         base, first, second = self.list_rows(), self.first_change, self.second_change
         if second.isolation == "snapshot" and not second.is_blind:

@@ -97,7 +97,11 @@ class RowCountModel:
         self.has_equality_deletes = True
 
     async def replace(self) -> str:
-        """Replace random files by one file, with a number of rows near the limits, and return the outcome."""
+        """Replace random files by one file, and return the outcome.
+
+        A replacement must not add rows, and must not lose more rows than the deletes may have removed. The new file
+        has a number of rows near these two limits.
+        """
         chosen_paths = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 3)))
         files = [self.files[path] for path in chosen_paths]
         rows = sum(file.rows for file in files)

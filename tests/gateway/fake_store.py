@@ -100,7 +100,7 @@ class FakeStore:
             await asyncio.sleep(0)
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
-        """Return the store's answer without the cache."""
+        """Answer a request as the store does, without the cache. `_pause` lets other requests run between the steps."""
         location = f"s3://{call.address.bucket}/{call.address.key}"
         await self._pause()
         if call.method == "PUT":

@@ -55,7 +55,7 @@ def _call_for_code(call: Any, **arguments: Any) -> str:
 def send_raw(
     keys: Keys, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b""
 ) -> tuple[int, bytes]:
-    """Send a request whose target is not normalised, and return the response.
+    """Send a request whose target is not normalised, and return (status, body) of the answer.
 
     The request has a valid signature of exactly this target.
     """

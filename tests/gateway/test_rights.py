@@ -30,7 +30,10 @@ FAR_FUTURE_MS = 1 << 60
 
 
 async def _create_tokens(home: Path) -> dict[str, str]:
-    """Create principals with their tokens in the database of a server. Return the tokens by principal."""
+    """Create four principals with tokens in the database of a server, and return the tokens by principal.
+
+    `writer` and `reader` have rights on the namespace `db`, `other` on the namespace `other`, and `admin` on all.
+    """
     home.mkdir(parents=True)
     tokens, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
@@ -181,7 +184,7 @@ def _do_overlap(folder: str, other_folder: str) -> bool:
 
 @asynccontextmanager
 async def _run_without_polling(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Open a server with a gateway that does not poll its database during a test, and that caches checks for longer.
+    """Open a server with a gateway that polls its database, and repeats its checks of rights, only once a minute.
 
     Yield a function that sends a request and returns its JSON.
     """
@@ -221,7 +224,10 @@ async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Pat
 
 
 async def test_credentials_of_a_table_moved_to_another_namespace_are_rejected_at_once(tmp_path: Path) -> None:
-    """If they stayed valid, a user without rights on the new namespace could read and write until they expire."""
+    """If the credentials stayed valid, a user without rights on the new namespace could read and write the table.
+
+    A rename within the namespace does not end the credentials.
+    """
     async with _run_without_polling(tmp_path) as send:
 
         async def rename(source: tuple[str, str], target: tuple[str, str]) -> None:
@@ -283,7 +289,10 @@ async def test_credentials_contain_the_pinned_property_of_their_table(tmp_path: 
 
 
 class _Claims:
-    """The store's claims of tables, given by the test."""
+    """A store whose claims a test chooses. A claim states that a location belongs to a table.
+
+    The table `staged` is not in the catalog. Other tables are live, except `dropped_uuids`.
+    """
 
     def __init__(self, claims: dict[str, list[str]]) -> None:
         self.by_uuid, self.calls = claims, 0

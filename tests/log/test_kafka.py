@@ -113,9 +113,9 @@ async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) 
 
 
 class _ForgetfulProducer:
-    """A producer whose cluster stores the first records, but does not report their offsets.
+    """A Kafka producer that stores all records, but does not report the offsets of the first large records.
 
-    It reports the offsets of records smaller than `size_bytes_min`, and of all records after `forgotten_batches`.
+    A record is large if it has at least `size_bytes_min` bytes. The offsets of `forgotten_batches` of them are unknown.
     """
 
     def __init__(self, settings: dict[str, Any], *, forgotten_batches: int, size_bytes_min: int = 0) -> None:
@@ -207,7 +207,7 @@ async def test_an_append_whose_answers_are_lost_fails_in_time(kafka: Kafka, monk
 
 
 class _FailingConsumer:
-    """A consumer whose first reads fail after they have taken the records."""
+    """A Kafka consumer whose first two reads of the journal fail after they have taken the records."""
 
     failures = 2
 

@@ -42,6 +42,7 @@ async def test_too_many_producers_are_refused() -> None:
 
 async def test_one_owner_cannot_use_the_whole_limit_of_producers() -> None:
     clock = SimulatedClock(1)
+    # An owner, whose name is the second part of a producer's name, can have half of the 8 producers.
     async with open_memory_log(clock, producers_max=8, keep_ms=1000) as log:
         for number in range(4):
             await log.append({A: build_batch("x")}, StreamProducer(f"table{number}/greedy/p", sequence=0))

@@ -17,7 +17,7 @@ from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload
 
 
 class Fault(Enum):
-    """The fault of one call."""
+    """The fault of one call to a store of objects."""
 
     BEFORE = "fails without any effect"
     BROKEN = "is refused permanently without any effect"

@@ -72,7 +72,7 @@ async def test_one_line_names_the_endpoint_the_error_and_the_fix(
 
 
 class RecoveringStorage:
-    """Storage that answers from the third ping on."""
+    """A storage that does not answer the first two pings, and answers all later pings."""
 
     pings = 0
 

@@ -78,7 +78,7 @@ def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs
     status, fresh_table = load_table(client)
     assert status == 200
     _, files = request_plan(client)
-    assert len(files) == 2
+    assert len(files) == 2  # The fixture has appended twice.
     status, body = load_table(client, STALE_HEADERS)
     assert (status, body["metadata-location"]) == (200, fresh_table["metadata-location"])
     assert "Age" not in client.headers  # The database answers, so the answer is not stale.
@@ -171,7 +171,7 @@ async def test_stale_rights_are_used_only_as_long_as_allowed_and_never_for_a_rev
                 assert (await authenticator.authenticate(headers["ann"], remote=None)).name == "ann"
                 with pytest.raises(RetryLater):  # The revocation removed the token from the cache.
                     await authenticator.authenticate(headers["bob"], remote=None)
-                clock.ahead_ms = 3600_000
+                clock.ahead_ms = 3600_000  # Cat's token is valid for an hour.
                 with pytest.raises(Unauthenticated, match="expired"):
                     await authenticator.authenticate(headers["cat"], remote=None)
             for staleness in (None, Staleness(limit_s=0, wait_s=5)):

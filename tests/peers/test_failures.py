@@ -76,7 +76,7 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_i
                 set_long_timeouts(node)
             files = await create_files([first_node], count=60, size=100)
             files_of_missing_replica = select_owned(first_node, missing_replica.address, files)
-            assert len(files_of_missing_replica) > 6
+            assert len(files_of_missing_replica) > 6  # More than the three failures of each of the two nodes
             for location, content in files.items():
                 assert await first_node.read(location) == content
                 assert await second_node.read(location) == content
@@ -92,7 +92,7 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_i
 @pytest.mark.usefixtures("lasting_breakers")
 async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: Path) -> None:
     async def hang(request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # Twice the time that the test allows
         return web.Response()
 
     async with serve_peer(hang) as address, open_node(tmp_path, "a") as first_node:
@@ -102,6 +102,7 @@ async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: 
             async with asyncio.timeout(30):  # The hanging replica would take twice as long.
                 assert await first_node.read(location) == content
         counts = first_node.peers.objects.counts
+        # After three slow answers the breaker is open, and the replica is skipped.
         assert counts.hedged == 3
         assert counts.skipped == len(files) - 3
         assert first_node.peers.objects.open_breakers == 1
@@ -172,7 +173,7 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
                 first_node.peers.objects._breakers.clear()
                 assert await first_node.read(location) == content
             assert first_node.peers.objects.counts.hits == 1
-            # Each file is requested twice.
+            # After a damaged answer, the node requests the file once more from the replica.
             assert first_node.peers.read_counts()["damaged"] == 2 * (HEAD_BYTES + len(content))
 
 
@@ -211,7 +212,7 @@ async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Pat
 
 
 async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp_path: Path) -> None:
-    """Large files stay mapped while they are in use, so the mapped bytes change."""
+    """The disk cache maps large files into memory. The test overwrites four bytes of each file and so of its mapping."""
     async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
         await wait_for_all_nodes(first_node, second_node)
         set_long_timeouts(first_node), set_long_timeouts(second_node)

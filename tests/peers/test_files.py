@@ -77,6 +77,7 @@ async def test_large_file_arrives_completely_and_a_file_over_the_limit_comes_fro
     ):
         await wait_for_all_nodes(first_node, second_node)
         set_long_timeouts(first_node), set_long_timeouts(second_node)
+        # The files have exactly the limit of the first node, or one byte more.
         small_files = await create_files([first_node], count=6, size=3 << 20)
         large_files = await create_files([first_node], count=6, size=(3 << 20) + 1, seed=2)
         for files in (small_files, large_files):

@@ -23,7 +23,7 @@ KEY = ("token", "digest")
 
 
 class Database:
-    """A database of one value, which can fail or wait, and counts its reads."""
+    """A database that has one value and counts its reads. A test can make the reads fail or wait."""
 
     def __init__(self) -> None:
         self.value: str | None = "live"

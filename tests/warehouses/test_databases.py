@@ -108,7 +108,7 @@ async def test_replaced_encryption_key_opens_all_warehouses(tmp_path: Path) -> N
         body = {"name": "sales", "location": "s3://lake/warehouses/sales", "credentials": keys}
         status, created_warehouse = await world.send("POST", "/api/v1/warehouses", body)
         assert status == 201
-    new_key = "A" * 43 + "="
+    new_key = "A" * 43 + "="  # 32 zero bytes in base64
     settings_with_both_keys = {**settings, "encryption_key": f"{new_key},{build_settings(tmp_path).encryption_key}"}
     async with run_server_with_warehouses(tmp_path, **settings_with_both_keys) as world:
         warehouses = world.server.components.warehouses

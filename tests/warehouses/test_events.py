@@ -97,7 +97,7 @@ def test_closed_warehouse_is_not_in_the_gauges(monkeypatch: pytest.MonkeyPatch) 
             metrics.gateway_cache.sample(
                 warehouse=name, memory={"blocks": 4}, disk={}, served_bytes={}, events={"fetch": 1}
             )
-        if is_shared:  # The library cannot remove the values that workers share.
+        if is_shared:  # The metrics library cannot remove a value that several workers share. It becomes 0 instead.
             monkeypatch.setenv(MULTIPROCESS_VARIABLE, "/nonexistent")
         metrics.forget_warehouse("sales")
         monkeypatch.delenv(MULTIPROCESS_VARIABLE, raising=False)

@@ -122,7 +122,13 @@ async def send_object(world: WarehouseServer, keys: Keys, path_keys: Keys, metho
 async def use_keys(
     world: WarehouseServer, root: str, models: dict[str, WarehouseModel], objects: dict[str, str], rng: random.Random
 ) -> None:
-    """Write and read an object with random keys of a warehouse, and try to reach a table of any warehouse."""
+    """Use random keys of the warehouse at `root` for their own table, and for a random table of any warehouse.
+
+    The own table is accessible if the model says that the keys are valid. The other table is never accessible.
+
+    Args:
+        objects: The content of the object `data/o` of each table by the prefix of its keys. A write changes it.
+    """
     if not models[root].keys:
         return
     used_keys = rng.choice(models[root].keys)

@@ -111,7 +111,7 @@ def test_location_that_overlaps_another_warehouse_is_refused(tmp_path: Path) -> 
 
 
 def draw_warehouse(rng: random.Random, server: Settings) -> tuple[str, dict[str, Any], str]:
-    """Return the location, the own settings and the `s3_backend` of a random warehouse."""
+    """Return (location, own settings, effective `s3_backend`) of a random warehouse."""
     folders = "/".join(rng.choices(["x", "y"], k=rng.randint(1, 2)))
     root = rng.choice(["s3://{}", "s3://{}", "gs://{}", "abfss://{}@" + HOST]).format(rng.choice(["aaa", "bbb"]))
     own_settings = rng.choice([{}, {"s3_backend": GOOGLE}, {"s3_backend": AZURE}, {"s3_backend": ""}])

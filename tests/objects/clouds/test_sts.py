@@ -83,7 +83,8 @@ async def test_clients_get_keys_of_a_session_that_is_limited_to_the_table(sts: S
     assert credentials == [{"prefix": "s3://lake/wh/db/t-1/", "config": config}]
     assert (config["s3.access-key-id"], config["s3.secret-access-key"]) == ("ASIA1", "temporary")
     assert (config["s3.session-token"], config["client.refresh-credentials-endpoint"]) == ("token", "v1/credentials")
-    assert int(config["s3.session-token-expires-at-ms"]) > 4_000_000_000_000  # The answer of STS names the year 2126.
+    year_2096_ms = 4_000_000_000_000
+    assert int(config["s3.session-token-expires-at-ms"]) > year_2096_ms, "the answer of STS names the year 2126"
     assert "SECRET" not in json.dumps(config)
     assert "external" not in json.dumps(config)
     [request] = sts.requests
