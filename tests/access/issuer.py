@@ -109,6 +109,6 @@ async def run_issuer(clock: Clock) -> AsyncIterator[LocalIssuer]:
 
 
 def forge_token(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"") -> str:
-    """Return a token of these three parts, which need not be valid."""
+    """Return a JSON Web Token of a header, claims and a signature. The parts need not be valid."""
     parts = (json.dumps(header).encode(), json.dumps(claims).encode(), signature)
     return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)

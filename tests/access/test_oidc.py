@@ -49,7 +49,7 @@ async def issuer(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
 async def make_authenticator(
     issuer: LocalIssuer, store: PointerStore, clock: SimulatedClock
 ) -> AsyncIterator[MakeAuthenticator]:
-    """Yield a coroutine function that takes settings and returns an authenticator that trusts the issuer."""
+    """Yield a function that opens an authenticator. It trusts the issuer, and has the given settings."""
     async with AsyncExitStack() as stack:
 
         async def make(**options: Any) -> Authenticator:

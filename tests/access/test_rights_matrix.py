@@ -159,7 +159,7 @@ class RightsModel:
         )
 
     def may(self, operation: str, securable: Securable) -> bool:
-        """Return True if the principal may carry out the operation on the object, derived anew from its rights."""
+        """Return True if the principal's rights permit the operation on the object, computed without the server."""
         if operation in OPEN_OPERATIONS:
             return True
         if operation in SEEN_OPERATIONS:

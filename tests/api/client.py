@@ -129,12 +129,15 @@ class Api:
 
 
 def build_property_commit(**values: str) -> dict[str, Any]:
-    """Return a commit that sets properties. It has no requirement, so it always succeeds."""
+    """Return a commit that sets properties. It has no requirement, so no other commit conflicts with it."""
     return {"requirements": [], "updates": [{"action": "set-properties", "updates": values}]}
 
 
 def build_append(snapshot_id: int, parent: int | None = None, sequence: int = 1) -> dict[str, Any]:
-    """Return a commit that adds a snapshot to main."""
+    """Return a commit that adds a snapshot without files to main, if `parent` is the current snapshot of main.
+
+    The time of the snapshot increases with its sequence number.
+    """
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,

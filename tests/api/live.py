@@ -29,7 +29,7 @@ STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_name
 
 @dataclass
 class LiveSnapshot:
-    """The live files of each content, with their sequence numbers."""
+    """The id of a snapshot, and its live data and delete files with their sequence numbers."""
 
     id: int
     data: list[DataFile]
@@ -81,7 +81,7 @@ class LiveTable:
         return self.snapshots[-1].data if self.snapshots else []
 
     def make_path(self, ending: str) -> Path:
-        """Return the path of the next file."""
+        """Return a new path with this ending in the table's data folder."""
         self.file_count += 1
         return self.folder / "data" / f"{self.file_count:05d}{ending}"
 

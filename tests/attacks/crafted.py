@@ -63,7 +63,7 @@ def build_data_file(path: str, low: int, high: int, size: int = 1000, rows: int 
 
 
 def write_own_parquet(campaign: AttackCampaign, path: str, ids: Sequence[int]) -> DataFile:
-    """Return a real data file of the attacker, written to its own table."""
+    """Write a Parquet file with these ids at a path of the attacker's table, and return its manifest entry."""
     out = io.BytesIO()
     count = len(ids)
     columns = [pa.array(ids, pa.int64()), pa.array(["x"] * count), pa.array(["y"] * count), pa.array(ids, pa.int64())]
@@ -171,7 +171,7 @@ async def request_everything(campaign: AttackCampaign, name: str) -> None:
 
 
 def search_storage(campaign: AttackCampaign, location: str) -> None:
-    """Search the files that the server wrote into the attacker's table."""
+    """Search a file that the server wrote into the attacker's table, and report secrets in it."""
     leaks = campaign.world.secrets.find_leaks(campaign.world.read(location))
     if leaks:
         campaign.steps.append(f"reads {location}")
@@ -297,7 +297,10 @@ async def commit_natively(campaign: AttackCampaign) -> None:
 
 
 async def commit_foreign_statistics(campaign: AttackCampaign) -> None:
-    """Commit statistics that lie in the victim's file, read the table, and purge it."""
+    """Commit statistics of the attacker's table whose path is a file of the victim, read the table, and purge it.
+
+    A purge deletes the files that a table names.
+    """
     name, location = await create_own_table(campaign, "statistics")
     manifest = write_manifest(
         campaign, f"{location}/metadata/m0.avro", [write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2])]
@@ -398,7 +401,7 @@ async def purge_dropped_tables(campaign: AttackCampaign) -> None:
 
 
 async def use_foreign_ids(campaign: AttackCampaign) -> None:
-    """Use ids that belong to the victim: of dropped tables, builds, staged tables and records."""
+    """Use ids of the victim's dropped tables, builds, plans, pages and idempotent requests with the attacker's rights."""
     for principal in ("mallory", "morgan", "riley"):
         dropped_hint = campaign.choose_hint("dropped")
         target = {"namespace": [EVIL], "name": campaign.create_name("undropped")}

@@ -50,7 +50,7 @@ class Secrets:
 
     planted_secrets: list[Secret] = field(default_factory=list)
     known_secrets: set[Secret] = field(default_factory=set)
-    """Handles that the attacker has been given."""
+    """The secrets that the attacker has received as hints."""
     _forms: dict[Secret, tuple[bytes, ...]] = field(default_factory=dict)
 
     def plant(self, label: str, text: str | int, *, value: bool = False) -> str:

@@ -132,7 +132,10 @@ def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _find_methods(tree: ast.Module, name: str | None) -> set[str]:
-    """Return the methods that the module calls on the expression, or all methods if it is used in another way."""
+    """Return the methods that a module calls on the regular expression in the variable `name`.
+
+    If the variable is used in another way, or is None, return all methods.
+    """
     methods: set[str] = set()
     called_ids: set[int] = set()
     for node in ast.walk(tree):
@@ -246,7 +249,7 @@ def _build_example(tree: Any) -> str:
 
 
 def _choose_member(members: Any) -> str:
-    """Return a character that the set matches."""
+    """Return a character that a set `[…]` matches, or "a" if none of the tried characters matches."""
     character_set = _Set(members)
     for code, argument in members:
         if code not in (codes.LITERAL, codes.RANGE):
@@ -288,7 +291,7 @@ class _Set:
 
 
 def measure_cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
-    """Return the shortest CPU time of `work` in this process, in seconds."""
+    """Call `work` `rounds` times, and return the shortest CPU time in seconds."""
     times = []
     for _ in range(rounds):
         start = time.process_time()
@@ -330,7 +333,7 @@ def generate_by_size(generate: Callable[[int], Iterable[Any]], size: int) -> Ite
 
 
 def shorten_text(texts: dict[int, Any]) -> str:
-    """Return the beginning and the end of a text, for messages."""
+    """Return the beginning and the end of the shortest of the texts, for messages."""
     text = min(texts.values(), key=len)
     return f"{text[:30]!r}…{text[-12:]!r}"
 
@@ -344,7 +347,7 @@ def _apply(pattern: re.Pattern[Any], method: str, text: Any) -> None:
 
 
 def find_superlinear_texts(use: PatternUse) -> Iterator[str]:
-    """Yield a text for which the expression needs more than linear time."""
+    """Yield a description of the first text for which the regular expression needs more than linear time."""
     for texts in generate_by_size(partial(build_hostile_texts, use.pattern), TEXT_CHARACTERS):
         for method in sorted(use.methods):
             growth = measure_excessive_growth(partial(_apply, use.pattern, method), texts)

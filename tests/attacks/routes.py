@@ -89,7 +89,7 @@ class _RandomValues:
         self.rng = campaign.rng
 
     def draw_value(self, variable: str) -> str:
-        """Return a random value for a variable of the path, often a handle of the victim."""
+        """Return a random value for a variable of the path, often a hint about an object of the victim."""
         campaign, rng = self.campaign, self.rng
         match variable:
             case "namespace":

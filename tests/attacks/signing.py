@@ -58,9 +58,9 @@ async def sign_everything(campaign: AttackCampaign, name: str, query: str = "") 
 
 
 async def _send_signed_request(campaign: AttackCampaign, method: str, signed_request: dict[str, Any]) -> None:
-    """Send the signed request.
+    """Send a request with a granted signature to the store, and report secrets of the victim in its answer.
 
-    The oracle finds leaks in the answer, and the fingerprint shows changes.
+    The comparison of the victim's files at the end of the campaign shows changes.
     """
     headers = {name: ",".join(values) for name, values in signed_request["headers"].items()}
     async with (

@@ -129,7 +129,7 @@ def build_hostile_texts(characters: int) -> Iterator[str]:
 
 
 def find_superlinear_texts(function_name: str, call: Callable[[str], object]) -> Iterator[str]:
-    """Yield a text for which the function needs more than linear time."""
+    """Yield a description of the first text for which the function needs more than linear time."""
     for texts in generate_by_size(build_hostile_texts, TEXT_CHARACTERS):
         growth = measure_excessive_growth(call, texts)
         if growth is not None:

@@ -306,7 +306,7 @@ class _Planting:
         await self._create_view_function_and_token()
 
     async def _create_moved_table(self) -> None:
-        """Create a table as the attacker and move it into the victim's namespace."""
+        """Create a table as the attacker, and move it into the victim's namespace as a user with rights on both."""
         world = self.world
         answer = await world.ask_successfully(
             "mallory", "POST", f"/v1/namespaces/{EVIL}/tables", {"name": "moved", "schema": SCHEMA}
@@ -356,7 +356,7 @@ class _Planting:
         return pa.table([numbers[:count], texts, [part] * count, numbers[count:]], schema=schema)
 
     async def _plant_handles(self, name: str) -> None:
-        """Register the identifiers and locations of the victim's table as secrets and possible hints."""
+        """Register the identifiers and file locations of the victim's table `name` as secrets and possible hints."""
         world = self.world
         answer = await world.ask_successfully("root", "GET", f"/v1/namespaces/{world.victim}/tables/{name}")
         metadata = answer["metadata"]

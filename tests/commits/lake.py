@@ -151,9 +151,12 @@ class CommitTable:
     def write_position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, has_path_bounds: bool = False
     ) -> dict[str, Any]:
-        """Write a file that deletes rows at (path, position), and return its entry of a commit request.
+        """Write a position delete file, and return its entry of a commit request.
 
-        With `has_path_bounds`, the entry names the data file. Then all positions must be of this file.
+        Args:
+            positions: (path of the data file, position) of each deleted row.
+            part: The partition of the delete file.
+            has_path_bounds: Whether the entry names the data file. Then all positions must be of one data file.
         """
         sorted_positions = sorted(positions)
         path = self._create_path("-deletes.parquet")

@@ -90,7 +90,7 @@ class Change:
 
     @property
     def is_blind(self) -> bool:
-        """Whether the change does not depend on rows that were read."""
+        """Whether the change does not depend on the rows of the table, as an append."""
         return self.kind in BLIND_KINDS
 
 
@@ -177,7 +177,7 @@ class ConcurrentChanges:
         return [base - (first_removals | second_removals) + (after_first - base) + (after_second - base)]
 
     def must_commit(self) -> bool:
-        """Return True if the server must accept the second change."""
+        """Return True if the second change cannot conflict with the first, so that the server must accept it."""
         first, second = self.first_change, self.second_change
         if second.is_blind:
             return True

@@ -109,12 +109,12 @@ def list_live_files(snapshot: dict[str, Any] | None) -> list[PlannedFile]:
 
 
 def read_snapshot_ids(snapshot: dict[str, Any] | None) -> list[Any]:
-    """Return the ids of the rows that a reader sees, in order."""
+    """Return the sorted ids of the rows that a reader of the snapshot sees."""
     return sorted(row_id for row_id, *_ in read_snapshot_rows(snapshot))
 
 
 def read_snapshot_rows(snapshot: dict[str, Any] | None) -> list[Row]:
-    """Return the rows that a reader sees, in order."""
+    """Return the sorted rows that a reader of the snapshot sees, by the Iceberg specification."""
     files = list_live_files(snapshot)
     deletes = [file for file in files if file.content != _DATA]
     rows: list[Row] = []

@@ -167,7 +167,11 @@ async def test_overwrite_may_change_the_number_of_rows(api: Api) -> None:
 
 
 async def test_rows_of_new_files_that_are_deleted_at_once_do_not_count(api: Api) -> None:
-    """A compaction adds deletes for its new file if a writer deleted rows of its input files meanwhile."""
+    """A replacement may not add rows, but deletes in the same commit reduce the rows of its new file.
+
+    A compaction adds such deletes if a writer has deleted rows of its input files meanwhile. Here, a file of 3 rows is
+    replaced by a file of 5 rows, of which 1 or 2 are deleted.
+    """
     table = await ClaimedTable.create(api, {"x": "long"})
     old_file = table.build_data_file("old", rows=3)
     read_snapshot = (await table.commit(add=[old_file]))["snapshot-id"]

@@ -365,9 +365,9 @@ UNFINISHED_TICK = 1 << 60
 
 
 class _Model:
-    """All contents of each object with their times.
+    """The contents that each object has had, with the times of the writes.
 
-    An answer must equal a content that was current during the request.
+    An answer must equal a content that was current at some time during the request.
     """
 
     def __init__(self) -> None:

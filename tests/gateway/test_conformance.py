@@ -41,7 +41,10 @@ def client(keys: Keys) -> Iterator[Any]:
 
 
 def _get_outcome(call: Callable[..., Any], **arguments: Any) -> tuple[Any, ...]:
-    """Return the outcome of a call: the error's code and status, or the status, size, range and bytes."""
+    """Return the outcome of a call.
+
+    It is (error code, status) of an error, and otherwise (status, size, range, bytes).
+    """
     try:
         answer = call(**arguments)
     except ClientError as error:

@@ -49,7 +49,7 @@ async def _create_tokens(home: Path) -> dict[str, str]:
 
 
 def _collect_codes(keys: Keys) -> dict[str, str]:
-    """Return the error code of each operation, or OK."""
+    """Carry out seven operations on objects of the table of `keys`. Return the error code, or OK, by operation."""
     client, object_key = keys.make_client(), {"Bucket": keys.bucket, "Key": keys.prefix + "data/o"}
 
     def call_for_code(call: Any, **arguments: Any) -> str:
@@ -432,7 +432,7 @@ async def test_role_claims_of_an_issuer_do_not_invalidate_credentials(claim: str
 
 @pytest.mark.parametrize(("auth", "accepted_principal"), [("token", "ann"), ("oidc", "oidc:eve")])
 async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, accepted_principal: str) -> None:
-    """The setting may have changed after the credentials were issued."""
+    """The gateway checks the setting `auth` again, because it may change after the credentials were issued."""
     logins = _Logins({principal: [RoleGrant(principal, "reader", ("db",))] for principal in ("ann", "oidc:eve")})
     settings = build_settings(Path("unused"), auth=auth, oidc_issuer="https://i")
     checker = GrantChecker(logins, SimulatedClock(1), settings)

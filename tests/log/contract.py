@@ -41,7 +41,7 @@ def build_batch(text: str, rows: int = 1) -> Batch:
 
 
 async def read_all(log: StreamLog, shard: Shard, offset: int = 0) -> list[Record]:
-    """Return all records of a shard, read in small steps."""
+    """Return all records of a shard from `offset`, read in steps of about 100 bytes."""
     records: list[Record] = []
     while answer := await log.read(shard, offset, limit_bytes=100):
         records += answer

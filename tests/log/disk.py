@@ -14,7 +14,7 @@ SECTOR_BYTES = 512
 
 
 class Crash(BaseException):
-    """Raised to end the process during an operation of the disk."""
+    """Ends the simulated process during an operation of the disk. The code under test does not catch it."""
 
 
 @dataclass

@@ -116,7 +116,7 @@ def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeyp
 
 
 def test_gate_refuses_appends_that_were_checked_before_it_moved() -> None:
-    """A gate counts how often a stream was closed or opened for appends. An append states the number that it has read."""
+    """A gate counts how often a stream was closed or opened for appends. An append states the count that it knows."""
     state = JournalState()
     row_entry = RowsEntry("t", 0, 1, 10, 0, (1,))
 

@@ -184,7 +184,7 @@ async def test_append_fails_if_kafka_never_reports_the_offsets_of_its_rows(
 
 
 class _SilentProducer(_ForgetfulProducer):
-    """A producer that drops the answers to the first records, as a fault of the library or its thread would."""
+    """A Kafka producer that never reports the outcome of the first records, as after a fault of the client library."""
 
     def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
         for message in messages:
@@ -263,7 +263,10 @@ async def test_the_journal_is_read_without_a_gap_after_unexpected_errors(
 
 
 class _ElectingConsumer:
-    """A consumer of a cluster that has not yet chosen a leader for a new partition."""
+    """A Kafka consumer whose first two requests for offsets fail.
+
+    The cluster has not yet chosen a leader for a new partition.
+    """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._consumer = Consumer(settings)

@@ -126,6 +126,6 @@ class FaultyObjects:
         return fault
 
     def _apply_fault_after(self, fault: Fault | None, location: str) -> None:
-        """Raise an error after the call if its reply is lost."""
+        """Raise an error after an executed call if its fault is that the reply is lost."""
         if fault is Fault.LOST_REPLY:
             raise RetryLater(f"injected: the reply for {location!r} was lost")

@@ -70,7 +70,7 @@ class Signer:
 
 @pytest.fixture
 async def signer(s3: S3, s3_bucket: str) -> AsyncIterator[Signer]:
-    """Serve signatures for table `t-0` of a warehouse that has an object of table `t-1` too."""
+    """Serve signatures for the table `t-0`. The bucket also contains the object `secret` of the table `t-1`."""
     settings = Settings(
         s3_endpoint=s3.endpoint,
         s3_region=s3.region,

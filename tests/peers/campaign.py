@@ -183,7 +183,7 @@ class FleetFaults:
         self._disk.free_space()
 
     def _count_avoided_reads(self) -> float:
-        """Return the number of reads that were answered although a replica did not answer."""
+        """Return the number of reads that did not wait for an answer of the replica that owns the file."""
         sources = ("hedged", "failed", "skipped")
         return sum(count_peer_reads(replica, source) for replica in self._fleet.replicas for source in sources)
 

@@ -77,7 +77,7 @@ class Fleet:
 
 
 def read_metric(replica: Seamark, name: str, **labels: str) -> float:
-    """Return a metric, or 0 if it has no matching sample."""
+    """Return the value of a replica's metric with these labels, or 0 if it has none."""
     expected = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
     with urllib.request.urlopen(f"{replica.base_url}/metrics", timeout=30) as answer:
         for line in answer.read().decode().splitlines():

@@ -31,7 +31,7 @@ def set_peers(node: Node, *replicas: Replica) -> None:
 
 
 def select_owned(node: Node, address: str, files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return those of the files that the replica at `address` owns."""
+    """Return the files that the replica at `address` owns, which caches them for all replicas."""
     return {
         location: content
         for location, content in files.items()
@@ -212,7 +212,7 @@ async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Pat
 
 
 async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp_path: Path) -> None:
-    """The disk cache maps large files into memory. The test overwrites four bytes of each file and so of its mapping."""
+    """The disk cache maps large files into memory. The test overwrites four bytes of each file, also in its mapping."""
     async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
         await wait_for_all_nodes(first_node, second_node)
         set_long_timeouts(first_node), set_long_timeouts(second_node)

@@ -48,7 +48,10 @@ def encode_chunk(data: bytes) -> bytes:
 
 
 class BodyLogins:
-    """Logins of a reader of `db`, another reader, a writer, an admin, and a user without any right."""
+    """A server, and the secrets of its users by name.
+
+    The users are rita and ron (readers of `db`), wendy (a writer), root (an admin) and nobody (without any right).
+    """
 
     def __init__(self, server: RunningServer, secrets: dict[str, str]) -> None:
         self.server = server
@@ -67,7 +70,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[BodyLogins]:
 
 @pytest.fixture
 async def short_timeout_logins(tmp_path: Path) -> AsyncIterator[BodyLogins]:
-    """Open logins of a server with a short time limit for bodies."""
+    """Yield the logins of a server that waits at most 3 seconds for a body."""
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", requests_limit=8, body_timeout_s=3) as server:
         yield BodyLogins(server, secrets)

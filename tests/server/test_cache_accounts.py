@@ -395,7 +395,7 @@ async def test_cache_accounts_the_memory_of_its_entries(
 
 
 async def _measure_charged_and_held(cache: str, filled_cache: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
-    """Return the bytes that the cache accounts for, and the bytes that it allocates, for equal contents."""
+    """Fill a cache, and return (bytes that the cache accounts for, bytes that Python has allocated)."""
     async with filled_cache as fill_cache:
         cached_values = await fill_cache()  # The first call imports modules and creates objects that all entries share.
         del cached_values

@@ -22,7 +22,7 @@ from tests.services.seamark import Seamark
 
 
 def run_command(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """Run the command. Return (exit code, all output)."""
+    """Run `seamark` with these arguments in this process. Return (exit code, all output)."""
     result = CliRunner().invoke(cli, arguments, env=env, prog_name="seamark")
     assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output

@@ -21,7 +21,7 @@ SILENT_COUNT = 30
 
 
 def create_authority(folder: Path) -> tuple[Authority, dict[str, str]]:
-    """Return an authority, and settings of a server with a certificate from it."""
+    """Create a certificate authority. Return it, and the settings of a server that has a certificate of it."""
     new_authority = Authority(folder)
     new_authority.issue("server")
     return new_authority, {"tls_cert": str(new_authority.certificate), "tls_key": str(new_authority.key)}

@@ -23,7 +23,7 @@ async def list_tables(world: WarehouseServer, root: str) -> list[str]:
 
 
 async def run_command(folder: Path, *arguments: str, url: str = "") -> str:
-    """Run a command on the home of the server, whether the server runs or not, and return its output."""
+    """Run a `seamark` command on the home of the server, and return its output. The server need not run."""
     env = {"SEAMARK_HOME": str(folder / "home"), "SEAMARK_ENCRYPTION_KEY": SHARED_KEY}
     code, output = await asyncio.to_thread(invoke_seamark, *arguments, url=url, env=env)
     assert code == 0, output

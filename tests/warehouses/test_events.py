@@ -26,7 +26,10 @@ ROOTS = {"": "/v1", "sales": "/v1/sales", "stock": "/v1/stock"}
 
 
 def check_events(receiver: Receiver, source: str, secret: str, expected: list[str]) -> None:
-    """Check that a receiver has received exactly the events with these names, with the signature of this secret."""
+    """Check that a receiver has received exactly the events of the tables `expected`, in this order.
+
+    Each event must be from `source`, and must be signed with `secret`.
+    """
     assert [event["data"]["name"] for event in receiver.events] == expected
     assert {event["source"] for event in receiver.events} == {source}
     for headers, body in zip(receiver.headers, receiver.bodies, strict=True):

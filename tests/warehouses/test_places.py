@@ -76,7 +76,10 @@ async def test_credentials_that_would_move_a_warehouse_are_refused(tmp_path: Pat
 
 
 def list_segments(location: str, backend: str) -> set[tuple[str, ...]]:
-    """Return the segments of the location that clients see, and of the place of its objects."""
+    """Return the segments of a warehouse's location as clients see it, and of the cloud's folder with its objects.
+
+    Both are the same unless the warehouse has an `s3://` location whose objects are in another cloud.
+    """
     scheme, _, path = location.partition("://")
     bucket, *folders = path.split("/")
     visible_segments = (scheme, bucket, *folders)

@@ -79,7 +79,10 @@ def build_client_context(authority: Authority, files: ClientFiles | None = None)
 
 @asynccontextmanager
 async def connect(authority: Authority, files: ClientFiles | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """Open the session of a client that keeps its connection."""
+    """Open the HTTP session of a client that uses one connection for all requests.
+
+    `files` are its certificate and key. A client without `files` has no certificate.
+    """
     connector = aiohttp.TCPConnector(ssl=build_client_context(authority, files), limit=1, keepalive_timeout=PATIENCE_S)
     async with aiohttp.ClientSession(connector=connector) as http:
         yield http

@@ -273,7 +273,7 @@ def test_model_file_has_the_privileges_of_the_documentation() -> None:
 
 
 class OpenFga:
-    """A real server with the model of `deploy/openfga/model.json` in a store."""
+    """A real OpenFGA server with a store that has the authorization model of `deploy/openfga/model.json`."""
 
     def __init__(self, url: str) -> None:
         self.url = url

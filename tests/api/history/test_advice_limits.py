@@ -26,7 +26,7 @@ from tests.api.plans.planned import EQ_5, T
 
 
 def build_sampled_column(files: list[list[int | None]]) -> SampledColumn:
-    """Return the sampled column of files that have these values."""
+    """Return the sampled column of files. Each item of `files` has the values of one file."""
     column_id = 1
     arrays = [{column_id: pa.array(values, pa.int64())} for values in files]
     return row_samples._combine_files(arrays, {column_id: "long"}).columns[column_id]

@@ -42,7 +42,7 @@ OPPOSITE = {"eq": "not-eq", "lt": "gt-eq", "gt": "lt-eq"} | {"not-eq": "eq", "gt
 
 @dataclass
 class Leaf:
-    """A comparison of a column with a value, or a test for null, which has no value."""
+    """A condition on a column: a comparison with a value, or a test for null, for which `value` is None."""
 
     column: int
     op: str
@@ -110,7 +110,10 @@ def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
 
 
 def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
-    """Evaluate a tree like Iceberg's Java evaluator, which pushes negation down to the leaves."""
+    """Evaluate a tree like Iceberg's Java evaluator, which pushes negation down to the leaves.
+
+    `negated` states whether an odd number of NOT operators contains this tree.
+    """
     if isinstance(tree, Leaf):
         value = row[tree.column]
         if tree.value is None:

@@ -77,7 +77,10 @@ async def test_defining_or_building_an_index_requires_the_right_to_read_the_dime
     }
 
     async def define_cubes(caller: UserApi, number: int) -> dict[str, int]:
-        """Define the cube by each request and in each form of text, and return the statuses."""
+        """Define a cube with each request that can define it, and start a build of another index.
+
+        Return the statuses by request. `number` makes the names of the created tables unique.
+        """
         statuses = {}
         body = {"kind": "cube", "columns": [ATTRIBUTE], "measures": ["count(*)"]}
         statuses["put"] = (await caller("PUT", "/api/v1/tables/db/t/indexes/c", body)).status
@@ -261,6 +264,6 @@ async def check_registration_of_other_authors(rex: UserApi, root: UserApi, table
 
 
 def build_schema(name: str) -> dict[str, Any]:
-    """Return the schema with a further column."""
+    """Return the schema of the test's tables with a further text column of this name."""
     column = {"id": 100, "name": name, "required": False, "type": "string"}
     return {**SCHEMA, "fields": [*SCHEMA["fields"], column]}

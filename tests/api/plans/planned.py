@@ -112,7 +112,10 @@ def list_planned_numbers(answer: Answer) -> list[int]:
 
 
 async def read_all_pages(api: Api, answer: Answer, **options: Any) -> list[int]:
-    """Return the numbers of all files in the answer and in its plan tasks."""
+    """Read the pages of a plan, and return the numbers of its files.
+
+    The files are in the answer itself and in the answers to its plan tasks.
+    """
     file_numbers = list_planned_numbers(answer)
     for token in answer.json.get("plan-tasks", []):
         page = await api("POST", f"{T}/tasks", {"plan-task": token}, **options)

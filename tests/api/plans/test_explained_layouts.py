@@ -75,7 +75,10 @@ async def read_layouts(api: Api, where: str) -> dict[tuple[str, ...], int]:
 
 
 def count_kept_files(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]) -> int:
-    """Return the number of files that have a value in each range, with rows in the order of `keys`."""
+    """Return the number of files that a filter keeps in a table whose rows are sorted by `keys`.
+
+    A file is kept if its bounds of each column in `columns` overlap the range of the filter: (values, low, high).
+    """
     order = np.argsort(keys, kind="stable")
     is_kept = np.ones(FILES, dtype=bool)
     for values, low, high in columns:

@@ -29,7 +29,7 @@ def _build_snapshot_updates(snapshot_id: int, manifest_list: str, **fields: Any)
 
 
 async def create_table_with_rows(lake: TwoNamespaces, name: str, *updates: dict[str, Any]) -> Answer:
-    """Create a table with the commit that ends Spark's CREATE TABLE AS SELECT."""
+    """Create a table with further updates in one commit, as Spark does at the end of CREATE TABLE AS SELECT."""
     updates_of_creation = [*build_creation_updates(str(uuid4()), SCHEMA), *updates]
     body = {"requirements": [{"type": "assert-create"}], "updates": updates_of_creation}
     return await lake("wendy", "POST", f"/v1/namespaces/mine/tables/{name}", body)

@@ -128,7 +128,10 @@ def _write_manifest(
     existing: int = 0,
     write: bool = True,
 ) -> Manifest:
-    """Return a manifest. Its entry in the manifest list states the numbers of added and existing files."""
+    """Return the row of the manifest list for a manifest with these entries, and write the manifest if `write` is True.
+
+    The row states `added` added files and `existing` existing files of 100 rows. These numbers may be wrong.
+    """
     schema = {**SCHEMA, "schema-id": 0}
     data = build_manifest_bytes(
         entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=schema

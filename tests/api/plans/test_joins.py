@@ -191,7 +191,7 @@ async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star)
     assert [(join["used"], join["keys"]) for join in plan["joins"]] == [(False, None), (False, None), (True, 1)]
     assert "cannot be compared by keys" in plan["joins"][0]["reason"]
     assert plan["files"] == 1
-    # If a join has several columns, the server uses those that it can use.
+    # If a join has several columns, the server uses only the columns whose values it can compare by keys.
     two_column_join = {
         "table": ["db", "supplier"],
         "on": {"f_rate": "s_rate", "f_supplier": "s_key"},

@@ -356,7 +356,7 @@ async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: P
 
 
 async def _post_raw(api: Api, path: str, body: Any, headers: dict[str, str]) -> Response:
-    """Return the answer as received, without decompression."""
+    """Send a POST request, and return the answer with its body as received, without decompression."""
     http = aiohttp.ClientSession(auto_decompress=False)
     async with http, http.post(api.server.url + path, json=body, headers=headers) as answer:
         return Response(answer.status, answer.headers, await answer.read())

@@ -102,7 +102,10 @@ class StoredTable(LiveTable):
         )
 
     def write_vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
-        """Return a Puffin file with a deletion vector for each data file."""
+        """Write a Puffin file with a deletion vector for each data file, and return a manifest entry for each vector.
+
+        `positions` has the positions of the deleted rows by the path of the data file.
+        """
         path = self.make_path("-dv.puffin")
         data, vectors = b"PFA1", []
         for path_of_data_file, deleted_rows in positions.items():

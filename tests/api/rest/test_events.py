@@ -47,7 +47,7 @@ FIELDS = [{"id": 1, "name": "id", "type": "long", "required": False}]
 
 
 def validate_page(page: dict[str, Any]) -> None:
-    """Check a page against the schemas of the draft and of the specification."""
+    """Check a page of events against the schemas of the specification's draft for events."""
     draft = yaml.safe_load(DRAFT.read_text())["components"]["schemas"]
     schemas = {**read_specification()["components"]["schemas"], **draft}
     document = {"components": {"schemas": schemas}, "$ref": "#/components/schemas/QueryEventsResponse"}

@@ -129,7 +129,7 @@ class CubeAggregates:
         self._namespace, self._table = name.split(".")
 
     def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
-        """Send a request, and return status and body."""
+        """Send a request to `/api/v1/aggregate` for the table, and return (status, body)."""
         data = json.dumps({"namespace": [self._namespace], "table": self._table, **body}).encode()
         headers = {"Content-Type": "application/json", **headers}
         request = urllib.request.Request(f"{self._server.url}/api/v1/aggregate", data, headers)

@@ -166,7 +166,7 @@ def test_statements_that_differ_in_literals_have_one_form() -> None:
 
 
 class CountedFailures:
-    """The metrics of deliveries. It counts the runs that were dropped."""
+    """A replacement of the delivery metrics, which counts only the dropped runs."""
 
     count = 0
 

@@ -28,7 +28,7 @@ _ERROR = """<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Er
 
 
 class Sts(HTTPServer):
-    """A server for `AssumeRole`. If `error_code` is set, its answer is this error."""
+    """A server that answers `AssumeRole` requests as AWS STS does, or with the error `error_code` if it is set."""
 
     error_code = ""
 
