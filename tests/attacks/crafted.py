@@ -401,7 +401,7 @@ async def purge_dropped_tables(campaign: AttackCampaign) -> None:
 
 
 async def use_foreign_ids(campaign: AttackCampaign) -> None:
-    """Use ids of the victim's dropped tables, builds, plans, pages and idempotent requests with the attacker's rights."""
+    """Use ids of the victim with the attacker's rights: of dropped tables, builds, plans, pages and former requests."""
     for principal in ("mallory", "morgan", "riley"):
         dropped_hint = campaign.choose_hint("dropped")
         target = {"namespace": [EVIL], "name": campaign.create_name("undropped")}
