@@ -58,7 +58,10 @@ class LocalIssuer:
         return Settings(**{"auth": "oidc", "oidc_issuer": self.url, "oidc_audience": AUDIENCE, **options})
 
     def build_claims(self, **options: Any) -> dict[str, Any]:
-        """Return valid claims, changed by `options`; None removes a claim."""
+        """Return the claims of a token that is valid for five minutes.
+
+        `options` replace claims. The value None removes a claim.
+        """
         now_s = self.clock.now_ms() // 1000
         all_claims = {
             "iss": self.url, "aud": AUDIENCE, "sub": "ann", "iat": now_s, "nbf": now_s, "exp": now_s + 300, **options,
@@ -106,6 +109,6 @@ async def run_issuer(clock: Clock) -> AsyncIterator[LocalIssuer]:
 
 
 def forge_token(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"") -> str:
-    """Return a token of these three parts, which need not be valid."""
+    """Return a JSON Web Token of a header, claims and a signature. The parts need not be valid."""
     parts = (json.dumps(header).encode(), json.dumps(claims).encode(), signature)
     return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)

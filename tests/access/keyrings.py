@@ -7,5 +7,5 @@ from seamark.metaserver.access.keyring import Keyring, SigningKey
 
 
 def make_fixed_keyring(letter: bytes = b"s", clock: Clock | None = None) -> Keyring:
-    """Return a keyring with one key. The same letter gives the same key."""
-    return Keyring([SigningKey(letter * 8, 0, letter * 32)], clock or SimulatedClock(1))
+    """Return a keyring with one key, which is made of `letter`. The same letter gives the same key."""
+    return Keyring([SigningKey(letter * 8, from_ms=0, root=letter * 32)], clock or SimulatedClock(1))

@@ -40,8 +40,8 @@ async def admin_server(tmp_path: Path) -> AsyncIterator[AdminServer]:
     clock, secrets = SystemClock(), {}
     async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         for name, grant in (("root", Grant("root", "admin")), ("ns", Grant("ns", "admin", ("a",)))):
-            secrets[name] = await create_token(store, clock, name, None, [grant])
-        secrets["bob"] = await create_token(store, clock, "bob", None, [Grant("bob", "writer")])
+            secrets[name] = await create_token(store, clock, name, ttl_s=None, grants=[grant])
+        secrets["bob"] = await create_token(store, clock, "bob", ttl_s=None, grants=[Grant("bob", "writer")])
     async with run_server(tmp_path, auth="token", page_limit=100) as server:
         yield AdminServer(server, secrets)
 
@@ -196,10 +196,13 @@ class AdminUserApi(Api):
 
 
 async def test_cached_view_counts_for_the_principal_that_first_requests_it(admin_server: AdminServer) -> None:
-    """The planner evicts views of a principal with more than half of its budget."""
+    """A view is the planner's decoded list of the files of a snapshot.
+
+    The planner evicts the views of a principal that has more than half of the cache. Bob requests the view first.
+    """
     root, bob = AdminUserApi(admin_server, "root"), AdminUserApi(admin_server, "bob")
     await root.table()
-    await append_files(root, "t", [build_data_file("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
+    await append_files(root, "t", [build_data_file("file:///t/data/0.parquet", low=0, high=9)], snapshot_id=1)
     for api in (bob, root):
         assert (await api("POST", "/v1/namespaces/db/tables/t/plan", {})).status == 200
     [view] = admin_server.server.components.planner._views._views.values()

@@ -20,7 +20,8 @@ from seamark.metaserver.store.port import PointerStore
 class WaitingStore:
     """A store whose transactions wait for `may_write`.
 
-    `failures` says for each of the next transactions, from its end, whether it fails before or after its execution.
+    The last item of `failures` is for the next transaction: it fails "before" or "after" its execution, or not at all.
+    Each transaction removes its item.
     """
 
     def __init__(self, store: PointerStore) -> None:

@@ -168,7 +168,7 @@ async def test_authentication_scheme_is_read_in_any_case(
 async def test_revoked_token_is_rejected_on_every_replica(
     make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock, tmp_path: Path
 ) -> None:
-    secret = await create_token(store, clock, "ann", None, None)
+    secret = await create_token(store, clock, "ann", ttl_s=None, grants=None)
     authenticator = await make_authenticator()
     issued_token, _ = authenticator.issuer.issue((await authenticator.find_login(secret)).token)
     async with (
@@ -176,11 +176,11 @@ async def test_revoked_token_is_rejected_on_every_replica(
         open_authenticator(Settings(auth="token"), other_store, make_fixed_keyring(clock=clock), clock) as replica,
     ):
         for secret_text in (secret, issued_token):
-            assert (await replica.authenticate(build_bearer_headers(secret_text), None)).name == "ann"
+            assert (await replica.authenticate(build_bearer_headers(secret_text), remote=None)).name == "ann"
         await revoke_token(other_store, clock, "ann")
     for secret_text in (secret, issued_token):
         await check_rejected(authenticator, secret_text, "ann was revoked")
-    await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
+    await create_token(store, clock, "ann", ttl_s=None, grants=[Grant("ann", "admin")])
     for secret_text in (secret, issued_token):  # A new token with the same name does not make them valid.
         await check_rejected(authenticator, secret_text, "ann was revoked")
 
@@ -262,7 +262,7 @@ async def test_token_issued_without_logins_is_rejected_once_logins_are_required(
 async def test_each_mode_accepts_only_its_own_kinds_of_login(
     make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    secret = await create_token(store, clock, "ann", None, None)
+    secret = await create_token(store, clock, "ann", ttl_s=None, grants=None)
     async with run_issuer(clock) as issuer:
         issuer.publish(get_rsa_key())
         options = {"oidc_issuer": issuer.url, "oidc_audience": "seamark-test"}
@@ -277,7 +277,9 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
         await check_rejected(oidc_authenticator, secret, "only tokens of its OIDC issuer")
         await check_rejected(oidc_authenticator, issued_token, "only tokens of its OIDC issuer")
         for secret_text, name in ((secret, "ann"), (issued_token, "ann"), (issuer_token, "oidc:ann")):
-            assert (await authenticator_of_both.authenticate(build_bearer_headers(secret_text), None)).name == name
+            assert (
+                await authenticator_of_both.authenticate(build_bearer_headers(secret_text), remote=None)
+            ).name == name
         # The token names our issuer, but its own issuer's key signed it.
         await check_rejected(authenticator_of_both, issuer.make_token(get_rsa_key(), iss=ISSUER), "signed with HS256")
 

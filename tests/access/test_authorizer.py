@@ -69,7 +69,10 @@ grants = st.lists(st.builds(Grant, st.just("p"), st.sampled_from([*ROLES, "root"
 
 
 def list_rights(grants: list[Grant]) -> set[tuple[str, NamespacePath]]:
-    """Return every (role, namespace) that the grants give, computed by the model."""
+    """Return every (role, namespace) that the grants give, computed without the server.
+
+    A grant applies to its namespace and all namespaces below it. A role includes all weaker roles.
+    """
     rights = set()
     for grant in grants:
         for path in PATHS:

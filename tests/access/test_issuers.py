@@ -45,7 +45,7 @@ async def second_issuer(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
 
 
 class AuthenticatorFactory:
-    """Opens authenticators that accept the first issuer by the settings, and more issuers by a file."""
+    """Opens authenticators that accept the issuers in the settings and in `file`, which the settings may name."""
 
     def __init__(self, stack: AsyncExitStack, store: PointerStore, clock: SimulatedClock, folder: Path) -> None:
         self._stack, self._store, self._clock = stack, store, clock
@@ -203,7 +203,10 @@ async def test_kubernetes_service_account_logs_in_with_its_token(
 async def test_rights_end_when_the_issuer_is_removed(
     factory: AuthenticatorFactory, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    """Signing keys and jobs act for a principal without its token, so the server checks its issuer."""
+    """Jobs and credentials for objects act for a principal without its token.
+
+    The server therefore checks whether it still accepts the issuer of the principal's login.
+    """
     await store.transact([SaveGrant(Grant("corp:ann", "reader"))])
 
     async def find_lost_reason(*tables: str) -> str | None:

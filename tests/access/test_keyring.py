@@ -107,7 +107,7 @@ async def test_new_key_is_published_before_it_signs_and_the_old_key_outlives_its
         clock.advance((RETIRED_S_MIN - 1) * 1000)  # The time after which a key is removed has not passed.
         await keyring.refresh()
         assert keyring.find_verification_key("x", first_key_id) is not None
-        clock.advance(60_000)
+        clock.advance(60_000)  # This exceeds the time by 59 seconds.
         await keyring.refresh()
         assert keyring.find_verification_key("x", first_key_id) is None
         assert keyring.find_verification_key("x", second_key_id) == key
@@ -121,11 +121,12 @@ async def test_access_token_outlives_the_rotation_of_its_key(
     async with open_keyring(settings, store, clock) as keyring:
         issuer = Issuer(keyring, clock, ttl_s=settings.oauth_token_ttl_s, leeway_s=0)
         issued_token, _ = issuer.issue(token)
-        for _ in range(3 * 24 - 1):
+        for _ in range(3 * 24 - 1):  # One hour less than the lifetime of the token
             clock.advance(3600_000)
             await keyring.refresh()
             assert issuer.check(issued_token, jwt.parse_token(issued_token)).name == "ann"
-        assert len(keyring.keys) < 3 * 24 + 5  # Each hour adds a key, and later rounds remove expired keys.
+        # Each of the 72 hours adds a key. The few further keys are removed in a later round.
+        assert len(keyring.keys) < 3 * 24 + 5
 
 
 async def test_renewing_keys_invalidates_all_signatures_even_without_the_encryption_key(

@@ -242,6 +242,8 @@ async def test_access_token_alone_does_not_extend_a_login(tmp_path: Path, secret
     async with run_server(tmp_path, clock=clock, auth="token", oauth_token_ttl_s=3600) as server:
         form = {"grant_type": "client_credentials", "client_secret": secrets["ann"]}
         token = (await request_token(server, form))[1]["access_token"]
+        # An exchanged token expires with the first token, which is valid for an hour. The checks allow 10 minutes for a
+        # slow machine.
         for remaining_s in (2400, 1200):
             clock.ahead_ms += 1_200_000
             status, answer = await request_token(

@@ -49,7 +49,7 @@ async def issuer(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
 async def make_authenticator(
     issuer: LocalIssuer, store: PointerStore, clock: SimulatedClock
 ) -> AsyncIterator[MakeAuthenticator]:
-    """Yield a coroutine function that takes settings and returns an authenticator that trusts the issuer."""
+    """Yield a function that opens an authenticator. It trusts the issuer, and has the given settings."""
     async with AsyncExitStack() as stack:
 
         async def make(**options: Any) -> Authenticator:
@@ -326,7 +326,7 @@ async def test_failing_issuer_does_not_lock_out_users_with_known_keys(
     clock.advance(int(oidc.FRESH_S * 1000))
     for _ in range(5):
         await log_in(authenticator, issuer.make_token(get_rsa_key()))
-    assert issuer.key_request_count == 2
+    assert issuer.key_request_count == 2  # After a failure, the server waits for `RETRY_S`.
     clock.advance(int(oidc.RETRY_S * 1000))
     await log_in(authenticator, issuer.make_token(get_rsa_key()))
     assert issuer.key_request_count == 3

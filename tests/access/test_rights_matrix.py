@@ -159,7 +159,7 @@ class RightsModel:
         )
 
     def may(self, operation: str, securable: Securable) -> bool:
-        """Return True if the principal may carry out the operation on the object, derived anew from its rights."""
+        """Return True if the principal's rights permit the operation on the object, computed without the server."""
         if operation in OPEN_OPERATIONS:
             return True
         if operation in SEEN_OPERATIONS:
@@ -183,7 +183,10 @@ class RightsModel:
 
 
 def make_principals() -> list[list[Right]]:
-    """Return principals with one right, principals with an admin's rights and one denial, and random principals."""
+    """Return the rights of many principals.
+
+    A principal has one right, or an admin's rights and one denial, or up to six random rights and denials.
+    """
     single_rights = [[Right(name, securable)] for name in INCLUDED for securable in OBJECTS]
     denial_rights = [
         [Right("admin", parent), Right(name, securable, deny=True)]
@@ -300,7 +303,11 @@ def test_each_narrowing_of_a_statements_grants_removes_rights_in_one_namespace_o
 
 
 def narrow_once(grants: list[Grant]) -> list[Grant] | None:
-    """Return the grants after the next step of `narrow_read_grants`, with a search through all grants."""
+    """Return the grants after the next step of `narrow_read_grants`, or None if there is no step.
+
+    A step removes the grants and denials in one namespace. If one of them is a denial, the step denies the namespace.
+    This oracle searches through all grants for the namespace.
+    """
     levels = {grant: (*grant.namespace, grant.name) if grant.name else grant.namespace for grant in grants}
     path, inner_grants = (), [grant for grant in grants if len(levels[grant]) > 1]
     while True:

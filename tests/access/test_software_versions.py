@@ -13,7 +13,10 @@ FORWARDED_ANSWERS = {"connector/trino/protocol/forwarder.py"}
 
 
 def test_each_streamed_answer_names_the_server() -> None:
-    """The middleware sets the header in other answers. aiohttp would add its version and that of Python."""
+    """The middleware sets the header `Server` in all answers except streamed answers.
+
+    Without the header, aiohttp would state its own version and that of Python.
+    """
     streamed_answers = 0
     for package in ("commands", "metaserver", "connector"):
         for path in (REPO / package).rglob("*.py"):

@@ -45,8 +45,8 @@ async def remove_grant(store: PointerStore) -> None:
 
 
 async def read_until_end(answer: aiohttp.ClientResponse) -> bytes:
-    """Read until the server ends the answer."""
-    return await asyncio.wait_for(answer.content.read(), 60)
+    """Read an answer until the server ends it, and return its remaining bytes."""
+    return await asyncio.wait_for(answer.content.read(), timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from seamark.metaserver.store.port import PointerStore
 
 
 async def test_only_the_digest_of_a_token_is_stored(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> None:
-    secret = await create_token(store, clock, "ann", 60, [Grant("ann", "reader", ("a",))])
+    secret = await create_token(store, clock, "ann", ttl_s=60, grants=[Grant("ann", "reader", ("a",))])
     assert secret.startswith("smk_")
     assert len(secret) == len("smk_") + 43  # 43 characters of base64 are 256 bits.
     [token] = await store.list_tokens()
@@ -35,12 +35,12 @@ async def test_each_new_token_has_a_unique_secret(store: PointerStore) -> None:
 
 
 async def test_name_has_at_most_one_live_token(store: PointerStore, clock: SimulatedClock) -> None:
-    await create_token(store, clock, "ann", 60, None)
+    await create_token(store, clock, "ann", ttl_s=60, grants=None)
     with pytest.raises(AlreadyExists):
-        await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
+        await create_token(store, clock, "ann", ttl_s=None, grants=[Grant("ann", "admin")])
     assert await store.grants("ann") == []  # Nothing of the rejected token is left.
     clock.advance(60_000)
-    await create_token(store, clock, "ann", None, None)
+    await create_token(store, clock, "ann", ttl_s=None, grants=None)
     assert [token.name for token in await list_live_tokens(store, clock)] == ["ann"]
 
 

@@ -108,10 +108,10 @@ class Api:
             sent_headers.setdefault("Content-Type", "application/json")
         sent_headers.setdefault("Accept-Encoding", "identity")
         url = URL(self.server.url + path, encoded=True)
-        # aiohttp warns about a body of more than 1 MiB in one piece.
-        pieces = data if data is None or len(data) < 1 << 20 else BytesIO(data)
+        one_piece_bytes_max = 1 << 20  # aiohttp warns about a body of more than 1 MiB in one piece.
+        pieces = data if data is None or len(data) < one_piece_bytes_max else BytesIO(data)
         async with self.server.http.request(
-            method, url, data=pieces, headers=sent_headers, timeout=aiohttp.ClientTimeout(30)
+            method, url, data=pieces, headers=sent_headers, timeout=aiohttp.ClientTimeout(total=30)
         ) as answer:
             return Answer(answer.status, answer.headers, await answer.read())
 
@@ -129,12 +129,15 @@ class Api:
 
 
 def build_property_commit(**values: str) -> dict[str, Any]:
-    """Return a commit that sets properties. It has no requirement, so it always succeeds."""
+    """Return a commit that sets properties. It has no requirement, so no other commit conflicts with it."""
     return {"requirements": [], "updates": [{"action": "set-properties", "updates": values}]}
 
 
 def build_append(snapshot_id: int, parent: int | None = None, sequence: int = 1) -> dict[str, Any]:
-    """Return a commit that adds a snapshot to main."""
+    """Return a commit that adds a snapshot without files to main, if `parent` is the current snapshot of main.
+
+    The time of the snapshot increases with its sequence number.
+    """
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,

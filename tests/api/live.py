@@ -29,7 +29,7 @@ STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_name
 
 @dataclass
 class LiveSnapshot:
-    """The live files of each content, with their sequence numbers."""
+    """The id of a snapshot, and its live data and delete files with their sequence numbers."""
 
     id: int
     data: list[DataFile]
@@ -81,7 +81,7 @@ class LiveTable:
         return self.snapshots[-1].data if self.snapshots else []
 
     def make_path(self, ending: str) -> Path:
-        """Return the path of the next file."""
+        """Return a new path with this ending in the table's data folder."""
         self.file_count += 1
         return self.folder / "data" / f"{self.file_count:05d}{ending}"
 
@@ -142,7 +142,10 @@ class LiveTable:
         assert answer.status == 200, answer.raw
 
     def _write_manifest(self, files: Sequence[Any], content: int, snapshot_id: int, sequence: int) -> Manifest:
-        """Write a manifest with these files. Files of another sequence number are listed as existing."""
+        """Write a manifest with these files, and return its row of the manifest list.
+
+        Files with the sequence number `sequence` are listed as added, and files with an earlier number as existing.
+        """
         entries = [
             Entry(
                 ADDED if file.sequence == sequence else EXISTING, file.snapshot_id, file.sequence, file.sequence, file
@@ -167,5 +170,14 @@ class LiveTable:
             counts[entry.status] = (file_count + 1, row_count + entry.file.record_count)
         sequence_min = min(file.sequence for file in files)
         return Manifest(
-            f"file://{path}", len(data), content, 0, sequence, sequence_min, snapshot_id, entries, None, counts=counts
+            f"file://{path}",
+            len(data),
+            content,
+            spec_id=0,
+            sequence=sequence,
+            min_sequence=sequence_min,
+            snapshot_id=snapshot_id,
+            entries=entries,
+            partitions=None,
+            counts=counts,
         )

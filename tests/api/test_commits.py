@@ -248,7 +248,12 @@ async def test_live_file_is_not_added_twice(api: Api) -> None:
 
 
 async def _build_index_registration(api: Api, table: CommitTable, data: dict[str, Any], **other: Any) -> dict[str, Any]:
-    """Return the registration of an index file of the index `i` for one data file, in the table's index folder."""
+    """Write an index file of the index `i` for one data file, and return its registration for a commit.
+
+    Args:
+        data: The data file's entry of a commit request.
+        other: Fields that replace those of a valid index file.
+    """
     metadata = await table.read_metadata()
     definition = (await define_index(api))["definition-id"]
     build = {
@@ -259,7 +264,9 @@ async def _build_index_registration(api: Api, table: CommitTable, data: dict[str
         "index": "i",
     }
     path, count, size = data["file-path"], data["record-count"], data["file-size-in-bytes"]
-    file = DataFile(path, 0, "PARQUET", 0, (), count, size, {})
+    file = DataFile(
+        path, content=0, format="PARQUET", spec_id=0, partition=(), record_count=count, size=size, metrics={}
+    )
     return write_index_file(build, f"{count}.puffin", build_index_file(build, [file], **other))
 
 
@@ -420,7 +427,11 @@ def _set_partition(file: dict[str, Any], spec_id: int, *values: Any) -> dict[str
 
 
 async def test_writers_of_other_buckets_continue_while_buckets_are_doubled(api: Api) -> None:
-    """A file of bucket 3 of 8 can have only rows of buckets 3 and 11 of 16."""
+    """A change that read some partitions conflicts only with files that can have rows of these partitions.
+
+    A file of bucket 3 of 8 can have only rows of buckets 3 and 11 of 16. So only changes that read one of these two
+    buckets conflict with it.
+    """
     bucket = {"name": "b", "transform": "bucket[8]", "source-id": 1}
     table = await CommitTable.create(api, spec=[bucket])
     table.spec = ()

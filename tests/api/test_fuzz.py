@@ -41,10 +41,11 @@ _EXISTING_NAMES = {"namespace": "db", "table": "t", "view": "v", "function": "f"
 
 
 def _load_specification() -> dict[str, Any]:
-    """Return the specification with Seamark's paths, which have no prefix.
+    """Return the Iceberg REST specification with two changes for Seamark.
 
-    The specification requires a plan id in every completed plan, and says that the service holds state for it.
-    Seamark holds no state for a completed plan, and Java's client would send a DELETE for each id.
+    Seamark's paths have no prefix. The specification requires a plan id in every completed plan, for which the
+    service holds state. Seamark holds no state for a completed plan, and sends no id, because Java's client would
+    send a DELETE for each id.
     """
     spec = copy.deepcopy(read_specification())
     paths = {}
@@ -69,7 +70,7 @@ SEAMARK_OPERATIONS = _list_operations(decode_json(write_openapi_document().encod
 
 
 class FuzzTarget:
-    """A server whose table and view are created again after a request has dropped them."""
+    """A server under random requests. `fill` creates `db.t` and `db.v` again if a request has dropped them."""
 
     def __init__(self, server: Seamark) -> None:
         self.server = server
@@ -124,7 +125,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzTarget]:
 def _run_campaign(
     operation: APIOperation[Any, Any, Any, Any], target: FuzzTarget, examples: int, *, must_conform: bool
 ) -> None:
-    """Send random requests of one operation, valid and invalid, to tables that exist."""
+    """Send `examples` random requests of one operation. Half of them name a table or view that exists.
+
+    The requests are valid or invalid. `must_conform` has the meaning as in `FuzzTarget.check`.
+    """
 
     @settings(
         max_examples=examples,

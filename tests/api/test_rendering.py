@@ -72,7 +72,7 @@ async def test_etag_depends_on_the_requested_access_and_the_name(tmp_path: Path)
 
 
 async def test_headers_that_request_the_same_access_share_one_compressed_answer(api: Api) -> None:
-    """Otherwise a client could fill the metadata cache with one answer for each spelling of the header."""
+    """If each spelling of the header had its own answer, a client could fill the metadata cache."""
     await api.table(properties={f"p{number}": "x" * 100 for number in range(200)})
     cache = api.server.components.catalog.documents.cache
     compression_headers = {"Accept-Encoding": "gzip"}

@@ -34,9 +34,15 @@ class AttackCampaign:
     name_count: int = 0
 
     def give_hints(self, kinds: tuple[str, ...] | None = None) -> None:
-        """Give the attacker some kinds of hints. In one of four campaigns, give none."""
+        """Give the attacker hints, which are names, ids and locations of the victim's objects.
+
+        Args:
+            kinds: The kinds of hints, as in `HINT_KINDS`. If it is None, the kinds are drawn.
+        """
         if kinds is None:
-            share = self.rng.choice((0.0, 0.3, 0.7, 1.0))
+            share = self.rng.choice(
+                (0.0, 0.3, 0.7, 1.0)
+            )  # An attacker in four receives no hint, and another all hints.
             kinds = tuple(kind for kind in HINT_KINDS if self.rng.random() < share)
         # The attacker always knows objects that it created, even after they were moved to another namespace.
         for kind in (*kinds, "moved location", "moved uuid"):
@@ -46,7 +52,10 @@ class AttackCampaign:
         self.steps.append(f"hints: {', '.join(kinds) or 'none'}")
 
     def choose_hint(self, kind: str, otherwise: str = "") -> str:
-        """Return a hint of this kind, or a text that exists nowhere."""
+        """Return a random hint of this kind.
+
+        If the attacker has none, return `otherwise`, or a random text that exists nowhere.
+        """
         known_hint = self.hints.get(kind)
         return self.rng.choice(known_hint) if known_hint else otherwise or f"guess{self.rng.getrandbits(40):010x}"
 

@@ -63,7 +63,7 @@ def build_data_file(path: str, low: int, high: int, size: int = 1000, rows: int 
 
 
 def write_own_parquet(campaign: AttackCampaign, path: str, ids: Sequence[int]) -> DataFile:
-    """Return a real data file of the attacker, written to its own table."""
+    """Write a Parquet file with these ids at a path of the attacker's table, and return its manifest entry."""
     out = io.BytesIO()
     count = len(ids)
     columns = [pa.array(ids, pa.int64()), pa.array(["x"] * count), pa.array(["y"] * count), pa.array(ids, pa.int64())]
@@ -86,9 +86,20 @@ def write_manifest(campaign: AttackCampaign, path: str, files: Sequence[Any], *,
 
 
 def build_list_entry(path: str, length: int, content: int = 0) -> Manifest:
-    """Return a manifest as a manifest list names it."""
-    counts = {ADDED: (1, 3), EXISTING: (0, 0), DELETED: (0, 0)}
-    return Manifest(path, length, content, 0, 1, 1, SNAPSHOT_ID, [], None, counts=counts)
+    """Return the row of a manifest list for a manifest that adds one file with three rows."""
+    counts = {ADDED: (1, 3), EXISTING: (0, 0), DELETED: (0, 0)}  # (files, rows) by status
+    return Manifest(
+        path,
+        length,
+        content,
+        spec_id=0,
+        sequence=1,
+        min_sequence=1,
+        snapshot_id=SNAPSHOT_ID,
+        entries=[],
+        partitions=None,
+        counts=counts,
+    )
 
 
 def write_manifest_list(campaign: AttackCampaign, path: str, manifests: Sequence[Manifest]) -> str:
@@ -102,7 +113,7 @@ def write_manifest_list(campaign: AttackCampaign, path: str, manifests: Sequence
 async def commit_snapshot(
     campaign: AttackCampaign, name: str, manifest_list: str, snapshot_id: int = SNAPSHOT_ID
 ) -> Answer:
-    """Commit a snapshot with this manifest list as the attacker, sometimes in a transaction."""
+    """Commit a snapshot with this manifest list as the attacker, in a third of the cases in a transaction."""
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-snapshot_id": 1,
@@ -160,7 +171,7 @@ async def request_everything(campaign: AttackCampaign, name: str) -> None:
 
 
 def search_storage(campaign: AttackCampaign, location: str) -> None:
-    """Search the files that the server wrote into the attacker's table."""
+    """Search a file that the server wrote into the attacker's table, and report secrets in it."""
     leaks = campaign.world.secrets.find_leaks(campaign.world.read(location))
     if leaks:
         campaign.steps.append(f"reads {location}")
@@ -168,7 +179,7 @@ def search_storage(campaign: AttackCampaign, location: str) -> None:
 
 
 async def create_own_table(campaign: AttackCampaign, prefix: str) -> tuple[str, str]:
-    """Create a new table, and return (name, location)."""
+    """Create a table of the attacker with a new name that begins with `prefix`. Return (name, location)."""
     name = campaign.create_name(prefix)
     table = await create_table(campaign, name)
     assert table.status == 200, table.raw
@@ -258,7 +269,10 @@ async def commit_foreign_delete_files(campaign: AttackCampaign) -> None:
 
 
 async def commit_natively(campaign: AttackCampaign) -> None:
-    """Commit through the native route, where the server writes manifests: they may name only files in the table."""
+    """Commit a change through Seamark's own route, where the server writes the manifests.
+
+    The change adds or removes a file of the victim, although a change may name only files in the table's folder.
+    """
     name, location = await create_own_table(campaign, "native")
     content = campaign.rng.choice(("data", "data", "position-deletes", "equality-deletes"))
     file = {
@@ -283,7 +297,10 @@ async def commit_natively(campaign: AttackCampaign) -> None:
 
 
 async def commit_foreign_statistics(campaign: AttackCampaign) -> None:
-    """Commit statistics that lie in the victim's file, read the table, and purge it."""
+    """Commit statistics of the attacker's table whose path is a file of the victim, read the table, and purge it.
+
+    A purge deletes the files that a table names.
+    """
     name, location = await create_own_table(campaign, "statistics")
     manifest = write_manifest(
         campaign, f"{location}/metadata/m0.avro", [write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2])]
@@ -361,7 +378,7 @@ async def claim_foreign_location(campaign: AttackCampaign) -> None:
 
 
 async def check_claim(campaign: AttackCampaign, name: str) -> None:
-    """Check that no table of the attacker overlaps a table of the victim."""
+    """Check that the location of the attacker's table `name` overlaps no table of the victim."""
     answer = await campaign.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     if answer.status != 200:
         return
@@ -373,7 +390,10 @@ async def check_claim(campaign: AttackCampaign, name: str) -> None:
 
 
 async def purge_dropped_tables(campaign: AttackCampaign) -> None:
-    """Purge as the admin of the attacker's namespace, who does not have to wait for the retention."""
+    """Purge the tables that crafted attacks have dropped.
+
+    The request is from morgan, the admin of the attacker's namespace, who does not have to wait for the retention.
+    """
     dropped_answer = await campaign.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
     for item in dropped_answer.json.get("dropped", []) if dropped_answer.status == 200 else []:
         if item["name"].startswith(("over", "base", "statistics", "recreated", "swapped", "nameless")):
@@ -381,7 +401,7 @@ async def purge_dropped_tables(campaign: AttackCampaign) -> None:
 
 
 async def use_foreign_ids(campaign: AttackCampaign) -> None:
-    """Use ids that belong to the victim: of dropped tables, builds, staged tables and records."""
+    """Use ids of the victim with the attacker's rights: of dropped tables, builds, plans, pages and former requests."""
     for principal in ("mallory", "morgan", "riley"):
         dropped_hint = campaign.choose_hint("dropped")
         target = {"namespace": [EVIL], "name": campaign.create_name("undropped")}
@@ -453,7 +473,7 @@ async def check_stolen_tokens(campaign: AttackCampaign) -> None:
         await campaign.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
     answer = await campaign.world.ask("rita", "GET", f"{NAMES}/tables/{name}")
     if answer.status == 200:
-        # PyIceberg merges them in this order: the table's `config` over its properties over the catalog's.
+        # As in PyIceberg, the `config` of the table overrides its properties.
         properties = {**answer.json["metadata"]["properties"], **answer.json.get("config", {})}
         if properties.get(key) == value:
             campaign.report(f"the attacker's table sends {key} = {value} to a reader's client")
@@ -480,7 +500,7 @@ async def sign_requests_of_own_table(campaign: AttackCampaign) -> None:
 
 
 async def undrop_elsewhere(campaign: AttackCampaign) -> None:
-    """Undrop one of the attacker's tables under another name. It may claim only its old location."""
+    """Undrop a table of the attacker under another name, possibly in a namespace of the victim."""
     name, _ = await create_own_table(campaign, "back")
     await campaign.ask("mallory", "DELETE", f"{NAMES}/tables/{name}")
     dropped_answer = await campaign.ask("mallory", "GET", f"/api/v1/dropped?namespace={EVIL}")
@@ -491,7 +511,10 @@ async def undrop_elsewhere(campaign: AttackCampaign) -> None:
 
 
 async def overwrite_manifests(campaign: AttackCampaign) -> None:
-    """Commit the attacker's own manifests, and overwrite them before they are read."""
+    """Commit the attacker's own manifests, and then overwrite them, so that they name files of the victim.
+
+    The server has checked the manifests at the commit, and reads them again later.
+    """
     name, location = await create_own_table(campaign, "swapped")
     manifest = write_manifest(
         campaign, f"{location}/metadata/m0.avro", [write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2])]
@@ -517,7 +540,10 @@ async def overwrite_manifests(campaign: AttackCampaign) -> None:
 
 
 async def overwrite_metadata(campaign: AttackCampaign) -> None:
-    """Overwrite the table's own metadata file, which a server without a cached file then reads."""
+    """Overwrite the metadata file of a table of the attacker, so that it names the victim's location, UUID or files.
+
+    The test empties the server's cache, so the server reads the forged file.
+    """
     name, location = await create_own_table(campaign, "swapped_metadata")
     answer = await campaign.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     metadata_location = answer.json["metadata-location"]
@@ -559,7 +585,10 @@ async def overwrite_metadata(campaign: AttackCampaign) -> None:
 
 
 async def overwrite_view(campaign: AttackCampaign) -> None:
-    """Overwrite the view's metadata file: another owner, UUID or location, or another text for an owned view."""
+    """Overwrite the metadata file of a view of the attacker.
+
+    The forged file has another owner, UUID or location, or another SQL text with the same owner.
+    """
     name = campaign.create_name("swapped_view")
     view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
     await campaign.ask("mallory", "POST", f"{NAMES}/views", {**view, "properties": {"trino.run-as-owner": "mallory"}})

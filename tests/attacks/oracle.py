@@ -50,13 +50,16 @@ class Secrets:
 
     planted_secrets: list[Secret] = field(default_factory=list)
     known_secrets: set[Secret] = field(default_factory=set)
-    """Handles that the attacker has been given."""
+    """The secrets that the attacker has received as hints."""
     _forms: dict[Secret, tuple[bytes, ...]] = field(default_factory=dict)
 
     def plant(self, label: str, text: str | int, *, value: bool = False) -> str:
         """Register a secret, and return its text.
 
-        The text must be long, because a short text could occur by chance.
+        Args:
+            label: What the secret is, for reports of leaks.
+            text: The text, of at least 10 characters. A shorter text could occur by chance.
+            value: Whether the secret is a value, which no attacker may receive as a hint.
         """
         assert len(str(text)) >= 10, f"{label} {text!r} is too short, because it could occur by chance"
         secret = Secret(label, str(text), value)
@@ -104,10 +107,11 @@ def _encode_opaquely(raw: bytes) -> Iterator[bytes]:
     yield raw.hex().upper().encode()
     for padding in range(3):
         encoded_text = base64.b64encode(b"\0" * padding + raw)
-        # Characters outside of `start` and `end` depend on the bytes before or after the secret.
+        # A character of base64 has 6 bits. Characters outside of `start` and `end` also have bits of the neighbouring
+        # bytes.
         start = (0, 2, 3)[padding]
         end = len(encoded_text) if (padding + len(raw)) % 3 == 0 else (padding + len(raw)) // 3 * 4
-        if end - start >= 8:
+        if end - start >= 8:  # A shorter text could occur by chance.
             yield encoded_text[start:end]
             yield encoded_text[start:end].replace(b"+", b"-").replace(b"/", b"_")
 

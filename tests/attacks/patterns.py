@@ -132,7 +132,10 @@ def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _find_methods(tree: ast.Module, name: str | None) -> set[str]:
-    """Return the methods that the module calls on the expression, or all methods if it is used in another way."""
+    """Return the methods that a module calls on the regular expression in the variable `name`.
+
+    If the variable is used in another way, or is None, return all methods.
+    """
     methods: set[str] = set()
     called_ids: set[int] = set()
     for node in ast.walk(tree):
@@ -246,7 +249,7 @@ def _build_example(tree: Any) -> str:
 
 
 def _choose_member(members: Any) -> str:
-    """Return a character that the set matches."""
+    """Return a character that a set `[…]` matches, or "a" if none of the tried characters matches."""
     character_set = _Set(members)
     for code, argument in members:
         if code not in (codes.LITERAL, codes.RANGE):
@@ -288,7 +291,7 @@ class _Set:
 
 
 def measure_cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
-    """Return the shortest CPU time of `work` in this process, in seconds."""
+    """Call `work` `rounds` times, and return the shortest CPU time in seconds."""
     times = []
     for _ in range(rounds):
         start = time.process_time()
@@ -298,7 +301,7 @@ def measure_cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
 
 
 def measure_excessive_growth(work: Callable[[Any], object], texts: dict[int, Any]) -> float | None:
-    """Return the growth of the CPU time of `work` for twice the text, or None if it is linear.
+    """Return the factor by which the CPU time of `work` grows for a text of twice the size, or None if it is linear.
 
     Args:
         work: A function of a text.
@@ -307,7 +310,7 @@ def measure_excessive_growth(work: Callable[[Any], object], texts: dict[int, Any
     """
     shortest, _, normal, _ = sorted(texts)
     size = shortest if measure_cpu_s(lambda: work(texts[shortest])) > LINEAR_S else normal
-    # The second pass confirms the growth, because other processes may have disturbed the first measurement.
+    # The second pass of three rounds confirms the growth, because other processes may have disturbed the first pass.
     for rounds in (1, 3):
         short_s = measure_cpu_s(lambda: work(texts[size]), rounds)
         if short_s < LINEAR_S:
@@ -319,14 +322,18 @@ def measure_excessive_growth(work: Callable[[Any], object], texts: dict[int, Any
 
 
 def generate_by_size(generate: Callable[[int], Iterable[Any]], size: int) -> Iterator[dict[int, Any]]:
-    """Yield each text in the sizes that `measure_excessive_growth` needs."""
+    """Yield each text in the four sizes that `measure_excessive_growth` needs: from a quarter of `size` to its double.
+
+    Args:
+        generate: Returns all texts in a size, in the same order for each size.
+    """
     sizes = (size // 4, size // 2, size, 2 * size)
     for texts in zip(*map(generate, sizes), strict=True):
         yield dict(zip(sizes, texts, strict=True))
 
 
 def shorten_text(texts: dict[int, Any]) -> str:
-    """Return the beginning and the end of a text, for messages."""
+    """Return the beginning and the end of the shortest of the texts, for messages."""
     text = min(texts.values(), key=len)
     return f"{text[:30]!r}…{text[-12:]!r}"
 
@@ -340,7 +347,7 @@ def _apply(pattern: re.Pattern[Any], method: str, text: Any) -> None:
 
 
 def find_superlinear_texts(use: PatternUse) -> Iterator[str]:
-    """Yield a text for which the expression needs more than linear time."""
+    """Yield a description of the first text for which the regular expression needs more than linear time."""
     for texts in generate_by_size(partial(build_hostile_texts, use.pattern), TEXT_CHARACTERS):
         for method in sorted(use.methods):
             growth = measure_excessive_growth(partial(_apply, use.pattern, method), texts)
@@ -350,7 +357,7 @@ def find_superlinear_texts(use: PatternUse) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print each expression that is not linear, and their number."""
+    """Print each regular expression whose time is not linear in the text, and the number of all expressions."""
     count = 0
     gc.disable()  # A garbage collection in one of two measurements looks like growth.
     for use in find_uses():

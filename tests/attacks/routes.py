@@ -42,7 +42,7 @@ def list_routes() -> tuple[tuple[str, str, str], ...]:
 
 
 async def attack_route(campaign: AttackCampaign, operation: str, method: str, template: str) -> None:
-    """Send one request to one route."""
+    """Send a random request of a random attacker to a route, with hints in its path, query, headers and body."""
     campaign.drawn_routes.add(operation)
     principal = campaign.rng.choice(HOSTILE_PRINCIPALS)
     values = _RandomValues(campaign)
@@ -89,7 +89,7 @@ class _RandomValues:
         self.rng = campaign.rng
 
     def draw_value(self, variable: str) -> str:
-        """Return a random value for a variable of the path, often a handle of the victim."""
+        """Return a random value for a variable of the path, often a hint about an object of the victim."""
         campaign, rng = self.campaign, self.rng
         match variable:
             case "namespace":

@@ -28,8 +28,12 @@ async def run_campaign(
     """Attack each published route and run each crafted attack, in random order. Return the finished campaign.
 
     Args:
-        requests: The minimum number of steps. Further steps are drawn at random.
-        hints: The kinds of hints for the attacker. None draws them.
+        home: The folder of the server.
+        seed: The seed of all random choices.
+        requests: The minimum number of steps. If there are fewer routes and crafted attacks, some are drawn again.
+        s3: The store of the warehouse, or None for a folder.
+        hints: The kinds of hints for the attacker. If it is None, they are drawn.
+        with_gateway: Whether the server has a gateway, through which clients reach objects.
         further: The warehouse of the attacker, as in `open_world`.
     """
     rng = random.Random(seed)

@@ -14,7 +14,11 @@ from tests.attacks.world import EVIL, HOSTILE_PRINCIPALS, NAMES
 
 
 async def sign_everything(campaign: AttackCampaign, name: str, query: str = "") -> None:
-    """Request signatures for objects of the victim through the attacker's table, and use the granted signatures."""
+    """Try to reach objects of the victim with the rights on the attacker's table `name`.
+
+    Send requests through the gateway. If the store is an S3 server, also request signatures for the victim's objects,
+    and use the granted signatures.
+    """
     world, rng = campaign.world, campaign.rng
     await reach_through_gateway(campaign, name)
     if world.s3 is None:
@@ -54,9 +58,9 @@ async def sign_everything(campaign: AttackCampaign, name: str, query: str = "") 
 
 
 async def _send_signed_request(campaign: AttackCampaign, method: str, signed_request: dict[str, Any]) -> None:
-    """Send the signed request.
+    """Send a request with a granted signature to the store, and report secrets of the victim in its answer.
 
-    The oracle finds leaks in the answer, and the fingerprint shows changes.
+    The comparison of the victim's files at the end of the campaign shows changes.
     """
     headers = {name: ",".join(values) for name, values in signed_request["headers"].items()}
     async with (

@@ -97,7 +97,7 @@ def _run_module(module: str, timeout_s: float) -> list[str]:
 
 @pytest.mark.timeout(600)
 def test_no_regular_expression_takes_more_than_linear_time() -> None:
-    *faults, summary = _run_module("tests.attacks.patterns", 500)
+    *faults, summary = _run_module("tests.attacks.patterns", timeout_s=500)
     assert faults == []
     assert int(summary.split()[0]) > 150  # Fewer expressions would mean that the search misses most of them.
 
@@ -105,7 +105,7 @@ def test_no_regular_expression_takes_more_than_linear_time() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_no_function_of_text_takes_more_than_linear_time() -> None:
-    *faults, summary = _run_module("tests.attacks.text_functions", 1700)
+    *faults, summary = _run_module("tests.attacks.text_functions", timeout_s=1700)
     assert faults == []
     assert int(summary.split()[0]) > 300  # Fewer functions would mean that the search misses most of them.
 

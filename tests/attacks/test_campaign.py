@@ -42,7 +42,7 @@ async def test_campaigns_over_local_files_find_no_leak(tmp_path: Path, number: i
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(4))
 async def test_admin_of_another_warehouse_finds_no_leak(tmp_path: Path, number: int) -> None:
-    """The attackers have roles for all of their warehouse, and handles of the victim's warehouse."""
+    """The attackers have roles for all of their warehouse, and hints about objects of the victim's warehouse."""
     # In another warehouse the idempotency key is new, so the attacker could store the body itself.
     hints = tuple(kind for kind in HINT_KINDS if kind != "idempotent body")
     campaign = await run_campaign(
@@ -62,10 +62,10 @@ async def test_campaigns_over_s3_find_no_leak(tmp_path: Path, s3: S3, number: in
 
 
 async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path: Path, s3: S3) -> None:
-    """The test sends each kind of request, including requests for objects in the gateway's cache."""
+    """The test sends requests for the victim's objects, which are in the gateway's cache before."""
     rng = random.Random(first_seed())
     async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
-        campaign = AttackCampaign(world, rng, 1)
+        campaign = AttackCampaign(world, rng, seed=1)
         campaign.give_hints(HINT_KINDS)
         await fill_cache(world)
         fingerprint_before = await world.compute_fingerprint()

@@ -40,7 +40,10 @@ REQUESTS: tuple[tuple[str, str, str, Any], ...] = (
 
 
 def build_random_request(rng: random.Random, secrets: dict[str, str]) -> bytes:
-    """Return a complete request in one of the forms in which clients send bodies."""
+    """Return a complete random request.
+
+    Its body is plain or compressed, and has a length or chunks, as clients send bodies.
+    """
     principal, method, path, body = rng.choice(REQUESTS)
     headers = [f"Authorization: Bearer {secrets[principal]}", "Content-Type: application/json", "User-Agent: Java/17"]
     if body is None:
@@ -58,7 +61,10 @@ def build_random_request(rng: random.Random, secrets: dict[str, str]) -> bytes:
 
 
 async def send_and_disconnect(server: RunningServer, secrets: dict[str, str], seed: int) -> None:
-    """Send a random request, and disconnect during the request, the work, the answer, or a second request."""
+    """Send a random request, and disconnect at a random time.
+
+    The client disconnects during the request, the server's work, the answer, or a second request.
+    """
     rng = random.Random(seed)
     data = build_random_request(rng, secrets)
     async with await RawConnection.open(server) as raw_connection:

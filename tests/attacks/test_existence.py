@@ -30,7 +30,10 @@ _OWN_STATE = ("putFunction", "dropFunction")
 
 
 class _FakeIdentifiers:
-    """Replaces each identifier in a handle by one of the same form that exists nowhere."""
+    """Replaces each identifier in a hint by an identifier of the same form that exists nowhere.
+
+    Equal identifiers have equal replacements.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -48,6 +51,7 @@ class _FakeIdentifiers:
         return self.fake_by_real[identifier]
 
     def _draw_fake(self, identifier: str) -> str:
+        # The first two characters stay, so the result has the same form, such as the version of a UUID.
         digits = "123456789" if identifier.isdigit() else "123456789abcdef"
         return identifier[:2] + "".join(self.rng.choice(digits) for _ in identifier[2:])
 
@@ -67,7 +71,10 @@ class _RecordingCampaign(AttackCampaign):
 def _build_attackers(
     world: AttackWorld, fakes: _FakeIdentifiers, seed: int
 ) -> tuple[_RecordingCampaign, _RecordingCampaign]:
-    """Return two campaigns with the same random choices: one with the victim's handles, one with the fakes."""
+    """Return two campaigns with the same random choices.
+
+    The hints of the first campaign name the victim's objects. Those of the second name objects that do not exist.
+    """
     real_campaign, fake_campaign = (_RecordingCampaign(world, random.Random(seed), seed) for _ in range(2))
     for kind in HINT_KINDS:
         if kind in _TOKEN_KINDS or kind.startswith("moved"):
@@ -78,9 +85,12 @@ def _build_attackers(
 
 
 async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
-    """Return a line for each request whose answer tells an existing object of the victim from an absent one."""
+    """Send each request twice: with hints about the victim's objects, and with names of objects that do not exist.
+
+    Return a text for each request whose two answers differ, so that an attacker learns that an object exists.
+    """
     fakes, differences = _FakeIdentifiers(random.Random(1)), []
-    campaign = AttackCampaign(world, random.Random(1), 1)
+    campaign = AttackCampaign(world, random.Random(1), seed=1)
     campaign.give_hints(HINT_KINDS)
     for operation, method, template in routes.list_routes():
         if operation in routes.HARMLESS:

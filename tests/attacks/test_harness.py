@@ -39,9 +39,9 @@ async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path
 
 
 async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leaks are a name, a value and a wrong status."""
+    """The server's answer contains the location of a data file of the victim, although the attacker has no hints."""
     async with open_world(tmp_path, random.Random(3)) as world:
-        campaign = AttackCampaign(world, random.Random(3), 3)
+        campaign = AttackCampaign(world, random.Random(3), seed=3)
         campaign.give_hints(())
         await campaign.ask("mallory", "GET", "/v1/config")
         assert not campaign.findings
@@ -60,12 +60,12 @@ async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatc
 
 
 async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Path) -> None:
-    """With an excessive grant, the same campaign reports leaks. So the oracle does search the answers."""
+    """With an excessive grant, a campaign must report leaks. So the search for secrets in answers works."""
     rng = random.Random(4)
     async with open_world(tmp_path, rng) as world:
         grant = {"principal": "mallory", "role": "reader", "namespace": [world.victim]}
         await world.ask_successfully("root", "PUT", "/api/v1/grants", grant)
-        campaign = AttackCampaign(world, rng, 4)
+        campaign = AttackCampaign(world, rng, seed=4)
         campaign.give_hints(("namespace", "table"))
         for table in world.hints["table"]:
             await campaign.ask("mallory", "GET", f"/api/v1/tables/{world.victim}/{table}/stats/id")
@@ -102,10 +102,10 @@ async def test_file_that_the_server_writes_and_deletes_at_once_is_detected(tmp_p
 
 
 async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: Path) -> None:
-    """If this failed, a server that rejects every request would pass each campaign."""
+    """A campaign in which the server rejects every request finds no leak, so these requests must succeed."""
     rng = random.Random(6)
     async with open_world(tmp_path, rng) as world:
-        campaign = AttackCampaign(world, rng, 6)
+        campaign = AttackCampaign(world, rng, seed=6)
         campaign.give_hints(())
         name, location = await crafted.create_own_table(campaign, "honest")
         data = crafted.write_own_parquet(campaign, f"{location}/data/0.parquet", [1, 2, 3])
@@ -115,6 +115,6 @@ async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: 
         step_count = len(campaign.steps)
         await request_everything(campaign, name)
         steps = campaign.steps[step_count:]
-        assert len(steps) >= 15
+        assert len(steps) >= 15  # `request_everything` sends at least so many requests for a readable table.
         failed_steps = [step for step in steps if not step.endswith(("200", "204"))]
         assert all("/lookup" in step for step in failed_steps), failed_steps  # The table has no record index.

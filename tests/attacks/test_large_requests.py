@@ -109,7 +109,7 @@ async def test_other_tenants_are_answered_while_a_large_request_is_checked(
 async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer is confined to one namespace, so each named file is checked."""
+    """The writer may write only one namespace, so the server checks the location of each file in a commit."""
     secrets = await make_tokens(tmp_path)
     thread_ids: dict[str, set[int]] = {}
     for module, name in ((values, "read_updates"), (engine_commits, "check_requirements")):
@@ -134,14 +134,14 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
             body = {"requirements": [], "updates": updates}
             answer = await api("POST", f"{NAMES}/tables/t", body, headers=headers)
             assert answer.status == status, answer.raw
-            assert len(thread_ids) == 2
+            assert len(thread_ids) == 2, "both functions ran"
             assert threading.get_ident() not in set.union(*thread_ids.values())
 
 
 async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second server has not cached the metadata.
+    """The first server creates the table. The second server has not cached its metadata.
 
-    It must also build the index of columns on another thread, before the plan needs it on the event loop.
+    It must decode the metadata, and build the index of columns, on another thread, before the plan needs them.
     """
     fields = [{"id": number + 1, "name": f"c{number}", "required": False, "type": "long"} for number in range(3_000)]
     async with run_server(tmp_path) as server:
@@ -241,7 +241,10 @@ async def test_large_metadata_of_one_principal_leave_memory_to_others(
 async def test_first_requests_import_modules_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two imports take a tenth of a second each: a SQL parser, and pandas, which PyArrow imports if it is installed."""
+    """The server imports some modules only when a request needs them.
+
+    The imports of a SQL parser, and of pandas, which PyArrow imports if it is installed, take a tenth of a second each.
+    """
     thread_ids: dict[str, int] = {}
     import_unpatched, encode_arrow = importlib.import_module, metadata._encode_arrow
 

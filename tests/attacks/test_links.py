@@ -107,6 +107,8 @@ def copy_names(own_table: Path, other_path: Path, matching_path: Path) -> None:
     Both tenants also get an old file that no table names, for orphan removal.
 
     Args:
+        own_table: The folder of the writer's table.
+        other_path: The folder of the other tenant's table.
         matching_path: The data file to copy for each data file. It has as many rows as the writer's files.
     """
     for folder in ("data", "metadata"):
@@ -117,7 +119,7 @@ def copy_names(own_table: Path, other_path: Path, matching_path: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(matching_path if path.suffix == ".parquet" else path, target)
         for old_path in (path, target):
-            os.utime(old_path, (1, 1))
+            os.utime(old_path, (1, 1))  # In 1970, so each file is old enough for orphan removal.
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -152,16 +154,17 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
                 assert SECRET.encode() not in path.read_bytes(), path
             next_answer = await Api(server)("DELETE", "/v1/namespaces/mine/tables/t?purgeRequested=false")
             assert next_answer.status in (204, 404), next_answer.raw
-    assert swaps > ROUNDS * 4  # With fewer links, the test would have tested little.
+    assert swaps > ROUNDS * 4  # With fewer than four links in a round, the test would have tested little.
 
 
 ACTIONS = ["load", "plan", "sql", "join", "expire", "orphans", "commit", "append", "compaction", "statistics"]
 
 
 async def send_request(server: RunningServer, warehouse: Path, action: str) -> str:
-    """Send a request, and return the answer as text.
+    """Carry out an action on the table `mine.t`, and return the server's answer as text.
 
-    The answer may be an error, because the writer breaks its own files.
+    The action is a request, a round of housekeeping, or a job of a table service. The answer may be an error, because
+    the writer replaces its own files.
     """
     api, table = Api(server), "/v1/namespaces/mine/tables/t"
     maintenance = "/api/v1/tables/mine/t"

@@ -203,7 +203,10 @@ def _build_set_properties(properties: dict[str, str]) -> dict[str, Any]:
 async def test_no_file_is_written_to_a_path_that_another_table_has_claimed(
     tmp_path: Path, request_name: str, name: str
 ) -> None:
-    """The table was moved out of the attacker's namespace, so its path is still below the namespace's folder."""
+    """The attacker names a path that belongs to a table of the victim.
+
+    This table was moved out of the attacker's namespace, so its location is still below the folder of this namespace.
+    """
     async with open_world(tmp_path, random.Random(9)) as world:
         own_location = await _create_attackers_table(world)
         fingerprint_before = await world.compute_fingerprint()

@@ -129,7 +129,7 @@ def build_hostile_texts(characters: int) -> Iterator[str]:
 
 
 def find_superlinear_texts(function_name: str, call: Callable[[str], object]) -> Iterator[str]:
-    """Yield a text for which the function needs more than linear time."""
+    """Yield a description of the first text for which the function needs more than linear time."""
     for texts in generate_by_size(build_hostile_texts, TEXT_CHARACTERS):
         growth = measure_excessive_growth(call, texts)
         if growth is not None:
@@ -138,7 +138,7 @@ def find_superlinear_texts(function_name: str, call: Callable[[str], object]) ->
 
 
 def main() -> None:
-    """Print each function that is not linear, and their number."""
+    """Print each function whose time is not linear in its text, and the number of all functions."""
     count = 0
     gc.disable()  # A garbage collection in one of two measurements looks like growth.
     for function_name, call in list_functions():

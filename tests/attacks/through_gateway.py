@@ -29,13 +29,13 @@ BUCKET_OPERATIONS = ("list", "delete", "copy")
 
 
 async def read_credentials(world: AttackWorld, principal: str, path: str) -> dict[str, str]:
-    """Return the credentials in the config of a table, or an empty dict without access."""
+    """Load the table at `path`, and return the credentials in its config, or an empty dict without access."""
     answer = await world.ask(principal, "GET", path, headers=VENDING_HEADER)
     return answer.json.get("config", {}) if answer.status == 200 else {}
 
 
 async def fill_cache(world: AttackWorld) -> None:
-    """Read all objects of the victim through the gateway."""
+    """Read each object of the victim's tables twice through the gateway: from the store, and then from its cache."""
     for name in world.hints["table"]:
         path = f"/v1/namespaces/{world.victim}/tables/{name}"
         keys = await read_credentials(world, "viola", path)
@@ -58,7 +58,10 @@ async def send_signed(
     data: bytes | None = None,
     **headers: str,
 ) -> tuple[int, bytes, dict[str, str]]:
-    """Send a request to the gateway, signed with the keys or, without keys, with invalid ones."""
+    """Send a signed request to the gateway, and return (status, body, headers).
+
+    If a key is missing in `keys`, an invalid key is used.
+    """
     signed_headers = sign_headers(
         RequestTarget(method, path, query, {"host": urlsplit(world.gateway).netloc, **headers}),
         access_key_id=keys.get("s3.access-key-id", "SMKAAAAAAAAAAAAAAAAA"),
@@ -149,7 +152,10 @@ async def reach_through_gateway(campaign: AttackCampaign, name: str) -> None:
 
 
 def _forge_keys(campaign: AttackCampaign, keys: dict[str, str]) -> dict[str, Any]:
-    """Return the credentials, sometimes with another grant in their token."""
+    """Return the credentials, sometimes with a forged token.
+
+    A forged token has a flipped bit, or another endpoint and a shorter end.
+    """
     token = keys.get("s3.session-token", "")
     if not token or campaign.rng.random() < 0.7:
         return keys

@@ -134,7 +134,7 @@ class AttackWorld:
         return [location for location in self.touched_locations if self.is_victims(location)]
 
     async def compute_fingerprint(self) -> dict[str, str]:
-        """Return digests of the victim's files, and of an admin's view of the victim's namespace in the catalog."""
+        """Return digests of the victim's files, and of the answers to an admin about the victim's namespace."""
         digests = {
             location: _compute_digest(data) for location, data in self.read_files().items() if self.is_victims(location)
         }
@@ -281,7 +281,10 @@ class _Planting:
         return self.world.secrets.plant(label, f"{label.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value)
 
     def plant_hint(self, kind: str, text: str | int) -> str:
-        """Plant a handle as a possible hint, and return it."""
+        """Register a name, id or location as a possible hint, and return it.
+
+        A text of at least 10 characters is also a secret. A shorter text could occur in an answer by chance.
+        """
         text = str(text)
         if len(text) >= 10:
             self.world.secrets.plant(kind, text)
@@ -303,7 +306,7 @@ class _Planting:
         await self._create_view_function_and_token()
 
     async def _create_moved_table(self) -> None:
-        """Create a table as the attacker and move it into the victim's namespace."""
+        """Create a table as the attacker, and move it into the victim's namespace as a user with rights on both."""
         world = self.world
         answer = await world.ask_successfully(
             "mallory", "POST", f"/v1/namespaces/{EVIL}/tables", {"name": "moved", "schema": SCHEMA}
@@ -324,7 +327,7 @@ class _Planting:
         if world.s3 is not None:
             options |= world.s3.build_client_properties() | {"s3.signer": "", "s3.remote-signing-enabled": "false"}
         catalog = RestCatalog("victim", **options)
-        part = secret("partition value", value=False)  # It is a handle, because paths contain it.
+        part = secret("partition value", value=False)  # Paths contain this value, and an attacker may know paths.
         columns = [secret("column name", value=number != 2) for number in range(4)]
         schema = _build_arrow_schema(columns)
         for kind, name in (("table", f"ledger{self.suffix}"), ("dropped name", f"gone{self.suffix}")):
@@ -353,7 +356,7 @@ class _Planting:
         return pa.table([numbers[:count], texts, [part] * count, numbers[count:]], schema=schema)
 
     async def _plant_handles(self, name: str) -> None:
-        """Register the identifiers and locations of the victim's table as secrets and possible hints."""
+        """Register the identifiers and file locations of the victim's table `name` as secrets and possible hints."""
         world = self.world
         answer = await world.ask_successfully("root", "GET", f"/v1/namespaces/{world.victim}/tables/{name}")
         metadata = answer["metadata"]

@@ -31,7 +31,7 @@ class ClaimedTable:
 
         Args:
             api: The server.
-            columns: The types of the columns by name. The ids of the columns count from 1.
+            columns: The types of the columns by name. The ids of the columns are 1, 2, and so on.
             spec: (column, transform) of each partition field.
             name: The name of the table.
             version: The format version.
@@ -79,7 +79,7 @@ class ClaimedTable:
         return answer.json
 
     async def update(self, *updates: Mapping[str, Any]) -> None:
-        """Commit updates through the standard route."""
+        """Commit updates through the route of the Iceberg REST specification."""
         body = {"requirements": [], "updates": list(updates)}
         answer = await self.api("POST", f"/v1/namespaces/db/tables/{self.name}", body)
         assert answer.status == 200, answer.raw

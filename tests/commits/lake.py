@@ -34,7 +34,7 @@ _counts: WeakKeyDictionary[Commits, Counter[str]] = WeakKeyDictionary()
 
 
 def _count_waiting(commits: Commits) -> None:
-    """Wrap the queue of these commits so that it counts the waiting jobs of each table."""
+    """Count the waiting jobs of each table in `_counts`, from now on and only once for these commits."""
     if commits in _counts:
         return
     counts, queue = _counts.setdefault(commits, Counter()), commits._queue_and_wait
@@ -93,7 +93,10 @@ class CommitTable:
         return await self.api("POST", self.path, dict(body), **options)
 
     async def append(self, *row_groups: Sequence[Row], **options: Any) -> Any:
-        """Commit a data file for each group of rows. `options` are other keys of the request."""
+        """Write a data file for each group of rows, and commit all of them in one change.
+
+        `options` are further keys of the request.
+        """
         return await self.commit({"add": [self.write_data_file(rows) for rows in row_groups], **options})
 
     async def wait_for_changes(self, count: int) -> None:
@@ -115,7 +118,15 @@ class CommitTable:
         return [part] if self.spec else []
 
     def write_data_file(self, rows: Sequence[Row], *, metrics: bool = True, path: Path | None = None) -> dict[str, Any]:
-        """Write a Parquet file of rows of one partition, and return its entry of a commit request."""
+        """Write a Parquet file, and return its entry of a commit request.
+
+        In a partitioned table, all rows must belong to one partition.
+
+        Args:
+            rows: (id, part, text) of each row.
+            metrics: Whether the entry has counts and bounds of the columns.
+            path: The path of the file. By default, it is a new path in the table.
+        """
         path = path or self._create_path(".parquet")
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
         write_parquet(
@@ -140,9 +151,12 @@ class CommitTable:
     def write_position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, has_path_bounds: bool = False
     ) -> dict[str, Any]:
-        """Write a file that deletes rows at (path, position), and return its entry of a commit request.
+        """Write a position delete file, and return its entry of a commit request.
 
-        With `has_path_bounds`, the entry names the data file. Then all positions must be of this file.
+        Args:
+            positions: (path of the data file, position) of each deleted row.
+            part: The partition of the delete file.
+            has_path_bounds: Whether the entry names the data file. Then all positions must be of one data file.
         """
         sorted_positions = sorted(positions)
         path = self._create_path("-deletes.parquet")

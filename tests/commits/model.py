@@ -25,7 +25,10 @@ READING_KINDS = ("delete", "update", "update", "count", "compact")
 
 @dataclass
 class StoredFile:
-    """A data file of the snapshot on which both changes are based."""
+    """A data file of the snapshot on which two concurrent changes are based.
+
+    `vector` is the commit entry of its deletion vector, or None.
+    """
 
     path: str
     part: int
@@ -87,7 +90,7 @@ class Change:
 
     @property
     def is_blind(self) -> bool:
-        """Whether the change does not depend on rows that were read."""
+        """Whether the change does not depend on the rows of the table, as an append."""
         return self.kind in BLIND_KINDS
 
 
@@ -137,7 +140,8 @@ class ConcurrentChanges:
             snapshot_id = await _delete_random_row(lake, base, version, snapshot_id, rng)
         changes: list[Change] = []
         for number in (1, 2):
-            # There are few ids, so that the changes usually overlap.
+            # The second change prefers the partition of the first change: it is listed three times more, so that the
+            # changes usually overlap.
             nearby_parts = tuple(change.part for change in changes) * 3
             change = draw_change(rng, version, number, (*PARTS, *nearby_parts))
             while not _changes_rows(change, base):
@@ -153,8 +157,9 @@ class ConcurrentChanges:
         return _BODY_FUNCTIONS[change.kind](self, change) | _describe_reads(self, change)
 
     def list_allowed_results(self) -> list[Counter[Row]]:
-        """Return the rows that a reader may see when both changes are committed, or an empty list if both must
-        not be.
+        """Return each set of rows that a reader may see when both changes are committed.
+
+        The list is empty if the server must reject the second change.
         """
         base, first, second = self.list_rows(), self.first_change, self.second_change
         if second.isolation == "snapshot" and not second.is_blind:
@@ -172,7 +177,7 @@ class ConcurrentChanges:
         return [base - (first_removals | second_removals) + (after_first - base) + (after_second - base)]
 
     def must_commit(self) -> bool:
-        """Return True if the server must accept the second change."""
+        """Return True if the second change cannot conflict with the first, so that the server must accept it."""
         first, second = self.first_change, self.second_change
         if second.is_blind:
             return True

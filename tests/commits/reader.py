@@ -65,7 +65,7 @@ def read_manifests(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_entries(manifest: dict[str, Any]) -> list[PlannedFile]:
-    """Return all entries, including deleted ones, with inherited values.
+    """Return all entries of a manifest, also those of deleted files, with the values that they inherit.
 
     See the spec, "Sequence Number Inheritance" and "First Row ID Inheritance".
     """
@@ -109,12 +109,12 @@ def list_live_files(snapshot: dict[str, Any] | None) -> list[PlannedFile]:
 
 
 def read_snapshot_ids(snapshot: dict[str, Any] | None) -> list[Any]:
-    """Return the ids of the rows that a reader sees, in order."""
+    """Return the sorted ids of the rows that a reader of the snapshot sees."""
     return sorted(row_id for row_id, *_ in read_snapshot_rows(snapshot))
 
 
 def read_snapshot_rows(snapshot: dict[str, Any] | None) -> list[Row]:
-    """Return the rows that a reader sees, in order."""
+    """Return the sorted rows that a reader of the snapshot sees, by the Iceberg specification."""
     files = list_live_files(snapshot)
     deletes = [file for file in files if file.content != _DATA]
     rows: list[Row] = []
@@ -156,7 +156,10 @@ def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], 
 
 
 def check_snapshots(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:
-    """Check the invariants of one snapshot, by default the current one, as for every snapshot that the server made."""
+    """Check that a snapshot of the server is consistent: its manifests, counts, sequence numbers, totals and row ids.
+
+    By default, check the current snapshot.
+    """
     snapshot = find_snapshot(metadata, snapshot_id)
     assert snapshot is not None
     manifests = read_manifests(snapshot)

@@ -66,9 +66,9 @@ async def test_scope_with_more_partitions_than_the_limit_of_files_is_rejected(tm
 async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change may remove a hundred thousand files.
+    """The server compares the entries of a manifest with the files that a change removes.
 
-    In this test every manifest counts as large.
+    A change may remove a hundred thousand files, so the comparison takes long. In this test, every manifest is large.
     """
     threads, make_key = [], manifest_filter.make_file_key
 
@@ -183,7 +183,10 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
 async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Freeing 200,000 files took a tenth of a second of the event loop's time after the answer."""
+    """Python needs a tenth of a second to free the objects of 200,000 files, which would block the event loop.
+
+    In this test, a list of more than three items counts as large.
+    """
     freed_lengths: list[int] = []
     threads: set[int] = set()
     drop_contents = fair_lock._drop_contents
@@ -226,7 +229,10 @@ async def test_freed_objects_have_no_other_references(monkeypatch: pytest.Monkey
 
 
 async def test_encoded_bytes_that_wait_for_the_disk_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a limit, a change would hold all its manifests, because encoding continues while the disk writes."""
+    """Without a limit, a change would hold all its manifests, because encoding continues while the disk writes.
+
+    The limit is set to the size of three manifest lists. Encoded bytes may exceed it by one list.
+    """
     waiting_bytes = most_bytes = size_bytes = 0
 
     class SlowDisk:

@@ -18,7 +18,11 @@ SEED = first_seed("COMMIT_SEED")
 
 
 async def _commit_pair(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
-    """Commit two changes of one snapshot, and check the rows or the rejection against the model."""
+    """Commit two random changes that are based on one snapshot, and compare the outcome with the model.
+
+    The first change must succeed. If the second succeeds, the model must allow the rows. Otherwise the model must
+    allow the rejection, and the rows are those of the first change. `outcomes` counts the cases.
+    """
     case = await ConcurrentChanges.make(api, seed, name)
     label = f"COMMIT_SEED={seed} {case.first_change} {case.second_change}"
     first_body, second_body = case.build_body(case.first_change), case.build_body(case.second_change)

@@ -93,7 +93,7 @@ async def test_sequence_forgotten_by_the_database_is_found_in_the_snapshots(tmp_
 
 
 async def _change_table_of_name(api: Api, change_kind: str) -> None:
-    """Make `db.t` refer to another table, or to none."""
+    """Drop the table `db.t`, rename it, or replace it by a new table of this name, as `change_kind` states."""
     if change_kind == "dropped":
         assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
         return
@@ -106,7 +106,10 @@ async def _change_table_of_name(api: Api, change_kind: str) -> None:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("change_kind", ["renamed", "replaced", "dropped"])
 async def test_repeat_is_not_rejected_after_its_table_has_lost_the_name(api: Api, change_kind: str) -> None:
-    """After a rejection, the client would delete files that are live."""
+    """A change with a sequence number is committed, and its table then loses the name. The client repeats the change.
+
+    After a rejection, the client would delete the files of the change, which are live.
+    """
     lake = await CommitTable.create(api)
     body = make_numbered_change(lake, 4)
     uuid = (await lake.commit(body))["table-uuid"]
@@ -135,7 +138,7 @@ async def test_change_that_another_server_has_committed_is_not_rejected(api: Api
 
 
 def _open_lake(base_url: str, name: str) -> CommitTable:
-    """Return a table on a server in another process."""
+    """Create a table on a server in another process, and return it."""
     client = HttpClient(base_url)
     client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
     status, created_table = client.call("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})
@@ -159,6 +162,7 @@ def test_lost_requests_and_replies_neither_lose_nor_duplicate_rows(tmp_path: Pat
             proxy.choose_fault = make_fault_chooser(SEED, 0.5, applies=lambda method, path: path.endswith("/commit"))
             client = CommitClient(SeamarkClient(proxy.base_url, retries=20))
             sequence = 0
+            # At least 15 changes, and as many as needed for each kind of fault to occur.
             while sequence < 15 or not {fault for fault, *_ in proxy.requests} >= {*FAULTS}:
                 body = make_numbered_change(lake, sequence)
                 while True:
@@ -176,7 +180,10 @@ def test_lost_requests_and_replies_neither_lose_nor_duplicate_rows(tmp_path: Pat
 
 @pytest.mark.slow
 def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> None:
-    """Some of the changes remove files, so the server also rewrites manifests."""
+    """The test kills the server during each commit, and then repeats the commit.
+
+    About half of the changes remove a file, so the server also rewrites manifests.
+    """
     print(f"kills: FAULT_SEED={SEED}")
     rng = random.Random(SEED)
     steps = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap")

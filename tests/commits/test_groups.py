@@ -150,9 +150,10 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
 async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    """The files are written concurrently.
+    """The files of a change are written concurrently. The test delays the file whose path contains `ending`.
 
-    One file is stored last, or not at all. In the second case the change is not committed.
+    For the first change, the delayed write fails, so the change is not committed. For the second change, it succeeds,
+    and the table changes only after it.
     """
     create = LocalObjects.create
     async with run_server(tmp_path) as server:
@@ -193,7 +194,7 @@ async def test_rejected_change_does_not_block_other_changes(tmp_path: Path) -> N
         appends = [lake.send({"add": [lake.write_data_file([(row_id, 0, "a")])]}) for row_id in (1, 2)]
         answers = await asyncio.gather(*removals, *appends)
         removal_answers, append_answers = answers[:3], answers[3:]
-        # If the first change is compared with the appends, none of the three changes is allowed.
+        # If the appends are committed first, none of the three removals is allowed.
         assert [answer.status for answer in append_answers] == [200, 200]
         assert sum(answer.status == 200 for answer in removal_answers) <= 1
         assert all(answer.error[1] == "CommitFailedException" for answer in removal_answers if answer.status != 200)
@@ -330,7 +331,10 @@ async def test_group_deletes_its_unused_files_and_keeps_its_used_files(tmp_path:
 async def test_failed_change_is_answered_even_if_the_log_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_method: str
 ) -> None:
-    """The disk of the log may be full. Without this answer, the client waited for ever."""
+    """A bug fails the change, and a full disk then fails the server's log line about it.
+
+    If the server did not answer, the client would wait without an end.
+    """
 
     async def raise_zero_division(*_: object) -> None:
         raise ZeroDivisionError

@@ -44,7 +44,7 @@ PROOFS_MIN = 500
 
 
 def _build_table(specs: list[PartitionSpec]) -> TableMetadata:
-    """Return metadata of a table with one column of each tested type."""
+    """Return the metadata of a table with these partition specs, and with one column of each tested type."""
     fields = tuple(Field(column_id, f"c{column_id}", False, column_type) for column_id, column_type in TYPES.items())
     return TableMetadata(
         format_version=2,
@@ -144,7 +144,10 @@ def test_proved_relations_of_two_partitions_are_true_for_every_row() -> None:
 
 
 def test_partitions_of_the_same_spec_are_found_by_value_and_other_partitions_by_comparison() -> None:
-    """Many targets together must give the same answers as each target alone."""
+    """Targets are partitions that a change reads or replaces.
+
+    Many targets together must overlap or contain a partition exactly if one of them alone does.
+    """
     seed = first_seed()
     print(f"many: seed {seed}")
     rng = random.Random(seed)
@@ -204,7 +207,7 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_three_lookups_eac
     for number in range(500, 1500):
         tested_partition = partitions.make_partition(0, (number,))
         assert targets.overlap(tested_partition) == targets.contain(tested_partition) == (number < 1000)
-    assert lookup_count == 3000
+    assert lookup_count == 3000  # One for each target, and two for each of the 1,000 tested partitions
 
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
@@ -220,7 +223,7 @@ def test_zeros_are_distinct_and_nan_equals_nan(zeros: tuple[float, float]) -> No
 def _build_two_partitions(
     first_partition: tuple[str, Any], second_partition: tuple[str, Any], source_id: int = 1
 ) -> tuple[PartitionOverlap, Any, Any]:
-    """Return (their table's partitions, first partition, second partition).
+    """Create a table with two partition specs of one field. Return (its partitions, first partition, second partition).
 
     `first_partition` and `second_partition` are (transform, value). Each partition has its own spec of one field.
     """

@@ -46,7 +46,7 @@ async def test_equality_deletes_of_both_zeros_are_compared_with_files_of_another
 
 
 def _build_metrics_of_value(value: int) -> dict[str, Any]:
-    """Return metrics of column 1, a long, that has this value once."""
+    """Return the metrics of a file with one row, whose column 1 of type long has this value."""
     counts = {"value-counts": 1, "null-value-counts": 0}
     value_hex = value.to_bytes(8, "little", signed=True).hex()
     return {name: {"keys": [1], "values": [count]} for name, count in counts.items()} | {
@@ -80,7 +80,10 @@ async def test_overwrite_conflicts_with_concurrent_changes_of_the_replaced_rows(
 
 
 async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_names(api: Api) -> None:
-    """Column 1, with three nulls in five rows, is named `a` in schema 0 and `b` in schema 1."""
+    """A filter of a change replaces whole files, so all rows of a file must match it.
+
+    Column 1, with three nulls in five rows, is named `a` in schema 0 and `b` in schema 1. Column 2 has no null.
+    """
     table = await ClaimedTable.create(api, {"a": "long", "b": "long"})
     ten = (10).to_bytes(8, "little").hex()
     metrics = {

@@ -97,7 +97,11 @@ class RowCountModel:
         self.has_equality_deletes = True
 
     async def replace(self) -> str:
-        """Replace random files by one file, with a number of rows near the limits, and return the outcome."""
+        """Replace random files by one file, and return the outcome.
+
+        A replacement must not add rows, and must not lose more rows than the deletes may have removed. The new file
+        has a number of rows near these two limits.
+        """
         chosen_paths = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 3)))
         files = [self.files[path] for path in chosen_paths]
         rows = sum(file.rows for file in files)
@@ -163,7 +167,11 @@ async def test_overwrite_may_change_the_number_of_rows(api: Api) -> None:
 
 
 async def test_rows_of_new_files_that_are_deleted_at_once_do_not_count(api: Api) -> None:
-    """A compaction adds deletes for its new file if a writer deleted rows of its input files meanwhile."""
+    """A replacement may not add rows, but deletes in the same commit reduce the rows of its new file.
+
+    A compaction adds such deletes if a writer has deleted rows of its input files meanwhile. Here, a file of 3 rows is
+    replaced by a file of 5 rows, of which 1 or 2 are deleted.
+    """
     table = await ClaimedTable.create(api, {"x": "long"})
     old_file = table.build_data_file("old", rows=3)
     read_snapshot = (await table.commit(add=[old_file]))["snapshot-id"]

@@ -74,7 +74,10 @@ def test_row_changes_of_pyiceberg_commit_during_upserts_of_other_rows(server: Se
 
 
 def delete_with_retries(catalog: object, number: int) -> int:
-    """Delete a row as users of PyIceberg do: after a conflict, repeat all steps. Return the number of attempts."""
+    """Delete the row with the id `number` as users of PyIceberg do: after a conflict, repeat all steps.
+
+    Return the number of attempts, which is limited so that the test ends.
+    """
     for tries in range(1, 10 * TRIES_MAX):
         try:
             catalog.load_table("db.t").delete(EqualTo("id", number))  # type: ignore[attr-defined,call-arg]

@@ -42,4 +42,5 @@ async def test_consecutive_turns_delay_other_changes_no_longer_than_one_turn(tmp
         await lake.append([(1, 0, "a")])
         completed_during_append = completed_changes
         await sender_task
-        assert completed_during_append < CHANGES - 1  # A turn takes as long as one or two changes.
+        # A turn of 1 second takes as long as one or two of the changes, which follow each other every 0.7 seconds.
+        assert completed_during_append < CHANGES - 1

@@ -60,7 +60,7 @@ class FakeStore:
         yield StoreAnswer(status, answer_headers, self._yield_pieces(data if method == "GET" else b""))
 
     def _answer_read(self, location: str, headers: Mapping[str, str], method: str) -> tuple[int, dict[str, str], bytes]:
-        """Return status, headers and data of a conditional or ranged read."""
+        """Return (status, headers, data) of a read, which may have conditions and a range."""
         stored_object = self.objects.get(location)
         if stored_object is None:
             return 404, {}, b"<Error/>"
@@ -83,7 +83,7 @@ class FakeStore:
         return 206, answer_headers | {"content-length": str(length)}, stored_object.data[start : start + length]
 
     async def _yield_pieces(self, data: bytes) -> AsyncIterator[bytes]:
-        """Yield `data` in pieces. Sometimes break before its end, at the rate `failure_rate`."""
+        """Yield `data` in pieces of random sizes. With the probability `failure_rate`, break before the end."""
         end = self.rng.randrange(len(data)) if data and self.rng.random() < self.failure_rate else len(data)
         start = 0
         while start < end:
@@ -100,7 +100,7 @@ class FakeStore:
             await asyncio.sleep(0)
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
-        """Return the store's answer without the cache."""
+        """Answer a request as the store does, without the cache. `_pause` lets other requests run between the steps."""
         location = f"s3://{call.address.bucket}/{call.address.key}"
         await self._pause()
         if call.method == "PUT":

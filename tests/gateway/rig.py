@@ -186,7 +186,7 @@ def open_rig(folder: Path, s3: S3 | None, **env: str) -> Iterator[GatewayRig]:
 
 @contextmanager
 def open_cloud_rig(folder: Path, bucket: str, settings: dict[str, str]) -> Iterator[GatewayRig]:
-    """Open a server whose gateway is in front of a cloud, with `settings` that name the cloud."""
+    """Open a server whose gateway is in front of a cloud's bucket. `settings` name the cloud and its credentials."""
     port = choose_free_port()
     settings = {"gateway_port": str(port), "s3_client_access": "gateway", **settings}
     env = {f"SEAMARK_{name.upper()}": value for name, value in settings.items()}

@@ -77,7 +77,11 @@ class CachedObject:
 
 
 def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
-    """Read the next answer exactly to its end. Return (status, headers, body)."""
+    """Read the next answer, and no byte after it. Return (status, headers, body).
+
+    Args:
+        has_body: False for the answer to a HEAD request, whose Content-Length has no body.
+    """
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         byte = connection.recv(1)
@@ -122,7 +126,7 @@ def test_immediate_answer_equals_that_of_the_requests_task(cached_object: Cached
                 )
                 answer_of_task = receive(other_socket, has_body=method == "GET")
             for _, headers, _ in (immediate_answer, answer_of_task):
-                assert len(headers.pop("x-amz-request-id")) == 32
+                assert len(headers.pop("x-amz-request-id")) == 32  # The hexadecimal digits of a UUID
                 headers.pop("date"), headers.pop("connection", None)
             status, _, body = immediate_answer
             if status == 416:  # The bodies of errors contain the ids of their requests, so they differ.

@@ -41,7 +41,7 @@ def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path
             data = bytes([round_number]) * (300_000 + round_number)
             with closing(keys.make_client()) as client:  # Any of the workers may accept a new connection.
                 client.put_object(**object_key, Body=data)
-            for _ in range(4):
+            for _ in range(4):  # With four connections, both workers probably answer.
                 with closing(keys.make_client()) as client:
                     assert client.get_object(**object_key)["Body"].read() == data
                     assert client.get_object(**object_key, Range="bytes=299990-")["Body"].read() == data[299_990:]
@@ -58,7 +58,10 @@ def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("extension", ["parquet", "avro"])
 def test_cached_answer_equals_the_answer_of_the_store(store_rig: GatewayRig, extension: str) -> None:
-    """Send the same requests for a cached object, for an uncached object, and to the store itself."""
+    """Send the same requests for two objects with equal bytes: the gateway caches only one of them.
+
+    The gateway passes requests for the other object to the store.
+    """
     keys = store_rig.create_table(f"same_{extension}")
     cached_key, plain_key = (keys.prefix + name for name in (_create_name(extension), f"data/plain.{extension}"))
     data = bytes(range(256)) * 3000
@@ -76,7 +79,7 @@ def test_cached_answer_equals_the_answer_of_the_store(store_rig: GatewayRig, ext
             header_names = ("ContentLength", "ETag", "ContentType", "Metadata", "ContentRange", "AcceptRanges")
             return body, {name: answer.get(name) for name in header_names}
 
-        for _ in range(2):
+        for _ in range(2):  # The first round fills the cache, and the second round reads from it.
             for arguments in (
                 *({"Range": text} for text in ("bytes=0-0", "bytes=-5", "bytes=100-", "bytes=767999-900000")),
                 *({"Range": text} for text in ("bytes=768000-", "bytes=9-1", "bytes=0-1,5-6", "bytes=-0", "lines=1-2")),

@@ -93,7 +93,7 @@ def test_pyarrow_rereads_parquet_from_the_cache(keys: Keys) -> None:
     for seed in (1, 2):  # The second object replaces the first under the same name.
         table = pa.table({"id": np.arange(500_000), "x": np.random.default_rng(seed).random(500_000)})
         pq.write_table(table, path, filesystem=files, row_group_size=100_000)
-        for _ in range(2):
+        for _ in range(2):  # The second read is from the cache.
             assert pq.read_table(path, filesystem=files, columns=["x"]) == table.select(["x"])
             assert pq.ParquetFile(path, filesystem=files).read_row_group(3) == table.slice(300_000, 100_000)
     files.delete_file(path)

@@ -206,6 +206,7 @@ async def test_conditional_writes_share_a_limit_of_memory() -> None:
         address, headers = Address("bucket", "wh/t/key", {}), {"if-none-match": "*"}
         return next(backends).answer(S3Call("PUT", address, headers, "id", "principal", False, request, body, None))
 
+    # The gateway holds the body of a conditional write in memory. A body of 1,000 bytes leaves 500 bytes of the limit.
     body = _WaitingBody(1000)
     write = asyncio.ensure_future(start_put(body))
     await asyncio.wait_for(body.is_read.wait(), timeout=30)
@@ -217,7 +218,7 @@ async def test_conditional_writes_share_a_limit_of_memory() -> None:
         await write
     with pytest.raises(S3Error, match="at most 1500 bytes"):
         await start_put(_WaitingBody(1501))
-    # The cancelled write has released its memory.
+    # The cancelled write has released its memory: a body of the whole limit is accepted, and waits for its bytes.
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(start_put(_WaitingBody(1500)), timeout=0.01)
 

@@ -41,7 +41,10 @@ def client(keys: Keys) -> Iterator[Any]:
 
 
 def _get_outcome(call: Callable[..., Any], **arguments: Any) -> tuple[Any, ...]:
-    """Return the outcome of a call: the error's code and status, or the status, size, range and bytes."""
+    """Return the outcome of a call.
+
+    It is (error code, status) of an error, and otherwise (status, size, range, bytes).
+    """
     try:
         answer = call(**arguments)
     except ClientError as error:
@@ -216,14 +219,14 @@ KEYS = ["a", "a-b", "a/b", "a/c/d", "a/c/e", "a0", "aa/ü", "b/100%25", "b/ %2F"
 @pytest.mark.parametrize("seed", [first_seed(), first_seed() + 1])
 def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    # A folder cannot have a key and keys below it.
+    # If the store is a folder, it cannot have the key `a` and keys below `a/`.
     object_names = [f"data/{key}" for key in KEYS if key != "a"]
     for key in object_names:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + key, Body=key.encode())
     for _ in range(20):
         prefix = f"data/{rng.choice(['', 'a', 'a/', 'a/c', 'a/c/', 'b/', 'b/1', 'none'])}"
         delimiter, start_after = str(rng.choice(["", "/"])), str(rng.choice(["", *object_names]))
-        # Stores treat this combination differently.
+        # Stores treat `StartAfter` differently if it is outside of the prefix or if there is a delimiter.
         start_after = start_after if start_after.startswith(prefix) and not delimiter else ""
         listed_names: list[str] = []
         token: dict[str, str] = {}

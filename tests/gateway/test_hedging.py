@@ -25,7 +25,14 @@ from tests.waits import until
 
 @dataclass
 class ScriptedAnswer:
-    """The behaviour of the store for one request. It waits until `release_event` is set, then answers or fails."""
+    """The behaviour of the store for one request: it waits until `release_event` is set, and then answers or fails.
+
+    Attributes:
+        status: The status of the answer.
+        must_fail: Whether the request fails without an answer.
+        must_break: Whether the connection ends within the body of the answer.
+        outcome: What has happened to the request.
+    """
 
     status: int = 206
     must_fail: bool = False
@@ -68,7 +75,7 @@ class ScriptedStore:
 
 @pytest.fixture(autouse=True)
 def send_second_request_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send the second request immediately if the first answer has not begun."""
+    """Set the time after which the gateway sends a second request to zero, so that tests do not wait."""
     monkeypatch.setattr(hedging, "_INITIAL_WAIT_S", 0.0)
     monkeypatch.setattr(hedging, "_WAIT_MIN_S", 0.0)
     monkeypatch.setattr(hedging, "_WAIT_MAX_S", 0.0)
@@ -155,7 +162,7 @@ async def test_hedged_requests_stay_within_their_percentage_of_all_requests(perc
 
 
 async def test_every_hedged_read_has_the_right_bytes(tmp_path: Path) -> None:
-    """The store fails and breaks answers at random, and most reads send two requests."""
+    """The store breaks a tenth of the answers in every second round. Most reads send two requests."""
     rng = random.Random(first_seed())
     store = FakeStore(rng)
     paths = [draw_name(rng) for _ in range(6)]
@@ -175,5 +182,5 @@ async def test_every_hedged_read_has_the_right_bytes(tmp_path: Path) -> None:
                 status, body = 0, b""
             assert status == 206 or store.failure_rate
             assert status != 206 or body == data[start:end]
-        assert worker.backend._tiers.store.hedged > 10
+        assert worker.backend._tiers.store.hedged > 10  # With fewer second requests, the test would have tested little.
     worker.backend._fetches.check_invariants()

@@ -152,9 +152,10 @@ def test_errors_contain_no_path_of_the_server(folder_rig: GatewayRig) -> None:
 
 
 def test_written_object_has_no_checksums_of_an_older_file(folder_rig: GatewayRig) -> None:
-    """Spark writes a checksum file for each file that it stores without the gateway.
+    """A write or a deletion through the gateway also deletes the checksum file of the object.
 
-    With the checksum of the older file, Spark would refuse to read the new object.
+    Spark writes a checksum file for each file that it stores without the gateway. With the checksum of the older file,
+    Spark would refuse to read the new object.
     """
     keys = folder_rig.create_table(f"checksums{next(_numbers)}")
     data_folder = folder_rig.folder / keys.bucket / keys.prefix / "data"

@@ -55,7 +55,7 @@ def _call_for_code(call: Any, **arguments: Any) -> str:
 def send_raw(
     keys: Keys, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b""
 ) -> tuple[int, bytes]:
-    """Send a request whose target is not normalised, and return the response.
+    """Send a request whose target is not normalised, and return (status, body) of the answer.
 
     The request has a valid signature of exactly this target.
     """
@@ -207,7 +207,7 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
 
 
 def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client: Any) -> None:
-    """The test replaces each part of a signed request in turn."""
+    """The test changes one part of a signed request at a time: method, path, query, a header or the body."""
     target = f"/{own_keys.bucket}/{own_keys.prefix}data/o"
     request = AWSRequest(
         "PUT", own_keys.endpoint + target, data=b"signed", headers={"Host": urlsplit(own_keys.endpoint).netloc}

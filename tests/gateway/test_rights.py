@@ -30,7 +30,10 @@ FAR_FUTURE_MS = 1 << 60
 
 
 async def _create_tokens(home: Path) -> dict[str, str]:
-    """Create principals with their tokens in the database of a server. Return the tokens by principal."""
+    """Create four principals with tokens in the database of a server, and return the tokens by principal.
+
+    `writer` and `reader` have rights on the namespace `db`, `other` on the namespace `other`, and `admin` on all.
+    """
     home.mkdir(parents=True)
     tokens, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
@@ -41,12 +44,12 @@ async def _create_tokens(home: Path) -> dict[str, str]:
             ("other", "writer", ("other",)),
         ):
             grants = [RoleGrant(principal=name, role=role, namespace=namespace)]
-            tokens[name] = await create_token(store, clock, name, None, grants)
+            tokens[name] = await create_token(store, clock, name, ttl_s=None, grants=grants)
     return tokens
 
 
 def _collect_codes(keys: Keys) -> dict[str, str]:
-    """Return the error code of each operation, or OK."""
+    """Carry out seven operations on objects of the table of `keys`. Return the error code, or OK, by operation."""
     client, object_key = keys.make_client(), {"Bucket": keys.bucket, "Key": keys.prefix + "data/o"}
 
     def call_for_code(call: Any, **arguments: Any) -> str:
@@ -181,7 +184,7 @@ def _do_overlap(folder: str, other_folder: str) -> bool:
 
 @asynccontextmanager
 async def _run_without_polling(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Open a server with a gateway that does not poll its database during a test, and that caches checks for longer.
+    """Open a server with a gateway that polls its database, and repeats its checks of rights, only once a minute.
 
     Yield a function that sends a request and returns its JSON.
     """
@@ -221,7 +224,10 @@ async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Pat
 
 
 async def test_credentials_of_a_table_moved_to_another_namespace_are_rejected_at_once(tmp_path: Path) -> None:
-    """If they stayed valid, a user without rights on the new namespace could read and write until they expire."""
+    """If the credentials stayed valid, a user without rights on the new namespace could read and write the table.
+
+    A rename within the namespace does not end the credentials.
+    """
     async with _run_without_polling(tmp_path) as send:
 
         async def rename(source: tuple[str, str], target: tuple[str, str]) -> None:
@@ -283,7 +289,10 @@ async def test_credentials_contain_the_pinned_property_of_their_table(tmp_path: 
 
 
 class _Claims:
-    """The store's claims of tables, given by the test."""
+    """A store whose claims a test chooses. A claim states that a location belongs to a table.
+
+    The table `staged` is not in the catalog. Other tables are live, except `dropped_uuids`.
+    """
 
     def __init__(self, claims: dict[str, list[str]]) -> None:
         self.by_uuid, self.calls = claims, 0
@@ -315,34 +324,66 @@ class _Claims:
 async def test_credentials_become_invalid_when_their_table_loses_its_location() -> None:
     clock, claims = SimulatedClock(1), _Claims({"t": ["s3://bkt/t"]})
     checker = GrantChecker(claims, clock, build_settings(Path("unused"), rights_recheck_s=5))
-    grant = ObjectGrant("t", "s3://bkt/t", True, "w", FAR_FUTURE_MS)
+    grant = ObjectGrant("t", "s3://bkt/t", writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS)
     for _ in range(3):
         await checker.check(grant)
     assert claims.calls == 1
-    forged_grant = ObjectGrant("t", "s3://bkt/elsewhere", True, "w", FAR_FUTURE_MS)
+    forged_grant = ObjectGrant("t", "s3://bkt/elsewhere", writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS)
     with pytest.raises(Forbidden):
         await checker.check(forged_grant)
-    await checker.check(ObjectGrant("staged", "s3://bkt/new", True, "w", FAR_FUTURE_MS, staged=True))
+    await checker.check(
+        ObjectGrant("staged", "s3://bkt/new", writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS, staged=True)
+    )
     with pytest.raises(Forbidden, match="dropped"):
-        await checker.check(ObjectGrant("staged", "s3://bkt/new2", True, "w", FAR_FUTURE_MS))
+        await checker.check(
+            ObjectGrant("staged", "s3://bkt/new2", writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS)
+        )
     for inside_location in ("s3://bkt/t", "s3://bkt/t/data", "s3://bkt"):
         with pytest.raises(Forbidden):
-            await checker.check(ObjectGrant("staged", inside_location, True, "w", FAR_FUTURE_MS, staged=True))
+            await checker.check(
+                ObjectGrant(
+                    "staged", inside_location, writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS, staged=True
+                )
+            )
     claims.dropped_uuids = {"t"}
     await checker.check(grant)
     clock.advance(6000)  # The checker uses an earlier result for `rights_recheck_s`.
     for is_staged in (True, False):
         with pytest.raises(Forbidden, match="dropped"):
-            await checker.check(ObjectGrant("t", "s3://bkt/t", True, "w", FAR_FUTURE_MS, staged=is_staged))
+            await checker.check(
+                ObjectGrant(
+                    "t", "s3://bkt/t", writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS, staged=is_staged
+                )
+            )
     claims.dropped_uuids = set()
     await checker.check(grant)
-    grant_in_db = ObjectGrant("t", "s3://bkt/t", True, "w", FAR_FUTURE_MS, namespace=("db",))
+    grant_in_db = ObjectGrant(
+        "t", "s3://bkt/t", writable=True, principal_name="w", expires_ms=FAR_FUTURE_MS, namespace=("db",)
+    )
     await checker.check(grant_in_db)
-    await checker.check(ObjectGrant("staged", "s3://bkt/new", True, "w", FAR_FUTURE_MS, staged=True, namespace=("db",)))
+    await checker.check(
+        ObjectGrant(
+            "staged",
+            "s3://bkt/new",
+            writable=True,
+            principal_name="w",
+            expires_ms=FAR_FUTURE_MS,
+            staged=True,
+            namespace=("db",),
+        )
+    )
     for is_staged in (True, False):
         with pytest.raises(Forbidden, match="moved"):
             await checker.check(
-                ObjectGrant("t", "s3://bkt/t", True, "w", FAR_FUTURE_MS, staged=is_staged, namespace=("other",))
+                ObjectGrant(
+                    "t",
+                    "s3://bkt/t",
+                    writable=True,
+                    principal_name="w",
+                    expires_ms=FAR_FUTURE_MS,
+                    staged=is_staged,
+                    namespace=("other",),
+                )
             )
     claims.by_uuid = {"u": ["s3://bkt/t"]}
     await checker.check(grant)
@@ -391,12 +432,16 @@ async def test_role_claims_of_an_issuer_do_not_invalidate_credentials(claim: str
 
 @pytest.mark.parametrize(("auth", "accepted_principal"), [("token", "ann"), ("oidc", "oidc:eve")])
 async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, accepted_principal: str) -> None:
-    """The setting may have changed after the credentials were issued."""
+    """The gateway checks the setting `auth` again, because it may change after the credentials were issued."""
     logins = _Logins({principal: [RoleGrant(principal, "reader", ("db",))] for principal in ("ann", "oidc:eve")})
     settings = build_settings(Path("unused"), auth=auth, oidc_issuer="https://i")
     checker = GrantChecker(logins, SimulatedClock(1), settings)
     for principal in ("ann", "oidc:eve"):
-        check = checker.check(ObjectGrant("t", "s3://bkt/t", False, principal, FAR_FUTURE_MS, namespace=("db",)))
+        check = checker.check(
+            ObjectGrant(
+                "t", "s3://bkt/t", writable=False, principal_name=principal, expires_ms=FAR_FUTURE_MS, namespace=("db",)
+            )
+        )
         if principal == accepted_principal:
             await check
         else:

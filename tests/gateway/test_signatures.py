@@ -169,7 +169,7 @@ def test_body_with_a_changed_byte_is_never_completed(position: int, byte: int) -
     body[position] ^= byte
     decoder, received_bytes = _build_decoder(), 0
     try:
-        for start in range(0, len(body), 5000):
+        for start in range(0, len(body), 5000):  # The pieces are not aligned with the chunks.
             received_bytes += sum(map(len, decoder.feed(bytes(body[start : start + 5000]))))
         decoder.finish()
     except S3Error:

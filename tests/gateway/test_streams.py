@@ -55,7 +55,10 @@ def _is_absent(keys: Keys, client: Any, name: str) -> bool:
 
 
 def _build_chunks(signed_headers: dict[str, str], keys: Keys, data: list[bytes]) -> bytes:
-    """Return a body of signed chunks. Their signatures continue the signature of the header."""
+    """Return a body of signed chunks, with an empty last chunk.
+
+    The signature of each chunk covers the previous signature. The first one covers the signature of the header.
+    """
     claim = SignatureClaim(
         keys.access_key, "", signed_headers["x-amz-date"], keys.region, (), signed_headers["authorization"][-64:], ""
     )
@@ -78,7 +81,7 @@ def test_body_that_differs_from_its_signature_is_not_stored(keys: Keys, client: 
 
 
 def test_signed_chunks_are_stored_but_changed_chunks_are_not(keys: Keys, client: Any) -> None:
-    data = [b"a" * 65536, b"b" * 65536, b"c" * 100]
+    data = [b"a" * 65536, b"b" * 65536, b"c" * 100]  # Only the last chunk may be shorter than 8 KiB.
     length = str(sum(map(len, data)))
     options = {"x_amz_decoded_content_length": length, "content_encoding": "aws-chunked"}
     for name, change in (("good", b""), ("bad", b"b"), ("last", b"c"), ("cut", b"cut")):
@@ -99,9 +102,9 @@ def test_signed_chunks_are_stored_but_changed_chunks_are_not(keys: Keys, client:
 
 
 def test_connection_that_ends_early_stores_nothing(folder_rig: GatewayRig) -> None:
-    """The store is a folder.
+    """The client announces 1,000,000 bytes without a hash, and disconnects after 500,000 bytes.
 
-    Other stores may handle a short body without hash or framing differently: versitygw stores it.
+    The store is a folder. Other stores may treat such a short body differently: versitygw stores it.
     """
     rig, keys = folder_rig, folder_rig.create_table(f"s{next(_numbers)}")
     client = keys.make_client()
@@ -179,6 +182,7 @@ def test_objects_are_never_completely_in_memory(rig: GatewayRig, keys: Keys, cli
     finally:
         is_over.set()
         watcher.join()
+    # The buffers take less than a quarter of the object.
     assert peak[0] - rss_before < 64 * MEBIBYTE, f"{(peak[0] - rss_before) / MEBIBYTE:.0f} MiB more"
     client.delete_object(Bucket=keys.bucket, Key=keys.prefix + "large")
     assert "unexpected error" not in rig.seamark.log.read_text()
@@ -213,7 +217,7 @@ class _CuttingProxy:
     def __init__(self, s3: S3) -> None:
         self.port = choose_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.cut_after_bytes = 1 << 40
+        self.cut_after_bytes = 1 << 40  # More than any test receives, so at first the proxy cuts no connection.
         self.stops_after_cut = False
         """If True, the proxy forwards nothing after the next cut."""
         self._store_address = urlsplit(s3.endpoint)

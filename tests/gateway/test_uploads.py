@@ -94,7 +94,7 @@ def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: Gatew
             raw.sendall(
                 f"PUT {target}?{query} HTTP/1.1\r\n{head}{expect_header}Content-Length: 50000000\r\n\r\n".encode()
             )
-            answer = raw.recv(65536)  # The client has sent no byte of the body yet.
+            answer = raw.recv(65536)  # The client has sent no byte of the announced body of 50 MB.
             assert answer.startswith(b"HTTP/1.1 404"), answer[:200]
 
 

@@ -41,7 +41,7 @@ def build_batch(text: str, rows: int = 1) -> Batch:
 
 
 async def read_all(log: StreamLog, shard: Shard, offset: int = 0) -> list[Record]:
-    """Return all records of a shard, read in small steps."""
+    """Return all records of a shard from `offset`, read in steps of about 100 bytes."""
     records: list[Record] = []
     while answer := await log.read(shard, offset, limit_bytes=100):
         records += answer
@@ -242,7 +242,7 @@ class StreamLogContract:
 
     async def test_an_append_that_is_too_large_is_refused(self, log: StreamLog) -> None:
         with pytest.raises(TooLarge, match="send fewer rows"):
-            await log.append({A: Batch(1, bytes(65 << 20))})  # The limit is 64 MiB.
+            await log.append({A: Batch(rows=1, payload=bytes(65 << 20))})  # The limit is 64 MiB.
         assert log.read_watermarks([A]) == {A: 0}
 
 

@@ -14,7 +14,7 @@ SECTOR_BYTES = 512
 
 
 class Crash(BaseException):
-    """Raised to end the process during an operation of the disk."""
+    """Ends the simulated process during an operation of the disk. The code under test does not catch it."""
 
 
 @dataclass
@@ -57,15 +57,18 @@ class SimulatedDisk:
     # -- faults
 
     def cut_power(self, rng: random.Random) -> None:
-        """Lose a random part of the unsynced writes. Each sector of each write is either stored or lost."""
+        """Simulate a power failure: lose a random part of the writes that were not synced.
+
+        A write is stored completely, in some of its sectors, or not at all. A sector is never stored in part.
+        """
         for file in self.files.values():
             for position, part in file.unsynced_changes:
                 if part is None:
                     if rng.random() < 0.5:
                         _apply(file.durable, position, None)
                     continue
-                # The write is stored completely, in part, or not at all.
-                outcome = rng.choices(("complete", "partial", "lost"), (2, 6, 2))[0]
+                weights = (2, 6, 2)  # Partial writes are the most difficult for the log, so they are the most frequent.
+                outcome = rng.choices(("complete", "partial", "lost"), weights)[0]
                 start = 0
                 while start < len(part):
                     sector_end = ((position + start) // SECTOR_BYTES + 1) * SECTOR_BYTES

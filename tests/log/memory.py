@@ -134,7 +134,10 @@ class MemoryLog:
 async def open_memory_log(
     clock: Clock, *, producers_max: int = 50_000, keep_ms: int = 7 * 86_400_000, append_bytes_max: int = 64 << 20
 ) -> AsyncIterator[MemoryLog]:
-    """Open a log in memory. Its rows are lost at the end of the block."""
+    """Open a log in memory. Its rows are lost at the end of the block.
+
+    The default limits are those of a server's log.
+    """
     log = MemoryLog(clock, producers_max=producers_max, keep_ms=keep_ms, append_bytes_max=append_bytes_max)
     try:
         yield log

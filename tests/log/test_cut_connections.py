@@ -54,7 +54,10 @@ def open_proxied_kafka(folder: Path) -> Iterator[tuple[Kafka, FaultProxy]]:
 
 
 async def cause_faults(proxy: FaultProxy, rng: random.Random, is_done: Callable[[], bool]) -> Counter[str]:
-    """Delay, cut and reset connections until `is_done` returns True. Return the number of each fault."""
+    """Delay, cut and reset connections at random until `is_done` returns True. Return the number of faults by kind.
+
+    A cut connection transfers no bytes but stays open. A reset connection is closed.
+    """
     counts: Counter[str] = Counter()
     while not is_done():
         fault = rng.choice(("delay", "cut", "reset", "none"))
@@ -74,7 +77,7 @@ async def cause_faults(proxy: FaultProxy, rng: random.Random, is_done: Callable[
 async def append_until_done(
     logs: list[KafkaLog], name: str, seed: int, is_done: Callable[[], bool]
 ) -> dict[Shard, list[tuple[int, bytes]]]:
-    """Append to any of the logs, and repeat each append until it is acknowledged.
+    """Append random batches to random logs as the producer `name`, and repeat each append until it is acknowledged.
 
     Return (sequence, payload) of the appends to each shard.
     """
@@ -82,7 +85,7 @@ async def append_until_done(
     while not is_done() or sequence < APPENDS_MIN // WRITERS:
         batches: dict[Shard, Batch] = {}
         for shard in rng.sample(SHARDS, rng.choice((1, 1, 2, 3))):
-            size_bytes = rng.choice((10, 10, 1000, 2 * RECORD_BYTES_MAX + 1))
+            size_bytes = rng.choice((10, 10, 1000, 2 * RECORD_BYTES_MAX + 1))  # The largest size needs three records.
             batches[shard] = Batch(rng.randrange(1, 4), rng.randbytes(size_bytes))
         while True:
             try:

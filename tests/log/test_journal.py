@@ -40,7 +40,10 @@ def build_group(*requests: Request, time_ms: int = 1) -> JournalGroup:
 
 
 def build_append(*records: int, rows: int = 1, shard: Shard = A) -> AppendRequest:
-    """Return an append without a producer. Its rows are in the Kafka records with the offsets `records`."""
+    """Return the journal's request to append `rows` rows without a producer.
+
+    The rows are in the Kafka records with the offsets `records`.
+    """
     return AppendRequest((RowsEntry(shard.stream, shard.number, rows, 10, 0, records),))
 
 
@@ -113,6 +116,7 @@ def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeyp
 
 
 def test_gate_refuses_appends_that_were_checked_before_it_moved() -> None:
+    """A gate counts how often a stream was closed or opened for appends. An append states the count that it knows."""
     state = JournalState()
     row_entry = RowsEntry("t", 0, 1, 10, 0, (1,))
 
@@ -188,11 +192,15 @@ def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
 
 
 def test_rows_journaled_before_the_retention_stay_readable() -> None:
-    """Another replica wrote the rows to Kafka early, but their record of the journal late."""
+    """A replica writes rows to Kafka, and then a record with their offsets to the journal.
+
+    Another replica wrote its rows early, but its record late. The rows are then before the start of the retention.
+    """
     state = JournalState()
     state.apply(build_group(build_append(5), ReleaseRequest((("t", 0, 1),))))
+    # Released rows may be trimmed if they are older than an hour. The limits of batches and bytes do not matter here.
     (start,) = state.choose_starts(oldest_ms=HOUR_MS, batches_max=9, bytes_max=1 << 30)
-    assert start == ShardStart("t", 0, 1, 6)
+    assert start == ShardStart("t", number=0, offset=1, record=6)
     state.apply(build_group(build_append(4)))
     state.apply(build_group(TrimRequest((start,), HOUR_MS)))
     assert state.get_first_records() == {A: 4}
@@ -216,7 +224,7 @@ def test_retention_keeps_all_records_of_a_batch_with_a_piece_that_was_written_ag
     state.apply(build_group(ReleaseRequest((("t", 0, 1),))))
     (start,) = state.choose_starts(oldest_ms=1 << 60, batches_max=9, bytes_max=1 << 30)
     assert (start.offset, start.record) == (1, 4)
-    assert state.apply(build_group(TrimRequest((ShardStart("t", 0, 1, 9),), HOUR_MS))) == [None]
+    assert state.apply(build_group(TrimRequest((ShardStart("t", number=0, offset=1, record=9),), HOUR_MS))) == [None]
     assert state.get_first_records() == {A: 4}
     state.apply(build_group(ReleaseRequest((("t", 0, 2),))))
     (start,) = state.choose_starts(oldest_ms=1 << 60, batches_max=9, bytes_max=1 << 30)

@@ -113,9 +113,9 @@ async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) 
 
 
 class _ForgetfulProducer:
-    """A producer whose cluster stores the first records, but does not report their offsets.
+    """A Kafka producer that stores all records, but does not report the offsets of the first large records.
 
-    It reports the offsets of records smaller than `size_bytes_min`, and of all records after `forgotten_batches`.
+    A record is large if it has at least `size_bytes_min` bytes. The offsets of `forgotten_batches` of them are unknown.
     """
 
     def __init__(self, settings: dict[str, Any], *, forgotten_batches: int, size_bytes_min: int = 0) -> None:
@@ -184,7 +184,7 @@ async def test_append_fails_if_kafka_never_reports_the_offsets_of_its_rows(
 
 
 class _SilentProducer(_ForgetfulProducer):
-    """A producer that drops the answers to the first records, as a fault of the library or its thread would."""
+    """A Kafka producer that never reports the outcome of the first records, as after a fault of the client library."""
 
     def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
         for message in messages:
@@ -207,7 +207,7 @@ async def test_an_append_whose_answers_are_lost_fails_in_time(kafka: Kafka, monk
 
 
 class _FailingConsumer:
-    """A consumer whose first reads fail after they have taken the records."""
+    """A Kafka consumer whose first two reads of the journal fail after they have taken the records."""
 
     failures = 2
 
@@ -263,7 +263,10 @@ async def test_the_journal_is_read_without_a_gap_after_unexpected_errors(
 
 
 class _ElectingConsumer:
-    """A consumer of a cluster that has not yet chosen a leader for a new partition."""
+    """A Kafka consumer whose first two requests for offsets fail.
+
+    The cluster has not yet chosen a leader for a new partition.
+    """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._consumer = Consumer(settings)

@@ -42,17 +42,18 @@ async def test_too_many_producers_are_refused() -> None:
 
 async def test_one_owner_cannot_use_the_whole_limit_of_producers() -> None:
     clock = SimulatedClock(1)
+    # An owner, whose name is the second part of a producer's name, can have half of the 8 producers.
     async with open_memory_log(clock, producers_max=8, keep_ms=1000) as log:
         for number in range(4):
-            await log.append({A: build_batch("x")}, StreamProducer(f"table{number}/greedy/p", 0))
+            await log.append({A: build_batch("x")}, StreamProducer(f"table{number}/greedy/p", sequence=0))
         with pytest.raises(TooManyRequests, match="4 of them of the owner"):
-            await log.append({A: build_batch("x")}, StreamProducer("table4/greedy/p", 0))
+            await log.append({A: build_batch("x")}, StreamProducer("table4/greedy/p", sequence=0))
         for number in range(2):
-            await log.append({A: build_batch("x")}, StreamProducer(f"table{number}/modest/p", 0))
-        await log.append({A: build_batch("x")}, StreamProducer("table0/greedy/p", 1))
+            await log.append({A: build_batch("x")}, StreamProducer(f"table{number}/modest/p", sequence=0))
+        await log.append({A: build_batch("x")}, StreamProducer("table0/greedy/p", sequence=1))
         clock.advance(5000)
         for number in range(4, 8):  # The log has forgotten the earlier names.
-            await log.append({A: build_batch("x")}, StreamProducer(f"table{number}/greedy/p", 0))
+            await log.append({A: build_batch("x")}, StreamProducer(f"table{number}/greedy/p", sequence=0))
 
 
 async def test_closed_log_refuses_appends() -> None:

@@ -303,7 +303,7 @@ async def test_reader_gets_the_right_rows_before_the_log_notices_that_a_segment_
         trim_task = asyncio.create_task(log.trim())
         await was_reached.wait()
         read_task = asyncio.create_task(log.read(B, 3, limit_bytes=1))
-        for _ in range(10):
+        for _ in range(10):  # Enough turns of the event loop for the read to reach the disk
             await asyncio.sleep(0)
         runner.is_active = False
         may_continue.set()
@@ -426,4 +426,5 @@ def test_log_on_a_full_file_system_refuses_appends_and_recovers(tmp_path: Path) 
             ["sh", "-c", limited_command, FULL_DISK], cwd=REPO, capture_output=True, text=True, check=False
         )
     assert result.returncode == 0, result.stderr
+    # The script prints the number of appends before the disk was full.
     assert 50 < int(result.stdout) < 1000

@@ -33,7 +33,10 @@ class AcknowledgedAppend(msgspec.Struct, frozen=True):
 
 
 def build_rows(producer: str, sequence: int) -> dict[Shard, Batch]:
-    """Return the batches of an append. They depend only on the producer and the number."""
+    """Return random batches for an append. Equal producers and sequence numbers have equal batches.
+
+    Tests can thus compute the rows of an append again.
+    """
     rng = random.Random(f"{producer}/{sequence}")
     written_shards = rng.sample(SHARDS, rng.choice((1, 1, 2, 3)))
     text = f"{producer}/{sequence}/".encode()
@@ -45,7 +48,11 @@ def build_rows(producer: str, sequence: int) -> dict[Shard, Batch]:
 async def append_until_cancelled(
     log: StreamLog, name: str, report_append: Callable[[AcknowledgedAppend], None]
 ) -> None:
-    """Append until the task is cancelled, and sometimes repeat an append."""
+    """Append as the producer `name` until the task is cancelled.
+
+    Repeat a tenth of the appends, and check that the repetition gets the first positions. Report each append to
+    `report_append`.
+    """
     state = await log.fence(name)
     rng = random.Random(f"{name} {state.epoch}")
     sequence = state.sequence + 1

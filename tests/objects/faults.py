@@ -17,7 +17,7 @@ from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload
 
 
 class Fault(Enum):
-    """The fault of one call."""
+    """The fault of one call to a store of objects."""
 
     BEFORE = "fails without any effect"
     BROKEN = "is refused permanently without any effect"
@@ -126,6 +126,6 @@ class FaultyObjects:
         return fault
 
     def _apply_fault_after(self, fault: Fault | None, location: str) -> None:
-        """Raise an error after the call if its reply is lost."""
+        """Raise an error after an executed call if its fault is that the reply is lost."""
         if fault is Fault.LOST_REPLY:
             raise RetryLater(f"injected: the reply for {location!r} was lost")

@@ -17,10 +17,10 @@ from yarl import URL
 
 @dataclass
 class Misbehaviour:
-    """Faults of the proxy.
+    """The faults of a proxy, which a test can change at any time.
 
-    An integer is the number of the next PUTs that have this fault. `delay_s` and `hang_all` apply to every request.
-    `requests` has the method and the server's status of each received request.
+    An integer field is the number of further PUT requests that will have this fault. `delay_s` and `hang_all` apply to
+    every request. `requests` has the method and the server's status of each received request.
     """
 
     lose_replies: int = 0

@@ -28,7 +28,7 @@ def base(tmp_path: Path) -> str:
 
 
 class TestFaultlessFaultyContract(ObjectStoreContract):
-    """The contract's tests of the failing store without faults."""
+    """The contract's tests for the store that can inject faults. Here it injects none."""
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,11 @@ async def test_bytes_are_synced_before_the_name_and_the_name_before_the_return(
 async def test_hadoops_checksums_are_deleted_only_with_their_file(
     store: ObjectStore, base: str, tmp_path: Path
 ) -> None:
-    """If the checksums stayed, Spark would refuse to read a later file with the same name."""
+    """Hadoop stores the checksums of the file `x` in `.x.crc`.
+
+    If they stayed, Spark would refuse to read a later file with the same name. The server deletes no file that only
+    has such a name: a file of another format, a link, or a folder.
+    """
     folder = tmp_path / "warehouse" / "corner"
     # For the longest name, the name of the checksum file `.….crc` is too long.
     names = (
@@ -139,7 +143,7 @@ async def test_file_that_need_not_be_durable_is_complete_but_not_synced(
 async def test_failed_create_leaves_no_file(
     store: ObjectStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    # The folders exist already, so only the sync of the bytes fails.
+    # The folders exist before the fault, so only the step of the new file fails.
     await store.create(f"{base}/warm", b"")
 
     def fail(*_: object, **__: object) -> None:

@@ -24,7 +24,10 @@ hostile_name = st.text(alphabet="./\\%2eEfF5cC \x00\n~:?#&+é漢", min_size=1, m
 
 
 def assert_inside(location: str, root: str) -> None:
-    """Check the location as written, decoded repeatedly, as a POSIX path, and with backslashes as slashes."""
+    """Check that a location is inside of `root` for every reader.
+
+    A reader may decode the location any number of times, and may read backslashes as slashes.
+    """
     scheme, _, location_path = location.partition("://")
     root_scheme, _, root_path = root.partition("://")
     assert scheme == root_scheme
@@ -78,7 +81,10 @@ def test_accepted_location_is_inside_in_every_interpretation(tail: str) -> None:
 
 
 def test_long_locations_are_not_cached() -> None:
-    """One request may name thousands of locations, and the cache would hold their characters three times."""
+    """One request may name thousands of long locations, and the cache would hold their characters three times.
+
+    A cache would hold a further reference to the text.
+    """
     text = "s3://lake/" + "x" * 4000
     references_before = sys.getrefcount(text)
     assert parse_location(text).path == "x" * 4000

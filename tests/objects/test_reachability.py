@@ -36,7 +36,10 @@ def build_settings(s3: S3, home: Path, bucket: str) -> Settings:
 
 
 async def read_start_log(settings: Settings) -> list[dict[str, object]]:
-    """Return the log messages until the first warning, or until the end of the start."""
+    """Check the reachability of the storage, as at the start of a server.
+
+    Return the log messages up to the first one, or none if the check ends without a message.
+    """
     async with open_objects(settings, SystemClock()) as objects:
         with structlog.testing.capture_logs() as events:
             task = asyncio.create_task(reachability.report_unreachable(objects, settings))
@@ -72,7 +75,7 @@ async def test_one_line_names_the_endpoint_the_error_and_the_fix(
 
 
 class RecoveringStorage:
-    """Storage that answers from the third ping on."""
+    """A storage that does not answer the first two pings, and answers all later pings."""
 
     pings = 0
 

@@ -26,9 +26,10 @@ from tests.seeds import examples, first_seed
 
 @pytest.fixture(params=["openat2", "each component"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RootFolder]:
-    """Return a root folder behind a link, as operators may have it.
+    """Return a root folder whose path is a symbolic link, as operators may have it.
 
-    The root has a file `t/f`, and a secret is outside it.
+    The root contains the file `t/f`, and the file `secret/f` is outside of it. Each test runs twice: with the system
+    call `openat2`, and with the fallback that opens each component of a path. No descriptor may stay open.
     """
     if request.param == "openat2":
         assert has_openat2(), "this kernel has no openat2, so only the fallback is tested"

@@ -247,7 +247,7 @@ async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
     s3: S3, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list has only the uploads of one folder. A missing upload is not a failure."""
-    monkeypatch.setattr("seamark.metaserver.objects.s3_uploads._UPLOADS_PER_PAGE", 2)
+    monkeypatch.setattr("seamark.metaserver.objects.s3_uploads._UPLOADS_PER_PAGE", 2)  # Five uploads need three pages.
     with closing(s3.client()) as client:
         for key in (*(f"warehouse/t/{number}/é .parquet" for number in range(5)), "warehouse/tt/x.parquet"):
             client.create_multipart_upload(Bucket=s3_bucket, Key=key)
@@ -262,7 +262,7 @@ async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
         assert [upload.location async for upload in store.list_uploads(f"s3://{s3_bucket}/warehouse")] == [
             f"{folder}t/x.parquet"
         ]
-        outside_location = Upload(f"s3://{s3_bucket}/elsewhere/x.parquet", "id", 0)
+        outside_location = Upload(f"s3://{s3_bucket}/elsewhere/x.parquet", "id", begun_ms=0)
         with pytest.raises(BadRequest):
             await store.abort_uploads([outside_location])
 

@@ -70,7 +70,7 @@ class Signer:
 
 @pytest.fixture
 async def signer(s3: S3, s3_bucket: str) -> AsyncIterator[Signer]:
-    """Serve signatures for table `t-0` of a warehouse that has an object of table `t-1` too."""
+    """Serve signatures for the table `t-0`. The bucket also contains the object `secret` of the table `t-1`."""
     settings = Settings(
         s3_endpoint=s3.endpoint,
         s3_region=s3.region,
@@ -129,9 +129,9 @@ async def test_pyicebergs_signer_can_access_only_its_table(signer: Signer, s3_bu
 
 
 def _check_client_with_signer(signer: Signer, bucket: str) -> None:
-    """Check the requests of a botocore client without keys.
+    """Check that a botocore client without keys can use the objects of its table `t-0`, and no other objects.
 
-    It calls the signer before each request, as PyIceberg's fsspec FileIO does.
+    The client calls the server's signer before each request, as PyIceberg's fsspec FileIO does.
     """
     properties = signer.build_client_properties()
     client = botocore.session.Session().create_client(

@@ -65,7 +65,10 @@ def server(folder: Path, tmp_path: Path) -> Iterator[ServerThread]:
 
 @pytest.fixture
 def client(server: ServerThread) -> Iterator[IndexClient]:
-    """Yield a client of `db.t` with 6 files of 20 rows without useful bounds."""
+    """Yield a client of a server whose table `db.t` has 6 files of 20 rows.
+
+    The ids of each file are spread over all ids, so bounds of the column `id` prune no file.
+    """
     with closing(IndexClient(server.url)) as client:
         create_table(client, "db.t", SCHEMA, properties={})
         for number in range(FILES):

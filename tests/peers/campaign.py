@@ -52,7 +52,11 @@ class PlanReaders:
     _stop_event: threading.Event = field(default_factory=threading.Event)
 
     def read(self, seed: int) -> None:
-        """Plan random tables until the end, and record each failure of a replica that had no fault."""
+        """Plan random tables on random replicas until the end.
+
+        Record each failed request to a replica that had no fault during the request. An odd count in `faults` means
+        that the replica has a fault now.
+        """
         rng = random.Random(seed)
         while not self._stop_event.is_set():
             number = rng.randrange(len(self.fleet.replicas))
@@ -140,7 +144,7 @@ class FleetFaults:
         It still reaches them, the database and the storage.
         """
         self._fleet.links[number].is_cut = True
-        time.sleep(self._rng.uniform(0.1, 5))
+        time.sleep(self._rng.uniform(0.1, 5))  # Shorter and longer than a lease of 3 seconds
         self._fleet.links[number].is_cut = False
 
     def divide(self, number: int) -> None:
@@ -152,7 +156,7 @@ class FleetFaults:
         avoided_before = self._count_avoided_reads()
         with self._network.divide():
             block_until(lambda: self._count_avoided_reads() > avoided_before)
-            time.sleep(self._rng.uniform(0.1, 8))  # Leases last 3 seconds.
+            time.sleep(self._rng.uniform(0.1, 8))  # Shorter and longer than a lease of 3 seconds
 
     def disconnect(self, number: int) -> None:
         """Disconnect a replica in both directions."""
@@ -179,7 +183,7 @@ class FleetFaults:
         self._disk.free_space()
 
     def _count_avoided_reads(self) -> float:
-        """Return the number of reads that were answered although a replica did not answer."""
+        """Return the number of reads that did not wait for an answer of the replica that owns the file."""
         sources = ("hedged", "failed", "skipped")
         return sum(count_peer_reads(replica, source) for replica in self._fleet.replicas for source in sources)
 
@@ -213,7 +217,7 @@ def run_campaign(readers: PlanReaders, kinds: Sequence[Callable[[int], None]], r
     fleet.wait_for_replicas()
     assert readers.wrong_answers == []
     assert readers.failures == []
-    # With fewer answers, the campaign would have tested little.
+    # With fewer answers, or fewer reads of files from other replicas, the campaign would have tested little.
     assert min(readers.answers[number] for number in range(len(fleet.replicas))) > 20
     assert (
         sum(count_peer_reads(replica, "hits") + count_peer_reads(replica, "fetched") for replica in fleet.replicas) > 50

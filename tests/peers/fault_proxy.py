@@ -108,9 +108,13 @@ class FaultProxy:
 def run_fault_proxy(
     host: str, port: int, local_address: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
 ) -> Iterator[FaultProxy]:
-    """Run a proxy on a free port of this machine, at its address `local_address`, in a separate thread.
+    """Run a proxy in a separate thread. It listens on a free port of `local_address`, an address of this machine.
 
-    `connect` opens connections if `host` is not in this machine's network.
+    Args:
+        host: The host of the upstream server.
+        port: The port of the upstream server.
+        local_address: The address on which the proxy listens.
+        connect: Opens a connection to the upstream server, for a `host` that is not in this machine's network.
     """
     proxy = FaultProxy(host, port, local_address, connect)
     thread = threading.Thread(target=lambda: asyncio.run(proxy.run()), daemon=True)

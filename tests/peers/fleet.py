@@ -46,7 +46,10 @@ class Fleet:
         return [HttpClient(replica.base_url, timeout_s) for replica in self.replicas]
 
     def write(self, appends: int, name: str = TABLE) -> None:
-        """Create the table if it does not exist, and append to it `appends` times. Each append writes a manifest."""
+        """Create the table `name` if it does not exist, and append rows `appends` times.
+
+        Each append writes a data file and a manifest.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
             with RestCatalog("sea", uri=self.replicas[0].base_url, **self.s3.build_client_properties()) as catalog:
@@ -74,7 +77,7 @@ class Fleet:
 
 
 def read_metric(replica: Seamark, name: str, **labels: str) -> float:
-    """Return a metric, or 0 if it has no matching sample."""
+    """Return the value of a replica's metric with these labels, or 0 if it has none."""
     expected = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
     with urllib.request.urlopen(f"{replica.base_url}/metrics", timeout=30) as answer:
         for line in answer.read().decode().splitlines():
@@ -89,7 +92,7 @@ def count_peer_reads(replica: Seamark, source: str) -> float:
 
 
 def request_plan(client: HttpClient, headers: Mapping[str, str] | None = None) -> tuple[int, list[str]]:
-    """Plan the whole table. Return the status and the paths of the data files."""
+    """Plan the whole table. Return (status, sorted paths of the data files). After an error there are no paths."""
     status, body = client.call("POST", PLAN, {}, dict(headers or {}))
     tasks = body.get("file-scan-tasks", []) if status == 200 else []
     return status, sorted(task["data-file"]["file-path"] for task in tasks)

@@ -74,7 +74,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Network:
-    """A network. `address` is the address of this machine in it."""
+    """A network of hosts, which are network namespaces. `address` is the address of this machine in the network."""
 
     address: str
     hosts: Sequence[Host]

@@ -43,7 +43,7 @@ class WatchedObjects(ForwardingObjects):
 
 @dataclass
 class Node:
-    """A replica. `stored_objects` is its storage without peers, which counts reads."""
+    """A replica. `stored_objects` is its storage, which counts the reads that no other replica has answered."""
 
     peers: Peers
     stored_objects: WatchedObjects
@@ -93,6 +93,6 @@ async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **op
 
 
 async def wait_for_all_nodes(*nodes: Node) -> None:
-    """Wait until every node knows all live nodes."""
+    """Make every node read the list of live replicas, so that the nodes know each other."""
     for node in nodes:
         await node.peers.membership.renew()

@@ -40,8 +40,9 @@ def test_no_fault_of_a_replica_causes_a_wrong_answer_or_a_failed_read_of_another
 
 @pytest.mark.slow
 def test_replicas_that_lose_their_network_cause_no_wrong_answer(tmp_path: Path, postgres: Postgres, s3: S3) -> None:
-    """Each replica has its own network namespace, so its packets are lost, and its connections are neither refused nor
-    ended.
+    """Each replica has its own network namespace. During a fault, its packets are lost, as on a broken network.
+
+    A connection then neither ends nor is refused, so the other side must notice the fault by its timeouts.
     """
     rng = random.Random(first_seed())
     first_settings = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
@@ -49,7 +50,7 @@ def test_replicas_that_lose_their_network_cause_no_wrong_answer(tmp_path: Path, 
         open_network(3) as network,
         mount_small_disk(tmp_path / "disk") as disk,
         open_fleet(
-            tmp_path, postgres, s3, 3, env=WITHOUT_MEMORY_CACHES, first_env=first_settings, network=network
+            tmp_path, postgres, s3, count=3, env=WITHOUT_MEMORY_CACHES, first_env=first_settings, network=network
         ) as fleet,
     ):
         readers = PlanReaders(fleet, write_tables(fleet))

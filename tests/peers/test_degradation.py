@@ -78,7 +78,7 @@ def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs
     status, fresh_table = load_table(client)
     assert status == 200
     _, files = request_plan(client)
-    assert len(files) == 2
+    assert len(files) == 2  # The fixture has appended twice.
     status, body = load_table(client, STALE_HEADERS)
     assert (status, body["metadata-location"]) == (200, fresh_table["metadata-location"])
     assert "Age" not in client.headers  # The database answers, so the answer is not stale.
@@ -161,21 +161,21 @@ async def test_stale_rights_are_used_only_as_long_as_allowed_and_never_for_a_rev
         }
         headers = {name: {"Authorization": f"Bearer {secret}"} for name, secret in secrets.items()}
         for name in secrets:
-            assert (await authenticator.authenticate(headers[name], None)).name == name
+            assert (await authenticator.authenticate(headers[name], remote=None)).name == name
         await revoke_token(store, clock, "bob")
-        await authenticator.authenticate(headers["ann"], None)
-        await authenticator.authenticate(headers["cat"], None)
+        await authenticator.authenticate(headers["ann"], remote=None)
+        await authenticator.authenticate(headers["cat"], remote=None)
         await asyncio.to_thread(own_postgres.process.stop, first=signal.SIGINT)
         try:
-            with allow_staleness(Staleness(60, 5)):
-                assert (await authenticator.authenticate(headers["ann"], None)).name == "ann"
+            with allow_staleness(Staleness(limit_s=60, wait_s=5)):
+                assert (await authenticator.authenticate(headers["ann"], remote=None)).name == "ann"
                 with pytest.raises(RetryLater):  # The revocation removed the token from the cache.
-                    await authenticator.authenticate(headers["bob"], None)
-                clock.ahead_ms = 3600_000
+                    await authenticator.authenticate(headers["bob"], remote=None)
+                clock.ahead_ms = 3600_000  # Cat's token is valid for an hour.
                 with pytest.raises(Unauthenticated, match="expired"):
-                    await authenticator.authenticate(headers["cat"], None)
-            for staleness in (None, Staleness(0, 5)):
+                    await authenticator.authenticate(headers["cat"], remote=None)
+            for staleness in (None, Staleness(limit_s=0, wait_s=5)):
                 with allow_staleness(staleness), pytest.raises(RetryLater):
-                    await authenticator.authenticate(headers["ann"], None)
+                    await authenticator.authenticate(headers["ann"], remote=None)
         finally:
             await asyncio.to_thread(own_postgres.process.start, lambda: _is_answering(own_postgres), timeout_s=60)

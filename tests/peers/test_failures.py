@@ -31,7 +31,7 @@ def set_peers(node: Node, *replicas: Replica) -> None:
 
 
 def select_owned(node: Node, address: str, files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return those of the files that the replica at `address` owns."""
+    """Return the files that the replica at `address` owns, which caches them for all replicas."""
     return {
         location: content
         for location, content in files.items()
@@ -74,9 +74,9 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_i
             for node, other_node in ((first_node, second_node), (second_node, first_node)):
                 set_peers(node, other_node.peers.membership.replica, missing_replica)
                 set_long_timeouts(node)
-            files = await create_files([first_node], 60, 100)
+            files = await create_files([first_node], count=60, size=100)
             files_of_missing_replica = select_owned(first_node, missing_replica.address, files)
-            assert len(files_of_missing_replica) > 6
+            assert len(files_of_missing_replica) > 6  # More than the three failures of each of the two nodes
             for location, content in files.items():
                 assert await first_node.read(location) == content
                 assert await second_node.read(location) == content
@@ -92,16 +92,17 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_i
 @pytest.mark.usefixtures("lasting_breakers")
 async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: Path) -> None:
     async def hang(request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # Twice the time that the test allows
         return web.Response()
 
     async with serve_peer(hang) as address, open_node(tmp_path, "a") as first_node:
         set_peers(first_node, build_replica(address))
-        files = select_owned(first_node, address, await create_files([first_node], 40, 100))
+        files = select_owned(first_node, address, await create_files([first_node], count=40, size=100))
         for location, content in files.items():
             async with asyncio.timeout(30):  # The hanging replica would take twice as long.
                 assert await first_node.read(location) == content
         counts = first_node.peers.objects.counts
+        # After three slow answers the breaker is open, and the replica is skipped.
         assert counts.hedged == 3
         assert counts.skipped == len(files) - 3
         assert first_node.peers.objects.open_breakers == 1
@@ -166,7 +167,7 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
             set_peers(first_node, build_replica(address))
             set_long_timeouts(first_node)
             location, content = next(
-                iter(select_owned(first_node, address, await create_files([first_node], 30, 120)).items())
+                iter(select_owned(first_node, address, await create_files([first_node], count=30, size=120)).items())
             )
             assert await first_node.read(location) == content
             assert first_node.peers.objects.counts.hits == 1
@@ -174,7 +175,7 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
                 first_node.peers.objects._breakers.clear()
                 assert await first_node.read(location) == content
             assert first_node.peers.objects.counts.hits == 1
-            # Each file is requested twice.
+            # After a damaged answer, the node requests the file once more from the replica.
             assert first_node.peers.read_counts()["damaged"] == 2 * (HEAD_BYTES + len(content))
 
 
@@ -213,11 +214,11 @@ async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Pat
 
 
 async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp_path: Path) -> None:
-    """Large files stay mapped while they are in use, so the mapped bytes change."""
+    """The disk cache maps large files into memory. The test overwrites four bytes of each file, also in its mapping."""
     async with open_node(tmp_path, "a") as first_node, open_node(tmp_path, "b") as second_node:
         await wait_for_all_nodes(first_node, second_node)
         set_long_timeouts(first_node), set_long_timeouts(second_node)
-        files = select_owned(first_node, second_node.address, await create_files([first_node], 24, 200_000))
+        files = select_owned(first_node, second_node.address, await create_files([first_node], count=24, size=200_000))
         for location, content in files.items():
             assert await first_node.read(location) == content
         await second_node.peers.cache._stack._queue.join()

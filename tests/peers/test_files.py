@@ -79,8 +79,9 @@ async def test_large_file_arrives_completely_and_a_file_over_the_limit_comes_fro
     ):
         await wait_for_all_nodes(first_node, second_node)
         set_long_timeouts(first_node), set_long_timeouts(second_node)
-        small_files = await create_files([first_node], 6, 3 << 20)
-        large_files = await create_files([first_node], 6, (3 << 20) + 1, seed=2)
+        # The files have exactly the limit of the first node, or one byte more.
+        small_files = await create_files([first_node], count=6, size=3 << 20)
+        large_files = await create_files([first_node], count=6, size=(3 << 20) + 1, seed=2)
         for files in (small_files, large_files):
             for location, content in files.items():
                 assert await second_node.read(location) == content

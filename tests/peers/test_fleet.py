@@ -45,7 +45,8 @@ def test_files_are_read_once_for_all_replicas_and_commits_are_visible_at_once(fl
     manifests = {path: count for path, count in fleet.count_storage_reads().items() if path.endswith("-m0.avro")}
     assert len(manifests) == APPENDS + 1
     repeated_reads = sum(manifests.values()) - len(manifests)
-    # A replica on a busy machine may seem slow. Replicas publish their counts every second.
+    # On a busy machine, a replica may seem slow. The other replica then reads a file from the storage again, and counts
+    # a hedged read. Replicas publish their counts every second.
     block_until(lambda: repeated_reads <= sum(count_peer_reads(replica, "hedged") for replica in fleet.replicas))
     assert repeated_reads < APPENDS
     block_until(
@@ -88,7 +89,10 @@ class BalancedLoad:
             ]
 
     def send(self, seed: int) -> None:
-        """Plan and commit through ready replicas until the end. Each answer except success and conflict is an error."""
+        """Plan and commit through random ready replicas until the end. A fifth of the requests are commits.
+
+        Record each answer that is neither a success nor a conflict as an error.
+        """
         rng = random.Random(seed)
         while not self._stop_event.is_set():
             if not (ready_addresses := list(self._ready_addresses)):
@@ -128,7 +132,10 @@ class BalancedLoad:
 
 
 def restart_one_by_one(fleet: Fleet, rounds: int, clients: int) -> BalancedLoad:
-    """Restart each replica under load, and continue when further reads and commits have succeeded."""
+    """Restart one replica after another under load, `rounds` times each.
+
+    After each restart, wait until more than five reads and a commit have succeeded. Return the load with its counts.
+    """
     load = BalancedLoad(fleet)
     with load.run_clients(clients):
         for _ in range(rounds):
@@ -154,7 +161,7 @@ def test_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
 def test_repeated_rolling_restarts_of_three_replicas_fail_no_request(
     tmp_path: Path, postgres: Postgres, s3: S3
 ) -> None:
-    with open_fleet(tmp_path, postgres, s3, 3, env=DELAYED_DRAIN) as fleet:
+    with open_fleet(tmp_path, postgres, s3, count=3, env=DELAYED_DRAIN) as fleet:
         fleet.write(4)
         load = restart_one_by_one(fleet, rounds=3, clients=6)
         assert load.errors == []

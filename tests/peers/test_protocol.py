@@ -42,7 +42,10 @@ LOCATION = "s3://lake/w/t/metadata/snap-1-3f2504e0-4f89-41d3-9a0c-0305e82c3301.a
 
 
 class UnlimitedTickets:
-    """A record of tickets that accepts a ticket any number of times, for tests of the other checks."""
+    """A record of used tickets that accepts a ticket any number of times.
+
+    With it, tests can send one ticket repeatedly to test the other checks of a ticket.
+    """
 
     def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
         return True
@@ -102,7 +105,7 @@ async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> N
     """An attacker on the network between replicas repeats requests, possibly to another worker of the replica."""
     repeated_headers: list[dict[str, str]] = []
     async with open_node(tmp_path, "a") as node, aiohttp.ClientSession() as http:
-        location = next(iter(await create_files([node], 1, 100)))
+        location = next(iter(await create_files([node], count=1, size=100)))
         rig = ProtocolRig(node, node.peers.client._tickets, http, location)
         for _ in range(20):
             headers, _ = rig.tickets.issue(node.address, location)
@@ -125,7 +128,10 @@ async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> N
 
 
 def test_record_of_tickets_is_limited_and_rejects_tickets_that_do_not_fit(tmp_path: Path) -> None:
-    """A ticket is remembered until it has expired. Then the record reuses its place."""
+    """The record stores a used ticket until the ticket has expired, and then reuses its place.
+
+    The arguments of `accept` are the nonce, and the times at which the ticket was issued, expires and arrives.
+    """
     with closing(UsedTickets(tmp_path / "used", now_ms=1000)) as used_tickets:
         # The first four bytes of a nonce choose its group, which has 16 places.
         nonces = [bytes(4) + number.to_bytes(12, "big") for number in range(17)]
@@ -188,14 +194,17 @@ async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
     tls = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
 
     async def read_through(trusted_path: Path) -> tuple[int, int]:
-        """Return (answers of the other replica, its failures)."""
+        """Read files through two replicas that trust the certificates in a file.
+
+        Return (number of files that the other replica has sent, number of failed requests to it).
+        """
         monkeypatch.setenv(CA_VARIABLE, str(trusted_path))
         folder = tmp_path / trusted_path.stem
         folder.mkdir()
         async with open_node(folder, "a", **tls) as first_node, open_node(folder, "b", **tls) as second_node:
             await wait_for_all_nodes(first_node, second_node)
             set_long_timeouts(first_node)
-            files = await create_files([first_node], 20, 100)
+            files = await create_files([first_node], count=20, size=100)
             assert [await first_node.read(location) for location in files] == list(files.values())
             counts = first_node.peers.objects.counts
             return counts.hits + counts.fetched, counts.failed

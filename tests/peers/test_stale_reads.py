@@ -23,7 +23,7 @@ KEY = ("token", "digest")
 
 
 class Database:
-    """A database of one value, which can fail or wait, and counts its reads."""
+    """A database that has one value and counts its reads. A test can make the reads fail or wait."""
 
     def __init__(self) -> None:
         self.value: str | None = "live"
@@ -101,14 +101,14 @@ async def test_stale_value_is_used_if_the_database_is_slow_and_its_answer_is_sto
     database.value, database.may_answer = "new", asyncio.Event()
     clock.advance(5000)
     for _ in range(3):
-        with allow_staleness(Staleness(60, 0.01)):
+        with allow_staleness(Staleness(limit_s=60, wait_s=0.01)):
             assert await reads.read(KEY, database.make_query()) == "live"
     assert database.reads == 2  # All requests share one background read.
     database.may_answer.set()
     database.may_answer = None
     await asyncio.sleep(0)
     database.error = RetryLater("away")
-    with allow_staleness(Staleness(60, 0.01)):
+    with allow_staleness(Staleness(limit_s=60, wait_s=0.01)):
         while await reads.read(KEY, database.make_query()) == "live":
             await asyncio.sleep(0.001)
         assert await reads.read(KEY, database.make_query()) == "new"
@@ -131,7 +131,7 @@ async def test_hanging_database_gets_a_limited_number_of_reads(reads: StaleReads
 async def test_other_errors_and_missing_values_of_the_database_are_returned(reads: StaleReads) -> None:
     database = Database()
     await reads.read(KEY, database.make_query())
-    with allow_staleness(Staleness(60, 30)):
+    with allow_staleness(Staleness(limit_s=60, wait_s=30)):
         database.error = NoSuchTable("gone")
         with pytest.raises(NoSuchTable):
             await reads.read(KEY, database.make_query())

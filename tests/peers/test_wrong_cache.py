@@ -20,7 +20,7 @@ from tests.planner.lakes.tables import Table, plan_file_numbers
 
 
 class HalfObjects(WatchedObjects):
-    """A cache that returns the first half of each file."""
+    """A damaged cache, which returns only the first half of each file."""
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         content = await super().read(location, limit_bytes=limit_bytes)

@@ -98,7 +98,7 @@ def build_instant(clock: Clock, name: str = "t", action: str = "commit", **field
 
 
 def build_settings(home: Path, **arguments: Any) -> Settings:
-    # Replicas of one database need the same key, even with different homes.
+    # Replicas of one database need the same key, even with different homes. The short poll interval makes tests fast.
     settings: dict[str, Any] = {"home": home, "port": 0, "watch_poll_s": 0.1, "encryption_key": SHARED_KEY}
     # A plan waits for index files and for pruning, so the machine's speed does not determine which files it has.
     return Settings(**{**settings, "index_wait_s": PLAN_WAIT_S, "plan_time_budget_s": PLAN_WAIT_S, **arguments})

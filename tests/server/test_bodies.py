@@ -48,7 +48,10 @@ def encode_chunk(data: bytes) -> bytes:
 
 
 class BodyLogins:
-    """Logins of a reader of `db`, another reader, a writer, an admin, and a user without any right."""
+    """A server, and the secrets of its users by name.
+
+    The users are rita and ron (readers of `db`), wendy (a writer), root (an admin) and nobody (without any right).
+    """
 
     def __init__(self, server: RunningServer, secrets: dict[str, str]) -> None:
         self.server = server
@@ -67,7 +70,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[BodyLogins]:
 
 @pytest.fixture
 async def short_timeout_logins(tmp_path: Path) -> AsyncIterator[BodyLogins]:
-    """Open logins of a server with a short time limit for bodies."""
+    """Yield the logins of a server that waits at most 3 seconds for a body."""
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", requests_limit=8, body_timeout_s=3) as server:
         yield BodyLogins(server, secrets)
@@ -91,7 +94,7 @@ async def make_tokens(home: Path) -> dict[str, str]:
 @pytest.mark.parametrize("coding", ["identity", "gzip", "deflate"])
 async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: BodyLogins, coding: str) -> None:
     """The body is chunked, so that no header states its size. It is compressed, so that few bytes expand to many."""
-    body = b"grant_type=client_credentials&client_secret=" + b"x" * (4 << 20)
+    body = b"grant_type=client_credentials&client_secret=" + b"x" * (4 << 20)  # Far more than a login needs
     packed_body = {"identity": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[coding]
     headers = ["Content-Type: application/x-www-form-urlencoded", "Transfer-Encoding: chunked"]
     if coding != "identity":
@@ -194,7 +197,7 @@ async def test_principal_with_many_large_bodies_does_not_delay_other_principals(
     hostile_tasks = [asyncio.create_task(take_turn("eve")) for _ in range(50)]
     await asyncio.sleep(0)
     await asyncio.gather(take_turn("ann"), take_turn("bob"), *hostile_tasks)
-    # The lock serves the holders in turn, so ann and bob wait for at most two of eve's tasks.
+    # The lock alternates between the holders, so ann and bob wait for at most two of eve's tasks.
     assert sorted(served_holders[:4]) == ["ann", "bob", "eve", "eve"]
     assert len(served_holders) == 52
 
@@ -349,8 +352,8 @@ def test_slots_and_bytes_are_released_after_any_outcome() -> None:
     with pytest.raises(TooManyRequests):
         slot.keep(1)
     other_slots = [RequestSlot(limits, name, "working") for name in ("bob", "bob", "eve", "eve")]
-    other_slots[0].keep(0)  # The server handles the request as if its body were empty.
-    with pytest.raises(RetryLater):
+    other_slots[0].keep(0)  # An empty body needs no bytes of the limit.
+    with pytest.raises(RetryLater):  # The four other requests have all slots.
         slot.end_reading()
     limits.check_invariants()
     for request_slot in (slot, *other_slots):
@@ -411,7 +414,7 @@ NAMESPACE_IN_QUERY = {"removeGrant"}
 async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLogins, principal: str) -> None:
     """The body is announced but never sent, so a server that waits for it does not answer in time."""
     listed_routes = list_routes()
-    assert len(listed_routes) > 60
+    assert len(listed_routes) > 60  # The list has the routes of the specification and those of Seamark.
     statuses = set()
     for method, template, operation in listed_routes:
         path = template
@@ -434,10 +437,7 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLo
 
 
 async def test_rights_for_changes_are_checked_before_the_body(logins: BodyLogins) -> None:
-    """A reader requests changes.
-
-    It may only read the table, so the server rejects the request without reading the body.
-    """
+    """Rita may only read, so the server rejects her changes with 403 before their bodies arrive."""
     for path in (
         "/v1/namespaces",
         "/v1/namespaces/db/tables",
@@ -475,10 +475,10 @@ async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(
         for _ in range(200):
             async with logins.server.http.get(logins.server.url + path) as answer:
                 assert answer.status == 401
-    # Of the 200 refusals, the server logs and records only some.
+    # The server limits the rate of these log lines and records, so it writes at most a quarter of the 200 refusals.
     assert 10 <= sum(event["event"] == "request" for event in events) <= 50
     await logins.server.components.audit.flush()
-    records = await logins.server.components.store.read_audit_records(None, 1000)
+    records = await logins.server.components.store.read_audit_records(after_id=None, limit=1000)
     assert len(records) <= 50
 
 
@@ -493,4 +493,4 @@ async def test_bytes_after_a_rejected_request_are_not_read(logins: BodyLogins) -
                 while sent_bytes < 100 << 20:
                     await raw_connection.send(b" " * 65536)
                     sent_bytes += 65536
-        assert sent_bytes < 32 << 20  # The buffers of the operating system are smaller.
+        assert sent_bytes < 32 << 20  # The buffers of the operating system are smaller than 32 MiB.

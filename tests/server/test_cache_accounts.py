@@ -107,7 +107,10 @@ async def fill_decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]
 
 @register_case("commits")
 async def fill_decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
-    """Yield a function that caches manifests of 200 columns with statistics."""
+    """Yield a function that fills a new cache with three decoded manifests.
+
+    Each manifest has 50 files with statistics of 200 columns.
+    """
     counts = [{"key": column, "value": column} for column in range(1, 201)]
     bounds = [{"key": column, "value": b"%08d" % column} for column in range(1, 201)]
     statistics = {"value_counts": counts, "null_value_counts": counts}
@@ -158,7 +161,7 @@ async def fill_written_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]
 
 @register_case("delete-files")
 async def open_delete_files(folder: Path) -> AsyncIterator[Fill]:
-    """Yield a function that fills a new cache with decoded position delete files."""
+    """Yield a function that fills a new cache with six decoded position delete files of 100 data files each."""
     paths = [f"{folder.as_uri()}/data/{number:06d}.parquet" for number in range(100)]
     rows = pa.table({"file_path": pa.array(paths * 50).sort(), "pos": pa.array([*range(50)] * 100, pa.int64())})
     files = []
@@ -216,7 +219,16 @@ def write_index_files(folder: Path, kind: str, files: int, keys: int) -> list[Re
 
 
 def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[Path], AsyncIterator[Fill]]:
-    """Return an opener that yields a function that fills the cache of local or remote indexes."""
+    """Return a function that opens a case: it yields a function that fills the cache of indexes.
+
+    The first call of the inner function reads one index file, and the second call reads the other five.
+
+    Args:
+        kind: The kind of the index.
+        files: The number of data files in each index file.
+        keys: The number of keys of each data file.
+        remote: Whether the server reads the index by ranges instead of copying the whole file.
+    """
 
     async def open_case(folder: Path) -> AsyncIterator[Fill]:
         encoded_files = write_index_files(folder, kind, files, keys)
@@ -263,7 +275,10 @@ async def open_index_headers(folder: Path) -> AsyncIterator[Fill]:
 
 
 class _IndexListing:
-    """An index store that lists 200 index files for each table."""
+    """An index store that lists 200 index files for each table.
+
+    Their numbers are too large for Python's cached small integers, as in real tables.
+    """
 
     async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
         return [
@@ -306,6 +321,7 @@ async def open_gateway_records(folder: Path) -> AsyncIterator[Fill]:
     with ThreadPoolExecutor(1) as executor:
 
         async def fill_cache() -> object:
+            # Both limits are larger than the 1,000 records, so the cache evicts nothing.
             records = Records(64 * MIB, 64 * MIB, None, versions, SystemClock(), executor, recheck_s=60)
             for number in range(1000):
                 headers = {
@@ -372,13 +388,14 @@ async def test_cache_accounts_the_memory_of_its_entries(
         folder = tmp_path / str(attempt)
         folder.mkdir()
         charged_bytes, held_bytes = await _measure_charged_and_held(cache, open_case(folder))
+        # The accounted bytes may differ by a tenth from the allocated bytes.
         if abs(charged_bytes - held_bytes) < held_bytes / 10 + LAST_READ_BYTES:
             return
     pytest.fail(f"the cache accounts {charged_bytes:,} bytes, but {held_bytes:,} are allocated")
 
 
 async def _measure_charged_and_held(cache: str, filled_cache: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
-    """Return the bytes that the cache accounts for, and the bytes that it allocates, for equal contents."""
+    """Fill a cache, and return (bytes that the cache accounts for, bytes that Python has allocated)."""
     async with filled_cache as fill_cache:
         cached_values = await fill_cache()  # The first call imports modules and creates objects that all entries share.
         del cached_values

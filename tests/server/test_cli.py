@@ -22,7 +22,7 @@ from tests.services.seamark import Seamark
 
 
 def run_command(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """Run the command. Return (exit code, all output)."""
+    """Run `seamark` with these arguments in this process. Return (exit code, all output)."""
     result = CliRunner().invoke(cli, arguments, env=env, prog_name="seamark")
     assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
@@ -173,7 +173,12 @@ def test_every_command_that_lists_or_shows_can_print_json() -> None:
 
 
 def list_commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    """Yield all commands below a group that are not groups, each with its words, such as `index build`."""
+    """Yield (words, command) of all commands below a group that are not groups. Words are, for example, `index build`.
+
+    Args:
+        path: The words of the group.
+        command: The group.
+    """
     for name, subcommand in list_subcommands(command).items():
         if isinstance(subcommand, click.Group):
             yield from list_commands(f"{path} {name}", subcommand)

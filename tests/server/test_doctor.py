@@ -193,7 +193,14 @@ def test_address_or_file_that_is_not_spark_is_reported(tmp_path: Path) -> None:
 def serve_spark_ui(
     conf: dict[str, str], version: str, jars: list[list[str]], answer: bytes | None = None
 ) -> Iterator[str]:
-    """Serve the parts of Spark's REST API that the doctor reads."""
+    """Serve the parts of Spark's REST API that the doctor reads, and yield the URL.
+
+    Args:
+        conf: The properties of the Spark application.
+        version: The version of Spark.
+        jars: The (path, source) pairs of the class path.
+        answer: The body of every answer instead of these values, if it is not None.
+    """
     application = {"id": "local-1", "name": "x", "attempts": [{"appSparkVersion": version}]}
     environment = {"sparkProperties": [list(pair) for pair in conf.items()], "classpathEntries": jars}
 
@@ -271,7 +278,7 @@ def test_jar_in_the_repository_of_maven_is_found(tmp_path: Path, monkeypatch: py
 
 
 def test_missing_compiler_is_reported_before_the_kernels_are_translated(tmp_path: Path) -> None:
-    """setup.py and the doctor report it in one sentence, with the same command."""
+    """setup.py states in one sentence which command installs a compiler. The doctor uses the same commands."""
     setup = Path(__file__).parents[2] / "setup.py"
     environment = {"PATH": str(tmp_path), "CC": "no-such-compiler"}
     result = subprocess.run(

@@ -195,7 +195,7 @@ async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monk
         async with server.http.get(f"{server.url}/api/v1/dropped") as answer:
             assert answer.status == 503
             assert int(answer.headers["Retry-After"]) >= 1
-            assert check_model(await answer.json(), 503) == "ServiceUnavailableException"
+            assert check_model(await answer.json(), status=503) == "ServiceUnavailableException"
         status, _ = await server.get("/healthz")
         assert status == 200  # The server answers health probes even if the limit is reached.
         may_finish.set()

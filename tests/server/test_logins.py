@@ -19,14 +19,19 @@ from tests.server.rig import RunningServer, build_settings, run_server
 
 @pytest.fixture
 async def secrets(tmp_path: Path) -> dict[str, str]:
-    """Return token secrets by name: of an admin of the catalog, a reader of `db`, and a user without any grant."""
+    """Return the token secrets of three users by name.
+
+    The users are an admin of the catalog, a reader of `db`, and a user without any grant.
+    """
     clock = SystemClock()
     async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
         return {
-            "admin": await create_token(store, clock, "admin", None, [Grant("admin", "admin")]),
-            "reader": await create_token(store, clock, "reader", None, [Grant("reader", "reader", ("db",))]),
-            "nobody": await create_token(store, clock, "nobody", None, []),
+            "admin": await create_token(store, clock, "admin", ttl_s=None, grants=[Grant("admin", "admin")]),
+            "reader": await create_token(
+                store, clock, "reader", ttl_s=None, grants=[Grant("reader", "reader", ("db",))]
+            ),
+            "nobody": await create_token(store, clock, "nobody", ttl_s=None, grants=[]),
         }
 
 
@@ -96,7 +101,7 @@ async def test_changes_and_refused_requests_are_audited_with_their_principal(
     await server.get("/v1/namespaces")  # A refused request is audited.
     await server.get("/nothing/here")
     await server.components.audit.flush()
-    records = await server.components.store.read_audit_records(None, 100)
+    records = await server.components.store.read_audit_records(after_id=None, limit=100)
     assert [(record.principal_name, record.action, record.outcome, record.status) for record in records] == [
         ("reader", "createNamespace", "denied", 403),
         ("admin", "createNamespace", "allowed", 200),

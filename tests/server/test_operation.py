@@ -39,7 +39,7 @@ from tests.waits import until
 
 
 async def read_metrics(server: RunningServer) -> dict[str, float]:
-    """Return the samples of /metrics as a dict from the name with labels to the value."""
+    """Return the values of /metrics by name and labels, such as `seamark_requests_total{status=200}`."""
     async with server.http.get(f"{server.url}/metrics") as answer:
         assert answer.status == 200
         text = await answer.text()
@@ -258,7 +258,7 @@ def validate(body: Any, schema: dict[str, Any], document: dict[str, Any]) -> Non
 
 
 def make_drop(name: str) -> list[Any]:
-    """Return the operations that create a table and drop it, so that its entry can be purged."""
+    """Return the operations that create a table and drop it. Its dropped entry has expired, so it can be purged."""
     entry = Entry(kind=EntryKind.TABLE, namespace=("db",), name=name, uuid=name, metadata_location=f"file:///{name}")
     keep = DroppedEntry(id=f"drop-{name}", entry=entry, purge=False, dropped_ms=1, expires_ms=2, principal_name="me")
     drop = DropEntry(kind=EntryKind.TABLE, namespace=("db",), name=name, keep=keep)
@@ -305,7 +305,8 @@ async def test_twenty_open_and_close_cycles_leak_no_descriptor_thread_or_task(tm
     for number in range(20):
         await cycle(number)
     gc.collect()
-    # The thread pool of asyncio.to_thread may still be growing to its own limit.
+    # A leak would grow by one in each of the 20 cycles. One descriptor may be open at any time, and the thread pool of
+    # asyncio.to_thread may still grow by a few threads to its own limit.
     await until(lambda: process.num_fds() <= descriptors_before + 1)
     await until(lambda: process.num_threads() <= threads_before + 8)
     await until(lambda: len(asyncio.all_tasks()) <= tasks_before)

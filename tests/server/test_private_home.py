@@ -23,7 +23,7 @@ SCHEMA = {"type": "struct", "fields": [{"id": 1, "name": "id", "type": "long", "
 
 
 def list_accessible_files(folder: Path) -> list[str]:
-    """Return the paths and modes of all files on which any account except the owner has a permission."""
+    """Return the path and mode of each file or folder on which an account except the owner has a permission."""
     paths = (folder, *folder.rglob("*"))
     modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in paths if not path.is_symlink()}
     return [f"{path} {mode:o}" for path, mode in modes.items() if mode & 0o077]
@@ -46,7 +46,7 @@ def make_table(server: Seamark) -> str:
     return str(answer.json()["metadata-location"]).removeprefix("file://")
 
 
-@pytest.mark.parametrize("workers", mark_fast(["2", "1"], 1))
+@pytest.mark.parametrize("workers", mark_fast(["2", "1"], fast_count=1))
 def test_new_home_is_private_under_the_most_permissive_umask(
     permissive_umask: None, start_seamark: Start, workers: str
 ) -> None:

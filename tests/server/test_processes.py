@@ -40,7 +40,10 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
 
 
 def start_post(server: Seamark, body: bytes) -> socket.socket:
-    """Start a POST without sending its body: a request that runs as long as the test needs."""
+    """Send the head and the first five bytes of a POST, and wait until the server counts it.
+
+    The request runs until the test sends the rest of the body on the returned socket.
+    """
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = f"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body[:5])
@@ -56,7 +59,7 @@ def test_running_request_is_finished_before_the_server_ends(start_seamark: Start
         os.kill(server.pid, signal.SIGTERM)
         wait_until(lambda: not is_port_open(server.port))  # No new connection is accepted.
         assert server.running()
-        sock.sendall(body[5:])
+        sock.sendall(body[5:])  # `start_post` has sent the first five bytes.
         answer = sock.recv(65536)
     assert answer.startswith(b"HTTP/1.1 200"), answer
     assert b"Connection: close" in answer

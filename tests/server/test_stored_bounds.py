@@ -49,9 +49,9 @@ async def test_only_the_newest_reports_of_a_table_are_kept(tmp_path: Path) -> No
         for number in range(20):
             clock.ahead_ms += 1  # Two reports with the same time have no order.
             assert (await api("POST", f"{TABLE}/metrics", {**REPORT, "snapshot-id": number})).status == 204
-        reports = await server.components.store.list_metrics_reports(uuid, None, 100)
+        reports = await server.components.store.list_metrics_reports(uuid, since=None, limit=100)
         assert [metrics_report.snapshot_id for metrics_report in reports] == [15, 16, 17, 18, 19]
-        assert len(await server.components.store.list_metrics_reports(other_uuid, None, 100)) == 1
+        assert len(await server.components.store.list_metrics_reports(other_uuid, since=None, limit=100)) == 1
 
 
 async def test_bytes_of_reports_are_limited_for_each_reader_and_minute(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, 
             return answer["name"] is not None
 
         were_made = [await make_plan_table("rita", 10 * number + 15) for number in range(12)]
-        # The limit of bytes allows a number of plan tables that depends on their sizes.
+        # Half of 6 plan tables are 3. Half of 60,000 bytes allow a number of plan tables that depends on their sizes.
         assert 1 <= sum(were_made) <= 8
         assert not were_made[-1]
         assert await make_plan_table("ron", 17)
@@ -138,10 +138,11 @@ async def test_withdrawn_plans_do_not_count_for_the_limit_and_rejections_are_cou
             ids = [await request_plan(10 * number + 15 + round_number) for number in range(3)]
             assert None not in ids
             assert await request_plan(5 + round_number) is None
-            assert await renew_lease(ids, 600) == 200, "a renewal does not need a new place"
-            assert await renew_lease([1, 2], 600) == 429
-            assert await renew_lease(ids, 0) == 200
+            assert await renew_lease(ids, lease_s=600) == 200, "a renewal does not need a new place"
+            assert await renew_lease([1, 2], lease_s=600) == 429
+            assert await renew_lease(ids, lease_s=0) == 200
         refused_counts = server.components.catalog.plan_tables.refused
+        # Each of the four rounds had a refused plan and a refused renewal.
         assert refused_counts == {"leases of one principal": 8}
         for _ in range(2):  # A second sample does not add the same rejections again.
             server.components.metrics.plans.sample(server.components.planner.read_stats(), refused_counts)

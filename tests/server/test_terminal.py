@@ -52,7 +52,10 @@ _PLURAL = re.compile(
 
 
 def test_commands_print_counts_by_show_count() -> None:
-    """With a plural in the code, a user with a small table would see "1 files"."""
+    """The commands use `show_count`, which chooses between "1 file" and "2 files".
+
+    With a plural in the code, a user with a small table would see "1 files".
+    """
     folder = Path(terminal.__file__).parent
     plurals_by_file = {
         path.name: matches

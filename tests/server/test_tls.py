@@ -35,7 +35,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 class TlsServer:
-    """A server with TLS in its own process, and its log."""
+    """A server with TLS, which runs in its own process with `workers` workers, and its log."""
 
     def __init__(self, port: int, process: ManagedProcess, log: Path, workers: int) -> None:
         self.port, self.process, self.log, self.workers = port, process, log, workers
@@ -47,7 +47,7 @@ class TlsServer:
 
     def wait_until_logged(self, text: bytes) -> None:
         """Wait until each worker has logged the text."""
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 60  # Enough for a busy machine
         while not self.has_logged(text):
             assert self.process.running(), self.log.read_text()
             assert time.monotonic() < deadline_s, self.log.read_text()

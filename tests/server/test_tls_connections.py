@@ -21,14 +21,14 @@ SILENT_COUNT = 30
 
 
 def create_authority(folder: Path) -> tuple[Authority, dict[str, str]]:
-    """Return an authority, and settings of a server with a certificate from it."""
+    """Create a certificate authority. Return it, and the settings of a server that has a certificate of it."""
     new_authority = Authority(folder)
     new_authority.issue("server")
     return new_authority, {"tls_cert": str(new_authority.certificate), "tls_key": str(new_authority.key)}
 
 
 async def connect_and_request(stack: AsyncExitStack, port: int, authority: Authority) -> RawConnection:
-    """Return a TLS connection that has received an answer."""
+    """Open a TLS connection, which closes with `stack`, and return it after it has received an answer."""
     context = ssl.create_default_context(cafile=str(authority.file))
     async with asyncio.timeout(60):
         raw_connection = RawConnection(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
@@ -93,7 +93,7 @@ async def test_server_with_64_open_files_answers_during_a_flood_without_handshak
                         break
                     except OSError:
                         await asyncio.sleep(0.2)
-            for _ in range(300):
+            for _ in range(300):  # Far more connections than the server may have open files
                 await stack.enter_async_context(RawConnection(*await asyncio.open_connection("127.0.0.1", port)))
             assert await good_connection.is_healthy()
             await connect_and_request(stack, port, authority)

@@ -17,7 +17,7 @@ ROWS = {"": [1], "sales": [2, 3], "stock": [4, 5, 6]}
 
 
 def use_all_warehouses(url: str) -> dict[str, list[int]]:
-    """Write the same table in each warehouse. Return the rows that each warehouse then has."""
+    """Create the table `db.t` in each warehouse, and append rows. Return the ids in each table by warehouse."""
     catalogs: dict[str, Catalog] = {}
     for name, values in ROWS.items():
         properties: dict[str, Any] = {"warehouse": name} if name else {}

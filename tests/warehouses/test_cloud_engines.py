@@ -76,7 +76,10 @@ def clouds(tmp_path: Path, s3: S3, azurite: Azurite, google_storage: GoogleStora
 
 
 def build_trino_catalog(clouds: CloudWarehouses, warehouse: str) -> dict[str, str]:
-    """Return the properties of a catalog in Trino whose only keys are those of the gateway."""
+    """Return the properties of a catalog in Trino.
+
+    Its configured keys are invalid, so Trino can read tables only with the keys that the server sends for the gateway.
+    """
     return {
         "iceberg.rest-catalog.uri": clouds.uri,
         "iceberg.rest-catalog.vended-credentials-enabled": "true",

@@ -18,13 +18,15 @@ from tests.warehouses.world import run_server_with_warehouses
 
 
 def write_and_read(url: str, name: str, location: str, properties: dict[str, Any]) -> list[int]:
-    """Write a table in a warehouse with PyIceberg. Return the rows that a plan of the server has."""
+    """Write a table in a warehouse with PyIceberg, and return its ids above 1, which a scan reads.
+
+    The table has the id 1 and the length of `location`, which differs between the warehouses.
+    """
     warehouse = {"warehouse": name} if name else {}
     catalog = load_catalog(f"cloud {name}", type="rest", uri=url, **warehouse, **properties)
     catalog.create_namespace_if_not_exists("db")
     table = catalog.create_table("db.t", pa.schema([("id", pa.int64())]))
     assert table.location().startswith(f"{location}/db/t-")
-    # The first id differs between the warehouses, because their locations have different lengths.
     table.append(pa.table({"id": [len(location), 1]}))
     return sorted(catalog.load_table("db.t").scan(row_filter="id > 1").to_arrow()["id"].to_pylist())
 

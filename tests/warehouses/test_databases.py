@@ -23,7 +23,7 @@ async def list_tables(world: WarehouseServer, root: str) -> list[str]:
 
 
 async def run_command(folder: Path, *arguments: str, url: str = "") -> str:
-    """Run a command on the home of the server, whether the server runs or not, and return its output."""
+    """Run a `seamark` command on the home of the server, and return its output. The server need not run."""
     env = {"SEAMARK_HOME": str(folder / "home"), "SEAMARK_ENCRYPTION_KEY": SHARED_KEY}
     code, output = await asyncio.to_thread(invoke_seamark, *arguments, url=url, env=env)
     assert code == 0, output
@@ -108,7 +108,7 @@ async def test_replaced_encryption_key_opens_all_warehouses(tmp_path: Path) -> N
         body = {"name": "sales", "location": "s3://lake/warehouses/sales", "credentials": keys}
         status, created_warehouse = await world.send("POST", "/api/v1/warehouses", body)
         assert status == 201
-    new_key = "A" * 43 + "="
+    new_key = "A" * 43 + "="  # 32 zero bytes in base64
     settings_with_both_keys = {**settings, "encryption_key": f"{new_key},{build_settings(tmp_path).encryption_key}"}
     async with run_server_with_warehouses(tmp_path, **settings_with_both_keys) as world:
         warehouses = world.server.components.warehouses

@@ -26,7 +26,10 @@ ROOTS = {"": "/v1", "sales": "/v1/sales", "stock": "/v1/stock"}
 
 
 def check_events(receiver: Receiver, source: str, secret: str, expected: list[str]) -> None:
-    """Check that a receiver has received exactly the events with these names, with the signature of this secret."""
+    """Check that a receiver has received exactly the events of the tables `expected`, in this order.
+
+    Each event must be from `source`, and must be signed with `secret`.
+    """
     assert [event["data"]["name"] for event in receiver.events] == expected
     assert {event["source"] for event in receiver.events} == {source}
     for headers, body in zip(receiver.headers, receiver.bodies, strict=True):
@@ -97,7 +100,7 @@ def test_closed_warehouse_is_not_in_the_gauges(monkeypatch: pytest.MonkeyPatch) 
             metrics.gateway_cache.sample(
                 warehouse=name, memory={"blocks": 4}, disk={}, served_bytes={}, events={"fetch": 1}
             )
-        if is_shared:  # The library cannot remove the values that workers share.
+        if is_shared:  # The metrics library cannot remove a value that several workers share. It becomes 0 instead.
             monkeypatch.setenv(MULTIPROCESS_VARIABLE, "/nonexistent")
         metrics.forget_warehouse("sales")
         monkeypatch.delenv(MULTIPROCESS_VARIABLE, raising=False)

@@ -27,7 +27,10 @@ ROOTS = {"": "/v1", "sales": "/v1/sales", "stock": "/v1/stock"}
 
 @asynccontextmanager
 async def run_gateway(folder: Path, **settings: Any) -> AsyncIterator[WarehouseServer]:
-    """Run a server with a gateway in front of a folder, and with the warehouses `sales` and `stock` in one bucket."""
+    """Run a server with a gateway in front of a folder.
+
+    The bucket `lake` has the server's own warehouse, and the warehouses `sales` and `stock`.
+    """
     options: dict[str, Any] = {
         "warehouse": "s3://lake/own",
         "warehouse_roots": ("s3://lake/further",),
@@ -49,7 +52,10 @@ async def create_keys(world: WarehouseServer, warehouse: str, name: str = "t") -
 async def read_code(
     world: WarehouseServer, keys: Keys, target: Keys, method: str = "GET", name: str = "data/o", **headers: str
 ) -> str:
-    """Return "OK" or the code of the error of a request with `keys` for an object of the table of `target`."""
+    """Send a request with `keys` for the object `name` of the table to which the keys `target` belong.
+
+    Return "OK", the code of the error, or an empty text for an error without a code.
+    """
     path, signed_headers = replace(keys, prefix=target.prefix).sign(method, name, **headers)
     url, body = URL(f"{keys.endpoint}{path}", encoded=True), b"own" if method == "PUT" and not headers else None
     async with world.server.http.request(method, url, data=body, headers=signed_headers) as answer:
@@ -59,7 +65,11 @@ async def read_code(
 
 
 def list_forged_keys(keys: Keys, victim: Keys) -> list[Keys]:
-    """Return keys that combine parts of two keys, or name another warehouse."""
+    """Return keys with which the holder of `keys` may try to open the table of `victim`.
+
+    They are the own keys, combinations of parts of both keys, and a token of a warehouse that does not exist. A token
+    consists of the id of its warehouse, which is missing for the server's own warehouse, and a signed part.
+    """
     warehouse_id, _, signed_part = keys.token.rpartition(".")
     victim_id, _, victim_signed_part = victim.token.rpartition(".")
     return [
@@ -126,7 +136,7 @@ async def test_pyiceberg_reads_and_writes_each_warehouse_through_the_gateway(tmp
 async def test_keys_end_with_the_warehouse_or_its_access_through_the_gateway(tmp_path: Path) -> None:
     async with run_gateway(tmp_path) as world:
         sales_keys = await create_keys(world, "sales")
-        # A staged table does not keep its warehouse from being dropped.
+        # A warehouse with a staged table can be dropped, because the table is not in the catalog yet.
         await world.send("POST", "/v1/stock/namespaces", {"namespace": ["db"]})
         staged_request = {"name": "t", "schema": SCHEMA, "stage-create": True}
         stock_keys = read_keys((await world.send("POST", "/v1/stock/namespaces/db/tables", staged_request))[1])

@@ -142,7 +142,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[WarehouseLogins]:
     clock, tokens = SystemClock(), {}
     async with open_store(build_settings(tmp_path / "home").make_database_url(), clock=clock) as store:
         for name, grants in (("root", [Grant("root", "admin")]), ("ann", [Grant("ann", "writer")]), ("bob", [])):
-            tokens[name] = await create_token(store, clock, name, None, grants)
+            tokens[name] = await create_token(store, clock, name, ttl_s=None, grants=grants)
     async with run_server_with_warehouses(tmp_path, auth="token") as world:
         logins = WarehouseLogins(world, tokens)
         for name in ("sales", "stock"):
@@ -194,7 +194,10 @@ async def test_admin_of_a_warehouse_has_no_right_on_the_server(logins: Warehouse
 async def test_writer_of_one_warehouse_cannot_create_a_view_with_the_rights_of_another_user(
     logins: WarehouseLogins,
 ) -> None:
-    """Engines would run the view with the rights that this user has in all warehouses."""
+    """A view may name an owner with whose rights Trino runs it. These are the owner's rights in all warehouses.
+
+    Ann is a writer of one warehouse and an admin of another. Both allow her only views that she owns herself.
+    """
     await logins.send("root", "POST", "/v1/namespaces", {"namespace": ["db"]})
     for principal, path, expected in (("ann", "/v1", 403), ("ann", "/v1/sales", 403), ("root", "/v1", 200)):
         for owner in {principal, "root"}:
@@ -236,7 +239,10 @@ async def test_metrics_of_one_warehouse_are_not_shown_in_another(logins: Warehou
 
 @pytest.mark.parametrize("role", [None, *Role])
 async def test_roles_in_a_warehouse_allow_the_same_operations_except_on_the_server(role: Role | None) -> None:
-    """The test covers the matrix of roles, scopes and operations."""
+    """Compare the rights in a warehouse with those on the server, for each role, namespace of the grant and operation.
+
+    Operations on the server itself are never allowed in a warehouse.
+    """
     server, warehouse_authorizer = GrantAuthorizer(None), WarehouseAuthorizer(None)
     for path in ((), ("db",), ("db", "x")):
         principal = Principal("ann", () if role is None else (Grant("ann", role.value, path),))

@@ -25,7 +25,7 @@ ROOT = "/v1/sales"
 
 
 class Load:
-    """Clients that create, change and load tables of a warehouse until they are stopped."""
+    """Two clients that create, change and load tables of a warehouse until they are stopped."""
 
     def __init__(self, world: WarehouseServer) -> None:
         self._world = world
@@ -59,7 +59,7 @@ class Load:
 
 
 class GatewayLoad(Load):
-    """Clients that write and read objects of tables through the gateway until they are stopped."""
+    """Two clients that write and read objects of tables through the gateway until they are stopped."""
 
     async def _work(self, number: int) -> None:
         keys = read_keys(await self._world.create_table(ROOT, f"g{number}", "t"))
@@ -111,7 +111,7 @@ async def test_storage_keys_are_replaced_under_load_without_a_failed_request(tmp
                 status, answer = await world.send("PUT", "/api/v1/warehouses/sales", body)
                 assert status == 200, answer
                 await clients.wait()
-                # At this point, requests that began with the first keys have ended.
+                # Each client has received further answers, so its requests that began with the first keys have ended.
                 await asyncio.to_thread(manage_users, s3, "delete-user", "--access", "first")
                 await clients.wait(further_answers=5)
                 await clients.stop()

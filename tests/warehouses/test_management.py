@@ -17,7 +17,7 @@ STORE, SERVER_STORE = "http://127.0.0.1:9", "http://127.0.0.1:10"
 
 
 async def create_and_read_refusal(world: WarehouseServer, body: dict[str, Any]) -> str:
-    """Try to create a warehouse. Return the message with which the server refuses it."""
+    """Try to create a warehouse with this definition, and return the message of the server's refusal."""
     status, answer = await world.send("POST", "/api/v1/warehouses", body)
     assert status == 400, answer
     return str(answer["error"]["message"])

@@ -71,7 +71,10 @@ class WarehouseModel:
         return 404 if tables.pop(name, None) is None else 204
 
     def expect_rename(self, source: tuple[str, str], target: tuple[str, str]) -> int:
-        """Expect a rename. `source` and `target` are (namespace, name)."""
+        """Rename a table in the model, and return the status that the server must answer.
+
+        `source` and `target` are (namespace, name).
+        """
         (source_namespace, source_name), (target_namespace, target_name) = source, target
         tables = self.namespaces.get(source_namespace, {})
         if source_name not in tables or target_namespace not in self.namespaces:
@@ -112,7 +115,10 @@ async def run_random_operation(world: WarehouseServer, root: str, model: Warehou
 
 
 async def send_object(world: WarehouseServer, keys: Keys, path_keys: Keys, method: str, body: str) -> tuple[int, str]:
-    """Send a request with `keys` for an object of the table of `path_keys`. Return (status, text)."""
+    """Send a request with `keys` for the object `data/o` of the table to which `path_keys` belong.
+
+    Return (status, text).
+    """
     path, headers = replace(keys, prefix=path_keys.prefix).sign(method, "data/o")
     url = URL(f"{keys.endpoint}{path}", encoded=True)
     async with world.server.http.request(method, url, data=body or None, headers=headers) as answer:
@@ -122,7 +128,13 @@ async def send_object(world: WarehouseServer, keys: Keys, path_keys: Keys, metho
 async def use_keys(
     world: WarehouseServer, root: str, models: dict[str, WarehouseModel], objects: dict[str, str], rng: random.Random
 ) -> None:
-    """Write and read an object with random keys of a warehouse, and try to reach a table of any warehouse."""
+    """Use random keys of the warehouse at `root` for their own table, and for a random table of any warehouse.
+
+    The own table is accessible if the model says that the keys are valid. The other table is never accessible.
+
+    Args:
+        objects: The content of the object `data/o` of each table by the prefix of its keys. A write changes it.
+    """
     if not models[root].keys:
         return
     used_keys = rng.choice(models[root].keys)

@@ -23,7 +23,7 @@ from tests.server.rig import build_settings
 
 @dataclass
 class Openings:
-    """Warehouses that record their openings and can fail to open."""
+    """Warehouses of a process, with a list of their openings and closings. They fail to open if `must_fail` is set."""
 
     warehouses: Warehouses
     store: PointerStore

@@ -76,7 +76,10 @@ async def test_credentials_that_would_move_a_warehouse_are_refused(tmp_path: Pat
 
 
 def list_segments(location: str, backend: str) -> set[tuple[str, ...]]:
-    """Return the segments of the location that clients see, and of the place of its objects."""
+    """Return the segments of a warehouse's location as clients see it, and of the cloud's folder with its objects.
+
+    Both are the same unless the warehouse has an `s3://` location whose objects are in another cloud.
+    """
     scheme, _, path = location.partition("://")
     bucket, *folders = path.split("/")
     visible_segments = (scheme, bucket, *folders)
@@ -111,7 +114,7 @@ def test_location_that_overlaps_another_warehouse_is_refused(tmp_path: Path) -> 
 
 
 def draw_warehouse(rng: random.Random, server: Settings) -> tuple[str, dict[str, Any], str]:
-    """Return the location, the own settings and the `s3_backend` of a random warehouse."""
+    """Return (location, own settings, effective `s3_backend`) of a random warehouse."""
     folders = "/".join(rng.choices(["x", "y"], k=rng.randint(1, 2)))
     root = rng.choice(["s3://{}", "s3://{}", "gs://{}", "abfss://{}@" + HOST]).format(rng.choice(["aaa", "bbb"]))
     own_settings = rng.choice([{}, {"s3_backend": GOOGLE}, {"s3_backend": AZURE}, {"s3_backend": ""}])
@@ -128,7 +131,9 @@ def test_keys_of_the_server_reach_only_the_store_of_the_backend(tmp_path: Path) 
         gateway_port=8182,
     )
     location = "s3://lake/sales"
-    warehouse = StoredWarehouse("sales", "0" * 32, location, location, {}, None, 0, "ann")
+    warehouse = StoredWarehouse(
+        "sales", "0" * 32, location, location, settings={}, credentials=None, created_ms=0, principal_name="ann"
+    )
 
     def read_backend_and_key(
         settings: Settings, own_settings: dict[str, Any], credentials: dict[str, Any]

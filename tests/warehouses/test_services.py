@@ -43,6 +43,7 @@ async def test_slot_of_jobs_goes_to_the_warehouse_that_has_waited_longest() -> N
                 await asyncio.sleep(0)
 
     await asyncio.gather(*(run_jobs(name) for name in "abc"))
+    # Each warehouse has one job in each group of three consecutive jobs.
     assert [sorted(order[start : start + 3]) for start in (0, 3, 6)] == [["a", "b", "c"]] * 3
 
 

@@ -79,7 +79,10 @@ def build_client_context(authority: Authority, files: ClientFiles | None = None)
 
 @asynccontextmanager
 async def connect(authority: Authority, files: ClientFiles | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """Open the session of a client that keeps its connection."""
+    """Open the HTTP session of a client that uses one connection for all requests.
+
+    `files` are its certificate and key. A client without `files` has no certificate.
+    """
     connector = aiohttp.TCPConnector(ssl=build_client_context(authority, files), limit=1, keepalive_timeout=PATIENCE_S)
     async with aiohttp.ClientSession(connector=connector) as http:
         yield http
@@ -213,7 +216,12 @@ def test_unreadable_alternative_names_give_no_login(copies: int) -> None:
 
 
 def build_unusual_certificate(copies: int) -> bytes:
-    """Return a certificate with the name of an EDI party, or with two extensions of alternative names."""
+    """Return a self-signed certificate with unusual alternative names.
+
+    Args:
+        copies: The number of extensions of alternative names. If it is 1, the extension also has the name of an EDI
+            party, which few parsers support.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ann")])
     now = datetime.datetime.now(datetime.UTC)
@@ -240,7 +248,9 @@ async def test_token_without_the_required_certificate_is_refused(tmp_path: Path,
     issuer = {"oidc_issuer": "https://issuer.invalid", "oidc_audience": "seamark"}  # The server never contacts it.
     async with serve(tmp_path / "home", authority, "token+oidc", tls_client_auth="required", **issuer) as server:
         components = server.components
-        token = await create_token(components.store, components.clock, "ann", None, [Grant("ann", "admin")])
+        token = await create_token(
+            components.store, components.clock, "ann", ttl_s=None, grants=[Grant("ann", "admin")]
+        )
         form = {"grant_type": "client_credentials", "client_id": "ann", "client_secret": token}
         async with connect(authority) as http:
             assert (await send_request(http, server, "/readyz"))[0] == 200
@@ -478,7 +488,7 @@ async def test_event_loop_runs_while_a_revocation_list_is_loaded(tmp_path: Path,
 
 
 def open_session(context: ssl.SSLContext, host: str, port: int) -> ssl.SSLSession | None:
-    """Send a request in a new connection, and return its session."""
+    """Send a request in a new TLS connection, and return the session, with which the client can resume it later."""
     with (
         socket.create_connection((host, port), PATIENCE_S) as plain_socket,
         context.wrap_socket(plain_socket, server_hostname=host) as tls_socket,
@@ -489,7 +499,10 @@ def open_session(context: ssl.SSLContext, host: str, port: int) -> ssl.SSLSessio
 
 
 def resume(context: ssl.SSLContext, host: str, port: int, session: ssl.SSLSession | None) -> int:
-    """Send a request with the session of an earlier connection, and return the status; 0 if the handshake fails."""
+    """Send a request in a connection that resumes the TLS session of an earlier connection.
+
+    Return the status of the answer, or 0 if the handshake fails.
+    """
     with (
         socket.create_connection((host, port), PATIENCE_S) as plain_socket,
         suppress(ssl.SSLError, ConnectionError),

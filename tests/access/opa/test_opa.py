@@ -173,13 +173,14 @@ async def test_cached_decision_expires_and_applies_to_one_question() -> None:
             assert await authorizer.allows(ANN, "planTableScan", ORDERS)
             assert not await authorizer.allows(ANN, "planTableScan", SALARIES)
         assert len(server.requests) == 2
-        clock.advance(5_001)  # A decision is cached for 5 seconds by default.
+        clock.advance(5_001)  # One millisecond more than the 5 seconds for which a decision is cached by default
         assert await authorizer.allows(ANN, "planTableScan", ORDERS)
         assert len(server.requests) == 3
         assert not await authorizer.allows(ANN, "dropTable", ORDERS)
         assert not await authorizer.allows(ANN, "planTableScan", SALARIES)
         assert await authorizer.allows(ANN, "planTableScan", ORDERS)
-        assert len(server.requests) == 6, "the cache has two entries"
+        # The cache has two entries, so each of the last three questions evicted the oldest answer and is sent.
+        assert len(server.requests) == 6
         server.answer = web.json_response({"result": False})
         other_principal = Principal("oidc:ann", ANN.grants, "oidc", ("oidc-group:other",))
         assert not await authorizer.allows(other_principal, "planTableScan", ORDERS)

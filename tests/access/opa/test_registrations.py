@@ -26,8 +26,8 @@ SHOP, HR = "/v1/namespaces/shop", "/v1/namespaces/hr"
 class ShopPolicy(PolicyServer):
     """A policy that allows root everything.
 
-    It allows other principals everything in the namespace `shop` except the table `hidden`. It fails for questions
-    about the table `unanswered`.
+    It allows other principals to browse the warehouse and all namespaces, and everything in the namespace `shop`
+    except the table `hidden`. It fails for questions about the table `unanswered`.
     """
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -144,7 +144,10 @@ async def _check_tables(users_api: UsersApi) -> None:
 
 
 async def _check_decisions(users_api: UsersApi, policy: ShopPolicy) -> None:
-    """Check that an import of many tables needs one decision, fails if it has none, and audits refusals."""
+    """Check that an import of many tables needs one request to the policy server.
+
+    The import fails with 503 if the policy server fails. A refusal of one table is in the audit log.
+    """
     locations = {f"t{number}": "file:///none" for number in range(100)}
     body = {"metadata-locations": locations, "dry-run": True}
     assert (await users_api("tina", "PUT", "/api/v1/namespaces/shop/import", body)).status == 200

@@ -44,7 +44,7 @@ def build_model() -> dict[str, Any]:
 
 
 def list_holders() -> list[dict[str, Any]]:
-    """Return the types of those that can have a relation: a user, all users, and the members of a group."""
+    """Return the types of holders that a relation can have: a user, all users, and the members of a group."""
     return [{"type": "user"}, {"type": "user", "wildcard": {}}, {"type": "group", "relation": "member"}]
 
 

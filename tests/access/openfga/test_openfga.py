@@ -37,7 +37,15 @@ TUPLES_PER_WRITE = 100
 
 
 class RelationServer:
-    """A server that answers batch checks as OpenFGA does, by a set of allowed (relation, object) pairs."""
+    """A server that answers batch checks as OpenFGA does.
+
+    Attributes:
+        allowed: The allowed (relation, object) pairs.
+        requests: The bodies of the received requests.
+        answer: The answer to every request, or None to check the pairs.
+        failing: Objects for which a check fails.
+        hangs: If True, the server does not answer before `closing` is set.
+    """
 
     def __init__(self) -> None:
         self.url = ""
@@ -53,7 +61,7 @@ class RelationServer:
         self.requests.append(body)
         assert request.path == "/stores/store1/batch-check"
         assert request.headers.get("Authorization", "Bearer secret") == "Bearer secret"
-        assert len(body["checks"]) <= 50
+        assert len(body["checks"]) <= 50  # OpenFGA's default limit of checks in a request
         if self.hangs:
             await self.closing.wait()
         if self.answer is not None:
@@ -185,6 +193,7 @@ async def test_silent_server_or_too_many_groups_refuse_the_operation() -> None:
 
 
 async def test_error_about_one_object_hides_only_this_object_from_a_listing() -> None:
+    # OpenFGA accepts at most 100 groups and containers of an object, so the server hides this table without a check.
     deep_table = Securable(tuple("n" for _ in range(100)), "table", "deep")
     reader = Principal("p", ADMIN)
     async with run_relation_server() as server, open_authorizer_over(server.url) as authorizer:
@@ -264,7 +273,7 @@ def test_model_file_has_the_privileges_of_the_documentation() -> None:
 
 
 class OpenFga:
-    """A real server with the model of `deploy/openfga/model.json` in a store."""
+    """A real OpenFGA server with a store that has the authorization model of `deploy/openfga/model.json`."""
 
     def __init__(self, url: str) -> None:
         self.url = url

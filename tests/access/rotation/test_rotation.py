@@ -51,7 +51,7 @@ class RequestLoad:
                 self.answer_counts[name] += 1
 
     async def wait(self, further_answers: int = 3) -> None:
-        """Wait until each client has received `further_answers` more answer_counts, all with the status 200."""
+        """Wait until each client has received `further_answers` more answers, all with the status 200."""
         goals = {name: count + further_answers for name, count in self.answer_counts.items()}
         while any(self.answer_counts[name] < goal for name, goal in goals.items()):
             for task in self._tasks.values():
@@ -89,13 +89,14 @@ async def test_replaced_tokens_signing_keys_and_issuer_keys_fail_no_request(tmp_
     async with run_issuer(clock) as issuer:
         issuer.publish(get_rsa_key())
         settings = {"auth": "token+oidc", "oidc_issuer": issuer.url, "oidc_audience": AUDIENCE}
+        # The access token outlives the test, in which the clock advances by less than four hours.
         limits = {"signing_key_rotation_s": 3600, "oauth_token_ttl_s": 2 * 86_400}
         async with run_server(tmp_path, clock=clock, **settings, **limits) as server:
             store, keyring = server.components.store, server.components.keyring
             assert isinstance(keyring, StoredKeyring)
             for name in ("oidc:ann", "nightly", "nightly-2"):
                 await store.transact([SaveGrant(Grant(name, "reader"))])
-            bearer = await create_token(store, clock, "nightly", None, None)
+            bearer = await create_token(store, clock, "nightly", ttl_s=None, grants=None)
             access = await exchange_for_access_token(server, bearer)
             jwt = issuer.make_token(get_rsa_key(), exp=clock.now_ms() // 1000 + 3 * 86_400)
             logins = {"bearer": bearer, "access": access, "jwt": jwt}
@@ -103,7 +104,7 @@ async def test_replaced_tokens_signing_keys_and_issuer_keys_fail_no_request(tmp_
                 # The server replaces the key that signs access tokens. Earlier access tokens stay valid.
                 first_key = keyring.find_signing_key("access-token")[0]
                 for _ in range(3):
-                    clock.ahead_ms += 3_601_000
+                    clock.ahead_ms += 3_601_000  # A second more than the time after which a signing key is replaced
                     await keyring.refresh()
                     await clients.wait()
                 assert keyring.find_signing_key("access-token")[0] != first_key
@@ -111,7 +112,7 @@ async def test_replaced_tokens_signing_keys_and_issuer_keys_fail_no_request(tmp_
                 await clients.wait()
                 # The issuer publishes its new key beside the old key, signs with the new key, and removes the old key.
                 issuer.publish(get_rsa_key(), get_rsa_key(1))
-                clock.ahead_ms += 61_000
+                clock.ahead_ms += 61_000  # The server requests the keys for an unknown key id once a minute.
                 await clients.wait()
                 logins["jwt"] = issuer.make_token(get_rsa_key(1), exp=clock.now_ms() // 1000 + 3 * 86_400)
                 await clients.wait()
@@ -119,7 +120,7 @@ async def test_replaced_tokens_signing_keys_and_issuer_keys_fail_no_request(tmp_
                 clock.ahead_ms += 601_000  # The server requests the issuer's keys again after 10 minutes.
                 await clients.wait()
                 # An operator creates a second token, the clients take it, and the operator revokes the first token.
-                second_token = await create_token(store, clock, "nightly-2", None, None)
+                second_token = await create_token(store, clock, "nightly-2", ttl_s=None, grants=None)
                 logins["bearer"] = second_token
                 await switch_login(logins, "access", lambda: exchange_for_access_token(server, second_token))
                 await clients.wait()

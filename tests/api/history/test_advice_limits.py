@@ -26,7 +26,7 @@ from tests.api.plans.planned import EQ_5, T
 
 
 def build_sampled_column(files: list[list[int | None]]) -> SampledColumn:
-    """Return the sampled column of files that have these values."""
+    """Return the sampled column of files. Each item of `files` has the values of one file."""
     column_id = 1
     arrays = [{column_id: pa.array(values, pa.int64())} for values in files]
     return row_samples._combine_files(arrays, {column_id: "long"}).columns[column_id]
@@ -50,9 +50,11 @@ def test_bounds_of_many_files_add_a_limited_number_of_values() -> None:
     lower = np.arange(100_000, dtype=np.int64)
     stats = SimpleNamespace(read_bounds=lambda side: lower if side == "lower" else lower + 7)
     files = cast("FoundFiles", SimpleNamespace(find_statistics=lambda column: stats))
-    sample_with_bounds = add_bounds(RowSample({1: build_sampled_column([[50_000, 50_001]])}, 1, 2), files).columns[1]
-    # At most 20,000 bounds are added to the two values.
-    assert len(sample_with_bounds.values) <= 20_002
+    sample_with_bounds = add_bounds(
+        RowSample({1: build_sampled_column([[50_000, 50_001]])}, files=1, rows=2), files
+    ).columns[1]
+    # The 100,000 files have 200,000 bounds. At most 20,000 of them are added to the two sampled values.
+    assert len(sample_with_bounds.values) <= 20_000 + 2
     assert (sample_with_bounds.values[0], sample_with_bounds.values[-1]) == (0, 100_006)
     assert sample_with_bounds.values[sample_with_bounds.codes - 1].tolist() == [50_000, 50_001]
 
@@ -67,35 +69,53 @@ def test_shape_with_many_alternatives_gets_fewer_drawn_statements() -> None:
 
 
 def test_frequent_values_are_drawn_more_often_if_recorded_statements_repeat_values() -> None:
-    values = [1] * 900 + list(range(2, 102))
-    sample = RowSample({1: build_sampled_column([list(values)])}, 1, len(values))
-    shape = QueryShape("other", (), ((ShapeTerm(1, "eq"),),))
-    frequent_counts = {}
+    values = [1] * 900 + list(range(2, 102))  # The value 1 is frequent, and 100 other values occur once.
+    sample = RowSample({1: build_sampled_column([list(values)])}, files=1, rows=len(values))
+    shape = QueryShape("other", columns=(), conjuncts=((ShapeTerm(column_id=1, op="eq"),),))
+    frequent_counts = {}  # The number of drawn statements that compare with the value 1, by the recorded repeats
+    # The highest fraction is 0.9², the probability that two random rows both have the value 1.
     for repeats in (0.0, 0.3, 0.81):
-        recorded_shape = RecordedShape("a", shape, 24, [FilterSample(repeats=repeats)])
+        recorded_shape = RecordedShape("a", shape, statements=24, samples=[FilterSample(repeats=repeats)])
         drawn_statements = draw_statements([recorded_shape], sample, seed=1)
         matching_rows = [statement.conditions[0][0].matching for statement in drawn_statements]
         frequent_counts[repeats] = sum(bool(matches[1]) for matches in matching_rows)
+    # Without repeats, each of the 101 values is equally likely. With 0.9², 1 has nine tenths of the statements.
     assert frequent_counts[0.0] <= 2
     assert frequent_counts[0.0] < frequent_counts[0.3] < frequent_counts[0.81]
     assert frequent_counts[0.81] >= 18
     assert compute_repeats([1, 1, 2, 3, 4, 5, 6, 7]) == pytest.approx(1 / 28, abs=1e-3)  # One of 28 pairs is equal.
-    assert compute_repeats([1, 1]) == -1
+    assert compute_repeats([1, 1]) == -1  # Two statements are too few to compute the fraction.
 
 
 def test_measurements_correct_later_predictions_of_the_same_kind() -> None:
     def build_applied_proposal(
         kind: str, predicted_bytes: int, measured_bytes: int | None, correction: float = 1.0
     ) -> AppliedProposal:
-        reads = Reads(1.0, predicted_bytes, 0.1)
-        proposal = Proposal("x", kind, "x", [], ProposedChange(), reads, reads, 1, 0.1, 1, None, correction)
-        return AppliedProposal(proposal, 1, None if measured_bytes is None else Reads(1.0, measured_bytes, 0.1))
+        reads = Reads(files=1.0, bytes=predicted_bytes, seconds=0.1)
+        proposal = Proposal(
+            id="x",
+            kind=kind,
+            title="x",
+            commands=[],
+            change=ProposedChange(),
+            before=reads,
+            predicted=reads,
+            cost_bytes=1,
+            cost_seconds=0.1,
+            saved_bytes_per_day=1,
+            pays_after_days=None,
+            correction=correction,
+        )
+        return AppliedProposal(
+            proposal, 1, None if measured_bytes is None else Reads(files=1.0, bytes=measured_bytes, seconds=0.1)
+        )
 
     corrections = compute_corrections(
         [build_applied_proposal("cluster", 100, 50)] * 3
         + [build_applied_proposal("index", 100, 10**9), build_applied_proposal("bucket", 1, None)]
     )
-    # The exponent rises with the number of measurements. A ratio counts as at most 3.
+    # The exponent of n measurements is n / (n + 1): 3/4 for the three clusters, and 1/2 for the single index.
+    # A ratio counts as at most 3. The bucket has no measurement.
     assert corrections == {
         "cluster": pytest.approx(0.5**0.75, abs=1e-3),
         "index": pytest.approx(3**0.5, abs=1e-3),

@@ -158,7 +158,7 @@ async def create_logins(home: Path, *grants: Grant) -> list[dict[str, str]]:
     """Create a token for each grant, and return the headers with which the principals log in."""
     clock = SystemClock()
     async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
-        tokens = [await create_token(store, clock, grant.principal, None, [grant]) for grant in grants]
+        tokens = [await create_token(store, clock, grant.principal, ttl_s=None, grants=[grant]) for grant in grants]
     return [{"Authorization": f"Bearer {token}"} for token in tokens]
 
 
@@ -184,8 +184,8 @@ async def test_one_principal_cannot_use_the_whole_limit_of_shapes(tmp_path: Path
         await server.components.history.flush()
         await api("POST", f"{T}/plan", {"filter": build_comparison("starts-with", "a", "data")}, headers=rita)
         shapes = await load_shapes(api)
-        assert sum(shape["sums"]["statements"] for shape in shapes) == 25
-        # Mallory has a quarter of the 8 shapes. One shape counts all his other statements.
+        assert sum(shape["sums"]["statements"] for shape in shapes) == 25  # 24 of Mallory and one of Rita
+        # Mallory has a quarter of the 8 shapes. Of his 24 statements, 2 have own shapes. One shape counts the rest.
         assert [shape["sums"]["statements"] for shape in shapes if not shape["fingerprint"]] == [22]
         assert any(shape["conditions"] == ["data starts with ?"] for shape in shapes)
         assert "mallory" not in str(shapes)

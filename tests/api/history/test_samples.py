@@ -39,11 +39,12 @@ def test_nan_alternative_changes_neither_width_nor_shape_of_a_comparison() -> No
 
 
 def test_share_is_rounded_equally_well_at_both_ends() -> None:
+    """A filter keeps a share of the values from 0 to 1,000. The rounding error of shares near 0 and near 1 is small."""
     rng = random.Random(first_seed())
     shares = [2 ** -rng.uniform(1, 20) for _ in range(200)]
     for share in [*shares, *(1 - share for share in shares)]:
         rounded_share = compute_width(build_bound(Op.LT, 1000 * share)).share
         assert rounded_share == pytest.approx(share, rel=0.1)
         assert 1 - rounded_share == pytest.approx(1 - share, rel=0.1)
-    # Thousands of literals have one width.
+    # Ten thousand literals between 500 and 600 have at most eight widths, so a width does not reveal the literal.
     assert len({compute_width(build_bound(Op.LT, 500 + number / 100)).share for number in range(10_000)}) <= 8

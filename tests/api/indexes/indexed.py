@@ -18,7 +18,13 @@ INDEXES = "/api/v1/tables/db/t/indexes"
 
 
 def build_index_file(build: dict[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
-    """Return an index file of these data files that matches the build. `other` replaces fields."""
+    """Return an index file of these data files that matches the build, without readable entries.
+
+    Args:
+        build: The answer of the server to the begin of the build.
+        files: The indexed data files.
+        other: Arguments of `assemble_index_file` that replace those of the build.
+    """
     paths = [file.path for file in files]
     sizes, records = [file.size for file in files], [file.record_count for file in files]
     table = FilesTable.from_columns(compute_file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]

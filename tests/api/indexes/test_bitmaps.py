@@ -42,7 +42,7 @@ OPPOSITE = {"eq": "not-eq", "lt": "gt-eq", "gt": "lt-eq"} | {"not-eq": "eq", "gt
 
 @dataclass
 class Leaf:
-    """A comparison of a column with a value, or a test for null, which has no value."""
+    """A condition on a column: a comparison with a value, or a test for null, for which `value` is None."""
 
     column: int
     op: str
@@ -110,7 +110,10 @@ def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
 
 
 def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
-    """Evaluate a tree like Iceberg's Java evaluator, which pushes negation down to the leaves."""
+    """Evaluate a tree like Iceberg's Java evaluator, which pushes negation down to the leaves.
+
+    `negated` states whether an odd number of NOT operators contains this tree.
+    """
     if isinstance(tree, Leaf):
         value = row[tree.column]
         if tree.value is None:
@@ -146,7 +149,10 @@ def compare_values(op: str, left: Any, right: Any) -> bool:
 
 
 async def read_pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the files of all pages."""
+    """Query the bitmap of matching rows, and return the files of all pages.
+
+    Check that a page is exact only if all of its files are exact.
+    """
     files, token = [], None
     while True:
         answer = await api("POST", BITMAP, body | ({} if token is None else {"page-token": token}))
@@ -176,20 +182,20 @@ async def create_indexed_table(api: Api, rng: random.Random) -> StoredTable:
         table.write_data_file([draw_row_with_negative_zero(rng) for _ in range(rng.choice([1, 30, 200]))])
         for _ in range(5)
     ]
-    files += [table.write_data_file([(n, "a", 1.5, 1) for n in range(70)])]  # A file without NaN and null.
+    files += [table.write_data_file([(n, "a", 1.5, 1) for n in range(70)])]  # This file has neither NaN nor null.
     await table.commit(files)
     for name in ("id", "name", "price"):
         await table.index(f"by_{name}", "bitmap", [name], files, parts=2)
     return table
 
 
-@pytest.mark.parametrize("seed", mark_fast(range(6), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(6), fast_count=1))
 async def test_matching_rows_follow_the_callers_semantics(api: Api, seed: int) -> None:
     rng = random.Random(seed)
     indexed_table = await create_indexed_table(api, rng)
     outcomes: Counter[str] = Counter()
     for _ in range(25):
-        tree = build_random_tree(rng, 3, (0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
+        tree = build_random_tree(rng, depth=3, columns=(0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
         row_format = rng.choice(["roaring", "positions"])
         # Spark's semantics and those of IEEE 754 must both hold for SQL, and the evaluator of Iceberg for its filters.
         for body, meanings in (
@@ -216,6 +222,7 @@ async def test_matching_rows_follow_the_callers_semantics(api: Api, seed: int) -
                     assert file_report["count"] == (None if actual_rows is None else len(actual_rows))
                     assert file_report["record-count"] == len(rows)
                 outcomes["absent" if file_report is None else "exact" if file_report["exact"] else "inexact"] += 1
+    # With fewer cases of an outcome, the test would have tested little.
     assert min(outcomes[outcome] for outcome in ("absent", "exact", "inexact")) > 10, outcomes
 
 
@@ -322,7 +329,7 @@ async def test_all_rows_match_without_a_predicate(api: Api) -> None:
 async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_loop(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = await create_file_with_row_count(api, 10)
+    path = await create_file_with_row_count(api, rows=10)
     filter_ = {"type": "in", "term": "name", "values": [f"name {number}" for number in range(100_000)]}
     body = json.dumps({"filter": filter_}).encode()
     calls: list[tuple[str, int]] = []  # (function, thread)
@@ -426,7 +433,7 @@ async def test_all_rows_are_inexact_if_too_many_need_a_check_against_deletes(api
 async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bitmaps, "CANDIDATES_MAX", 128)
+    monkeypatch.setattr(bitmaps, "CANDIDATES_MAX", 128)  # The rows of a part. Files of 1,000 and 129 rows need several.
     rng = random.Random(3)
     table = await StoredTable.create(api)
     sizes = (1000, 70, 20, 129, 1)

@@ -101,7 +101,9 @@ async def test_listing_skips_no_file_while_files_become_covered(api_with_table: 
     build = await begin_build(api_with_table)
     first_page = (await api_with_table("GET", build_url(build, "/files?limit=2"))).json
     await register_files(api_with_table, build, write_index_file(build, "a", build_index_file(build, FILES[:2])))
-    await append_files(api_with_table, "t", [build_data_file("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
+    await append_files(
+        api_with_table, "t", [build_data_file("file:///t/new.parquet", low=9, high=9)], snapshot_id=2, parent=1
+    )
     next_page = (
         await api_with_table("GET", build_url(build, f"/files?page-token={first_page['next-page-token']}"))
     ).json

@@ -47,7 +47,11 @@ class SlowWholeFiles(RecordingObjects):
 
 @pytest.fixture
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningServer]:
-    # The first read of a file has the guessed size. This size is small, so that it does not include the sections.
+    """Yield a server that reads only the required ranges of an index file, and never the whole file.
+
+    The server guesses the size of its first read. Here the guess is too small for the sections of the file, so the
+    server must also read the sections by their ranges.
+    """
     monkeypatch.setattr(cold, "_FIRST_READ_BYTES", 64)
     async with run_server(tmp_path, index_whole_bytes=0) as server:
         yield server
@@ -94,7 +98,7 @@ async def test_many_keys_wait_for_the_whole_file(server: RunningServer) -> None:
 async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) -> None:
     api, rng = Api(server), random.Random(9)
     await create_indexed_table(api, rng)
-    trees = [build_random_tree(rng, 3, (0, 1, 2)) for _ in range(12)]
+    trees = [build_random_tree(rng, depth=3, columns=(0, 1, 2)) for _ in range(12)]
     bodies: list[dict[str, Any]] = [{"filter": build_filter_json(tree), "limit": 2} for tree in trees]
     storage = delay_whole_files(server)
     pages_by_range = [await read_pages(api, body) for body in bodies]
@@ -117,7 +121,7 @@ async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(ser
     await table.index("by_id", kind, ["id"], files)
     (path,) = (table.folder / "_seamark" / "index").glob("**/*.puffin")
     data = bytearray(path.read_bytes())
-    middle = len(data) // 2
+    middle = len(data) // 2  # The entries of the index are in the middle of the file.
     data[middle : middle + 64] = bytes(64)
     path.write_bytes(data)
     storage = delay_whole_files(server)
@@ -134,7 +138,7 @@ async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(ser
         await asyncio.sleep(0.01)
     answers = await lookup_task
     assert answers == (None, False) if kind == "bitmap" else not all(answers)
-    for _ in range(1000):
+    for _ in range(1000):  # The server quarantines the file in the background, within these 20 seconds.
         body = (await api("GET", "/api/v1/tables/db/t/indexes/by_id")).json
         if body["quarantined"]:
             break

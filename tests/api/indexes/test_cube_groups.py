@@ -22,7 +22,7 @@ FUNCTIONS = {"m0": "count"}
 
 
 def aggregate_file(file_position: int, *dimension_values: str, count: int = 1) -> GroupPart:
-    """Return the groups of one data file."""
+    """Return the groups of one data file. Each dimension value is a group of `count` rows."""
     table = pa.table(
         [pa.array(dimension_values, pa.string()), pa.array([count] * len(dimension_values), pa.int64())], schema=SCHEMA
     )
@@ -66,6 +66,7 @@ def test_groups_with_an_overflowing_sum_are_left_to_the_engine() -> None:
 
 
 def test_condition_that_takes_too_long_excludes_no_groups() -> None:
+    """A condition over a limit is read as true, so it excludes no group."""
     schema = Schema((Field(1, "name", False, "string"),))
     cube = define_index("sums", "cube", ["name"], schema, measures=["count(*)"])
 

@@ -25,7 +25,7 @@ UNLESS = {"type": "lt", "term": "id", "value": 200}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
-    """Serve a table with a cube of four files, and a fifth file without an entry."""
+    """Serve a table of five data files. Its cube covers four files, and the fifth is added after the cube's build."""
     with ServerThread(tmp_path_factory.mktemp("cube_plans")) as server:
         create_lake_table(server.url)
         append_parts(server.url, "db.t", [range(100 * part, 100 * part + 10) for part in range(4)])
@@ -119,7 +119,8 @@ def test_audience_receives_the_id_of_a_plan_snapshot(server: ServerThread, defin
     body = {"definition-id": definition_id, "columns": ["m0"]}
     plan_report, _ = plan_cube(server, body, **{"X-Seamark-Plans": "engines"})
     assert plan_report["name"] is None
-    assert plan_report["plan-snapshot-id"] > 1 << 32  # Snapshots of these tables have small ids.
+    table_snapshot_id_max = 1 << 32  # The table's own snapshots have smaller ids.
+    assert plan_report["plan-snapshot-id"] > table_snapshot_id_max
 
 
 def test_plan_states_why_the_cube_is_not_used(server: ServerThread, definition_id: str) -> None:

@@ -32,7 +32,7 @@ async def create_users(folder: Path, roles: Mapping[str, list[tuple[str, tuple[s
     async with open_store(f"sqlite:///{folder / 'seamark.db'}", clock=clock) as store:
         for name, role_names in roles.items():
             grants = [Grant(name, role, path) for role, path in role_names]
-            secrets[name] = await create_token(store, clock, name, None, grants)
+            secrets[name] = await create_token(store, clock, name, ttl_s=None, grants=grants)
         await store.transact([CreateNamespace(path=("db",), properties={})])
     return secrets
 
@@ -77,7 +77,10 @@ async def test_defining_or_building_an_index_requires_the_right_to_read_the_dime
     }
 
     async def define_cubes(caller: UserApi, number: int) -> dict[str, int]:
-        """Define the cube by each request and in each form of text, and return the statuses."""
+        """Define a cube with each request that can define it, and start a build of another index.
+
+        Return the statuses by request. `number` makes the names of the created tables unique.
+        """
         statuses = {}
         body = {"kind": "cube", "columns": [ATTRIBUTE], "measures": ["count(*)"]}
         statuses["put"] = (await caller("PUT", "/api/v1/tables/db/t/indexes/c", body)).status
@@ -196,7 +199,7 @@ async def test_job_defines_an_index_again_only_for_a_principal_that_may_read_the
         table = await root("GET", "/v1/namespaces/db/tables/t")
         assert parse_setters(table.json["metadata"]["properties"]) == {"seamark.index.i": "root"}
         # Only a writer of the warehouse may register files.
-        await components.store.transact([SaveGrant(Grant("rex", "writer", ()))])
+        await components.store.transact([SaveGrant(Grant("rex", "writer", namespace=()))])
         await check_registration_of_other_authors(rex, root, table.json)
 
 
@@ -261,6 +264,6 @@ async def check_registration_of_other_authors(rex: UserApi, root: UserApi, table
 
 
 def build_schema(name: str) -> dict[str, Any]:
-    """Return the schema with a further column."""
+    """Return the schema of the test's tables with a further text column of this name."""
     column = {"id": 100, "name": name, "required": False, "type": "string"}
     return {**SCHEMA, "fields": [*SCHEMA["fields"], column]}

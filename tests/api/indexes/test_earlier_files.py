@@ -50,8 +50,11 @@ def test_each_earlier_definition_is_compared_once(monkeypatch: pytest.MonkeyPatc
         return remove_snapshots(definition_id)
 
     monkeypatch.setattr(builds, "remove_snapshots", record_and_remove_snapshots)
+    # The 400 files have these four definitions in turn, so every fourth file has the first definition.
     ids = [define(1).id, define(2).id, define(1, attribute_id=5).id, define_index("k", "bitmap", ["shop"], SCHEMA).id]
     files = IndexFiles(1, [build_registration(ids[number % 4], number) for number in range(400)])
-    earlier_files = builds.list_earlier_files(files, define(2))  # Only the first id differs in its snapshot alone.
+    earlier_files = builds.list_earlier_files(
+        files, define(2)
+    )  # Only the first id differs in nothing but its snapshot.
     assert [file["location"] for file in earlier_files] == [f"file{number}" for number in range(396, -1, -4)]
     assert len(compared_ids) == len(set(compared_ids))

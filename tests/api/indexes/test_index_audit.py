@@ -54,14 +54,21 @@ def build_valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], 
     """Return a valid bloom index file of these data files. `other` replaces fields."""
     paths, sizes, records = zip(*((file.path, file.size, file.record_count) for file in files), strict=True)
     listed_table = FilesTable.from_columns(compute_file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
-    entries = [bloom.build_filter(convert_to_keys(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
+    false_positive_rate = 1e-6  # So low that no value of a test matches a filter by chance
+    entries = [
+        bloom.build_filter(convert_to_keys(pa.array(IDS[path], pa.int64()), "long"), false_positive_rate)
+        for path in paths
+    ]
     fields = {"table_uuid": build["table-uuid"], "field_ids": [1]} | other
     blob = map(memoryview, bloom.encode_filters(entries))
     return b"".join(assemble_index_file(build["definition-id"], "bloom", listed_table, blob, **fields))
 
 
 async def create_build(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], list[str]]:
-    """Return a build with a registered index file for each group, and their locations."""
+    """Begin a build, and register an index file for each group of data files.
+
+    Return the build and the locations of the index files.
+    """
     build = await begin_build(api)
     registrations = [
         write_index_file(build, str(number), build_valid_index_file(build, group))
@@ -72,7 +79,7 @@ async def create_build(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str,
 
 
 async def find_kept_paths(api: Api, where: str) -> list[str]:
-    """Return the paths of the files that a plan keeps."""
+    """Return the paths of the files that a plan with this predicate keeps, as `explain` reports them."""
     answer = await api("POST", "/api/v1/tables/db/t/explain", {"where": where, "files": True})
     assert answer.status == 200, answer.raw
     return [file["file-path"] for file in answer.json["kept"]]
@@ -83,10 +90,10 @@ async def quarantine_file(api: Api, location: str, reason: str = "it lies", name
 
 
 def find_blob_position(location: str) -> int:
-    """Return a position in the blob that is not padding."""
+    """Return the position of a byte of the first filter in an index file. A damage there changes answers."""
     data = Path(location.removeprefix("file://")).read_bytes()
     header = read_header(data, len(data), location)
-    return header.offset + 8  # A byte of the first filter.
+    return header.offset + 8  # Any offset within the first filter
 
 
 def flip_bit(location: str, position: int) -> None:

@@ -24,7 +24,10 @@ FILES = [build_data_file(f"file:///t/{n}.parquet", 1, 999, rows=3) for n in rang
 
 @pytest.fixture
 async def built_index(api: Api) -> tuple[Api, list[str]]:
-    """Return the API with `db.t` of six files, and two index files: of the first four, and of the rest."""
+    """Return the API with `db.t` of six data files, and the locations of two registered index files.
+
+    The first index file covers four data files, and the second covers the other two.
+    """
     await api.table()
     await append_files(api, "t", FILES, snapshot_id=1, manifests=2)
     await define_index(api)

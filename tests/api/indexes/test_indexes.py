@@ -224,7 +224,7 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
     if damage == "missing":
         Path(registration["location"].removeprefix("file://")).unlink()
     else:
-        offset = 90
+        offset = 90  # Any byte that a checksum of the file covers
         flipped_data = data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :]
         write_index_file(build, "one", data[:-7] if damage == "truncated" else flipped_data)
     async with run_server(tmp_path) as server:  # A new server has not read the file yet.

@@ -22,7 +22,7 @@ ROLES = {
 
 
 async def open_star(server: RunningServer, secrets: dict[str, str]) -> list[UserApi]:
-    """Create a star whose dimension table is in the namespace `secret`, and return the clients of the users."""
+    """Create a fact table, and move its dimension table to the namespace `secret`. Return a client for each user."""
     users = [UserApi(server, secrets[name]) for name in ROLES]
     await create_star(users[0])
     assert (await users[0]("POST", "/v1/namespaces", {"namespace": ["secret"]})).status == 200
@@ -37,7 +37,7 @@ async def move_supplier(root: UserApi, source: str, destination: str) -> None:
 
 
 async def use_plan_table(caller: UserApi, name: str) -> dict[str, int]:
-    """Send each request that names a plan table, and return the statuses."""
+    """Send each request that may name a plan table, with `name` as the table. Return the statuses by request."""
     path_of_table = f"/v1/namespaces/db/tables/{name}"
     report: dict[str, Any] = {"report-type": "scan-report", "table-name": name, "snapshot-id": 1, "filter": True}
     report |= {"schema-id": 0, "projected-field-ids": [1], "projected-field-names": ["f_key"], "metrics": {}}

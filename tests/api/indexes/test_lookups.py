@@ -77,7 +77,10 @@ def to_json_key(key: Row) -> list[Any]:
 
 
 async def create_table_with_deletes(api: Api, rng: random.Random, **options: Any) -> StoredTable:
-    """Create a table with some files, then deletes of each kind that the format version allows, then more files."""
+    """Create a table in three rounds.
+
+    Each round commits data files of random rows, and then deletes of each kind that the format version allows.
+    """
     table = await StoredTable.create(api, **options)
     for _ in range(3):
         files = []
@@ -93,7 +96,10 @@ async def create_table_with_deletes(api: Api, rng: random.Random, **options: Any
 
 
 def write_random_deletes(table: StoredTable, live_files: Sequence[Any], rng: random.Random) -> list[Any]:
-    """Write position and equality deletes for random rows of about half of the live files. Return the delete files."""
+    """Write random position and equality deletes in each partition, and return the delete files.
+
+    Position deletes name rows of about half of the live files. Equality deletes have keys of random rows.
+    """
     delete_files: list[Any] = []
     positions_by_path = {
         file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live_files
@@ -402,24 +408,26 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
         table, files = await create_two_files(api)
         await table.index("keys", "record", ["name"], files)
         headers = {"Content-Type": ARROW_STREAM}
+        # A batch expands to 100 values of 4,096 bytes, 0.4 MiB. One batch is within the limit of 1 MiB, three are not.
         for batches, is_refused in ((1, False), (3, True)):
-            batch = repeat_value(form, "x" * 4096, 100)
+            batch = repeat_value(form, "x" * 4096, rows=100)
             keys = pa.table({"name": pa.chunked_array([batch] * batches)})
             body = encode_stream(keys)
-            assert len(body) < 100_000
+            assert len(body) < 100_000  # Without the expansion, the body is far below the limit.
             kept_sizes.clear()
             answer = await api("POST", f"{LOOKUP}?index=keys", body, headers=headers)
             if is_refused:
                 assert answer.error[0] == 413, answer.raw
-                assert "The keys take 1,2" in answer.error[2]
+                assert "The keys take 1,2" in answer.error[2]  # Three batches take about 1,230,000 bytes.
             else:
                 assert answer.json["missing"] == list(range(100))
                 assert sum(kept_sizes) >= 100 * 4096
 
 
 def test_expanded_size_counts_a_shared_value_for_each_row() -> None:
+    # The values of 100 rows take 100 * 4,096 bytes. The offsets of the rows take less than 10,400 bytes.
     for form in (*FORMS, "dictionary of a dictionary"):
-        assert 409_600 <= compute_expanded_bytes(repeat_value(form, "x" * 4096, 100)) < 420_000, form
+        assert 409_600 <= compute_expanded_bytes(repeat_value(form, "x" * 4096, rows=100)) < 420_000, form
     offset_bytes = 8  # Each row also has an offset.
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5]), pa.array(["ab", "cde"]))
     assert compute_expanded_bytes(runs.slice(1, 3)) - offset_bytes * 3 == 2 + 3 + 3

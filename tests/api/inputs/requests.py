@@ -59,7 +59,14 @@ def list_bad_bodies() -> Iterator[BadInput]:
     )
     unknown_encoding, error_type = (("Content-Encoding", "lzw"),), "UnsupportedMediaTypeException"
     yield BadInput(
-        "Bodies", "unknown content encoding", "POST", NAMESPACES_PATH, b"x" * 50, 415, error_type, unknown_encoding
+        "Bodies",
+        "unknown content encoding",
+        "POST",
+        NAMESPACES_PATH,
+        b"x" * 50,
+        status=415,
+        type=error_type,
+        headers=unknown_encoding,
     )
 
 
@@ -213,9 +220,8 @@ def list_bad_queries() -> Iterator[BadInput]:
             description,
             "GET",
             f"/v1/config?warehouse={warehouse}",
-            None,
-            404,
-            "NoSuchWarehouseException",
+            status=404,
+            type="NoSuchWarehouseException",
         )
 
 

@@ -33,14 +33,26 @@ STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_name
 def build_data_file(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str, str] = ("a", "z")) -> DataFile:
     """Return a data file of `db.<table>` with `id` from `low` to `high` and `data` in the range `text`."""
     metrics = {
-        1: ColumnMetrics(rows, 0, None, to_bytes("long", low), to_bytes("long", high)),
-        2: ColumnMetrics(rows, 0, None, to_bytes("string", text[0]), to_bytes("string", text[1])),
+        1: ColumnMetrics(rows, nulls=0, nans=None, lower=to_bytes("long", low), upper=to_bytes("long", high)),
+        2: ColumnMetrics(
+            rows, nulls=0, nans=None, lower=to_bytes("string", text[0]), upper=to_bytes("string", text[1])
+        ),
     }
-    return DataFile(path, 0, "PARQUET", 0, (), rows, 10_000, metrics, split_offsets=[4])
+    return DataFile(
+        path,
+        content=0,
+        format="PARQUET",
+        spec_id=0,
+        partition=(),
+        record_count=rows,
+        size=10_000,
+        metrics=metrics,
+        split_offsets=[4],
+    )
 
 
 def build_ten_id_files(count: int) -> list[Any]:
-    """Return `count` files. File n has the ids from 10 n to 10 n + 9."""
+    """Return `count` data files. File n has the ids from 10 n to 10 n + 9."""
     return [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(count)]
 
 
@@ -55,7 +67,10 @@ async def append_files(
     branch: str = "main",
     kinds: Mapping[int, str] = KINDS,
 ) -> None:
-    """Commit a snapshot to `branch` with `files`, spread over `manifests`, in addition to the files of `parent`."""
+    """Commit a snapshot to `branch` that adds `files` to the files of the snapshot `parent`.
+
+    The new files are in `manifests` manifests of about equal length. `kinds` are the types of the columns by id.
+    """
     metadata = (await api("GET", f"/v1/namespaces/db/tables/{table}")).json["metadata"]
     sequence = metadata["last-sequence-number"] + 1
     folder = Path(metadata["location"].removeprefix("file://")) / "metadata"
@@ -97,7 +112,10 @@ def list_planned_numbers(answer: Answer) -> list[int]:
 
 
 async def read_all_pages(api: Api, answer: Answer, **options: Any) -> list[int]:
-    """Return the numbers of all files in the answer and in its plan tasks."""
+    """Read the pages of a plan, and return the numbers of its files.
+
+    The files are in the answer itself and in the answers to its plan tasks.
+    """
     file_numbers = list_planned_numbers(answer)
     for token in answer.json.get("plan-tasks", []):
         page = await api("POST", f"{T}/tasks", {"plan-task": token}, **options)
@@ -138,4 +156,15 @@ def _write_manifest(
     path.write_bytes(data)
     rows = sum(file.record_count for file in files)
     counts = {ADDED: (len(files), rows), EXISTING: (0, 0), DELETED: (0, 0)}
-    return Manifest(f"file://{path}", len(data), 0, 0, sequence, sequence, snapshot_id, entries, None, counts=counts)
+    return Manifest(
+        f"file://{path}",
+        len(data),
+        content=0,
+        spec_id=0,
+        sequence=sequence,
+        min_sequence=sequence,
+        snapshot_id=snapshot_id,
+        entries=entries,
+        partitions=None,
+        counts=counts,
+    )

@@ -35,14 +35,14 @@ async def request_explanation(api: Api | Star, query: str, **body: Any) -> Answe
 
 
 async def explain_tables(star: Star, query: str, **body: Any) -> dict[str, dict[str, Any]]:
-    """Return the explanations by table name."""
+    """Explain a SQL query, and return the explanation of each of its tables by table name."""
     answer = await request_explanation(star, query, **body)
     assert answer.status == 200, answer.raw
     return {table["table"][-1]: table for table in answer.json["tables"]}
 
 
 def count_files_with_rows(star: Star, suppliers: set[int]) -> int:
-    """Return the number of fact files that have one of these suppliers.
+    """Return the number of files of the fact table that have a row of one of these suppliers.
 
     File n has every fifth supplier from 100 n to 100 n + 95.
     """

@@ -57,12 +57,15 @@ def build_file(number: int, ids: np.ndarray, word_numbers: np.ndarray) -> DataFi
 
 
 def is_close(estimate: int, expected_files: int) -> bool:
-    """Return True if an estimate differs by at most 30%, or two files, from the table with this layout."""
+    """Return True if an estimate of the kept files is within the tolerance of its sample.
+
+    The exact count is that of a table which has the estimated layout. The tolerance is 30%, and at least two files.
+    """
     return abs(estimate - expected_files) <= max(2, 0.3 * expected_files)
 
 
 async def read_layouts(api: Api, where: str) -> dict[tuple[str, ...], int]:
-    """Return the estimated files of each layout that explain reports, by its columns."""
+    """Return the estimated number of kept files for each layout that `explain` reports, by the layout's columns."""
     answer = await api("POST", f"{T}/explain", {"where": where})
     assert answer.status == 200, answer.raw
     actual_layouts: list[dict[str, Any]] = answer.json["layouts"]
@@ -72,7 +75,10 @@ async def read_layouts(api: Api, where: str) -> dict[tuple[str, ...], int]:
 
 
 def count_kept_files(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]) -> int:
-    """Return the number of files that have a value in each range, with rows in the order of `keys`."""
+    """Return the number of files that a filter keeps in a table whose rows are sorted by `keys`.
+
+    A file is kept if its bounds of each column in `columns` overlap the range of the filter: (values, low, high).
+    """
     order = np.argsort(keys, kind="stable")
     is_kept = np.ones(FILES, dtype=bool)
     for values, low, high in columns:
@@ -175,13 +181,25 @@ async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: flo
     """Some cases have equal doubles, and others have differences that are too small or too large for a double.
 
     Args:
+        low: The lower bound of the column in every file.
+        high: The upper bound of the column in every file.
         bound: An eighth of the values are below this value. None if all values are equal or nearly equal.
     """
     field = {"id": 1, "name": "d", "type": "double", "required": False}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [field]}, properties=TARGET)
-    bounds = ColumnMetrics(ROWS, 0, 0, to_bytes("double", low), to_bytes("double", high))
+    bounds = ColumnMetrics(ROWS, nulls=0, nans=0, lower=to_bytes("double", low), upper=to_bytes("double", high))
     files = [
-        DataFile(f"file:///t/{n}.parquet", 0, "PARQUET", 0, (), ROWS, 10_000, {1: bounds}, split_offsets=[4])
+        DataFile(
+            f"file:///t/{n}.parquet",
+            content=0,
+            format="PARQUET",
+            spec_id=0,
+            partition=(),
+            record_count=ROWS,
+            size=10_000,
+            metrics={1: bounds},
+            split_offsets=[4],
+        )
         for n in range(FILES)
     ]
     await append_files(api, "t", files, snapshot_id=1)

@@ -29,7 +29,7 @@ def _build_snapshot_updates(snapshot_id: int, manifest_list: str, **fields: Any)
 
 
 async def create_table_with_rows(lake: TwoNamespaces, name: str, *updates: dict[str, Any]) -> Answer:
-    """Create a table with the commit that ends Spark's CREATE TABLE AS SELECT."""
+    """Create a table with further updates in one commit, as Spark does at the end of CREATE TABLE AS SELECT."""
     updates_of_creation = [*build_creation_updates(str(uuid4()), SCHEMA), *updates]
     body = {"requirements": [{"type": "assert-create"}], "updates": updates_of_creation}
     return await lake("wendy", "POST", f"/v1/namespaces/mine/tables/{name}", body)
@@ -86,12 +86,21 @@ async def test_malformed_updates_are_a_bad_request(lake: TwoNamespaces) -> None:
     own_folder = await lake.find_folder("mine")
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [])
     for updates in (
-        [{"action": "set-location"}, *_build_snapshot_updates(5, list_location)],
-        [{"action": "set-location", "location": 5}, *_build_snapshot_updates(5, list_location)],
-        [{"action": "set-properties", "updates": []}, *_build_snapshot_updates(5, list_location)],
-        [{"action": "remove-properties", "removals": [[]]}, *_build_snapshot_updates(5, list_location)],
-        _build_snapshot_updates(5, list_location, **{"parent-snapshot-id": [1]}),
-        _build_snapshot_updates(5, list_location, **{"parent-snapshot-id": 2**70}),
+        [{"action": "set-location"}, *_build_snapshot_updates(snapshot_id=5, manifest_list=list_location)],
+        [
+            {"action": "set-location", "location": 5},
+            *_build_snapshot_updates(snapshot_id=5, manifest_list=list_location),
+        ],
+        [
+            {"action": "set-properties", "updates": []},
+            *_build_snapshot_updates(snapshot_id=5, manifest_list=list_location),
+        ],
+        [
+            {"action": "remove-properties", "removals": [[]]},
+            *_build_snapshot_updates(snapshot_id=5, manifest_list=list_location),
+        ],
+        _build_snapshot_updates(snapshot_id=5, manifest_list=list_location, **{"parent-snapshot-id": [1]}),
+        _build_snapshot_updates(snapshot_id=5, manifest_list=list_location, **{"parent-snapshot-id": 2**70}),
     ):
         answer = await create_table_with_rows(lake, "x", *updates)
         assert answer.status == 400, answer.raw

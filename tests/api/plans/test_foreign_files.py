@@ -126,11 +126,11 @@ def write_manifest_list(path: Path, manifests: list[Manifest]) -> str:
 
 @pytest.fixture
 async def lake(tmp_path: Path) -> AsyncIterator[TwoNamespaces]:
-    """Yield a server with two tables. Only one of them has a file with the secret."""
+    """Yield a server with the tables `mine.t` and `theirs.t`. Only `theirs.t` has a file, which contains the secret."""
     secrets, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name, grants in GRANTS.items():
-            secrets[name] = await create_token(store, clock, name, None, grants)
+            secrets[name] = await create_token(store, clock, name, ttl_s=None, grants=grants)
     async with run_server(tmp_path, auth="token", plan_prepare_bytes=0) as server:
         lake = TwoNamespaces(Api(server), secrets)
         for namespace in ("mine", "theirs"):
@@ -138,8 +138,10 @@ async def lake(tmp_path: Path) -> AsyncIterator[TwoNamespaces]:
             body = {"name": "t", "schema": SCHEMA}
             assert (await lake("root", "POST", f"/v1/namespaces/{namespace}/tables", body)).status == 200
         foreign_folder = await lake.find_folder("theirs")
-        secret_file = build_data_file(f"file://{foreign_folder}/data/{SECRET}.parquet", 1, 9, text=(SECRET, SECRET))
-        data_manifest = write_manifest(foreign_folder / "metadata" / "m.avro", [secret_file], 1)
+        secret_file = build_data_file(
+            f"file://{foreign_folder}/data/{SECRET}.parquet", low=1, high=9, text=(SECRET, SECRET)
+        )
+        data_manifest = write_manifest(foreign_folder / "metadata" / "m.avro", [secret_file], snapshot_id=1)
         list_location = write_manifest_list(foreign_folder / "metadata" / "snap.avro", [data_manifest])
         assert (await lake.commit("root", "theirs", 1, list_location)).status == 200
         assert SECRET in (await lake.plan("rita", "theirs")).raw.decode()
@@ -221,12 +223,16 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
         answer = await lake(principal, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (principal, answer.raw)
     for number, path in enumerate((f"{link_location}/data/{SECRET}.parquet", f"file://{own_folder}/data/link.parquet")):
-        manifest = write_manifest(own_folder / "metadata" / f"behind{number}.avro", [build_data_file(path, 1, 9)], 7)
+        manifest = write_manifest(
+            own_folder / "metadata" / f"behind{number}.avro", [build_data_file(path, low=1, high=9)], snapshot_id=7
+        )
         list_location = write_manifest_list(own_folder / "metadata" / f"behind-list{number}.avro", [manifest])
         answer = await lake.commit("wendy", "mine", 310 + number, list_location)
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), answer.raw
     hidden_manifest = write_manifest(
-        own_folder / "metadata" / "hidden.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+        own_folder / "metadata" / "hidden.avro",
+        [build_data_file(f"file://{own_folder}/data/a.parquet", low=1, high=9)],
+        snapshot_id=7,
     )
     list_location = write_manifest_list(own_folder / "metadata" / "hidden-list.avro", [hidden_manifest])
     (own_folder / "metadata" / "hidden.avro").rename(foreign_folder / "metadata" / "hidden.avro")
@@ -273,11 +279,13 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
     """
     foreign_metadata_folder = (await lake.find_folder("theirs")) / "metadata"
     path, own_metadata = await lake.forge_table_of_another_catalog()
-    secret_file = build_data_file(f"file://{foreign_metadata_folder.parent}/data/{SECRET}.parquet", 1, 9)
-    secret_manifest = write_manifest(foreign_metadata_folder / "m.avro", [secret_file], 1, write=False)
+    secret_file = build_data_file(f"file://{foreign_metadata_folder.parent}/data/{SECRET}.parquet", low=1, high=9)
+    secret_manifest = write_manifest(foreign_metadata_folder / "m.avro", [secret_file], snapshot_id=1, write=False)
     long_manifest = replace(secret_manifest, length=secret_manifest.length + 1000)
-    missing_manifest = write_manifest(foreign_metadata_folder / "missing.avro", [secret_file], 1, write=False)
-    damaged_manifest = write_manifest(foreign_metadata_folder / "damaged.avro", [secret_file], 1)
+    missing_manifest = write_manifest(
+        foreign_metadata_folder / "missing.avro", [secret_file], snapshot_id=1, write=False
+    )
+    damaged_manifest = write_manifest(foreign_metadata_folder / "damaged.avro", [secret_file], snapshot_id=1)
     (foreign_metadata_folder / "damaged.avro").write_bytes(b"x" * damaged_manifest.length)
     list_locations = [f"file://{foreign_metadata_folder}/{name}.avro" for name in ("snap", "damaged", "missing")]
     for number, listed_manifest in enumerate(
@@ -335,10 +343,10 @@ async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(
 ) -> None:
     """Readers open a path without a scheme as a local file, so it names the file of the other table."""
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
-    files = [build_data_file(f"{foreign_folder}/data/{SECRET}.parquet", 1, 9)]
+    files = [build_data_file(f"{foreign_folder}/data/{SECRET}.parquet", low=1, high=9)]
     if is_mixed:
-        files.append(build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9))
-    manifest = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
+        files.append(build_data_file(f"file://{own_folder}/data/a.parquet", low=1, high=9))
+    manifest = write_manifest(own_folder / "metadata" / "own.avro", files, snapshot_id=7)
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest])
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200
     answer = await lake.plan("wendy", "mine")
@@ -349,21 +357,30 @@ async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(
 async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: TwoNamespaces, tmp_path: Path) -> None:
     own_folder = await lake.find_folder("mine")
     legacy_path = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
-    manifest = write_manifest(own_folder / "metadata" / "own.avro", [build_data_file(legacy_path, 1, 9)], 7)
+    manifest = write_manifest(
+        own_folder / "metadata" / "own.avro", [build_data_file(legacy_path, low=1, high=9)], snapshot_id=7
+    )
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 400
     assert (await lake.commit("root", "mine", 7, list_location)).status == 200
     assert legacy_path in (await lake.plan("wendy", "mine")).raw.decode()
     # A merge of manifests copies the existing entries.
-    files = [build_data_file(legacy_path, 1, 9), build_data_file(f"file://{own_folder}/data/b.parquet", 1, 9)]
-    merged_manifest = write_manifest(own_folder / "metadata" / "merged.avro", files, 7, status=EXISTING)
+    files = [
+        build_data_file(legacy_path, low=1, high=9),
+        build_data_file(f"file://{own_folder}/data/b.parquet", low=1, high=9),
+    ]
+    merged_manifest = write_manifest(own_folder / "metadata" / "merged.avro", files, snapshot_id=7, status=EXISTING)
     list_location = write_manifest_list(own_folder / "metadata" / "l2.avro", [merged_manifest])
     assert (await lake.commit("wendy", "mine", 8, list_location, **{"parent-snapshot-id": 7})).status == 200
 
 
 @pytest.mark.parametrize("kept_field", [None, "table-uuid", "location"])
 async def test_overwritten_metadata_opens_no_file_of_another_table(lake: TwoNamespaces, kept_field: str | None) -> None:
-    """A table's writers may be able to overwrite its metadata file."""
+    """The writer of a table overwrites its metadata file with the metadata of the other table.
+
+    Args:
+        kept_field: The field that still has the value of the writer's table, or None if there is none.
+    """
     foreign_metadata = await lake.read_metadata("theirs")
     path, own_metadata = await lake.forge_table_of_another_catalog()
     path.write_text(
@@ -402,11 +419,15 @@ async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metad
 
 
 async def test_rejected_plan_caches_no_view_for_the_table_that_owns_the_files(lake: TwoNamespaces) -> None:
-    """The server caches views by the path of the manifest list, and builds them with the specs of the first table."""
+    """A view is the server's decoded list of the files of a snapshot.
+
+    The server caches it by the path of the manifest list. A view that is built with the metadata of another table
+    would have the partition specs of that table.
+    """
     folder = await lake.find_folder("theirs")
-    file = build_data_file(f"file://{folder}/data/2.parquet", 1, 9)
+    file = build_data_file(f"file://{folder}/data/2.parquet", low=1, high=9)
     list_location = write_manifest_list(
-        folder / "metadata" / "l2.avro", [write_manifest(folder / "metadata" / "m2.avro", [file], 2)]
+        folder / "metadata" / "l2.avro", [write_manifest(folder / "metadata" / "m2.avro", [file], snapshot_id=2)]
     )
     assert (await lake.commit("root", "theirs", 2, list_location)).status == 200
     foreign_metadata = await lake.read_metadata("theirs")

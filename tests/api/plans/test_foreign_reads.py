@@ -20,7 +20,10 @@ lake = test_foreign_files.lake
 
 
 def _write_secret_file(path: Path) -> DataFile:
-    """Write a file with the text SECRET, and return its entry without bounds."""
+    """Write a data file with the text SECRET, and return its manifest entry without bounds.
+
+    Without bounds, the server can compare a change with the file only by its rows.
+    """
     fields = [
         pa.field(name, kind, metadata={"PARQUET:field_id": str(number)})
         for number, (name, kind) in enumerate((("id", pa.int64()), ("data", pa.string())), 1)
@@ -29,7 +32,17 @@ def _write_secret_file(path: Path) -> DataFile:
     pq.write_table(pa.table([pa.array([1]), pa.array([SECRET])], schema=pa.schema(fields)), buffer)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(buffer.getvalue())
-    return DataFile(f"file://{path}", 0, "PARQUET", 0, (), 1, len(buffer.getvalue()), {}, split_offsets=[4])
+    return DataFile(
+        f"file://{path}",
+        content=0,
+        format="PARQUET",
+        spec_id=0,
+        partition=(),
+        record_count=1,
+        size=len(buffer.getvalue()),
+        metrics={},
+        split_offsets=[4],
+    )
 
 
 async def _send_change(lake: TwoNamespaces, text: str, **body: Any) -> Answer:
@@ -51,13 +64,16 @@ async def test_change_is_not_compared_with_rows_of_another_table(lake: TwoNamesp
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     secret_file = _write_secret_file(foreign_folder / "data" / "victim.parquet")
     own_manifest = write_manifest(
-        own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+        own_folder / "metadata" / "own.avro",
+        [build_data_file(f"file://{own_folder}/data/a.parquet", low=1, high=9)],
+        snapshot_id=7,
     )
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     # The test overwrites the manifest and the manifest list after the commit.
     write_manifest_list(
-        own_folder / "metadata" / "l.avro", [write_manifest(own_folder / "metadata" / "own.avro", [secret_file], 7)]
+        own_folder / "metadata" / "l.avro",
+        [write_manifest(own_folder / "metadata" / "own.avro", [secret_file], snapshot_id=7)],
     )
     for value in (SECRET, "another"):
         assert (await _send_change(lake, value)).error[:2] == (403, "ForbiddenException"), value
@@ -77,7 +93,9 @@ async def test_change_is_compared_with_rows_of_its_own_table(lake: TwoNamespaces
 async def test_change_reads_no_manifest_or_list_of_another_table(lake: TwoNamespaces) -> None:
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     own_manifest = write_manifest(
-        own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
+        own_folder / "metadata" / "own.avro",
+        [build_data_file(f"file://{own_folder}/data/a.parquet", low=1, high=9)],
+        snapshot_id=7,
     )
     second_list = write_manifest_list(own_folder / "metadata" / "l8.avro", [own_manifest])
     assert (
@@ -85,11 +103,14 @@ async def test_change_reads_no_manifest_or_list_of_another_table(lake: TwoNamesp
     ).status == 200
     assert (await lake.commit("wendy", "mine", 8, second_list, **{"parent-snapshot-id": 7})).status == 200
     foreign_manifest = write_manifest(
-        foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{foreign_folder}/x", 1, 9)], 7, write=False
+        foreign_folder / "metadata" / "m.avro",
+        [build_data_file(f"file://{foreign_folder}/x", low=1, high=9)],
+        snapshot_id=7,
+        write=False,
     )
     write_manifest_list(
         own_folder / "metadata" / "l7.avro", [foreign_manifest]
-    )  # The manifest list of an earlier snapshot
+    )  # This is the manifest list of the earlier snapshot 7. The test overwrites it after the commit.
     removal = {"add": [], "scope": None, "remove": [{"file-path": f"file://{own_folder}/data/a.parquet"}]}
     for body in ({}, removal):
         answer = await _send_change(lake, "another", **body)
@@ -107,7 +128,10 @@ def _write_manifest(
     existing: int = 0,
     write: bool = True,
 ) -> Manifest:
-    """Return a manifest. Its entry in the manifest list states the numbers of added and existing files."""
+    """Return the row of the manifest list for a manifest with these entries, and write the manifest if `write` is True.
+
+    The row states `added` added files and `existing` existing files of 100 rows. These numbers may be wrong.
+    """
     schema = {**SCHEMA, "schema-id": 0}
     data = build_manifest_bytes(
         entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=schema

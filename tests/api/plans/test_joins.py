@@ -65,7 +65,10 @@ class Star:
         return answer_body
 
     async def find_kept_files(self, *joins: dict[str, Any], where: str | None = None) -> list[int]:
-        """Return the numbers of the remaining files, and check that `explain` and a plan table agree."""
+        """Return the numbers of the fact files that `explain` keeps.
+
+        Check that a plan table for the same joins and predicate has the same number of files.
+        """
         filter_of_explain = {} if where is None else {"where": where}
         filter_of_plan = {} if where is None else {"predicate": where}
         explain_body = {**filter_of_explain, "joins": list(joins), "files": True}
@@ -156,12 +159,16 @@ async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
 
 
 async def test_name_of_a_plan_with_joins_depends_on_a_secret_of_the_server(star: Star) -> None:
-    """Otherwise a reader of the facts could compute it for each value of a table that the reader may not read."""
+    """Without the secret, a reader of the fact table could compute the name for each value of the joined table.
+
+    The name that exists would reveal the value, although the reader may not read the joined table.
+    """
     join = build_supplier_join("s_region = 'ASIA'")
     names = [(await star.plan(join))["name"], (await star.plan(predicate="f_key < 5"))["name"]]
     assert (await star.plan(join))["name"] == names[0]
     keyring = star.server.components.keyring
-    keyring.replace([*keyring.keys, SigningKey(b"8 bytes.", 0, bytes(32))])
+    other_secret = SigningKey(b"8 bytes.", from_ms=0, root=bytes(32))
+    keyring.replace([*keyring.keys, other_secret])
     assert (await star.plan(join))["name"] != names[0]
     assert (await star.plan(predicate="f_key < 5"))["name"] == names[1]
 
@@ -184,7 +191,7 @@ async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star)
     assert [(join["used"], join["keys"]) for join in plan["joins"]] == [(False, None), (False, None), (True, 1)]
     assert "cannot be compared by keys" in plan["joins"][0]["reason"]
     assert plan["files"] == 1
-    # If a join has several columns, the server uses those that it can use.
+    # If a join has several columns, the server uses only the columns whose values it can compare by keys.
     two_column_join = {
         "table": ["db", "supplier"],
         "on": {"f_rate": "s_rate", "f_supplier": "s_key"},
@@ -218,9 +225,9 @@ async def test_missing_data_file_skips_the_join(star: Star) -> None:
 
 
 def nest_joins(levels: int) -> dict[str, Any]:
-    """Return a join of the supplier with itself on this number of levels."""
+    """Return a join of the fact table with the supplier, and of the supplier with itself, on `levels` levels."""
     join: dict[str, Any] = {"table": ["db", "supplier"], "on": {"s_key": "s_key"}}
-    for _ in range(levels - 2):
+    for _ in range(levels - 2):  # The innermost and the outermost join are the other two levels.
         join = {**join, "joins": [join]}
     return build_supplier_join(joins=[join])
 
@@ -329,8 +336,9 @@ async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, first_
             data = bytearray(path.read_bytes())
             step = max(8, len(data) // 60)  # About 60 bytes of a long file are damaged.
             for offset in range(first_damaged_offset, len(data), step):
-                data[offset] ^= 0x55
+                data[offset] ^= 0x55  # Flip every second bit.
             path.write_bytes(data)
+        # Supplier 705 is in fact file 7.
         joins = [build_supplier_join(f"{MISSING_SUPPLIERS} OR s_key = 705")]
         assert 7 in await star.find_kept_files(*joins, where="f_key < 9000 AND f_key <> 3")
 
@@ -359,7 +367,7 @@ async def test_keys_of_a_join_are_used_if_there_are_too_many_other_conditions(st
         assert await star.fact.index(name, "bitmap", [name], star.fact.data)
     # `f_key` is ten times the supplier, so all conditions together require a supplier above 64.
     where = " AND ".join(f"f_key > {number}" for number in range(601, 641))
-    assert len(range(601, 641)) > COLUMNS_MAX
+    assert len(range(601, 641)) > COLUMNS_MAX  # The conditions alone exceed the limit of columns of a scan.
     assert await star.find_kept_files(build_supplier_join("s_key BETWEEN 0 AND 50"), where=where) == []
     assert await star.find_kept_files(build_supplier_join("s_key BETWEEN 0 AND 65"), where=where) == [0]
 

@@ -36,10 +36,11 @@ class SlowPlanner:
             return await plan(planner, bound_scan, entry)
 
         async def estimate_many_entries(planner: Planner, bound_scan: BoundScan, entry: Entry) -> int:
-            return 10_000_000
+            return 10_000_000  # Far more than the default of `plan_async_files`
 
         monkeypatch.setattr(Planner, "plan", plan_when_allowed)
         monkeypatch.setattr(Planner, "estimate_entries_to_decode", estimate_many_entries)
+        # A poll answers "submitted" after a short time, so that tests need not wait for it.
         monkeypatch.setattr(planning, "POLL_S", 0.05)
 
 
@@ -80,7 +81,7 @@ async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: py
 async def test_cancelled_plan_is_not_continued(api_with_files: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_planner = SlowPlanner(monkeypatch)
     plan_id = (await api_with_files("POST", f"{T}/plan", {})).json["plan-id"]
-    monkeypatch.setattr(planning, "POLL_S", 20)
+    monkeypatch.setattr(planning, "POLL_S", 20)  # The poll still waits when the plan is cancelled.
     polling_task = asyncio.create_task(api_with_files("GET", f"{T}/plan/{plan_id}"))
     await asyncio.sleep(0.1)
     assert (await api_with_files("DELETE", f"{T}/plan/{plan_id}")).status == 204
@@ -98,7 +99,7 @@ async def test_cancelled_plan_is_not_continued(api_with_files: Api, monkeypatch:
 async def test_principal_cancels_its_own_plan_and_not_another_principals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal requests for a table have equal ids."""
+    """Equal requests for a table have equal plan ids, so the plans of two principals have the same id."""
     slow_planner, secrets = SlowPlanner(monkeypatch), await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token") as server:
         api = Api(server)
@@ -114,7 +115,7 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
             (await send_as(principal, "POST", f"{T}/plan", {})).json["plan-id"] for principal in ("rita", "ron")
         ]
         assert plan_id_of_rita == plan_id_of_ron
-        monkeypatch.setattr(planning, "POLL_S", 60)
+        monkeypatch.setattr(planning, "POLL_S", 60)  # Rita's poll still waits when ron cancels.
         task_of_rita = asyncio.create_task(send_as("rita", "GET", f"{T}/plan/{plan_id_of_rita}"))
         await asyncio.sleep(0)
         assert (await send_as("ron", "DELETE", f"{T}/plan/{plan_id_of_ron}")).status == 204
@@ -136,7 +137,7 @@ async def test_plan_whose_id_is_too_long_for_a_url_is_awaited(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SlowPlanner(monkeypatch).may_plan.set()
-    # The values are in no order, because a plan id has compressed values.
+    # A plan id contains the filter in compressed form. Values without an order compress badly, so the id is long.
     values = [n * 7919 % 1_000_003 for n in range(5_000)]
     answer = await api_with_files("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
     assert answer.json["status"] == "completed"

@@ -42,7 +42,10 @@ async def test_plan_tasks_cover_each_file_once_when_files_exceed_one_answer(pagi
 
 
 async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers(paging_api: Api) -> None:
-    """Seamark's client sends these options. Other clients receive only the fields of the standard."""
+    """Seamark's client requests tasks without residuals and with data sequence numbers.
+
+    Other clients receive the fields of the Iceberg REST specification: residuals, and no data sequence numbers.
+    """
     filter_body = {"filter": {"type": "gt", "term": "id", "value": 5}}
     for is_seamark, options in ((True, {"seamark": {"residuals": False, "sequence-numbers": True}}), (False, {})):
         whole_plan = await paging_api("POST", f"{T}/plan", {**filter_body, **options})
@@ -89,7 +92,7 @@ async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
 ) -> None:
     """A replica without enough time keeps files that other replicas prune.
 
-    For this reason, pages divide the files of the view, and not the files that a plan keeps.
+    For this reason, a page is a range of all files of the snapshot, and not of the files that a plan keeps.
     """
     filter_body = {"filter": {"type": "in", "term": "id", "values": [15, 95, 105, 185, 255]}}
     whole_plan = await paging_api("POST", f"{T}/plan", filter_body)
@@ -178,7 +181,8 @@ RESIDUAL_BYTES = 50_000
 async def fetch_tasks(api: Api, answer: Answer, headers: dict[str, str]) -> list[Any]:
     """Return the scan tasks of an answer and, recursively, of its plan tasks.
 
-    Check that the residuals of each answer with several tasks have at most about `RESIDUAL_BYTES` bytes.
+    Check that the residuals of each answer with several tasks have at most about `RESIDUAL_BYTES` bytes. `json.dumps`
+    adds spaces to the server's text, for which the check allows a fifth more.
     """
     assert answer.status == 200, answer.raw
     file_scan_tasks = answer.json["file-scan-tasks"]
@@ -229,7 +233,7 @@ async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer
         assert list_planned_numbers(answer) == list(range(30))
         residuals = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
         assert {residual and residual["type"] for residual in residuals} == {residual_type}
-    # A client that needs complete residuals does not get this cached answer.
+    # Java's client needs the complete residuals, so it gets an answer with pages, and not the cached answer.
     second_answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA_HEADERS)
     assert "plan-tasks" in second_answer.json
 

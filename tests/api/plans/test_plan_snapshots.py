@@ -34,7 +34,10 @@ async def make_plan(
 async def load_snapshots(
     plan_api: PlanApi, headers: dict[str, str] = PLANS, query: str = ""
 ) -> dict[int, dict[str, Any]]:
-    """Return the snapshots in the answer of loadTable."""
+    """Load `db.t`, and return the snapshots in the answer by id.
+
+    By default, the request has the header `PLANS`, with which the answer also contains plans as snapshots.
+    """
     answer = await plan_api("GET", f"{STANDARD_TABLES}/t{query}", headers=headers)
     assert answer.status == 200, answer.raw
     return {snapshot["snapshot-id"]: snapshot for snapshot in answer.json["metadata"]["snapshots"]}
@@ -50,7 +53,8 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(plan_api: Pl
     plan = await make_plan(plan_api)
     plan_id = plan["plan-snapshot-id"]
     assert plan["name"] is None
-    assert plan_id >= 1 << 31, "Trino reads the id as a bigint"
+    int_max = (1 << 31) - 1
+    assert plan_id > int_max, "Trino must read the id as a bigint"
     snapshots = await load_snapshots(plan_api)
     assert set(snapshots) == {1, plan_id}
     assert snapshots[1] == snapshot_of_table

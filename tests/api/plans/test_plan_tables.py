@@ -47,7 +47,7 @@ class PlanApi(Api):
     clock: OffsetClock
 
     def advance_leases(self, leases: float) -> None:
-        """Advance the clock by this multiple of the default lease."""
+        """Advance the clock by `leases` times the length of the default lease."""
         self.clock.ahead_ms += round(leases * LEASE_S * 1000)
 
     async def plan(self, table: str = "t", **body: Any) -> dict[str, Any]:
@@ -147,7 +147,10 @@ async def test_plan_table_lists_the_files_that_the_plan_keeps(
 
 
 async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api: PlanApi) -> None:
-    """Two columns have swapped names since the reader loaded the table, so each name belongs to the other column."""
+    """Two columns swap their names after the reader has loaded the table.
+
+    A plan table has the current schema, in which the condition of the reader would filter the wrong column.
+    """
     past_snapshot = {"snapshot-id": 1, "use-snapshot-schema": True}
     assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="id = 5", **past_snapshot))["name"]) == [0]
     fields = [
@@ -202,7 +205,7 @@ async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested
         plan = await plan_api.plan(predicate="id < 100", **{"kept-max": share})
         assert plan["files"] == 10
         assert None not in (plan["name"], plan["expires-at-ms"]), share
-    # The answer also hides that this plan exists for another request.
+    # The same plan exists since the request with 0.34, but its name is not in the answer to a request with 0.2.
     assert (await plan_api.plan(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
     assert (await plan_api.plan(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
 
@@ -222,9 +225,9 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
 async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
     tmp_path: Path, limits: dict[str, int]
 ) -> None:
-    """If this reader read the plan table, it would miss files with rows of its query.
+    """A reader that hides partitions would miss files with rows of its query if it read the plan table.
 
-    It reads the table itself instead.
+    The server makes no plan table for it, and names the exhausted limits, so the reader reads the table itself.
     """
     field = {"name": "p", "transform": "truncate[10]", "source-id": 1, "field-id": 1000}
     async with run_server(tmp_path, **limits) as server:
@@ -271,7 +274,10 @@ async def test_identical_plans_share_a_name_and_its_files(plan_api: PlanApi, tmp
 
 
 async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
-    """If an incomplete plan were shared, later requests would get too many files while any reader renews the plan."""
+    """The server has no time to plan, so each plan keeps all 30 files.
+
+    If such a plan were shared, later requests would get too many files as long as any reader renews the plan.
+    """
     async with open_plan_api(tmp_path, plan_time_budget_s=0) as plan_api:
         plans = [await plan_api.plan(predicate="id = 5") for _ in range(3)]
         assert len({plan["name"] for plan in plans}) == 3
@@ -285,7 +291,10 @@ async def test_concurrent_identical_requests_make_one_plan(plan_api: PlanApi, tm
 
 
 async def test_concurrent_requests_for_one_plan_leave_one_set_of_files(plan_api: PlanApi, tmp_path: Path) -> None:
-    """Single flight does not join requests with different leases, so each of them writes the plan's files."""
+    """Requests with different leases are not combined into one, so each of the eight writes the files of the plan.
+
+    The files of a plan are a metadata file, a manifest list and a manifest.
+    """
     plans = await asyncio.gather(
         *(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + number}) for number in range(8))
     )
@@ -526,7 +535,7 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
     grants["tess"] = [Grant("tess", "browse", ("db",))]
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name, grant in grants.items():
-            secrets[name] = await create_token(store, clock, name, None, grant)
+            secrets[name] = await create_token(store, clock, name, ttl_s=None, grants=grant)
         await store.transact([SaveGrant(Grant("tess", "read", ("db",), "table", "t"))])
     async with run_server(tmp_path, auth="token") as server:
         root, rita, nobody, tess = (UserApi(server, secrets[name]) for name in grants)

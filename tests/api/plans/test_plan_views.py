@@ -40,7 +40,14 @@ def build_version(text: str = TEXT, **fields: Any) -> dict[str, Any]:
 async def build_view_request(
     api: Api, name: str = "v", position: int = TABLE_POSITION, **fields: Any
 ) -> dict[str, Any]:
-    """Plan `t`, and return the body of a request for a plan view of the current view and this plan."""
+    """Plan `t`, and return the body of a request for a plan view.
+
+    A plan view is a copy of the view `name` that reads the plan instead of the table `t`.
+
+    Args:
+        position: The offset of the name of `t` in the text of the view.
+        fields: Fields that replace those of the body.
+    """
     loaded_view = (await api("GET", f"{VIEWS}/{name}")).json
     plan_name = (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
     table = {"start": position, "end": position + 1, "plan": ["db", plan_name], "alias": True}
@@ -352,7 +359,7 @@ async def test_no_user_can_add_a_condition_that_runs_with_another_users_rights(t
     secrets, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name, grant in {"root": Grant("root", "admin"), "wendy": Grant("wendy", "writer", ("db",))}.items():
-            secrets[name] = await create_token(store, clock, name, None, [grant])
+            secrets[name] = await create_token(store, clock, name, ttl_s=None, grants=[grant])
     async with run_server(tmp_path, auth="token") as server:
         root, wendy = (UserApi(server, secrets[name]) for name in ("root", "wendy"))
         await root.table()

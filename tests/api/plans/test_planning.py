@@ -180,7 +180,7 @@ async def test_statistics_are_returned_for_the_requested_fields(api_with_files: 
 
 
 async def test_statistics_of_a_new_column_can_be_requested_before_the_next_snapshot(api_with_files: Api) -> None:
-    """The scan may also use the snapshot's schema, which is the same as before."""
+    """The scan requests statistics of a column that is only in the current schema, and uses the snapshot's schema."""
     scan: dict[str, Any] = {"snapshot-id": 1, "use-snapshot-schema": True}
     assert len(list_planned_numbers(await api_with_files("POST", f"{T}/plan", scan))) == 30
     fields = [*SCHEMA["fields"], {"id": 3, "name": "extra", "required": False, "type": "string"}]
@@ -265,7 +265,10 @@ NAME_REUSE_CASES: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
 async def test_name_reused_with_another_type_is_planned_under_either_schema(
     api: Api, dropped_column: dict[str, Any], new_column: dict[str, Any], filter: dict[str, Any]
 ) -> None:
-    """Each filter is valid for only one of the two types."""
+    """A column is dropped, and a new column with another type takes its name `f`.
+
+    Each filter is valid for only one of the two types, so the server must not prune files by it.
+    """
     id_field = {"id": 1, "name": "id", "required": False, "type": "long"}
     dropped_field = {"id": 2, "name": "f", "required": False, **dropped_column}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [id_field, dropped_field]})
@@ -281,6 +284,7 @@ async def test_name_reused_with_another_type_is_planned_under_either_schema(
     scan = {"snapshot-id": 1, "use-snapshot-schema": True, "case-sensitive": False}
     answer = await api("POST", f"{T}/plan", {**scan, "filter": filter})
     assert list_planned_numbers(answer) == [*range(4)]
+    # File 2 has the ids from 20 to 29.
     both_conditions = {"type": "and", "left": {"type": "eq", "term": "id", "value": 25}, "right": filter}
     assert list_planned_numbers(await api("POST", f"{T}/plan", {**scan, "filter": both_conditions})) == [2], (
         "the condition on the other column still prunes"
@@ -352,7 +356,7 @@ async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: P
 
 
 async def _post_raw(api: Api, path: str, body: Any, headers: dict[str, str]) -> Response:
-    """Return the answer as received, without decompression."""
+    """Send a POST request, and return the answer with its body as received, without decompression."""
     http = aiohttp.ClientSession(auto_decompress=False)
     async with http, http.post(api.server.url + path, json=body, headers=headers) as answer:
         return Response(answer.status, answer.headers, await answer.read())
@@ -419,7 +423,7 @@ async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_lo
 async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyIceberg gets residuals with the filter's text.
+    """PyIceberg gets the whole filter as the residual of each file.
 
     The server encodes residuals twice: first to compute the page's length, and then for the files.
     """
@@ -442,7 +446,7 @@ async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
 async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_without_a_record(
     api_with_files: Api,
 ) -> None:
-    """Planning changes nothing, and its answers may have megabytes."""
+    """The server stores no answer for a key: planning changes nothing, and an answer may have megabytes."""
     key = create_key()
     first_answer, second_answer = [
         await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)
@@ -453,7 +457,10 @@ async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_wit
 
 
 async def test_plan_uses_the_newest_snapshot_of_any_committer(tmp_path: Path) -> None:
-    """The cached answer to an equal request must not be used after the commit."""
+    """Two servers share a database, and one of them commits.
+
+    After the commit, neither server uses its cached answer to an equal request.
+    """
     async with run_server(tmp_path) as first_server, run_server(tmp_path) as second_server:
         first_api, second_api = Api(first_server), Api(second_server)
         await first_api.table()
@@ -489,7 +496,7 @@ async def test_large_answer_is_written_in_pieces_with_its_length(
 ) -> None:
     whole_plan = await api_with_files("POST", f"{T}/plan", {})
     compressed_answer = await api_with_files("POST", f"{T}/plan", {}, headers={"Accept-Encoding": "gzip"})
-    monkeypatch.setattr(pieces, "BODY_BYTES_MAX", 100)
+    monkeypatch.setattr(pieces, "BODY_BYTES_MAX", 100)  # The answer is longer, so the server writes it in pieces.
     uncached_request = {"case-sensitive": False}  # A request for which the server has no answer in memory yet
     answer_in_pieces = await api_with_files("POST", f"{T}/plan", uncached_request)
     assert answer_in_pieces.raw == whole_plan.raw

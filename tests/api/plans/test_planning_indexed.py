@@ -50,7 +50,10 @@ async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 async def build_index_file(api: Api, file_numbers: range) -> Path:
-    """Build and register an index file of these data files, whose rows have even ids."""
+    """Build and register an index file of the data files with these numbers, and return its path.
+
+    By the index, their rows have only even ids.
+    """
     build = await begin_build(api)
     term = Term(1, "id", "identity", "long", "long")
     files = [build_ten_id_files(FILE_COUNT)[number] for number in file_numbers]

@@ -78,7 +78,7 @@ async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_met
     """
     for filter in (ODD_ID_FILTER, {"type": "in", "term": "id", "values": [15, 37]}):
         assert len(await plan_numbers(indexed_api, filter, JAVA_HEADERS, **ALL_COLUMNS)) == 1
-        # Other clients request the same columns, and Java requests other columns.
+        # The answer is empty if another client requests the same columns, or if Java requests other columns.
         for headers, parameters in (
             (PYICEBERG, ALL_COLUMNS),
             ({}, ALL_COLUMNS),
@@ -88,7 +88,7 @@ async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_met
             (JAVA_HEADERS, {}),
         ):
             assert await plan_numbers(indexed_api, filter, headers, **parameters) == []
-    # Pages behave the same. The index prunes all files, and one file that only partly matches is added.
+    # An answer in pages also has a file: the index prunes all files, and the server adds one that partly matches.
     filter_of_odd_ids = {"type": "in", "term": "id", "values": list(range(15, 120, 20))}
     assert await plan_numbers(indexed_api, filter_of_odd_ids, JAVA_HEADERS, **ALL_COLUMNS) == [1]
 
@@ -113,9 +113,10 @@ async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_prun
 
 
 async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(indexed_api: Api) -> None:
-    """Iceberg's library does not send `ignoreResiduals`.
+    """A client that rewrites a file must read all of its rows, also those that do not match the filter.
 
-    Its reader skipped row groups by the residual, and rows were lost.
+    Iceberg's Java library does not tell the server so (`ignoreResiduals`), and its reader skips row groups by the
+    residual. Rows would be lost. It cannot skip row groups by a condition on the transform `identity`.
     """
     plain_filter = {"type": "eq", "term": "id", "value": 14}
     identity_filter = {**plain_filter, "term": {"type": "transform", "transform": "identity", "term": "id"}}
@@ -148,11 +149,14 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
 
 
 async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: Api) -> None:
-    """Iceberg's ORC reader also skips rows by predicates on transforms."""
+    """Iceberg's ORC reader skips rows by predicates on transforms too, so the residual of an ORC file is true.
+
+    A client that rewrites a file must read all of its rows.
+    """
     await api_with_files.table("mixed")
     files = [
-        build_data_file("file:///t/data/0.parquet", 0, 9),
-        replace(build_data_file("file:///t/data/1.orc", 0, 9), format="ORC"),
+        build_data_file("file:///t/data/0.parquet", low=0, high=9),
+        replace(build_data_file("file:///t/data/1.orc", low=0, high=9), format="ORC"),
     ]
     await append_files(api_with_files, "mixed", files, snapshot_id=7)
     answer = await api_with_files(
@@ -207,9 +211,12 @@ async def doubles_api(api_with_files: Api) -> Api:
     await api_with_files.table("doubles", schema={**SCHEMA, "fields": [double_field, SCHEMA["fields"][1]]})
     files = []
     for number, nan_count in enumerate(NAN_COUNTS):
+        # A file whose 10 rows are all NaN has no bounds.
         bounds = (None, None) if nan_count == 10 else (to_bytes("double", 0.0), to_bytes("double", 1.0))
         metrics = {1: ColumnMetrics(10, 0, nan_count, *bounds)}
-        files.append(replace(build_data_file(f"file:///t/data/{number}.parquet", 0, 9, rows=10), metrics=metrics))
+        files.append(
+            replace(build_data_file(f"file:///t/data/{number}.parquet", low=0, high=9, rows=10), metrics=metrics)
+        )
     await append_files(api_with_files, "doubles", files, snapshot_id=7, kinds={1: "double", 2: "string"})
     return api_with_files
 
@@ -270,7 +277,10 @@ async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api
 
 
 async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles_api: Api) -> None:
-    """Iceberg's library, which `seamark.spark.sql` uses, prunes files and row groups that have only NaN."""
+    """Iceberg's library, which `seamark.spark.sql` uses, prunes files and row groups that have only NaN.
+
+    Spark's `x > 3` matches NaN, so the library must not prune such a table: the server plans it.
+    """
 
     async def request_planning_mode(predicate: str) -> str:
         route = "/api/v1/tables/db/doubles/plan-tables"

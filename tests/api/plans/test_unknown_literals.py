@@ -122,7 +122,7 @@ def test_server_and_client_find_and_count_the_same_rows(server: Seamark, is_part
         with RestCatalog(mode, uri=server.base_url, **{"scan-planning-mode": mode}) as catalog:
             tables[mode] = catalog.load_table(name)
     rng, infinity_count = random.Random(first_seed()), 0
-    for _ in range(25):
+    for _ in range(25):  # Enough random conditions that some contain an infinity
         condition = build_random_condition(rng)
         id_counts = {
             mode: Counter(opened_table.scan(row_filter=condition).to_arrow()["id"].to_pylist())

@@ -75,7 +75,7 @@ class StoredTable(LiveTable):
     def write_position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, has_path_bounds: bool = False
     ) -> DeleteFile:
-        """Return a position delete file.
+        """Write a position delete file, and return its manifest entry.
 
         Args:
             positions: (path, row position) of each deleted row.
@@ -89,13 +89,23 @@ class StoredTable(LiveTable):
         write_parquet(path, arrays)
         referenced_path = listed_positions[0][0] if has_path_bounds else None
         return DeleteFile(
-            f"file://{path}", 1, "PARQUET", 0, self._build_partition(part), len(listed_positions),
-            path.stat().st_size, {},
-            referenced_path=referenced_path, positions=frozenset(listed_positions),
-        )  # fmt: skip
+            f"file://{path}",
+            content=1,
+            format="PARQUET",
+            spec_id=0,
+            partition=self._build_partition(part),
+            record_count=len(listed_positions),
+            size=path.stat().st_size,
+            metrics={},
+            referenced_path=referenced_path,
+            positions=frozenset(listed_positions),
+        )
 
     def write_vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
-        """Return a Puffin file with a deletion vector for each data file."""
+        """Write a Puffin file with a deletion vector for each data file, and return a manifest entry for each vector.
+
+        `positions` has the positions of the deleted rows by the path of the data file.
+        """
         path = self.make_path("-dv.puffin")
         data, vectors = b"PFA1", []
         for path_of_data_file, deleted_rows in positions.items():
@@ -105,20 +115,29 @@ class StoredTable(LiveTable):
         path.write_bytes(data + b"{}")
         return [
             DeleteFile(
-                f"file://{path}", 1, "PUFFIN", 0, self._build_partition(part), len(deleted_rows), len(data), {},
+                f"file://{path}",
+                content=1,
+                format="PUFFIN",
+                spec_id=0,
+                partition=self._build_partition(part),
+                record_count=len(deleted_rows),
+                size=len(data),
+                metrics={},
                 referenced_path=path_of_data_file,
-                content_offset=offset, content_size=length,
+                content_offset=offset,
+                content_size=length,
                 positions=frozenset((path_of_data_file, row) for row in deleted_rows),
             )
             for path_of_data_file, deleted_rows, offset, length in vectors
-        ]  # fmt: skip
+        ]
 
     def write_equality_deletes(self, ids: Sequence[int], keys: Sequence[Row], part: int | None = None) -> DeleteFile:
-        """Return an equality delete file.
+        """Write an equality delete file, and return its manifest entry.
 
         Args:
             ids: The field ids of the key columns.
-            keys: The key tuples.
+            keys: The values of these columns in the deleted rows.
+            part: The partition of the delete file.
         """
         path = self.make_path("-equality.parquet")
         columns = {
@@ -127,9 +146,17 @@ class StoredTable(LiveTable):
         }
         write_parquet(path, columns)
         return DeleteFile(
-            f"file://{path}", 2, "PARQUET", 0, self._build_partition(part), len(keys), path.stat().st_size, {},
-            equality_ids=list(ids), keys=tuple(keys),
-        )  # fmt: skip
+            f"file://{path}",
+            content=2,
+            format="PARQUET",
+            spec_id=0,
+            partition=self._build_partition(part),
+            record_count=len(keys),
+            size=path.stat().st_size,
+            metrics={},
+            equality_ids=list(ids),
+            keys=tuple(keys),
+        )
 
     async def index(
         self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile], *, parts: int = 1
@@ -202,11 +229,12 @@ def write_parquet(path: Path, columns: dict[int, tuple[str, pa.Array]], group_ro
 
 def encode_vector(rows: Iterable[int]) -> bytes:
     """Return a blob `deletion-vector-v1` of the Puffin specification."""
-    body = b"\xd1\xd3\x39\x64" + pyroaring.BitMap64(rows).serialize()
+    magic_bytes = b"\xd1\xd3\x39\x64"
+    body = magic_bytes + pyroaring.BitMap64(rows).serialize()
     return len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
 
 
 def draw_row(rng: random.Random, part_value: int) -> Row:
-    """Return a random row with values from small ranges, so that keys have several rows."""
+    """Return a random row (id, name, price, part) with values from small ranges, so that keys have several rows."""
     price = rng.choice([None, 0.0, 1.5, -2.5, float("nan"), 1e300])
     return (rng.choice([None, *range(40)]), rng.choice([None, "", "a", "b", "ä\U0001f600"]), price, part_value)

@@ -47,7 +47,7 @@ FIELDS = [{"id": 1, "name": "id", "type": "long", "required": False}]
 
 
 def validate_page(page: dict[str, Any]) -> None:
-    """Check a page against the schemas of the draft and of the specification."""
+    """Check a page of events against the schemas of the specification's draft for events."""
     draft = yaml.safe_load(DRAFT.read_text())["components"]["schemas"]
     schemas = {**read_specification()["components"]["schemas"], **draft}
     document = {"components": {"schemas": schemas}, "$ref": "#/components/schemas/QueryEventsResponse"}
@@ -65,7 +65,10 @@ async def query_events(server: RunningServer, token: str = "", **body: Any) -> d
 
 
 async def read_all(server: RunningServer, token: str = "", page_size: int = 3, **body: Any) -> list[dict[str, Any]]:
-    """Read pages until one is empty."""
+    """Read pages of events until a page is empty, and return all events.
+
+    Check that no page has more than `page_size` events.
+    """
     events: list[dict[str, Any]] = []
     token_field: dict[str, Any] = {}
     while True:
@@ -109,7 +112,7 @@ async def set_property(server: RunningServer, name: str, value: str, token: str 
 
 
 def change_table_at_random(url: str, rng: random.Random, steps: int) -> None:
-    """Apply random changes to the table `db.t` with PyIceberg."""
+    """Apply `steps` random changes to the table `db.t` with PyIceberg."""
     table = load_catalog("sea", type="rest", uri=url).load_table("db.t")
     for step in range(steps):
         match rng.randrange(8):
@@ -152,7 +155,7 @@ def select_compared_fields(metadata: TableMetadata) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name not in times}
 
 
-@pytest.mark.parametrize("seed", mark_fast(range(12), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(12), fast_count=1))
 async def test_updates_of_events_lead_to_the_metadata_of_the_table(tmp_path: Path, seed: int) -> None:
     async with run_server(tmp_path) as server:
         created_metadata = (await create_table(server, "t"))["metadata"]
@@ -200,14 +203,17 @@ async def test_updates_of_compressed_metadata_are_complete(tmp_path: Path) -> No
 async def test_large_metadata_of_all_requests_are_in_memory_one_pair_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The metadata files of a table of 256 MiB need gigabytes when they are dicts."""
+    """A pair is the metadata before and after an event, which the server decodes to compare them.
+
+    Decoded metadata files of 256 MiB need gigabytes of memory.
+    """
     async with run_server(tmp_path) as server:
         await create_table(server, "t")
         for step in range(3):
             await set_property(server, "t", str(step))
         expected_events = await read_all(server)
         monkeypatch.setattr(endpoint, "SMALL_DOCUMENT_BYTES_MAX", 100)
-        # A pair is larger than the share of a principal.
+        # The limits are so small that every metadata file is large, and a pair exceeds the share of a principal.
         monkeypatch.setattr(documents, "LARGE_METADATA_BYTES", 100)
         monkeypatch.setattr(server.components.catalog.documents, "_large", LargeMetadata(2_000))
         compare, running_count, max_running = endpoint._compare_sources, 0, 0
@@ -387,7 +393,7 @@ async def test_changes_of_namespaces_are_events(tmp_path: Path) -> None:
             ("namespace", ["shop"], "")
         ] * 3
         event = build_cloud_event(
-            (await server.components.store.list_instants(InstantFilter(action="drop"), 10))[0], "s3://lake"
+            (await server.components.store.list_instants(InstantFilter(action="drop"), limit=10))[0], "s3://lake"
         )
         assert (event["type"], event["subject"]) == ("io.seamark.namespace.drop.completed", "shop/inner")
 
@@ -414,10 +420,10 @@ async def test_events_of_one_transaction_share_their_request(tmp_path: Path) -> 
 async def test_caller_receives_only_events_of_objects_that_it_may_browse(tmp_path: Path) -> None:
     async with run_server(tmp_path, auth="token+oidc", **ISSUER_SETTINGS) as server:
         store, clock = server.components.store, server.components.clock
-        root_token = await create_token(store, clock, "root", None, [Grant("root", "admin")])
-        token_with_one_right = await create_token(store, clock, "one", None, [])
-        reader_token = await create_token(store, clock, "most", None, [Grant("most", "browse", ("db",))])
-        token_without_rights = await create_token(store, clock, "nothing", None, [])
+        root_token = await create_token(store, clock, "root", ttl_s=None, grants=[Grant("root", "admin")])
+        token_with_one_right = await create_token(store, clock, "one", ttl_s=None, grants=[])
+        reader_token = await create_token(store, clock, "most", ttl_s=None, grants=[Grant("most", "browse", ("db",))])
+        token_without_rights = await create_token(store, clock, "nothing", ttl_s=None, grants=[])
         await send_request(server, "POST", "/v1/namespaces", {"namespace": ["hidden"]}, root_token)
         await create_table(server, "t", root_token)
         await send_request(server, "DELETE", "/v1/namespaces/db/tables/t", token=root_token)
@@ -432,7 +438,7 @@ async def test_caller_receives_only_events_of_objects_that_it_may_browse(tmp_pat
         await store.transact(
             [
                 SaveGrant(Grant("one", "browse", ("db",), "table", "t")),
-                SaveGrant(Grant("most", "browse", ("db",), "table", "secret", True)),
+                SaveGrant(Grant("most", "browse", ("db",), "table", "secret", deny=True)),
             ]
         )
         all_events = summarize(await read_all(server, root_token))

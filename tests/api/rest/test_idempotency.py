@@ -57,10 +57,16 @@ async def _unregister_table(api: Api) -> str:
 
 @dataclass(frozen=True)
 class IdempotentRequest:
-    """A request that succeeds once after `prepare` has run, and a request of its operation that gets a final error.
+    """Two requests of an operation: one that succeeds once after `prepare` has run, and one that is refused finally.
 
     `prepare` returns the metadata location of the table or view that it creates. In a body, `{location}` is replaced by
     this location.
+
+    Attributes:
+        status: The status of the first successful request.
+        refused_path: The path of the refused request.
+        refused_body: The body of the refused request.
+        refused_status: The status of the refused request.
     """
 
     operation: str
@@ -133,10 +139,12 @@ def _fill_placeholders(body: Any, location: str) -> Any:
 
 
 async def _read_state(api: Api) -> list[str]:
-    """Return all state that a second execution would change."""
-    instants = await api.server.components.store.list_instants(InstantFilter(), 1000)
+    """Return all state that a second execution would change: the instants of the timeline, and the namespaces."""
+    instants = await api.server.components.store.list_instants(InstantFilter(), limit=1000)
     store = api.server.components.store
-    namespaces = [str(await store.load_namespace(path)) for path in await store.list_namespaces((), None, 100)]
+    namespaces = [
+        str(await store.load_namespace(path)) for path in await store.list_namespaces(parent=(), after=None, limit=100)
+    ]
     return [str(instant.id) for instant in instants] + namespaces
 
 
@@ -247,7 +255,7 @@ async def test_equal_body_in_other_bytes_is_the_same_request(api: Api) -> None:
 
 
 async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding 64 MB would block everything for seconds and take ten times the memory."""
+    """The decoding of a body of 64 MB would block the event loop for seconds and take ten times the memory."""
     decode = msgspec.json.decode
 
     def decode_small_only(data: Any, **arguments: Any) -> Any:

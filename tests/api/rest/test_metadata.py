@@ -29,7 +29,7 @@ CONTENTS = ["data", "position-deletes", "equality-deletes"]
 
 @pytest.fixture
 async def lake_api(tmp_path: Path) -> AsyncIterator[Api]:
-    """Open a server whose pages are small by default."""
+    """Open a server whose pages have 500 items by default. The tables of the tests are below its warehouse."""
     async with run_server(tmp_path / "home", warehouse=tmp_path.as_uri(), page_limit=500) as server:
         yield Api(server)
 
@@ -44,7 +44,10 @@ async def register_table(api: Api, lake: Lake, name: str) -> str:
 async def list_all_items(
     api: Api, path: str, list_name: str, query: str = "", limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return the items of the list `list_name` of all pages."""
+    """Read all pages of a listing, and return their items, which each answer has under the key `list_name`.
+
+    Check that no page has more than `limit` items.
+    """
     items: list[dict[str, Any]] = []
     limit_query = f"&limit={limit}" if limit else ""
     token = ""
@@ -144,7 +147,7 @@ async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) 
 
 
 async def test_partitions_equal_the_partitions_of_pyiceberg(lake_api: Api, tmp_path: Path) -> None:
-    compared_lakes = 0
+    compared_lakes = 0  # The number of random tables whose partitions PyIceberg can read
     for seed in range(100, 100 + examples(60, 15)):
         lake = write_random_lake(seed, tmp_path / str(seed))
         if len(lake.specs) > 1 or lake.version > 2:
@@ -174,7 +177,7 @@ async def test_partitions_equal_the_partitions_of_pyiceberg(lake_api: Api, tmp_p
         inspected_rows = inspected_partitions.select(list(inspected_names.values())).to_pylist()
         assert partition_rows == sorted([list(row.values()) for row in inspected_rows], key=repr), f"seed {seed}"
         compared_lakes += 1
-    assert compared_lakes > 5
+    assert compared_lakes > 5  # With fewer tables, the test would have compared little.
 
 
 # Snapshots and pages
@@ -184,7 +187,7 @@ async def test_partitions_equal_the_partitions_of_pyiceberg(lake_api: Api, tmp_p
 async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t`. Its first snapshot has a tag and 5 files, its second snapshot has 2 more."""
     await api.table()
-    files = [build_data_file(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(7)]
+    files = [build_data_file(f"file:///t/{n}.parquet", low=10 * n, high=10 * n + 9) for n in range(7)]
     await append_files(api, "t", files[:5], snapshot_id=1, manifests=2)
     tag = {"action": "set-snapshot-ref", "ref-name": "first", "type": "tag", "snapshot-id": 1}
     assert (await api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [tag]})).status == 200

@@ -263,7 +263,7 @@ async def _await_status_after_grant(send_request: Callable[[], Any]) -> int:
 
     The server caches grants for a short time.
     """
-    for _ in range(1000):
+    for _ in range(1000):  # At most 50 seconds, which suffices on a busy machine
         status = (await send_request()).status
         if status != 403:
             return int(status)

@@ -125,7 +125,7 @@ async def test_plan_without_the_privilege_to_read_has_neither_keys_nor_signature
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name in ("root", "planner", "reader", "lister"):
             grants = [grant for grant in GRANTS if grant.principal == name]
-            secrets[name] = await create_token(store, clock, name, None, grants)
+            secrets[name] = await create_token(store, clock, name, ttl_s=None, grants=grants)
     storage: dict[str, Any] = {"warehouse": "s3://lake/wh", "s3_folder": str(tmp_path / "objects")}
     async with run_server(tmp_path, auth="token", s3_client_access="gateway", gateway_port=1, **storage) as server:
         users_api = UsersApi(Api(server), secrets)
@@ -143,7 +143,7 @@ async def test_plan_without_the_privilege_to_read_has_neither_keys_nor_signature
             assert ((await users_api(principal, "POST", f"{TABLE}/sign", sign_request)).status == 403) is not has_keys
         reused_answer = await users_api("planner", "GET", TABLE, headers={"If-None-Match": etags["reader"]})
         assert reused_answer.status == 200
-        # The answer of one principal is never the cached answer of the other.
+        # A principal never gets the cached answer to another principal's request.
         for principal in ("planner", "reader", "planner"):
             plan = await users_api(principal, "POST", f"{TABLE}/plan", {})
             assert plan.json["status"] == "completed"
@@ -318,10 +318,11 @@ async def test_manager_of_one_namespace_adds_a_limited_number_of_grants_on_exist
     )
     store = users_api.api.server.components.store
     # The limit is 500 grants of one principal in a namespace, and 1,000 grants on one table.
-    await store.transact([SaveGrant(Grant("nobody", "read", ("db",), "table", f"x{n}", True)) for n in range(499)])
+    await store.transact([SaveGrant(Grant("nobody", "read", ("db",), "table", f"x{n}", deny=True)) for n in range(499)])
+    # With 980 grants, the table is below its limit. So only the limit of the principal can refuse a grant.
     await store.transact([SaveGrant(Grant(f"n{n}", "read", ("db",), "table", "t")) for n in range(980)])
     allowed_grant = {"principal": "nobody", "privilege": "read", "namespace": ["db"], "table": "u"}
-    for _ in range(2):
+    for _ in range(2):  # The second request repeats the 500th grant, so it adds none.
         assert (await users_api("steward", "PUT", "/api/v1/grants", allowed_grant)).status == 204
     refusal = await users_api("steward", "PUT", "/api/v1/grants", {**allowed_grant, "privilege": "plan"})
     assert refusal.error[0] == 400

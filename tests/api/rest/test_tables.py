@@ -239,7 +239,10 @@ async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
 
 @pytest.mark.slow
 async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api) -> None:
-    """A large page would make the event loop decode and encode a thousand reports of 128 KiB."""
+    """A page has at most 32 reports, also if a client requests more.
+
+    With the largest reports of 128 KiB, a page of 1,000 would block the event loop while it is decoded and encoded.
+    """
     await api.table()
     for number in range(40):
         report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": number, "filter": True, "metrics": {}}
@@ -266,9 +269,9 @@ class _PlansOfOneThread(MemoryCache[int, int | None]):
 
 
 async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server stored unknown ids, and an id beyond 64 bits made it lose the counts of all tables.
+    """If the server stored an id beyond 64 bits, it would lose the counts of all tables.
 
-    A long filter is read in a thread.
+    The server reads a report with a long filter in another thread.
     """
     reader_threads: list[int] = []
     read_scan_report = column_reads.read_scan_report
@@ -281,7 +284,8 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     await api.table("other")
     await api.table()
     usage = api.server.components.catalog.column_usage
-    monkeypatch.setattr(usage, "plans", _PlansOfOneThread(10_000))
+    cached_plans_max = 10_000  # More than the test needs
+    monkeypatch.setattr(usage, "plans", _PlansOfOneThread(cached_plans_max))
     report = {"report-type": "scan-report", "snapshot-id": -1, "filter": True, "projected-field-ids": [1]}
     changed_fields: tuple[dict[str, Any], ...] = (
         {"projected-field-ids": [2, 2**63, 2**200, -3, 77, True, "1", None]},
@@ -314,12 +318,12 @@ async def test_timeline_keeps_the_beginning_of_a_long_summary(api: Api) -> None:
 
 
 async def test_report_for_a_table_that_does_not_exist_yet_is_accepted_and_dropped(api: Api) -> None:
-    """Spark sends this report when a table is created with its rows."""
+    """Spark sends this report before it creates a table together with its rows (CREATE TABLE AS SELECT)."""
     report = {"report-type": "scan-report", "table-name": "later", "snapshot-id": 1, "filter": True, "metrics": {}}
     assert (await api("POST", f"{TABLES}/later/metrics", report)).status == 204
     await api.table("later")
     uuid = (await api("GET", f"{TABLES}/later")).json["metadata"]["table-uuid"]
-    assert await api.server.components.store.list_metrics_reports(uuid, None, 10) == []
+    assert await api.server.components.store.list_metrics_reports(uuid, since=None, limit=10) == []
     tables_of_missing_namespace = TABLES.replace("/db/", "/none/")
     assert (await api("POST", f"{tables_of_missing_namespace}/later/metrics", report)).error[:2] == (
         404,

@@ -51,7 +51,7 @@ def fill_table(url: str) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server_with_tokens(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerWithTokens]:
-    """Yield a server with a table of 63 rows in 4 files, 3 of which have entries of a cube."""
+    """Yield a server with a table of 63 rows in 4 data files, and with a cube that covers 3 of these files."""
     folder: Path = tmp_path_factory.mktemp("aggregates")
     async with run_server(folder) as server:
         await asyncio.to_thread(fill_table, server.url)
@@ -59,7 +59,7 @@ async def server_with_tokens(tmp_path_factory: pytest.TempPathFactory) -> AsyncI
     async with open_store(f"sqlite:///{folder}/seamark.db", clock=clock, queue_limit=10) as store:
         for name in ("rita", "olga"):
             grants = [grant for grant in GRANTS if grant.principal == name]
-            tokens[name] = await create_token(store, clock, name, None, grants)
+            tokens[name] = await create_token(store, clock, name, ttl_s=None, grants=grants)
     (folder / "tokens.json").write_text(json.dumps(tokens))
     async with open_server_with_tokens(folder) as server_with_tokens:
         yield server_with_tokens

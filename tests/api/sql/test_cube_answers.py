@@ -89,7 +89,10 @@ class RandomRequests:
         return rng.sample(list(DIMENSIONS), rng.randint(1, 4)), sorted(measures)
 
     def draw_request(self, dimensions: list[str], measures: list[str]) -> dict[str, Any]:
-        """Draw a request to a table with this cube. Its order, if it has one, is total."""
+        """Draw a request that a cube with these dimensions and measures can mostly answer.
+
+        If the request has an order of rows, all dimensions are part of it, so that two answers have the same order.
+        """
         rng = self._rng
         offered_columns = sorted({text for dimension in dimensions for text in DIMENSIONS[dimension]})
         chosen_dimensions = rng.sample(offered_columns, rng.randint(0, min(3, len(offered_columns))))
@@ -103,7 +106,6 @@ class RandomRequests:
             conditions = [rng.choice(CONDITIONS[rng.choice(dimensions)]) for _ in range(rng.randint(1, 2))]
             body["where"] = rng.choice((" AND ", " OR ")).join(conditions)
         if rng.random() < 0.5:
-            # The order is total, so that both answers have the same order of rows.
             order_keys = [*rng.sample(chosen_measures, 1), *chosen_dimensions]
             body["order"] = [{"by": key, "descending": rng.random() < 0.5} for key in order_keys]
             if rng.random() < 0.5:
@@ -127,7 +129,7 @@ class CubeAggregates:
         self._namespace, self._table = name.split(".")
 
     def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
-        """Send a request, and return status and body."""
+        """Send a request to `/api/v1/aggregate` for the table, and return (status, body)."""
         data = json.dumps({"namespace": [self._namespace], "table": self._table, **body}).encode()
         headers = {"Content-Type": "application/json", **headers}
         request = urllib.request.Request(f"{self._server.url}/api/v1/aggregate", data, headers)
@@ -138,7 +140,10 @@ class CubeAggregates:
             return error.code, error.read()
 
     def compare(self, body: dict[str, Any], context: str) -> str:
-        """Compare both answers, and return "cube" or "statement", by which the server answered."""
+        """Compare the server's answer with the rows of the same SQL statement without cubes.
+
+        Return "cube" if the server answered from a cube, or "statement" if it would have run the statement.
+        """
         status, raw = self.ask(body)
         statement = self.write_statement(body)
         if status != 200:
@@ -185,14 +190,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     server = ServerThread(tmp_path_factory.mktemp("cube-answers"), index_wait_s=30)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregates, "answer_statement", refuse)
-        patch.setattr(segments, "_ENTRY_FILES_MAX", 2)
+        patch.setattr(segments, "_ENTRY_FILES_MAX", 2)  # So even a small table has several entries of a cube.
         server.start()
         yield server
         server.stop()
 
 
 def run_case(server: ServerThread, seed: int, request_count: int) -> Counter[str]:
-    """Change a table at random, and compare answers from its cubes with the rows."""
+    """Change a table at random in four rounds, and compare `request_count` answers of each round with the rows.
+
+    Return the number of answers from cubes and of requests that need a SQL statement.
+    """
     rng = random.Random(seed)
     random_requests = RandomRequests(rng)
     counts: Counter[str] = Counter()

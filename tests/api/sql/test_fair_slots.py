@@ -30,18 +30,19 @@ async def run_pending_tasks() -> None:
 
 
 async def test_two_principals_with_statements_leave_a_slot_to_a_third() -> None:
-    slots, end, started_holders = FairSlots("statements", 4), asyncio.Event(), list[str | None]()
+    slots, end, started_holders = FairSlots("statements", limit=4), asyncio.Event(), list[str | None]()
     async with asyncio.TaskGroup() as group:
         for holder in ("ann", "ann", "bob", "bob"):
             group.create_task(_hold_slot(slots, holder, end, started_holders))
         await run_pending_tasks()
-        # The last request waits: the fourth slot is for a principal without a running statement.
+        # Bob's second request waits: the fourth slot is for a principal without a running statement.
         assert started_holders == ["ann", "ann", "bob"]
+        # Ann runs two statements, and bob runs one and waits for one. Both have their whole share.
         for holder in ("ann", "bob"):
             with pytest.raises(TooManyRequests, match="whole share, 2 of"):
-                async with slots.hold_slot(holder, 60):
+                async with slots.hold_slot(holder, wait_s=60):
                     raise AssertionError
-        async with slots.hold_slot("cleo", 0):
+        async with slots.hold_slot("cleo", wait_s=0):
             slots.check_invariants()
         assert slots.taken == 3
         end.set()
@@ -50,7 +51,11 @@ async def test_two_principals_with_statements_leave_a_slot_to_a_third() -> None:
 
 
 async def test_free_slot_goes_to_the_principal_with_the_fewest_slots() -> None:
-    slots, ends, started_holders = FairSlots("statements", 8), [asyncio.Event() for _ in range(8)], list[str | None]()
+    slots, ends, started_holders = (
+        FairSlots("statements", limit=8),
+        [asyncio.Event() for _ in range(8)],
+        list[str | None](),
+    )
     async with asyncio.TaskGroup() as group:
         for holder, end in zip(("ann", "ann", "ann", "bob", "bob", "bob", "cleo", "dora"), ends, strict=True):
             group.create_task(_hold_slot(slots, holder, end, started_holders))
@@ -68,10 +73,10 @@ async def test_free_slot_goes_to_the_principal_with_the_fewest_slots() -> None:
 
 
 async def test_statement_that_times_out_or_is_cancelled_takes_no_slot() -> None:
-    slots = FairSlots("statements", 1)
-    async with slots.hold_slot("ann", 0):
+    slots = FairSlots("statements", limit=1)
+    async with slots.hold_slot("ann", wait_s=0):
         with pytest.raises(RetryLater, match="limit of 1"):
-            async with slots.hold_slot("bob", 0.01):
+            async with slots.hold_slot("bob", wait_s=0.01):
                 raise AssertionError
         leaving_task = asyncio.create_task(_hold_slot(slots, "bob", asyncio.Event(), []))
         await run_pending_tasks()
@@ -84,18 +89,18 @@ async def test_statement_that_times_out_or_is_cancelled_takes_no_slot() -> None:
     with suppress(asyncio.CancelledError):
         await granted_task
     assert slots.taken == 0
-    async with slots.hold_slot(None, 0):
+    async with slots.hold_slot(None, wait_s=0):
         slots.check_invariants()
 
 
 async def test_queue_length_is_limited() -> None:
-    slots, end = FairSlots("statements", 1), asyncio.Event()
+    slots, end = FairSlots("statements", limit=1), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for number in range(9):  # One statement runs, and eight may wait for its slot.
             group.create_task(_hold_slot(slots, f"p{number}", end, []))
         await run_pending_tasks()
         with pytest.raises(RetryLater):
-            async with slots.hold_slot("late", 60):
+            async with slots.hold_slot("late", wait_s=60):
                 raise AssertionError
         end.set()
 

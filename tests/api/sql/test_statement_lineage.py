@@ -45,7 +45,10 @@ async def cancel_running_statement(server: RunningServer) -> None:
 
 
 def list_outcomes(receiver: Receiver) -> list[tuple[str, str, int]]:
-    """Return the type of each event, the kind of its error, and the number of its inputs, in pairs of one run."""
+    """Return (type, error, number of inputs) of the event that ends each run.
+
+    Check that the received events are pairs of a START and an end of the same run, job and inputs.
+    """
     outcomes = []
     for start, end in zip(receiver.events[::2], receiver.events[1::2], strict=True):
         assert (start["eventType"], start["run"]["runId"]) == ("START", end["run"]["runId"])
@@ -163,7 +166,7 @@ def test_statements_that_differ_in_literals_have_one_form() -> None:
 
 
 class CountedFailures:
-    """The metrics of deliveries. It counts the runs that were dropped."""
+    """A replacement of the delivery metrics, which counts only the dropped runs."""
 
     count = 0
 
@@ -186,7 +189,11 @@ async def test_names_of_tables_count_as_characters_of_a_run() -> None:
     failures = CountedFailures()
     runs = StatementRuns(failures)
     for _ in range(9):
-        runs.record(StatementRun("id", "", 0, 1, "COMPLETE", "", (("db", "t" * (1 << 20)),)))
+        runs.record(
+            StatementRun(
+                "id", "", started_ms=0, ended_ms=1, outcome="COMPLETE", error="", tables=(("db", "t" * (1 << 20)),)
+            )
+        )
     assert failures.count == 2  # The limit is 8 Mi characters, and each run counts a little more than 1 Mi.
 
 

@@ -106,7 +106,10 @@ async def _create_tables(folder: Path) -> None:
 
 
 async def _commit_stated_totals(api: Api, total: str) -> None:
-    """Commit a snapshot to the table `db.huge_totals` whose summary has these totals."""
+    """Commit a snapshot to the table `db.huge_totals`.
+
+    Its summary states `total` as the number of data files and as their size. The snapshot has the same files as before.
+    """
     last_snapshot = (await api("GET", "/v1/namespaces/db/tables/huge_totals")).json["metadata"]["snapshots"][-1]
     summary = {**last_snapshot["summary"], "total-data-files": total, "total-files-size": total}
     changed_snapshot = {
@@ -269,7 +272,10 @@ async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path
 async def test_token_of_a_statement_is_issued_after_its_process_has_started(
     server_with_tokens: ServerWithTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a statement that waited for a slot or for a slow start still has its whole time."""
+    """The token ends with the time limit of the statement.
+
+    A statement that has waited for a slot, or for a slow start of its process, must still have its whole time.
+    """
     steps: list[str] = []
     start, issue = StatementWorkers.start, StatementTokens.issue
 
@@ -301,7 +307,7 @@ async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Pat
         other_task = asyncio.create_task(server_with_tokens.run_sql("root", LONG_STATEMENT, id="long"))
         await until(lambda: len(list_workers()) == 2)
         assert (await server_with_tokens.run_sql("wendy", "SELECT 1")).status == 503
-        for principal in ("rita", "root"):  # Each caller has its own ids.
+        for principal in ("rita", "root"):  # Two callers may give the same id to their statements.
             headers = {"Authorization": f"Bearer {server_with_tokens.tokens[principal]}"}
             assert (await server_with_tokens.api("DELETE", "/api/v1/sql/other", headers=headers)).status == 404
             assert (await server_with_tokens.api("DELETE", "/api/v1/sql/long", headers=headers)).status == 204
@@ -456,7 +462,7 @@ async def test_statement_token_allows_only_reading(server_with_tokens: ServerWit
 async def test_worker_reads_no_file_outside_its_tables(
     server_with_tokens: ServerWithTokens, home: Path, tmp_path: Path
 ) -> None:
-    """A data file behind a symbolic link is not read, although the server may read it."""
+    """A symbolic link to a file outside the warehouse replaces a data file. The server's account may read this file."""
     data_path = next((home / "warehouse").rglob("t-*/**/*.parquet"))
     moved_path = tmp_path / "elsewhere.parquet"
     data_path.rename(moved_path)
@@ -507,7 +513,7 @@ async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process
         for statement in EXPENSIVE_STATEMENTS[::step]:
             answer = await server_with_tokens.run_sql("", statement, **{"max-rows": 10})
             assert answer.status in (200, 400), (statement[:100], answer.status, answer.raw[:500])
-            assert len(answer.raw) < 1 << 20, statement[:100]
+            assert len(answer.raw) < 1 << 20, statement[:100]  # With at most 10 rows, 1 MiB is more than enough.
         async with asyncio.timeout(120):  # A busy machine sometimes needs more than a second.
             while (answer := await server_with_tokens.run_sql("", "SELECT count(*) AS n FROM db.t")).status != 200:
                 assert "sql_time_s" in answer.json["error"]["message"]

@@ -30,7 +30,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 def draw_request(
     rng: random.Random, wide_queries: WideQueries, dimensions: list[str], measures: list[str]
 ) -> dict[str, Any]:
-    """Return a request to a table with this cube. Its order, if it has one, is total."""
+    """Return a random request that a cube with these dimensions and measures can mostly answer.
+
+    If the request has an order of rows, all its measures and dimensions are part of it, so that two answers have the
+    same order.
+    """
     chosen_dimensions = quote_terms(rng.sample(dimensions, rng.randint(0, min(3, len(dimensions)))))
     chosen_measures = quote_terms(rng.sample(measures, rng.randint(1, min(4, len(measures)))))
     body: dict[str, Any] = {
@@ -50,7 +54,10 @@ def draw_request(
 
 
 def compare(aggregates: CubeAggregates, plain_session: SqlSession, body: dict[str, Any], context: str) -> str:
-    """Compare an answer with that of the statement without cubes, and return how the server answered."""
+    """Compare the server's answer with the rows of the same SQL statement without cubes.
+
+    Return "cube" if the server answered from a cube, "statement" if it would have run the statement, or the refusal.
+    """
     status, raw = aggregates.ask(body)
     if status != 200:
         return "statement" if RUNS_STATEMENT in raw.decode() else f"refused: {raw.decode()}"[:60]
@@ -68,7 +75,10 @@ def compare(aggregates: CubeAggregates, plain_session: SqlSession, body: dict[st
 
 
 def run_case(server: ServerThread, seed: int, request_count: int) -> Counter[str]:
-    """Change a table at random, and compare answers from its cubes with the rows."""
+    """Append to a table in three rounds, and compare `request_count` answers of each round with the rows.
+
+    Return the number of answers by the way in which the server answered.
+    """
     rng = random.Random(seed)
     wide_queries, counts = WideQueries(rng, SEAMARK), Counter[str]()
     with (

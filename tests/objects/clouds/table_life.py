@@ -32,14 +32,14 @@ def run_table_life(server: ServerThread, warehouse: str, client_properties: dict
     table = catalog.create_table("db.t", schema=data.schema)
     assert table.location().startswith(f"{warehouse}/db/t")
     table.append(data)
-    table.append(data.slice(0, 10))
+    table.append(data.slice(0, 10))  # These ids are then in the table twice.
     assert sorted(table.scan(row_filter="id < 5").to_arrow()["id"].to_pylist()) == sorted([0, 1, 2, 3, 4] * 2)
 
     with closing(IndexClient(server.url)) as client:
         seamark.append(client, "db.t", pa.table({"id": [ROWS + 7], "part": ["seamark"]}))
         planned_scan = seamark.scan(client, "db.t", where=f"id > {ROWS}")
         assert planned_scan.to_arrow()["part"].to_pylist() == ["seamark"]
-        assert client.explain("db.t", f"id > {ROWS}").files == 1
+        assert client.explain("db.t", f"id > {ROWS}").files == 1, "only the file of Seamark's append matches"
         row_count = ROWS + 10 + 1  # The rows of the three appends.
         assert catalog.load_table("db.t").scan().to_arrow().num_rows == row_count
         assert server.run(_list_objects(server.components.objects, warehouse))

@@ -142,7 +142,10 @@ async def test_lost_reply_to_a_rename_is_not_reported_as_a_conflict(
 
 
 class RefusingClient:
-    """A client whose NameNode accepts no new file, and that has an object of another writer."""
+    """An HDFS client whose NameNode refuses each new file with `error`.
+
+    The file `/wh/a` of another writer exists. `deleted` are the paths that the server has tried to delete.
+    """
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -180,7 +183,7 @@ async def test_write_that_hdfs_refuses_is_not_a_lost_reply(
 
 
 class EventClient:
-    """A client whose calls wait until `may_answer` is set."""
+    """An HDFS client whose calls wait until `may_answer` is set."""
 
     def __init__(self) -> None:
         self.may_answer = threading.Event()
@@ -192,7 +195,10 @@ class EventClient:
 
 @pytest.fixture
 def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EventClient]]:
-    """List the opened clients. The first one never answers, and the others answer at once."""
+    """Return the list of the clients that the server has opened.
+
+    The first client does not answer before the end of the test. Later clients answer at once.
+    """
     clients: list[EventClient] = []
 
     def open_event_client(authority: str, settings: Settings) -> EventClient:
@@ -230,6 +236,7 @@ async def test_client_that_does_not_answer_is_replaced(clients: list[EventClient
 
 async def test_number_of_hung_threads_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_threads, "HUNG_THREADS_MAX", 2)
+    # A thread hangs if its call does not end before the timeout. The next call then needs another thread.
     clock, may_answer, calls = SimulatedClock(1), threading.Event(), 0
 
     def call(get_client: Callable[[], str]) -> str:
@@ -243,7 +250,7 @@ async def test_number_of_hung_threads_is_limited(monkeypatch: pytest.MonkeyPatch
         for _ in range(5):
             with pytest.raises(TimeoutError):
                 await threads.run(call, 0.05)
-        assert calls == 3, "two calls, and one trial"
+        assert calls == 3, "two calls hang, and one trial call is allowed. The other two calls are not executed"
         clock.advance(60_001)  # The next trial is possible a minute after the last trial.
         trial = asyncio.create_task(threads.run(call, 60.0))
         await until(lambda: calls == 4)

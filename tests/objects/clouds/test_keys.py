@@ -55,6 +55,7 @@ def test_sas_of_azure_opens_only_the_folder_of_the_table() -> None:
         )
         fields = parse_sas(sas)
         assert (fields["sr"], fields["sdd"], fields["sp"], fields["spr"]) == ("d", "3", permissions, "https")
+        # A signature is valid for between half an hour and an hour.
         assert clock.now_ms() + 1800_000 <= issued_sas.expires_ms <= clock.now_ms() + 3600_000
         # The page "Create a service SAS" of Azure's documentation states the order of these fields.
         signed_fields = [
@@ -124,7 +125,7 @@ async def test_concurrent_answers_share_one_request_for_keys() -> None:
     def issue() -> IssuedKeys:
         requests.append(threading.current_thread().name)
         assert may_answer.wait(30)
-        return IssuedKeys({"key": "a"}, 1 << 50)
+        return IssuedKeys({"key": "a"}, expires_ms=1 << 50)  # In the distant future
 
     with cache.hold():
         answers = [asyncio.ensure_future(cache.get(("table",), issue)) for _ in range(3)]
@@ -275,7 +276,12 @@ class _Login:
 
 
 class _Google(HTTPServer):
-    """Google's endpoints that issue and exchange tokens of a service account."""
+    """Google's endpoints that issue and exchange tokens of a service account.
+
+    Attributes:
+        status: The status of every answer.
+        requests: The received forms.
+    """
 
     status = 200
 

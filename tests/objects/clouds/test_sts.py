@@ -28,7 +28,7 @@ _ERROR = """<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Er
 
 
 class Sts(HTTPServer):
-    """A server for `AssumeRole`. If `error_code` is set, its answer is this error."""
+    """A server that answers `AssumeRole` requests as AWS STS does, or with the error `error_code` if it is set."""
 
     error_code = ""
 
@@ -83,7 +83,8 @@ async def test_clients_get_keys_of_a_session_that_is_limited_to_the_table(sts: S
     assert credentials == [{"prefix": "s3://lake/wh/db/t-1/", "config": config}]
     assert (config["s3.access-key-id"], config["s3.secret-access-key"]) == ("ASIA1", "temporary")
     assert (config["s3.session-token"], config["client.refresh-credentials-endpoint"]) == ("token", "v1/credentials")
-    assert int(config["s3.session-token-expires-at-ms"]) > 4_000_000_000_000  # The answer of STS names the year 2126.
+    year_2096_ms = 4_000_000_000_000
+    assert int(config["s3.session-token-expires-at-ms"]) > year_2096_ms, "the answer of STS names the year 2126"
     assert "SECRET" not in json.dumps(config)
     assert "external" not in json.dumps(config)
     [request] = sts.requests
