@@ -173,7 +173,7 @@ async def test_first_flush_keeps_existing_rows_of_the_table(tmp_path: Path) -> N
         for _ in range(2):
             assert await stream.ids() == [1, 2, 3, 4]
             assert sorted(list_ids(await read_batches(stream))) == [1, 2, 3, 4]
-            await stream.flush()
+            await stream.flush()  # The second read comes after the flush.
 
 
 async def test_flush_begins_when_the_oldest_row_reaches_the_interval(
@@ -183,7 +183,7 @@ async def test_flush_begins_when_the_oldest_row_reaches_the_interval(
     await flush_first_row(stream)
     streams = stream.server.components.streams
     (table,), (state,) = streams.tables.values(), streams._flushes.values()
-    state.interval_ms = 1_000_000
+    state.interval_ms = 1_000_000  # No flush is due until the test moves the clock.
     await stream.post({"id": 1})
     oldest_ms = table.oldest_ms
     assert oldest_ms is not None
@@ -191,6 +191,7 @@ async def test_flush_begins_when_the_oldest_row_reaches_the_interval(
     assert table.oldest_ms == oldest_ms
     state.interval_ms = 1_000_000
     clock = stream.server.components.clock
+    # One millisecond before the end of the interval, no flush is due.
     monkeypatch.setattr(type(clock), "now_ms", lambda _: oldest_ms + 999_999)
     await streams.start_due_flushes()
     assert state.task is None

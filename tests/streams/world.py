@@ -75,7 +75,7 @@ class StreamWorld:
             cast("Any", self.row_files),
             cast("ObjectStore", self),
             self._clock,
-            StreamLimits(interval_s, 0.0, part_bytes_max),
+            StreamLimits(fresh_interval_s=interval_s, fresh_retention_s=0.0, part_bytes_max=part_bytes_max),
             fresh_folder="fresh",
             run_in_thread=_run_now,
         )

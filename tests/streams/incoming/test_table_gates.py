@@ -67,7 +67,7 @@ async def test_failed_opening_of_an_abandoned_gate_leaves_no_lease(
     store: PointerStore, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     """If the lease stayed, a later commit would wait until it ends, and be refused."""
-    monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0)
+    monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0)  # A commit that would wait for appends is refused at once.
     log, gates = FaultyLog(), TableGates(store, SystemClock())
     log.gate, log.opening_error = StreamGate(1, True), error
     with pytest.raises(RetryLater):

@@ -135,7 +135,10 @@ def read_values(files: list[Any]) -> list[str]:
 
 
 def read_flushed_values(log: Log, metadata: TableMetadata) -> list[str]:
-    """Return the values in the files that a flush of the log would write."""
+    """Return the values in the files that a flush of the log would write.
+
+    If the metadata do not allow a key, the rows are written without a key.
+    """
     try:
         key = find_key_columns(metadata)
     except BadRequest:
