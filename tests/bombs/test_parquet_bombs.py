@@ -152,7 +152,17 @@ def read_as_rows(path: str) -> str:
 def read_as_equality_delete(path: str, kind: str) -> str:
     """Decode the file as an equality delete file. Return the deletes as text, or the reason of the refusal."""
     size = Path(path).stat().st_size
-    file = DeleteFile(path, "parquet", 2, size, count_rows(path), None, -1, -1, (KEY_COLUMN_ID,))
+    file = DeleteFile(
+        path,
+        format="parquet",
+        content=2,  # equality deletes
+        size_bytes=size,
+        records=count_rows(path),
+        referenced=None,
+        offset=-1,
+        length=-1,
+        columns=(KEY_COLUMN_ID,),
+    )
     try:
         return str(decode_delete_content(Path(path).read_bytes(), file, ((KEY_COLUMN_ID, kind),), limit_bytes=LIMIT))
     except Unreadable as error:
@@ -235,7 +245,10 @@ def add_chunks(footer: thrift.Fields) -> None:
 
 
 def add_empty_chunks(footer: thrift.Fields) -> None:
-    """Add column chunks without fields. pyarrow rejects the file, but only after it has allocated memory for them."""
+    """Add 400,000 column chunks without fields, which the footer can hold within its limit.
+
+    pyarrow rejects the file, but only after it has allocated memory for them.
+    """
     _get_group(footer)[_CHUNKS] = _make_list(400_000, {})
 
 

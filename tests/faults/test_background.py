@@ -28,7 +28,7 @@ CLOCK = SystemClock()
 
 
 class FullDisk:
-    """A logger all of whose methods fail as on a full disk."""
+    """A logger whose methods all raise the error of a full disk."""
 
     def msg(self, *_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -113,14 +113,15 @@ def test_repeat_of_a_commit_with_a_deleted_key_never_reports_failure(
     )
     assert status == 200, body
     uuid = body["metadata"]["table-uuid"]
-    assert client.append(1, None, 1, "brief", key)[0] == 200
-    for snapshot_id in range(2, 6):
-        assert client.append(snapshot_id, snapshot_id - 1, snapshot_id, "brief")[0] == 200
-    status, body = client.append(1, None, 1, "brief", key)
+    first_append: dict[str, Any] = {"snapshot_id": 1, "parent": None, "sequence": 1, "name": "brief", "key": key}
+    assert client.append(**first_append)[0] == 200
+    for snapshot_id in range(2, 6):  # These commits delete the metadata file of the first commit.
+        assert client.append(snapshot_id, snapshot_id - 1, sequence=snapshot_id, name="brief")[0] == 200
+    status, body = client.append(**first_append)
     assert status == 200, body
     assert (body["metadata"]["table-uuid"], body["metadata"]["current-snapshot-id"]) == (uuid, 5)
     assert client.call("DELETE", path)[0] == 204
-    status, body = client.append(1, None, 1, "brief", key)
+    status, body = client.append(**first_append)
     assert (status, body["error"]["type"]) == (500, "CommitStateUnknownException")
 
 
