@@ -243,7 +243,7 @@ async def test_tables_share_a_folder_only_if_an_unconfined_caller_allows_it(tmp_
 
 
 async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: Path) -> None:
-    """The tables overlapped before overlaps were rejected."""
+    """A catalog from before overlaps were rejected can have a table in the location of another table."""
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         new_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/over"

@@ -180,7 +180,10 @@ async def test_views_keep_their_locations(tmp_path: Path, database: dict[str, An
 
 
 async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) -> None:
-    """A writer of the former namespace can overwrite the file. The location in it may then have no files."""
+    """A writer of the former namespace can overwrite the file, and write another location or nothing into it.
+
+    The table must still keep its claim, which reserves the location of its files.
+    """
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock) as rig:
         location = await create_moved_table(rig)

@@ -39,7 +39,10 @@ def _encode_avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
 
 
 async def _create_filled_table(rig: CatalogRig, name: str, foreign_file: str | None = None) -> set[str]:
-    """Create a table with one snapshot of two data files and a foreign file. Return the table's files."""
+    """Create a table with one snapshot of two data files and, if given, a file of another table.
+
+    Return the files in the table's location.
+    """
     await rig.create_table(name)
     table_location = (await rig.catalog.tables.load(DB, name)).metadata.location
     data = [f"{table_location}/data/a.parquet", f"{table_location}/data/b.parquet"]

@@ -90,7 +90,10 @@ class ServiceHistory:
     count = rows_version = overtaken = undone = 0
 
     async def begin(self, merge: int | None = None) -> PendingCommit:
-        """Build a random commit on the current head. It stays open while other commits overtake it."""
+        """Build a random commit on the current head. It stays open while other commits overtake it.
+
+        The commit merges `merge` manifests of the head, where 0 means none, or a random number by default.
+        """
         rng, files = self.rng, self.files
         added_files: dict[str, int] = {}
         for _ in range(rng.randint(1, 3)):
@@ -146,7 +149,7 @@ class ServiceHistory:
         self.check(metadata, f"version {self.rows_version}")
 
     async def replace(self) -> None:
-        """Compact some files into one file with as many rows."""
+        """Compact up to four files into one file with the same number of rows."""
         metadata = await self.table.load()
         removed_files = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 4)))
         self.count += 1

@@ -354,7 +354,7 @@ def test_expression_keeps_the_rows_of_duckdb_and_no_others_if_fully_used(
     table: tuple[duckdb.DuckDBPyConnection, list[Row]],
 ) -> None:
     are_used = [compare_with_duckdb(seed, *table) for seed in range(examples(1500, 80))]
-    # The test needs many predicates of both kinds.
+    # The test needs many predicates that are fully used, and many that are not.
     assert len(are_used) / 3 < sum(are_used) < len(are_used) * 14 / 15
 
 

@@ -162,7 +162,7 @@ class ManifestTable:
         """Return an entry as a commit would write it. An added entry has sequence numbers, or inherits them."""
         rng, file = self.rng, self.draw_file(content)
         status = rng.choice([ADDED, ADDED, EXISTING, DELETED])
-        if self.version == 1:
+        if self.version == 1:  # Version 1 has no sequence numbers.
             return ManifestEntry(status, rng.randint(1, LONG_MAX), None, None, file)
         inherits = status == ADDED and rng.random() < 0.8
         if status != ADDED:

@@ -123,7 +123,7 @@ def read_with_java(metadata: list[str]) -> list[list[dict[str, Any]]]:
 
 
 def write_snapshot(case: ManifestTable, folder: Path) -> tuple[list[ManifestFile], list[list[ManifestEntry]], str]:
-    """Write one snapshot with a manifest of each content below `folder`.
+    """Write one snapshot with a manifest of each content below `folder`. In version 3, its row ids begin at 10,000.
 
     Returns:
         The expected manifests and entries, and the URI of the metadata file.

@@ -441,9 +441,8 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
     case = build_case(3)
     old_entry_fields = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
     entries = [
-        build_added_entry(
-            build_data_file(first_row_id=3, record_count=50)
-        ),  # The writer of an added file does not choose this number.
+        # The id of an added file is ignored, because the writer of the file does not choose it.
+        build_added_entry(build_data_file(first_row_id=3, record_count=50)),
         build_added_entry(build_data_file(first_row_id=70, record_count=25), **old_entry_fields),
         build_added_entry(build_data_file(record_count=5), **old_entry_fields),
         build_added_entry(build_data_file(record_count=9), **old_entry_fields | {"status": DELETED}),
@@ -452,7 +451,7 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
     written_manifest = encode_entries(case, entries)
     manifest_file = written_manifest.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     (manifest,), next_row_id = assign_first_row_ids([manifest_file], 1_000)
-    assert next_row_id == 1_081
+    assert next_row_id == 1_081  # The manifest reserves ids for the rows of all live files: 50 + 25 + 5 + 1.
     assert [entry.file.first_row_id for entry in read_entries(written_manifest.data, manifest, case.metadata)] == [
         1_000,
         70,
