@@ -37,7 +37,7 @@ SEED = 5
 
 @pytest.fixture(scope="module")
 def lake_with_tables(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
-    """Yield tables with several files and deleted rows."""
+    """Add tables with several files and a deleted row to the catalog, and drop them after the tests."""
     rng = random.Random(SEED)
     with open_catalog(trino_lake.seamark.base_url) as catalog:
         catalog.create_namespace(NAMESPACE)
