@@ -24,7 +24,10 @@ CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",
 
 
 async def move_table(rig: CatalogRig) -> str:
-    """Create a table in `a`, move it to `b`, and return its location."""
+    """Create the table `a.t`, move it to `b.moved`, and return its location.
+
+    The table `a.mine` and the view `a.view`, which are also created, stay in `a`.
+    """
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
     await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="mine", schema=SCHEMA))

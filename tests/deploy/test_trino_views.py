@@ -167,7 +167,10 @@ def test_random_statements_over_views_give_equal_rows(views: Shop, queries: int)
 
 
 def count_plan_views(shop: Shop) -> int:
-    """Return the number of statements for which the proxy has made plan views."""
+    """Return the number of statements for which the proxy has made plan views.
+
+    A plan view is a copy of a view that reads only the files of a plan.
+    """
     return shop.proxy.process.log.read_text().count("; views=views.")
 
 

@@ -83,7 +83,7 @@ def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: in
 
 
 def check_whole_batches(client: IndexClient, seed: int, batches: int, message: str) -> None:
-    """Check that each snapshot has the rows of all batches up to its sequence number, and no part of another."""
+    """Check that each snapshot has the rows of all batches up to its sequence number, and no part of a later batch."""
     loaded_table = client.load_table("db.t", history=True)
     model: Model = {}
     next_number = 0

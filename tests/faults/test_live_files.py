@@ -138,7 +138,7 @@ def _list_snapshot_files(location: str, snapshot_id: int) -> list[str]:
 
 
 def _write_snapshot(location: str, snapshot_id: int) -> str:
-    """Write the files of an append, with the fields that refer to other files.
+    """Write a data file, a manifest and a manifest list, with only the fields that refer to other files.
 
     Return the manifest list's location.
     """

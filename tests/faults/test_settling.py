@@ -24,13 +24,13 @@ class LosingStore:
     def __init__(self, store: Any) -> None:
         self._store = store
         self.error: SeamarkError | None = None
-        self.in_tombstone = False
+        self.fails_rollback = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def transact(self, operations: Any) -> Any:
-        if self.error is not None and self.in_tombstone and isinstance(operations[0], RecordInstant):
+        if self.error is not None and self.fails_rollback and isinstance(operations[0], RecordInstant):
             assert operations[0].instant.state is InstantState.ROLLED_BACK
             raise self.error
         result = await self._store.transact(operations)
@@ -59,7 +59,7 @@ async def test_failed_check_of_a_lost_commit_keeps_its_file(
 
     async with open_rig(tmp_path, wrap_store=wrap_store) as rig:
         await rig.create_table()
-        losing_stores[0].error, losing_stores[0].in_tombstone = error, fails_rollback
+        losing_stores[0].error, losing_stores[0].fails_rollback = error, fails_rollback
         with pytest.raises(CommitUnknown):
             await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
         losing_stores[0].error = None

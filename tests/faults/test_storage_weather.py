@@ -29,7 +29,10 @@ TIMEOUT_S = 2
 
 @asynccontextmanager
 async def _start_behind_proxy(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark, Misbehaviour]]:
-    """Start a server that reaches the store through the proxy. It gives up after TIMEOUT_S, and tries once more."""
+    """Start a server that reaches the store through the proxy.
+
+    The server gives up a request to the store after TIMEOUT_S, and repeats it once.
+    """
     port = choose_free_port()
     env = {**s3.build_seamark_env(), "SEAMARK_S3_ENDPOINT": f"http://127.0.0.1:{port}"}
     env |= {"SEAMARK_STORAGE_TIMEOUT_S": str(TIMEOUT_S), "SEAMARK_STORAGE_RETRIES": "1"}

@@ -108,7 +108,7 @@ class PositionModel:
         return rows
 
     def flush(self, share: float) -> None:
-        """Flush a random share of the shards."""
+        """Flush each shard with the probability `share`."""
         ranges, rows = [], []
         for shard, start in self.flushed_offsets.items():
             end = len(self.log[shard])

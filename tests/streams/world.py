@@ -27,7 +27,7 @@ UUID = "uuid-of-t"
 
 
 class NumberFiles:
-    """Encodes rows that are numbers."""
+    """Encodes rows, in place of `RowFiles`. The content of a file is the JSON of its numbers."""
 
     def __init__(self) -> None:
         self.file_count = 0

@@ -550,7 +550,7 @@ class SimulationWorld:
                 self.create_table()
 
     def commit_other_change(self) -> None:
-        """Commit another change to the table."""
+        """Commit another change to the table, such as new properties. It changes neither rows nor offsets."""
         self.catalog.tables[self.uuid].version += 1
 
     def create_change_actors(self) -> Sequence[Coroutine[None, None, None]]:
