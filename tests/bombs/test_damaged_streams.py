@@ -73,7 +73,7 @@ def read_invalid_view_of_null() -> str:
     views[1] = (-(1 << 31), 0, 0, 0)
     array = pa.Array.from_buffers(text.type, 3, [text.buffers()[0], pa.py_buffer(views), *text.buffers()[2:]])
     columns = {"n": pa.array([1, 2, 3]), "s": array, "x": pa.array([b"abcd"] * 3, pa.binary(4))}
-    return count_keys(encode_stream(columns, 3))
+    return count_keys(encode_stream(columns, rows=3))
 
 
 def test_null_may_have_any_view() -> None:

@@ -64,7 +64,7 @@ def write_dictionary(folder: Path) -> Path:
 
 def write_fixed(folder: Path) -> Path:
     # PyArrow writes these values one by one, so three times the limit is sufficient.
-    return write_column(folder / "fixed.parquet", repeat_value(pa.binary(len(VALUE)), 2_000))
+    return write_column(folder / "fixed.parquet", repeat_value(pa.binary(len(VALUE)), rows=2_000))
 
 
 def write_delta(folder: Path) -> Path:
@@ -111,7 +111,9 @@ def read_as_dimension(path: str, kind: str) -> str:
     async def read() -> str:
         home = Path(path).parent
         async with open_objects(Settings(home=home, warehouse=home.as_uri()), SystemClock()) as objects:
-            reader = DataRows(objects, asyncio.get_running_loop(), None, 128 * MIB, LIMIT)
+            reader = DataRows(
+                objects, asyncio.get_running_loop(), mapping=None, limit_bytes=128 * MIB, decoded_bytes=LIMIT
+            )
             return await asyncio.to_thread(describe_keys, reader)
 
     def describe_keys(reader: DataRows) -> str:
@@ -133,7 +135,9 @@ def read_as_rows(path: str) -> str:
     async def read() -> str:
         home = Path(path).parent
         async with open_objects(Settings(home=home, warehouse=home.as_uri()), SystemClock()) as objects:
-            reader = DataRows(objects, asyncio.get_running_loop(), None, 128 * MIB, LIMIT)
+            reader = DataRows(
+                objects, asyncio.get_running_loop(), mapping=None, limit_bytes=128 * MIB, decoded_bytes=LIMIT
+            )
             return await asyncio.to_thread(describe_read, reader)
 
     def describe_read(reader: DataRows) -> str:
@@ -249,7 +253,7 @@ def add_empty_chunks(footer: thrift.Fields) -> None:
 
     pyarrow rejects the file, but only after it has allocated memory for them.
     """
-    _get_group(footer)[_CHUNKS] = _make_list(400_000, {})
+    _get_group(footer)[_CHUNKS] = _make_list(count=400_000, item={})
 
 
 def add_groups(footer: thrift.Fields) -> None:

@@ -122,12 +122,12 @@ async def test_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: Pat
         location = await move_table(rig)
         await rig.catalog.tables.drop(CALLER, ("b",), "moved", purge=False)
         await check_rejected(rig, CONFINED_CALLER, location)
-        row = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
+        row = (await rig.catalog.dropped.list(("b",), page_token=None, page_size=None)).items[0]
         await rig.catalog.dropped.restore(CALLER, row.id, None, "again")
         await check_rejected(rig, CONFINED_CALLER, location)
         await rig.catalog.tables.drop(CALLER, ("b",), "again", purge=True)
         await check_rejected(rig, CONFINED_CALLER, location)
-        row = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
+        row = (await rig.catalog.dropped.list(("b",), page_token=None, page_size=None)).items[0]
         await rig.catalog.dropped.purge(CALLER, row.id)
         await rig.catalog.tables.create(
             CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=location)
@@ -276,7 +276,7 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
         for file in (live_path, own_location):
             await rig.objects.create(file, b"live")
         await rig.catalog.tables.drop(CALLER, ("a",), "outer", purge=True)
-        row = (await rig.catalog.dropped.list(("a",), None, None)).items[0]
+        row = (await rig.catalog.dropped.list(("a",), page_token=None, page_size=None)).items[0]
         await rig.catalog.dropped.purge(CALLER, row.id)
         assert await rig.objects.exists(live_path)
         for file in (own_location, f"file://{path}"):

@@ -40,7 +40,10 @@ async def _serve_two_tenants(home: Path, **settings: Any) -> AsyncIterator[tuple
     async with run_server(home) as admin:
         store, clock = admin.components.store, admin.components.clock
         await store.transact([CreateNamespace(path=(name,), properties={}) for name in ("a", "b")])
-        tokens = {grant.principal: await create_token(store, clock, grant.principal, None, [grant]) for grant in GRANTS}
+        tokens = {
+            grant.principal: await create_token(store, clock, grant.principal, ttl_s=None, grants=[grant])
+            for grant in GRANTS
+        }
     async with run_server(home, auth="token", **settings) as server:
         api = Api(server)
 
@@ -126,10 +129,13 @@ async def test_writes_of_a_principal_are_limited_each_hour_without_affecting_oth
         assert (await send("bob", "POST", "/v1/namespaces/b/properties", {"updates": {"n": "x"}})).status == 200
         # Rejected requests write nothing, so they are not recorded one by one.
         await asyncio.sleep(0)
-        audit_record_count_before = len(await server.components.store.read_audit_records(None, 10_000))
+        audit_record_count_before = len(await server.components.store.read_audit_records(after_id=None, limit=10_000))
         for _ in range(20):
             assert (await send("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})).status == 429
-        assert len(await server.components.store.read_audit_records(None, 10_000)) <= audit_record_count_before + 1
+        assert (
+            len(await server.components.store.read_audit_records(after_id=None, limit=10_000))
+            <= audit_record_count_before + 1
+        )
         assert (await send("ann", "DELETE", "/v1/namespaces/a")).status == 204
 
 
@@ -164,7 +170,9 @@ def test_transaction_of_several_principals_counts_for_each() -> None:
     An instant counts for its principal. The principals of the instants share the other rows of the transaction.
     """
     shares = DatabaseShares(Settings(database_rows_limit=20), SimulatedClock(0))
-    producer_changes = [AdvanceProducer("u", f"producer {number}", 1, 1, 0) for number in range(2)]
+    producer_changes = [
+        AdvanceProducer("u", f"producer {number}", sequence=1, snapshot_id=1, now_ms=0) for number in range(2)
+    ]
     with set_principal("ann"):
         for number in range(9):  # Each transaction counts two rows for bob, two for cid, and none for ann.
             instants = [make_instant(f"{number} {principal}", principal_name=principal) for principal in ("bob", "cid")]

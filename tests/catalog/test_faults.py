@@ -151,7 +151,7 @@ async def test_commit_without_any_answer_keeps_its_file_and_reports_unknown(tmp_
     async with open_rig(tmp_path / "a", wrap_store=SilencedStore) as rig:
         await rig.create_table()
         with pytest.raises(CommitUnknown):
-            await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
+            await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, parent=None, sequence=1))
         await rig.publisher.close()
         metadata = (await rig.catalog.tables.load(DB, "t")).metadata
         assert metadata.current_snapshot_id == 1, "the store had committed, so the file must exist"
@@ -172,6 +172,6 @@ async def test_concurrent_drops_and_commits_leave_no_table_behind(tmp_path: Path
         drop_answer, *commit_answers = answers
         assert drop_answer is None
         assert any(isinstance(answer, NoSuchTable) for answer in commit_answers)
-        dropped_entries = (await rig.catalog.dropped.list(DB, None, None)).items
+        dropped_entries = (await rig.catalog.dropped.list(DB, page_token=None, page_size=None)).items
         metadata = await rig.catalog.documents.table(dropped_entries[0].entry.metadata_location)
         _check_history(metadata, outcomes)

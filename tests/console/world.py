@@ -72,8 +72,8 @@ async def create_tokens(home: Path) -> dict[str, str]:
     async with open_store(build_settings(home).make_database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
         return {
-            "admin": await create_token(store, clock, "admin", None, [Grant("admin", "admin")]),
-            "rita": await create_token(store, clock, "rita", None, [Grant("rita", "reader", ("db",))]),
+            "admin": await create_token(store, clock, "admin", ttl_s=None, grants=[Grant("admin", "admin")]),
+            "rita": await create_token(store, clock, "rita", ttl_s=None, grants=[Grant("rita", "reader", ("db",))]),
         }
 
 
@@ -151,7 +151,7 @@ async def make_orders(server: RunningServer, seed: int = 1) -> tuple[int, int]:
     location = await create_table(
         server, "orders", partitioned=True, properties={"seamark.clustering.columns": "customer_id"}
     )
-    files = list(make_unclustered(location, 600, rng))
+    files = list(make_unclustered(location, count=600, rng=rng))
     snapshot_before = 0
     for start in range(0, 600, 100):
         snapshot_before = await commit_change(server, "orders", files[start : start + 100])
@@ -159,12 +159,12 @@ async def make_orders(server: RunningServer, seed: int = 1) -> tuple[int, int]:
             await set_ref(server, "orders", "audit", "branch", snapshot_before)
         if start == 300:
             await set_ref(server, "orders", "2024-q1", "tag", snapshot_before)
-    audit_files = list(make_unclustered(f"{location}/audit", 20, rng))
+    audit_files = list(make_unclustered(f"{location}/audit", count=20, rng=rng))
     await commit_change(server, "orders", audit_files, branch="audit")
     snapshot_after = await commit_change(
         server,
         "orders",
-        list(make_clustered(location, 480, rng)),
+        list(make_clustered(location, count=480, rng=rng)),
         remove=[{"file-path": file["file-path"]} for file in files],
         operation="replace",
         **{"read-snapshot-id": snapshot_before},

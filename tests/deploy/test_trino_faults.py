@@ -85,7 +85,7 @@ def create_orders(seamark: Seamark, schema: str) -> None:
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace(schema)
     rows = pa.table({"id": range(10_000), "note": [f"n{number}" for number in range(10_000)]})
-    write_files(catalog, f"{schema}.orders", rows, 40)
+    write_files(catalog, f"{schema}.orders", rows, files=40)
     catalog.close()
 
 

@@ -26,7 +26,7 @@ def _kill_and_retry(server: KillableServer, client: HttpClient, step: str, retry
         status, body = client.append(snapshot_id, parent_id, sequence=snapshot_id, name=name)
         assert status == 200, body
     key = create_key() if retry.startswith("with") else None
-    server.run_until_death(step, 1, lambda: client.append(3, 2, sequence=3, name=name, key=key))
+    server.run_until_death(step, nth=1, send_request=lambda: client.append(3, 2, sequence=3, name=name, key=key))
 
     client = server.start()
     has_committed = step in STEPS_AFTER_COMMIT
@@ -90,11 +90,13 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
             changes = []
             for name in names:
                 assert client.create_table(name)[0] == 200
-                requirements, updates = build_append(7, None, 1)
+                requirements, updates = build_append(7, parent=None, sequence=1)
                 identifier = {"namespace": ["db"], "name": name}
                 changes.append({"identifier": identifier, "requirements": requirements, "updates": updates})
             request = ("POST", "/v1/transactions/commit", {"table-changes": changes}, {"Idempotency-Key": create_key()})
-            server.run_until_death(step, 1, lambda call=client.call, sent_request=request: call(*sent_request))
+            server.run_until_death(
+                step, nth=1, send_request=lambda call=client.call, sent_request=request: call(*sent_request)
+            )
             client = server.start()
             expected = [7] if step in STEPS_AFTER_COMMIT else []
             assert [client.read_chain(name) for name in names] == [expected] * 3, step

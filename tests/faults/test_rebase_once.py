@@ -123,7 +123,7 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
     )
     rng = random.Random(seed)
     create_table(direct_client, name, 2 + seed % 2)
-    proxy.choose_fault = make_fault_chooser(seed, 0.6, applies=lambda method, path: method == "POST")
+    proxy.choose_fault = make_fault_chooser(seed, rate=0.6, applies=lambda method, path: method == "POST")
     expected: set[str] = set()
     for round_number in range(8):  # Of the four appends in a round, three are overtaken.
         metadata = load_metadata(direct_client, name)

@@ -29,7 +29,7 @@ def kill_command(folder: Path, delay_s: float, *arguments: str) -> bool:
     """Start the command, and kill it after `delay_s`. Return True if it was still running."""
     environment = {**os.environ, "SEAMARK_ENCRYPTION_KEY": SHARED_KEY}
     with (folder / "killed.log").open("ab") as log:
-        process = fork([SEAMARK, *arguments], environment, None, log.fileno(), log.fileno())
+        process = fork([SEAMARK, *arguments], environment, cwd=None, output=log.fileno(), errors=log.fileno())
         assert process is not None, "the fork server is enabled for tests"
         time.sleep(delay_s)
         if process.poll() is None:

@@ -231,7 +231,7 @@ def check_readers(seed: int) -> None:
                 reader.read(model, rng.randint(1, 4))
         model.change_at_random()
     for reader in readers:
-        while not reader.failure and not reader.read(model, 1):
+        while not reader.failure and not reader.read(model, steps_max=1):
             pass
         expected = Counter(model.rows) - Counter(reader.earlier_ids)
         if reader.failure:
@@ -261,7 +261,7 @@ def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
     base = model.history.current_snapshot_id
     position_before = find_position_after_snapshot(UUID, model.make_table(), base)
     model.log[0] += [100, 101]
-    model.commit("append", [100, 101], [FlushedRange(0, 0, 2)])
+    model.commit("append", [100, 101], [FlushedRange(shard=0, start=0, end=2)])
     model.flushed_offsets[0] = 2
     model.history.current_snapshot_id = base
     model.log[0].append(102)
@@ -356,6 +356,6 @@ def test_flush_of_an_earlier_server_is_a_flush_of_the_table() -> None:
     summary = {"operation": "append", FLUSH_MARK: "true", FLUSH_OFFSETS: "0:0-2"}
     snapshot = Snapshot(1, 1, summary=msgspec.Raw(json.dumps(summary).encode()))
     table = ReadableTable(cast("TableMetadata", SnapshotHistory({1: snapshot}, 1)), {0: 2}, {0: ShardState(0, 2, 2, 0)})
-    assert parse_ranges(snapshot, table) == (FlushedRange(0, 0, 2),)
+    assert parse_ranges(snapshot, table) == (FlushedRange(shard=0, start=0, end=2),)
     assert choose_next_step(ReadPosition(UUID, None, (2,)), table) == End(ReadPosition(UUID, 1, (2,)))
     assert is_flush(snapshot, UUID)

@@ -184,7 +184,7 @@ def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
                 continue
             for entry, batch in zip(group.entries[entry_count:], request.batches, strict=False):
                 frames.append((encode_meta(entry), list_payloads([batch])))
-        if not frames or await log._store(group, frames, 0, answers):
+        if not frames or await log._store(group, frames, size_bytes=0, answers=answers):
             for future, answer in answers:
                 if not future.done():
                     future.set_result(answer)

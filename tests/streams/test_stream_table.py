@@ -289,8 +289,8 @@ async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_fil
             if not is_flushed:
                 is_flushed = True
                 await create("data/flushed", json.dumps([1, 2]).encode())
-                file = EncodedFile("data/flushed", b"", b"{}", 2)
-                await world.commit(world.entry(), cast("Any", None), [file], [FlushedRange(0, 0, 2)])
+                file = EncodedFile("data/flushed", data=b"", content_file=b"{}", rows=2)
+                await world.commit(world.entry(), cast("Any", None), [file], [FlushedRange(shard=0, start=0, end=2)])
                 await table.follow()
             await create(location, data)
 

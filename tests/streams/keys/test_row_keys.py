@@ -145,8 +145,8 @@ def read_flushed_values(log: Log, metadata: TableMetadata) -> list[str]:
         key = ()
     slices = log.list_slices()
     if any(row_slice.kinds for row_slice in slices):
-        return read_values(FILES.encode_keyed(slices, metadata, None, key)[0])
-    return read_values(FILES.encode(slices, metadata, None))
+        return read_values(FILES.encode_keyed(slices, metadata, folder=None, key=key)[0])
+    return read_values(FILES.encode(slices, metadata, folder=None))
 
 
 def choose_row(rng: Random, number: int) -> dict[int, Any]:

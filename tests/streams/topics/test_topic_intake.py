@@ -92,7 +92,7 @@ class IntakeRig:
         uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         log = await components.streams._logs.open()
         state = log.find_producer(make_topic_producer_name(uuid, self.topic.topic.id, partition))
-        return StreamProducerState(0, -1) if state is None else state
+        return StreamProducerState(epoch=0, sequence=-1) if state is None else state
 
     async def is_read(self) -> bool:
         """Return True if the log has the last message of each partition."""
