@@ -99,7 +99,7 @@ def get_structure(fields: Fields, number: int) -> Fields:
 
 
 def get_metadata(chunk: Fields) -> Fields:
-    """Return the ColumnMetaData of a chunk."""
+    """Return the ColumnMetaData of a chunk, which is its field 3."""
     return get_structure(chunk, 3)
 
 
@@ -123,12 +123,13 @@ def repeat_field(encoded_field: bytes, number: int, kind: int, value: object) ->
 def add_dictionary_of_another_type(chunk: Fields) -> None:
     """Add a dictionary offset with another Thrift type. pyarrow skips it, and so begins with the data page."""
     metadata = get_metadata(chunk)
-    metadata[11] = I32, 4
+    metadata[11] = I32, 4  # Field 11 is the offset of the dictionary page, which is an I64 in valid files.
     chunk[3] = STRUCT, dict(sorted(metadata.items()))
 
 
 def add_wrong_sizes(chunk: Fields) -> None:
     """Add SizeStatistics with levels that no column of the table has, which pyarrow rejects when it reads rows."""
+    # Field 16 has the SizeStatistics, and their field 3 has a histogram of levels.
     get_metadata(chunk)[16] = STRUCT, {1: (I64, 5), 3: (LIST, (I64, [1, 2, 3, 4]))}
 
 
@@ -167,9 +168,9 @@ def test_footer_with_two_lists_of_row_groups_is_rejected() -> None:
 
 
 def test_page_with_two_sizes_is_rejected() -> None:
-    """pyarrow skips the size with the other Thrift type."""
+    """pyarrow skips the second size, because it has another Thrift type than the specification."""
     data = encode_rows(compression="none", use_dictionary=False)
-    page, end = thrift.read_structure(data, 4)
+    page, end = thrift.read_structure(data, 4)  # The first page header follows the magic number of four bytes.
     with pytest.raises(ValueError, match="the field 2 is repeated"):
         read_page_sizes(repeat_field(thrift.write_structure(page), 2, I64, 1) + data[end:], ROWS)
 
@@ -179,7 +180,7 @@ def test_page_whose_number_of_values_exceeds_32_bits_is_rejected() -> None:
     data = encode_rows(compression="none", use_dictionary=False)
     page, end = thrift.read_structure(data, 4)
     data_page_header = get_structure(page, 5)
-    _, value_count = data_page_header[1]
+    _, value_count = data_page_header[1]  # The first field is the number of values.
     data_page_header[1] = I32, value_count + (1 << 32)
     with pytest.raises(ValueError, match="states 4294967596 values"):
         read_page_sizes(thrift.write_structure(page) + data[end:], ROWS)
@@ -246,7 +247,11 @@ def sort_fields(value: Any) -> Any:
 
 
 def list_unexpected_outcomes(seed: str) -> str:
-    """Return the outcomes of damaged files that are neither an expected error nor rows."""
+    """Read 250 randomly damaged files, and return the errors that the server does not expect, as text.
+
+    Each file has one to three changed bytes. About half of the changes are in the last 1,200 bytes, which have the
+    footer.
+    """
     rng, unexpected_errors = random.Random(seed), []
     files = [encode_rows(**options) for options in WRITE_OPTIONS]
     for _ in range(250):

@@ -51,7 +51,10 @@ def encode_all_forms() -> list[bytes]:
 
 
 def count_keys(data: bytes) -> str:
-    """Return the number of keys in a body, as text, or the error. The route reads bodies in the same way."""
+    """Return a text with the number of keys in a body, or the message of an expected error.
+
+    The route for keys reads bodies in the same way.
+    """
     try:
         arrays, shared_bytes = extract_term_arrays(TERMS, read_stream(data, "The body", rows_max=1_000_000))
         if shared_bytes > 1 << 26:
@@ -70,7 +73,7 @@ def read_invalid_view_of_null() -> str:
     views[1] = (-(1 << 31), 0, 0, 0)
     array = pa.Array.from_buffers(text.type, 3, [text.buffers()[0], pa.py_buffer(views), *text.buffers()[2:]])
     columns = {"n": pa.array([1, 2, 3]), "s": array, "x": pa.array([b"abcd"] * 3, pa.binary(4))}
-    return count_keys(encode_stream(columns, 3))
+    return count_keys(encode_stream(columns, rows=3))
 
 
 def test_null_may_have_any_view() -> None:
@@ -79,7 +82,10 @@ def test_null_may_have_any_view() -> None:
 
 
 def list_unexpected_outcomes(seed: str) -> str:
-    """Return the outcomes of damaged streams that are neither an expected error nor keys."""
+    """Decode 1,500 randomly damaged streams, and return the errors that the server does not expect, as text.
+
+    Each stream has one to three changes, mostly one, because a stream with many changes fails at the first of them.
+    """
     rng, unexpected_errors = random.Random(seed), []
     bodies = encode_all_forms()
     for _ in range(1500):

@@ -59,7 +59,7 @@ def test_manifest_that_inflates_beyond_the_limit_is_corrupt(tmp_path: Path, code
     file = buffer.getvalue()
     sync_marker = file[-16:]
     header = file[: file.index(sync_marker) + 16]
-    rows = bytes(300 * MIB)
+    rows = bytes(300 * MIB)  # This is more than the limit, and zeros take less than a MiB when they are compressed.
     if codec == "deflate":
         packer = zlib.compressobj(9, wbits=-15)
         block = packer.compress(rows) + packer.flush()

@@ -64,7 +64,7 @@ def write_dictionary(folder: Path) -> Path:
 
 def write_fixed(folder: Path) -> Path:
     # PyArrow writes these values one by one, so three times the limit is sufficient.
-    return write_column(folder / "fixed.parquet", repeat_value(pa.binary(len(VALUE)), 2_000))
+    return write_column(folder / "fixed.parquet", repeat_value(pa.binary(len(VALUE)), rows=2_000))
 
 
 def write_delta(folder: Path) -> Path:
@@ -111,7 +111,9 @@ def read_as_dimension(path: str, kind: str) -> str:
     async def read() -> str:
         home = Path(path).parent
         async with open_objects(Settings(home=home, warehouse=home.as_uri()), SystemClock()) as objects:
-            reader = DataRows(objects, asyncio.get_running_loop(), None, 128 * MIB, LIMIT)
+            reader = DataRows(
+                objects, asyncio.get_running_loop(), mapping=None, limit_bytes=128 * MIB, decoded_bytes=LIMIT
+            )
             return await asyncio.to_thread(describe_keys, reader)
 
     def describe_keys(reader: DataRows) -> str:
@@ -133,7 +135,9 @@ def read_as_rows(path: str) -> str:
     async def read() -> str:
         home = Path(path).parent
         async with open_objects(Settings(home=home, warehouse=home.as_uri()), SystemClock()) as objects:
-            reader = DataRows(objects, asyncio.get_running_loop(), None, 128 * MIB, LIMIT)
+            reader = DataRows(
+                objects, asyncio.get_running_loop(), mapping=None, limit_bytes=128 * MIB, decoded_bytes=LIMIT
+            )
             return await asyncio.to_thread(describe_read, reader)
 
     def describe_read(reader: DataRows) -> str:
@@ -152,7 +156,17 @@ def read_as_rows(path: str) -> str:
 def read_as_equality_delete(path: str, kind: str) -> str:
     """Decode the file as an equality delete file. Return the deletes as text, or the reason of the refusal."""
     size = Path(path).stat().st_size
-    file = DeleteFile(path, "parquet", 2, size, count_rows(path), None, -1, -1, (KEY_COLUMN_ID,))
+    file = DeleteFile(
+        path,
+        format="parquet",
+        content=2,  # equality deletes
+        size_bytes=size,
+        records=count_rows(path),
+        referenced=None,
+        offset=-1,
+        length=-1,
+        columns=(KEY_COLUMN_ID,),
+    )
     try:
         return str(decode_delete_content(Path(path).read_bytes(), file, ((KEY_COLUMN_ID, kind),), limit_bytes=LIMIT))
     except Unreadable as error:
@@ -235,8 +249,11 @@ def add_chunks(footer: thrift.Fields) -> None:
 
 
 def add_empty_chunks(footer: thrift.Fields) -> None:
-    """Add column chunks without fields. pyarrow rejects the file, but only after it has allocated memory for them."""
-    _get_group(footer)[_CHUNKS] = _make_list(400_000, {})
+    """Add 400,000 column chunks without fields, which the footer can hold within its limit.
+
+    pyarrow rejects the file, but only after it has allocated memory for them.
+    """
+    _get_group(footer)[_CHUNKS] = _make_list(count=400_000, item={})
 
 
 def add_groups(footer: thrift.Fields) -> None:

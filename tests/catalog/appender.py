@@ -31,7 +31,7 @@ _NUMBERS = itertools.count(1)
 
 
 def build_list_schema(version: int) -> Row:
-    """Return the Avro schema of a manifest list of this format version."""
+    """Return the Avro schema of a manifest list of this format version, with the field ids of the specification."""
     fields: list[tuple[str, int, Any]] = [
         ("manifest_path", 500, "string"),
         ("manifest_length", 501, "long"),

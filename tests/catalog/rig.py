@@ -37,6 +37,7 @@ def rename_without_digest(location: str) -> Path:
     Another catalog may have written such a file.
     """
     old_path = Path(location.removeprefix("file://"))
+    # The first five characters are the version number.
     path = old_path.with_name(f"{old_path.name[:5]}-{uuid.uuid4()}.metadata.json")
     path.write_bytes(old_path.read_bytes())
     home = next(parent for parent in path.parents if (parent / "seamark.db").exists())
@@ -156,7 +157,10 @@ class RacingStore:
 
 @asynccontextmanager
 async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[CatalogRig, CatalogRig, RacingStore]]:
-    """Yield a rig, a second rig over the same database, and the store of the first rig."""
+    """Yield two catalogs over the same database, and the store of the first one.
+
+    The store can run a function just before a swap of a pointer, for example a commit by the second catalog.
+    """
     capture = WrapperCapture(RacingStore)
     async with open_rig(home, wrap_store=capture) as rig, open_rig(home) as other_rig:
         yield rig, other_rig, capture.wrapper

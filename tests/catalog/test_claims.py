@@ -24,7 +24,10 @@ CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",
 
 
 async def move_table(rig: CatalogRig) -> str:
-    """Create a table in `a`, move it to `b`, and return its location."""
+    """Create the table `a.t`, move it to `b.moved`, and return its location.
+
+    The table `a.mine` and the view `a.view`, which are also created, stay in `a`.
+    """
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
     await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="mine", schema=SCHEMA))
@@ -119,12 +122,12 @@ async def test_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: Pat
         location = await move_table(rig)
         await rig.catalog.tables.drop(CALLER, ("b",), "moved", purge=False)
         await check_rejected(rig, CONFINED_CALLER, location)
-        row = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
+        row = (await rig.catalog.dropped.list(("b",), page_token=None, page_size=None)).items[0]
         await rig.catalog.dropped.restore(CALLER, row.id, None, "again")
         await check_rejected(rig, CONFINED_CALLER, location)
         await rig.catalog.tables.drop(CALLER, ("b",), "again", purge=True)
         await check_rejected(rig, CONFINED_CALLER, location)
-        row = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
+        row = (await rig.catalog.dropped.list(("b",), page_token=None, page_size=None)).items[0]
         await rig.catalog.dropped.purge(CALLER, row.id)
         await rig.catalog.tables.create(
             CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=location)
@@ -243,7 +246,7 @@ async def test_tables_share_a_folder_only_if_an_unconfined_caller_allows_it(tmp_
 
 
 async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: Path) -> None:
-    """The tables overlapped before overlaps were rejected."""
+    """A catalog from before overlaps were rejected can have a table in the location of another table."""
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         new_location = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/over"
@@ -273,7 +276,7 @@ async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: 
         for file in (live_path, own_location):
             await rig.objects.create(file, b"live")
         await rig.catalog.tables.drop(CALLER, ("a",), "outer", purge=True)
-        row = (await rig.catalog.dropped.list(("a",), None, None)).items[0]
+        row = (await rig.catalog.dropped.list(("a",), page_token=None, page_size=None)).items[0]
         await rig.catalog.dropped.purge(CALLER, row.id)
         assert await rig.objects.exists(live_path)
         for file in (own_location, f"file://{path}"):

@@ -100,9 +100,9 @@ async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
         await check_invariants(rig)
         (row,) = (await rig.catalog.dropped.list_retained(None, None, None)).items
         assert (row.entry.namespace, row.entry.name) == (("b",), "t")
-        assert (await rig.catalog.dropped.list(None, None, None)).items == []
+        assert (await rig.catalog.dropped.list(None, page_token=None, page_size=None)).items == []
         with pytest.raises(NotFound, match="retention"):
-            await rig.catalog.dropped.restore(CALLER, row.id, None, None)
+            await rig.catalog.dropped.restore(CALLER, row.id, namespace=None, name=None)
         delete_files(location)
         await run_housekeeping(rig, clock, _DAY_MS)
         assert (await rig.catalog.dropped.list_retained(None, None, None)).items == []
@@ -133,7 +133,7 @@ async def test_admin_can_purge_or_release_a_retained_location(tmp_path: Path, da
     async with open_rig(tmp_path, clock=clock, **database) as rig:
         location = await create_moved_table(rig)
         await _drop_table(rig)
-        (row,) = (await rig.catalog.dropped.list(None, None, None)).items
+        (row,) = (await rig.catalog.dropped.list(None, page_token=None, page_size=None)).items
         with pytest.raises(BadRequest, match="can be restored"):
             await rig.catalog.dropped.release(row.id)
         await run_housekeeping(rig, clock)
@@ -156,7 +156,7 @@ async def test_release_works_before_housekeeping_has_processed_the_end_of_the_re
     async with open_rig(tmp_path, clock=clock, **database) as rig:
         location = await create_moved_table(rig)
         await _drop_table(rig)
-        (row,) = (await rig.catalog.dropped.list(None, None, None)).items
+        (row,) = (await rig.catalog.dropped.list(None, page_token=None, page_size=None)).items
         clock.advance(_WEEK_MS + 1)
         await rig.catalog.dropped.release(row.id)
         await rig.catalog.tables.create(CALLER_OF_A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
@@ -180,7 +180,10 @@ async def test_views_keep_their_locations(tmp_path: Path, database: dict[str, An
 
 
 async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) -> None:
-    """A writer of the former namespace can overwrite the file. The location in it may then have no files."""
+    """A writer of the former namespace can overwrite the file, and write another location or nothing into it.
+
+    The table must still keep its claim, which reserves the location of its files.
+    """
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock) as rig:
         location = await create_moved_table(rig)

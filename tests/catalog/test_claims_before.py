@@ -89,7 +89,7 @@ async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
         for request in requests:
             with pytest.raises(RetryLater, match="cannot be checked"):
                 await request()
-        dropped_rows = (await catalog.dropped.list(("b",), None, None)).items
+        dropped_rows = (await catalog.dropped.list(("b",), page_token=None, page_size=None)).items
         assert not dropped_rows
         capture.wrapper.is_unavailable = False
         clock.advance(6000)
@@ -107,7 +107,7 @@ async def test_purge_waits_until_all_locations_are_known(tmp_path: Path) -> None
         name = (("b",), "apart")
         entry = await rig.catalog.tables.load_entry(*name)
         await rig.catalog.tables.drop(CALLER, *name, purge=False)
-        (row,) = (await rig.catalog.dropped.list(("b",), None, None)).items
+        (row,) = (await rig.catalog.dropped.list(("b",), page_token=None, page_size=None)).items
         files_before = await rig.list_files()
         capture.wrapper.is_unavailable = False
         document = await rig.catalog.documents.table(entry.metadata_location)

@@ -114,7 +114,7 @@ def _to_commit(change: TableChange) -> tuple[list[dict[str, Any]], list[dict[str
 
 
 def _build_function() -> dict[str, Any]:
-    """Return the metadata of a valid function of no parameter."""
+    """Return the metadata of a valid function without parameters."""
     return {
         "function-uuid": "7f1f6a0e-29c8-4f5c-9d7f-1c9d1d0b6c11",
         "format-version": 1,

@@ -46,7 +46,7 @@ def build_property_update(**values: str) -> list[dict[str, Any]]:
 async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.create_table()
-        requirements, updates = build_append(7, None, 1)
+        requirements, updates = build_append(7, parent=None, sequence=1)
         table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         entry = await rig.store.load_entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
@@ -54,7 +54,7 @@ async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> N
         assert entry.metadata_location == table.entry.metadata_location
         assert (await rig.catalog.tables.load(*(DB, "t"))).metadata.current_snapshot_id == 7
         assert [log.metadata_file for log in table.metadata.metadata_log] == [entry.previous_location]
-        instants = await rig.store.list_instants(InstantFilter(uuid=entry.uuid), 10)
+        instants = await rig.store.list_instants(InstantFilter(uuid=entry.uuid), limit=10)
         assert [(instant.action, instant.snapshot_id, instant.principal_name) for instant in instants] == [
             ("create", None, "tester"),
             ("commit", 7, "tester"),
@@ -65,9 +65,9 @@ async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> N
 async def test_repeated_commit_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.create_table()
-        first_answer = await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, None, 1))
+        first_answer = await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, parent=None, sequence=1))
         await rig.commits.commit_table(CALLER, DB, "t", *build_append(8, 7, 2))
-        table = await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, None, 1))
+        table = await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, parent=None, sequence=1))
         assert table.entry is not None
         assert first_answer.entry is not None
         assert table.entry.metadata_location == first_answer.entry.metadata_location
@@ -122,10 +122,10 @@ async def test_repeated_transaction_gets_the_first_answer_but_a_changed_transact
 async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.create_table()
-        await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, None, 1))
+        await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, parent=None, sequence=1))
         files_before = await rig.list_files()
         with pytest.raises(CommitConflict, match="branch main"):
-            await rig.commits.commit_table(CALLER, DB, "t", *build_append(9, None, 1))
+            await rig.commits.commit_table(CALLER, DB, "t", *build_append(9, parent=None, sequence=1))
         assert await rig.list_files() == files_before
 
 
@@ -152,11 +152,11 @@ async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_pat
         await rig.create_table()
 
         async def commit_first() -> None:
-            await other_rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
+            await other_rig.commits.commit_table(CALLER, DB, "t", *build_append(1, parent=None, sequence=1))
 
         racing_store.run_before_swap = commit_first
         with pytest.raises(CommitConflict):
-            await rig.commits.commit_table(CALLER, DB, "t", *build_append(2, None, 1))
+            await rig.commits.commit_table(CALLER, DB, "t", *build_append(2, parent=None, sequence=1))
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
 
 
@@ -240,7 +240,7 @@ async def test_staged_table_is_created_by_its_first_commit(tmp_path: Path) -> No
             {"action": "set-location", "location": staged_table.metadata.location},
         ]
         requirements = [{"type": "assert-create"}]
-        _, append_updates = build_append(5, None, 1)
+        _, append_updates = build_append(5, parent=None, sequence=1)
         updates = [*create, *append_updates]
         table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         assert table.metadata.table_uuid == staged_table.metadata.table_uuid
@@ -319,7 +319,7 @@ async def test_copied_table_never_deletes_the_metadata_files_of_its_source(tmp_p
 async def test_compressed_metadata_is_written_and_read(tmp_path: Path) -> None:
     async with open_rig(tmp_path / "a") as rig:
         await rig.create_table(properties={"write.metadata.compression-codec": "gzip"})
-        table = await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, None, 1))
+        table = await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, parent=None, sequence=1))
         assert table.entry is not None
         assert table.entry.metadata_location.endswith(".gz.metadata.json")
     async with open_rig(tmp_path / "a") as rig:
@@ -355,7 +355,14 @@ async def publish_appends(
     for number, snapshot_id in enumerate(snapshots):
         _, append_updates = build_append(snapshot_id, parent, last_sequence + 1 + number)
         updates += append_updates
-        events.append(CommitEvent(WRITERS[number % 2], 5, snapshot_id, append_updates[0]["snapshot"]["summary"]))
+        events.append(
+            CommitEvent(
+                WRITERS[number % 2],
+                requested_ms=5,
+                snapshot_id=snapshot_id,
+                summary=append_updates[0]["snapshot"]["summary"],
+            )
+        )
         parent = snapshot_id
     now_ms = SystemClock().now_ms()
     return await rig.publisher.publish(
@@ -386,7 +393,7 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
         ]
         assert [snapshot.parent_snapshot_id for snapshot in current_table.metadata.snapshots] == [None, 7, 8]
         assert await rig.list_files() == {loaded_table.entry.metadata_location, publication.entry.metadata_location}
-        instants = (await rig.store.list_instants(InstantFilter(uuid=current_table.entry.uuid), 10))[1:]
+        instants = (await rig.store.list_instants(InstantFilter(uuid=current_table.entry.uuid), limit=10))[1:]
         assert [(instant.action, instant.snapshot_id, instant.principal_name) for instant in instants] == [
             ("commit", 7, "ann"),
             ("commit", 8, "bob"),

@@ -178,8 +178,8 @@ def test_staging_pass_is_valid_for_one_table_and_a_limited_time() -> None:
             passes.read_location(forged_token, ("a", "b"), "t")
     with pytest.raises(Forbidden):
         passes.read_location(token, ("a", "b"), "other")
-    with pytest.raises(Forbidden):
+    with pytest.raises(Forbidden):  # A server with another secret did not sign this pass.
         StagingPasses(clock, make_fixed_keyring(b"o")).read_location(token, ("a", "b"), "t")
-    clock.advance(TTL_S * 1000 + 1000)
+    clock.advance(TTL_S * 1000 + 1000)  # The pass expired one second ago.
     with pytest.raises(Forbidden):
         passes.read_location(token, ("a", "b"), "t")

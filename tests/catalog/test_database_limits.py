@@ -40,7 +40,10 @@ async def _serve_two_tenants(home: Path, **settings: Any) -> AsyncIterator[tuple
     async with run_server(home) as admin:
         store, clock = admin.components.store, admin.components.clock
         await store.transact([CreateNamespace(path=(name,), properties={}) for name in ("a", "b")])
-        tokens = {grant.principal: await create_token(store, clock, grant.principal, None, [grant]) for grant in GRANTS}
+        tokens = {
+            grant.principal: await create_token(store, clock, grant.principal, ttl_s=None, grants=[grant])
+            for grant in GRANTS
+        }
     async with run_server(home, auth="token", **settings) as server:
         api = Api(server)
 
@@ -53,7 +56,7 @@ async def _serve_two_tenants(home: Path, **settings: Any) -> AsyncIterator[tuple
 async def test_entries_are_limited_for_each_namespace_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)  # Each request counts the entries again.
     async with _serve_two_tenants(tmp_path, namespace_entries_limit=4) as (_, send):
         view = {"name": "t2", "schema": SCHEMA}
         for name in ("t0", "t1"):
@@ -90,7 +93,7 @@ async def test_entries_are_limited_for_each_namespace_separately(
 async def test_properties_of_a_namespace_and_its_descendants_are_limited_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)  # Each request measures the properties again.
     async with _serve_two_tenants(tmp_path, namespace_properties_limit=5_000) as (_, send):
         for name in ("x", "y"):
             document = {"namespace": ["a", name], "properties": {"note": "n" * 2_000}}
@@ -126,10 +129,13 @@ async def test_writes_of_a_principal_are_limited_each_hour_without_affecting_oth
         assert (await send("bob", "POST", "/v1/namespaces/b/properties", {"updates": {"n": "x"}})).status == 200
         # Rejected requests write nothing, so they are not recorded one by one.
         await asyncio.sleep(0)
-        audit_record_count_before = len(await server.components.store.read_audit_records(None, 10_000))
+        audit_record_count_before = len(await server.components.store.read_audit_records(after_id=None, limit=10_000))
         for _ in range(20):
             assert (await send("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})).status == 429
-        assert len(await server.components.store.read_audit_records(None, 10_000)) <= audit_record_count_before + 1
+        assert (
+            len(await server.components.store.read_audit_records(after_id=None, limit=10_000))
+            <= audit_record_count_before + 1
+        )
         assert (await send("ann", "DELETE", "/v1/namespaces/a")).status == 204
 
 
@@ -159,17 +165,22 @@ def test_written_bytes_count_for_their_principal_for_one_hour() -> None:
 
 
 def test_transaction_of_several_principals_counts_for_each() -> None:
-    """One task commits concurrent changes of a table together, in the context of the first request."""
+    """One task commits concurrent changes of a table together, in the context of the first request.
+
+    An instant counts for its principal. The principals of the instants share the other rows of the transaction.
+    """
     shares = DatabaseShares(Settings(database_rows_limit=20), SimulatedClock(0))
-    producer_changes = [AdvanceProducer("u", f"producer {number}", 1, 1, 0) for number in range(2)]
+    producer_changes = [
+        AdvanceProducer("u", f"producer {number}", sequence=1, snapshot_id=1, now_ms=0) for number in range(2)
+    ]
     with set_principal("ann"):
-        for number in range(9):
+        for number in range(9):  # Each transaction counts two rows for bob, two for cid, and none for ann.
             instants = [make_instant(f"{number} {principal}", principal_name=principal) for principal in ("bob", "cid")]
             shares.charge([*producer_changes, *(RecordInstant(instant) for instant in instants)])
     shares.require_room("ann")
     for principal in ("bob", "cid"):
         shares.require_room(principal)
-    with set_principal("ann"):
+    with set_principal("ann"):  # This transaction counts three rows for bob, who now has 21.
         shares.charge([RecordInstant(make_instant("9 bob", principal_name="bob")), *producer_changes])
     with pytest.raises(TooManyRequests):
         shares.require_room("bob")
@@ -177,6 +188,7 @@ def test_transaction_of_several_principals_counts_for_each() -> None:
 
 
 def test_size_of_any_operation_can_be_computed() -> None:
+    """An operation that cannot be encoded, such as one with a huge integer, counts with a large size."""
     shares = DatabaseShares(Settings(database_bytes_limit=10_000), SimulatedClock(0))
     deep_list: list[Any] = []
     for _ in range(50):
@@ -217,7 +229,7 @@ async def test_namespace_is_measured_rarely_and_never_exceeds_its_limit() -> Non
     assert store.measurement_count == 1
     for _ in range(9_500):
         await require_room()
-    assert store.measurement_count < 30
+    assert store.measurement_count < 30  # The 9,500 namespaces need few measurements.
     store.measurement_count = 0
     for _ in range(50):
         with pytest.raises(Forbidden, match="10,000"):

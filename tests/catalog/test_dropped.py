@@ -39,7 +39,10 @@ def _encode_avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
 
 
 async def _create_filled_table(rig: CatalogRig, name: str, foreign_file: str | None = None) -> set[str]:
-    """Create a table with one snapshot of two data files and a foreign file. Return the table's files."""
+    """Create a table with one snapshot of two data files and, if given, a file of another table.
+
+    Return the files in the table's location.
+    """
     await rig.create_table(name)
     table_location = (await rig.catalog.tables.load(DB, name)).metadata.location
     data = [f"{table_location}/data/a.parquet", f"{table_location}/data/b.parquet"]
@@ -51,7 +54,7 @@ async def _create_filled_table(rig: CatalogRig, name: str, foreign_file: str | N
         manifest, _encode_avro(_MANIFEST, [{"data_file": {"file_path": path}} for path in listed_files])
     )
     await rig.objects.create(manifest_list, _encode_avro(_LIST, [{"manifest_path": manifest}]))
-    requirements, updates = build_append(1, None, 1)
+    requirements, updates = build_append(1, parent=None, sequence=1)
     updates[0]["snapshot"]["manifest-list"] = manifest_list
     await rig.commits.commit_table(CALLER, DB, name, requirements, updates)
     return {location for location in await rig.list_files() if location.startswith(table_location)}
@@ -62,12 +65,12 @@ async def test_undrop_restores_the_table_with_its_history(tmp_path: Path) -> Non
         files = await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         assert not await rig.catalog.tables.exists(DB, "t")
-        row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
-        await rig.catalog.dropped.restore(CALLER, row.id, None, None)
+        row = (await rig.catalog.dropped.list(DB, page_token=None, page_size=None)).items[0]
+        await rig.catalog.dropped.restore(CALLER, row.id, namespace=None, name=None)
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
         assert await rig.list_files() == files
         with pytest.raises(NotFound):
-            await rig.catalog.dropped.restore(CALLER, row.id, None, None)
+            await rig.catalog.dropped.restore(CALLER, row.id, namespace=None, name=None)
 
 
 async def test_undrop_is_rejected_under_a_used_name_and_succeeds_under_a_free_name(tmp_path: Path) -> None:
@@ -75,9 +78,9 @@ async def test_undrop_is_rejected_under_a_used_name_and_succeeds_under_a_free_na
         await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
         await rig.create_table("t")
-        row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
+        row = (await rig.catalog.dropped.list(DB, page_token=None, page_size=None)).items[0]
         with pytest.raises(AlreadyExists):
-            await rig.catalog.dropped.restore(CALLER, row.id, None, None)
+            await rig.catalog.dropped.restore(CALLER, row.id, namespace=None, name=None)
         await rig.catalog.dropped.restore(CALLER, row.id, None, "old")
         assert (await rig.catalog.tables.load(DB, "old")).metadata.current_snapshot_id == 1
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id is None
@@ -94,7 +97,7 @@ async def test_purge_waits_for_the_retention_and_then_deletes_every_file(tmp_pat
         clock.advance(2_000)
         assert await rig.catalog.dropped.purge_expired() == 1
         assert await rig.list_files() == set()
-        instants = await rig.store.list_instants(InstantFilter(action="purge"), 10)
+        instants = await rig.store.list_instants(InstantFilter(action="purge"), limit=10)
         assert [(instant.state, instant.summary["deleted-files"]) for instant in instants] == [
             (InstantState.COMPLETED, len(files))
         ]
@@ -108,7 +111,7 @@ async def test_drop_without_purge_never_deletes_a_file(tmp_path: Path) -> None:
         clock.advance(10_000)
         assert await rig.catalog.dropped.purge_expired() == 1
         assert await rig.list_files() == files
-        assert (await rig.catalog.dropped.list(None, None, None)).items == []
+        assert (await rig.catalog.dropped.list(None, page_token=None, page_size=None)).items == []
 
 
 async def test_purge_keeps_files_outside_the_warehouse(tmp_path: Path) -> None:
@@ -185,7 +188,7 @@ async def test_file_that_cannot_be_deleted_is_counted_and_the_rest_is_deleted(tm
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         await rig.catalog.dropped.purge_expired()
         assert [location.rpartition("/")[2] for location in await rig.list_files()] == ["a.parquet"]
-        instants = await rig.store.list_instants(InstantFilter(action="purge"), 10)
+        instants = await rig.store.list_instants(InstantFilter(action="purge"), limit=10)
         assert instants[0].summary["failed-files"] == 1
 
 
@@ -201,12 +204,12 @@ async def test_table_marked_later_as_sharing_its_files_is_not_purged(tmp_path: P
     async with open_rig(tmp_path) as rig:
         files = await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
-        row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
-        await rig.catalog.dropped.restore(CALLER, row.id, None, None)
+        row = (await rig.catalog.dropped.list(DB, page_token=None, page_size=None)).items[0]
+        await rig.catalog.dropped.restore(CALLER, row.id, namespace=None, name=None)
         sharing_updates = [{"action": "set-properties", "updates": {"gc.enabled": "false"}}]
         await rig.commits.commit_table(CALLER, DB, "t", [], sharing_updates)
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
-        row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
+        row = (await rig.catalog.dropped.list(DB, page_token=None, page_size=None)).items[0]
         with pytest.raises(BadRequest, match=r"gc\.enabled"):
             await rig.catalog.dropped.purge(CALLER, row.id)
         assert files < await rig.list_files()
@@ -227,7 +230,7 @@ async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind:
         await rig.create_table("t")
         manifest_list = f"{(await rig.catalog.tables.load(DB, 't')).metadata.location}/metadata/snap-1.avro"
         await rig.objects.create(manifest_list, broken)
-        requirements, updates = build_append(1, None, 1)
+        requirements, updates = build_append(1, parent=None, sequence=1)
         updates[0]["snapshot"]["manifest-list"] = manifest_list
         await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         await _create_filled_table(rig, "u")
@@ -266,9 +269,9 @@ async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
         for capture.wrapper.call in ("read", "delete"):
             await rig.catalog.dropped.purge_expired()
             assert await rig.list_files() != set()
-            assert [instant.state for instant in await rig.store.list_instants(InstantFilter(action="purge"), 10)] == [
-                InstantState.INFLIGHT
-            ]
+            assert [
+                instant.state for instant in await rig.store.list_instants(InstantFilter(action="purge"), limit=10)
+            ] == [InstantState.INFLIGHT]
         capture.wrapper.call = ""
         assert await rig.catalog.dropped.purge_expired() == 1
         assert await rig.list_files() == set()
@@ -322,8 +325,8 @@ async def test_clock_jump_ends_no_retention(tmp_path: Path, jump_ms: int) -> Non
         clock.jump(jump_ms)
         assert await rig.catalog.dropped.purge_expired() == 0
         assert await rig.list_files() >= files
-        (row,) = (await rig.catalog.dropped.list(DB, None, None)).items
-        await rig.catalog.dropped.restore(CALLER, row.id, None, None)
+        (row,) = (await rig.catalog.dropped.list(DB, page_token=None, page_size=None)).items
+        await rig.catalog.dropped.restore(CALLER, row.id, namespace=None, name=None)
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         clock.advance(3_599_000)

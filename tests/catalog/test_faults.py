@@ -50,7 +50,7 @@ async def _append_rounds(rig: CatalogRig, writer_number: int, rounds: int, outco
 
 async def _run_campaign(home: Path, seed: int, rate: float, writers: int, rounds: int) -> dict[int, str]:
     """Commit from several writers while calls fail at this rate, and check the history after a restart."""
-    faults = RandomFaults(seed, 0)
+    faults = RandomFaults(seed, rate=0)  # No call fails before the table exists.
     outcomes: dict[int, str] = {}
     async with open_rig(
         home,
@@ -151,7 +151,7 @@ async def test_commit_without_any_answer_keeps_its_file_and_reports_unknown(tmp_
     async with open_rig(tmp_path / "a", wrap_store=SilencedStore) as rig:
         await rig.create_table()
         with pytest.raises(CommitUnknown):
-            await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
+            await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, parent=None, sequence=1))
         await rig.publisher.close()
         metadata = (await rig.catalog.tables.load(DB, "t")).metadata
         assert metadata.current_snapshot_id == 1, "the store had committed, so the file must exist"
@@ -172,6 +172,6 @@ async def test_concurrent_drops_and_commits_leave_no_table_behind(tmp_path: Path
         drop_answer, *commit_answers = answers
         assert drop_answer is None
         assert any(isinstance(answer, NoSuchTable) for answer in commit_answers)
-        dropped_entries = (await rig.catalog.dropped.list(DB, None, None)).items
+        dropped_entries = (await rig.catalog.dropped.list(DB, page_token=None, page_size=None)).items
         metadata = await rig.catalog.documents.table(dropped_entries[0].entry.metadata_location)
         _check_history(metadata, outcomes)

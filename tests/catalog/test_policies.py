@@ -108,7 +108,7 @@ async def test_commit_cannot_publish_values_of_a_declared_encrypted_column(
 
 
 async def test_published_column_cannot_be_declared_as_encrypted(tmp_path: Path) -> None:
-    """A table that already has both can still be changed in other ways, but its jobs refuse the column."""
+    """The property that publishes columns and the property that encrypts them must not name the same column."""
     async with open_rig(tmp_path) as rig:
         await rig.catalog.namespaces.create(CALLER, ("db",), {})
         await rig.catalog.tables.create(

@@ -50,11 +50,11 @@ def test_short_lease_counts_exactly_for_its_granted_time() -> None:
     quota = build_shares()
     # Ten leases are possible at a time, for hours. If each of them counted for an hour or longer, only the first ten
     # would ever be granted.
-    for second in range(0, 7200, 6):
+    for second in range(0, 7200, 6):  # For two hours, a lease of 45 s begins every 6 s.
         assert quota.find_exhausted_limit("trino", second) is None, second
-        quota.grant("trino", second, second, second + 45, 20_000)
+        quota.grant("trino", plan=second, now_s=second, until_s=second + 45, size_bytes=20_000)
     for number in range(10):
-        quota.grant("rita", number, 0, 3600, 1)
+        quota.grant("rita", plan=number, now_s=0, until_s=3600, size_bytes=1)
     assert quota.find_exhausted_limit("rita", 3599) == "leases of one principal"
     assert quota.find_exhausted_limit("rita", 3605) is None
     quota.check_invariants()
@@ -109,10 +109,13 @@ def test_bytes_count_until_the_files_are_deleted_and_each_plan_has_a_minimum() -
 def test_default_quota_allows_300_one_minute_plans_and_a_40_kb_plan_each_three_seconds() -> None:
     """This is the load of an adapter for a Trino with 100 statements a second."""
     plan_shares = PlanShares(leases=100_000, size_bytes=32 << 30, grace_s=3600)
+    # The bytes of a plan count for its minute and an hour of grace. The loop lasts four times as long.
     for number, second in enumerate(range(0, 4 * 3660, 3)):
-        assert plan_shares.find_exhausted_limit("trino", second, 300) is None, second
+        assert plan_shares.find_exhausted_limit("trino", second, leases=300) is None, second
         for lease in range(3):  # Each lease is for the 100 plans of a second, with 40 kB each.
-            plan_shares.grant("trino", 3 * number + lease, second, second + 60, 100 * 40_000)
+            plan_shares.grant(
+                "trino", plan=3 * number + lease, now_s=second, until_s=second + 60, size_bytes=100 * 40_000
+            )
 
 
 def test_expired_leases_are_forgotten() -> None:

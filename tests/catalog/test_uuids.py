@@ -45,7 +45,7 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
         victim_uuid = other_table.metadata.table_uuid
         if ending == "purged":
             await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
-            dropped_entry = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
+            dropped_entry = (await rig.catalog.dropped.list(("b",), page_token=None, page_size=None)).items[0]
             await rig.catalog.dropped.purge(CALLER, dropped_entry.id)
         else:
             await rig.catalog.tables.unregister(CALLER, ("b",), "t")
@@ -53,7 +53,7 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
             await rig.commits.commit_transaction(CONFINED_CALLER, [await _stage_with_uuid(rig, victim_uuid)])
         assert not await rig.catalog.tables.exists(("a",), "t")
         assert {
-            instant.namespace for instant in await rig.store.list_instants(InstantFilter(uuid=victim_uuid), 100)
+            instant.namespace for instant in await rig.store.list_instants(InstantFilter(uuid=victim_uuid), limit=100)
         } == {("b",)}
         await rig.commits.commit_transaction(CONFINED_CALLER, [await _stage_with_uuid(rig)])
         if ending == "unregistered":  # A caller who may register restores the table with its own UUID.
@@ -87,8 +87,8 @@ async def test_create_that_the_database_lost_can_be_repeated_with_its_uuid(tmp_p
         with pytest.raises(RetryLater):
             await rig.commits.commit_transaction(CONFINED_CALLER, [change])
         uuid = change.updates[0]["uuid"]
-        assert [instant.state.value for instant in await rig.store.list_instants(InstantFilter(uuid=uuid), 9)] == [
-            "rolled_back"
-        ]
+        assert [
+            instant.state.value for instant in await rig.store.list_instants(InstantFilter(uuid=uuid), limit=9)
+        ] == ["rolled_back"]
         await rig.commits.commit_transaction(CONFINED_CALLER, [change])
         assert await rig.catalog.tables.exists(("a",), "t")

@@ -260,7 +260,9 @@ def test_numeric_bounds_are_not_converted_to_objects() -> None:
     files = 100_000
     tracemalloc.start()
     try:
-        axis, ranges = read_layouts([cast(FoundFiles, _Bounds(files))], RequestedColumn(1, "long"), False)
+        axis, ranges = read_layouts(
+            [cast(FoundFiles, _Bounds(files))], RequestedColumn(id=1, kind="long"), by_rank=False
+        )
         memory_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

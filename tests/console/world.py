@@ -72,8 +72,8 @@ async def create_tokens(home: Path) -> dict[str, str]:
     async with open_store(build_settings(home).make_database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
         return {
-            "admin": await create_token(store, clock, "admin", None, [Grant("admin", "admin")]),
-            "rita": await create_token(store, clock, "rita", None, [Grant("rita", "reader", ("db",))]),
+            "admin": await create_token(store, clock, "admin", ttl_s=None, grants=[Grant("admin", "admin")]),
+            "rita": await create_token(store, clock, "rita", ttl_s=None, grants=[Grant("rita", "reader", ("db",))]),
         }
 
 
@@ -112,7 +112,7 @@ def make_unclustered(location: str, count: int, rng: random.Random, days: int = 
     for number in range(count):
         low, high = sorted(rng.randrange(1_000_000) for _ in range(2))
         low, high = low // 8, 1_000_000 - (1_000_000 - high) // 8  # Move both values to the ends of the range.
-        day = FIRST_DAY + int(days * rng.random() ** 1.5)
+        day = FIRST_DAY + int(days * rng.random() ** 1.5)  # Earlier days have more files.
         first_id = number * 1000
         bounds = {
             "id": (first_id, first_id + 999),
@@ -121,9 +121,8 @@ def make_unclustered(location: str, count: int, rng: random.Random, days: int = 
             "amount": (rng.random() * 5, 900 + rng.random() * 100),
             "day": (day, day),
         }
-        yield build_content_file(
-            f"{location}/data/a-{number}.parquet", bounds, size=int((1 << 18) * 2 ** (rng.random() * 5)), day=day
-        )
+        size_bytes = int((1 << 18) * 2 ** (rng.random() * 5))  # Between 256 KiB and 8 MiB
+        yield build_content_file(f"{location}/data/a-{number}.parquet", bounds, size=size_bytes, day=day)
 
 
 def make_clustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
@@ -139,21 +138,20 @@ def make_clustered(location: str, count: int, rng: random.Random, days: int = 40
             "amount": (0.5, 999.5),
             "day": (day, day),
         }
-        yield build_content_file(
-            f"{location}/data/b-{number}.parquet", bounds, 1250, (1 << 24) + rng.randrange(1 << 22), day=day
-        )
+        size_bytes = (1 << 24) + rng.randrange(1 << 22)  # Between 16 and 20 MiB
+        yield build_content_file(f"{location}/data/b-{number}.parquet", bounds, rows=1250, size=size_bytes, day=day)
 
 
 async def make_orders(server: RunningServer, seed: int = 1) -> tuple[int, int]:
     """Create `db.orders` with appends, a branch, a tag, and a clustering of all files.
 
-    Return the snapshot ids before and after the clustering.
+    Return the snapshot ids before and after the clustering. It replaces 600 files of 1,000 rows by 480 of 1,250 rows.
     """
     rng = random.Random(seed)
     location = await create_table(
         server, "orders", partitioned=True, properties={"seamark.clustering.columns": "customer_id"}
     )
-    files = list(make_unclustered(location, 600, rng))
+    files = list(make_unclustered(location, count=600, rng=rng))
     snapshot_before = 0
     for start in range(0, 600, 100):
         snapshot_before = await commit_change(server, "orders", files[start : start + 100])
@@ -161,12 +159,12 @@ async def make_orders(server: RunningServer, seed: int = 1) -> tuple[int, int]:
             await set_ref(server, "orders", "audit", "branch", snapshot_before)
         if start == 300:
             await set_ref(server, "orders", "2024-q1", "tag", snapshot_before)
-    audit_files = list(make_unclustered(f"{location}/audit", 20, rng))
+    audit_files = list(make_unclustered(f"{location}/audit", count=20, rng=rng))
     await commit_change(server, "orders", audit_files, branch="audit")
     snapshot_after = await commit_change(
         server,
         "orders",
-        list(make_clustered(location, 480, rng)),
+        list(make_clustered(location, count=480, rng=rng)),
         remove=[{"file-path": file["file-path"]} for file in files],
         operation="replace",
         **{"read-snapshot-id": snapshot_before},

@@ -198,6 +198,7 @@ def test_trino_reads_a_plan_table_like_the_table(lake: TrinoCatalog, version: in
 @pytest.mark.slow
 @LOCAL
 def test_trino_cannot_damage_a_plan_table_or_its_table(lake: TrinoCatalog) -> None:
+    """A plan table is a table name under which Trino reads only the files that a plan has chosen."""
     lake = lake.with_named_plans
     run = lake.read_rows
     run("CREATE SCHEMA harm")

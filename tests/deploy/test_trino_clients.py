@@ -97,11 +97,11 @@ def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: s
         for port in (shop.trino.port, shop.proxy.port)
     )
     assert proxied_answer == direct_answer
-    assert shop.proxy.count_statements("rewritten") == count_before + 5
+    assert shop.proxy.count_statements("rewritten") == count_before + 5  # All five queries were rewritten.
     answers = direct_answer.split("\n\n")
     assert answers[0] == "id bigint\tnote varchar\t\n4711\tn4711\t"
     assert answers[1].splitlines()[1:] == ["4712\tn4712\t"]
-    assert len(answers[2].splitlines()) == 8001
+    assert len(answers[2].splitlines()) == 8001  # 8,000 rows and a line with the columns
     assert answers[3].splitlines()[1:] == ["2\tn8\t"]
     assert answers[4].splitlines()[1:] == []
 

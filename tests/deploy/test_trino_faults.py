@@ -85,7 +85,7 @@ def create_orders(seamark: Seamark, schema: str) -> None:
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace(schema)
     rows = pa.table({"id": range(10_000), "note": [f"n{number}" for number in range(10_000)]})
-    write_files(catalog, f"{schema}.orders", rows, 40)
+    write_files(catalog, f"{schema}.orders", rows, files=40)
     catalog.close()
 
 
@@ -183,9 +183,9 @@ def test_expired_plan_lease_does_not_fail_the_statement(lake: BreakableServers) 
         with ThreadPoolExecutor(1) as threads:
             request = threads.submit(query_rows, lake.proxy.port, ONE_ROW_QUERY)
             with pytest.raises(TimeoutError):
-                request.result(2 * LEASE_S)
+                request.result(timeout=2 * LEASE_S)
             lake.trino.process.send(signal.SIGCONT)
-            assert request.result(120) == [["n4711"]]
+            assert request.result(timeout=120) == [["n4711"]]
     finally:
         lake.trino.process.send(signal.SIGCONT)
 

@@ -124,7 +124,7 @@ def draw_row(rng: random.Random, number: int) -> str:
 
 @pytest.fixture(scope="module")
 def lake(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
-    """Return a lake with tables of several files, some with deleted rows."""
+    """Create tables of three files, some with deleted rows, and drop them after the tests of the module."""
     rng = random.Random(first_seed())
     with open_catalog(trino_lake.seamark.base_url) as catalog:
         catalog.create_namespace(NAMESPACE)

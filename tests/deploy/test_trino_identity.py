@@ -55,7 +55,7 @@ def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_pr
     for sql in ssb:
         assert trino_and_proxy.ask(sql, schemas=("ssb", "ssb")).columns
     assert len(TPCH) == 22
-    # Some queries of TPC-H have no condition that can prune files.
+    # Some queries of TPC-H have no condition that can prune files. At least these numbers are rewritten, by step.
     assert tpch_rewritten >= {1: 14, 3: 4, 7: 1}[query_step]
     assert trino_and_proxy.proxy.count_statements("rewritten") - count_before - tpch_rewritten == len(ssb)
     assert trino_and_proxy.proxy.count_statements("original") == 0
@@ -146,6 +146,7 @@ def test_random_queries_are_equal_through_the_proxy(
     rewritten = trino_and_proxy.proxy.count_statements("rewritten") - rewritten_before
     print(f"{dict(counts)}, {rewritten} rewritten")
     assert counts["asked"] == queries
+    # A campaign of queries that mostly fail, or return or rewrite nothing, would test little.
     assert counts["failed"] < 0.2 * queries
     assert counts["with rows"] > 0.4 * queries
     assert rewritten > 0.3 * queries

@@ -248,14 +248,14 @@ def test_changing_dimension_is_read_at_its_planned_snapshot(star: Shop) -> None:
         sql = "SELECT count(*), min(s_item) / 10 FROM sales, turning WHERE s_item = t_key AND hue = 3"
         for _ in range(25):
             ((count, first_color),) = query_rows(star.proxy.port, sql, schema="star")
-            assert count == 100
+            assert count == 100  # A colour has the items of one file, which has 100 rows.
             first_colors.add(first_color)
     finally:
         is_over.set()
         thread.join(60)
         catalog.drop_table("star.turning")
         catalog.close()
-    assert len(first_colors) > 3
+    assert len(first_colors) > 3  # The queries read several snapshots, so writes ran between them.
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_random_stars_give_equal_rows(star: Shop, queries: int) -> None:
 
 
 def draw_statement(rng: random.Random) -> str:
-    """Return a random join of sales with some of the other tables."""
+    """Return a random join of `sales` with one to three of the tables `items`, `days` and `nations`."""
     joined_tables = {
         "items": ("s_item = i_key", [f"color = 'c{rng.randrange(18)}'", f"i_key BETWEEN 30 AND {rng.randrange(90)}"]),
         "days": ("s_day = d_day", [f"month = {rng.randint(1, 13)}", "year = 2027"]),

@@ -262,7 +262,7 @@ def test_several_coordinators_have_separate_paths(shop: Shop, tmp_path: Path) ->
         prefixes = {uri.removeprefix(proxy.url).partition("/v1/")[0] for uri in next_uris}
         assert len(prefixes) == 2
         assert all(prefix.startswith("/seamark/c/") for prefix in prefixes)
-        for _ in range(4):
+        for _ in range(4):  # The coordinators get the statements alternately.
             assert query_rows(proxy.port, "SELECT note FROM orders WHERE id = 5") == [["n5"]]
         with urllib.request.urlopen(f"{proxy.url}{prefixes.pop()}/ui/login.html", timeout=60) as page:
             assert page.status == 200

@@ -153,7 +153,10 @@ def list_snapshot_ids(rig: RulesRig, header: str | None = PLANS) -> list[int]:
 
 
 def plan_name(rig: RulesRig, predicate: str) -> str:
-    """Return the name of a plan table that another user made."""
+    """Let another user plan a scan of `orders` with this predicate, and return the name of the plan table.
+
+    A plan table is a table name under which Trino reads only the files of the plan.
+    """
     request = urllib.request.Request(
         f"{rig.seamark.base_url}/api/v1/tables/ruled/orders/plan-tables",
         data=json.dumps({"predicate": predicate}).encode(),
@@ -228,7 +231,10 @@ def test_plan_name_of_one_user_is_unknown_to_another_user(rig: RulesRig) -> None
 
 
 def test_plan_view_of_one_user_returns_no_rows_to_another_user(rig: RulesRig) -> None:
-    """The other user reads the view before the proxy withdraws it."""
+    """The proxy makes a plan view, which reads the files of a plan, for one user, and withdraws it later.
+
+    The test reads such a view as other users before it is withdrawn.
+    """
     response = urllib.request.urlopen(f"{rig.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
     view = json.load(response)
     text = view["metadata"]["versions"][-1]["representations"][0]["sql"]
@@ -251,6 +257,7 @@ def test_plan_view_of_one_user_returns_no_rows_to_another_user(rig: RulesRig) ->
     for user in ("rita", "dan", "sue"):
         error = answer_query(rig.trino.port, sql, user)
         assert "another user" in error
+    # A lease of 0 s ends the plan.
     post_json(rig, "tables/ruled/orders/plan-snapshots", {"snapshot-ids": [plan], "lease-s": 0})
 
 

@@ -90,7 +90,7 @@ def test_nested_views_run_with_the_same_privileges_as_without_the_proxy(
     if is_allowed:
         assert proxied_answer == [[4711, "n4711"], [4713, "n4713"]]
         assert read_outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
-        assert "~plan~" in rewrite_view(guarded_shop, sql)
+        assert "~plan~" in read_plan_view_name(guarded_shop, sql)
     else:
         assert "Access Denied" in proxied_answer
         assert guarded_shop.proxy.count_statements("original") == count_before + 1
@@ -117,7 +117,7 @@ def test_name_of_a_plan_view_soon_expires(guarded_shop: Shop) -> None:
     for view in ("hiding", "summary"):
         sql = f"SELECT id FROM {view} WHERE id = 4711"
         assert read_outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
-        name = rewrite_view(guarded_shop, sql)
+        name = read_plan_view_name(guarded_shop, sql)
 
         def is_gone(name: str = name) -> bool:
             try:
@@ -133,8 +133,11 @@ def test_name_of_a_plan_view_soon_expires(guarded_shop: Shop) -> None:
     assert "Access Denied" in direct_answer
 
 
-def rewrite_view(shop: Shop, sql: str) -> str:
-    """Return the rewritten text of `sql`."""
+def read_plan_view_name(shop: Shop, sql: str) -> str:
+    """Run a statement as rita, and return the name of the plan view that its rewritten text reads.
+
+    A plan view is a copy of a view that reads only the files of a plan.
+    """
     query_rows(shop.proxy.port, sql, user="rita", schema="guarded")
     statement = """SELECT query FROM system.runtime.queries WHERE "user" = 'rita' AND query LIKE '%~plan~%'"""
     rows = query_rows(shop.trino.port, statement, user="anna")

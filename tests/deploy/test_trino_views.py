@@ -167,7 +167,10 @@ def test_random_statements_over_views_give_equal_rows(views: Shop, queries: int)
 
 
 def count_plan_views(shop: Shop) -> int:
-    """Return the number of statements for which the proxy has made plan views."""
+    """Return the number of statements for which the proxy has made plan views.
+
+    A plan view is a copy of a view that reads only the files of a plan.
+    """
     return shop.proxy.process.log.read_text().count("; views=views.")
 
 
@@ -235,13 +238,14 @@ def draw_statement(rng: random.Random) -> str:
 @pytest.mark.slow
 def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     port = views.proxy.port
-    # For some time, the proxy does not check again whether a name has become a view.
+    # For some time, the proxy does not check again whether a name has become a view, so each case has its own name.
     view_name = f"turning_{request.node.callspec.params['views'].lower()}"
     for number in range(4):
         text = f"SELECT id + {number} AS other, note, id FROM shop.orders WHERE id <> {number}"
         query_rows(views.trino.port, f"CREATE OR REPLACE VIEW views.{view_name} AS {text}")
         for key in (4711, number):
             sql = f"SELECT * FROM {view_name} WHERE id = {key}"
+            # The view leaves out the row with this number.
             assert len(check_same(views, sql)) == (key == 4711)
     assert read_outcome(views, sql).endswith(f"views=views.{view_name}")
     query_rows(views.trino.port, f"DROP VIEW views.{view_name}")
@@ -255,7 +259,7 @@ def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.
 @pytest.mark.slow
 def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     direct_port, port = views.trino.port, views.proxy.port
-    # For some time, the proxy does not check again whether a name has become a view.
+    # For some time, the proxy does not check again whether a name has become a view, so each case has its own name.
     view_below = f"views.below_{request.node.callspec.params['views']}"
     sql = "SELECT * FROM above WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     for number in range(3):
@@ -276,7 +280,7 @@ def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: p
 
 @pytest.mark.slow  # It stops Trino for seconds, so its result depends on the speed of the machine.
 def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(views: Shop, tmp_path: Path) -> None:
-    """The test pauses Trino while the view changes."""
+    """The test pauses Trino while the view changes. The proxy then sends the original statement."""
     sql = "SELECT * FROM deep WHERE id = 4711"
     comment_commit = {"updates": [{"action": "set-properties", "updates": {"comment": "another"}}]}
     change_request = urllib.request.Request(
@@ -289,12 +293,12 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
         views.trino.process.send(signal.SIGSTOP)
         try:
             query_future = threads.submit(query_rows, proxy.port, sql, schema="views")
-            with pytest.raises(TimeoutError):
-                query_future.result(3)
+            with pytest.raises(TimeoutError):  # The query cannot end while Trino is paused.
+                query_future.result(timeout=3)
             with urllib.request.urlopen(change_request, timeout=60):
                 pass
             views.trino.process.send(signal.SIGCONT)
-            assert query_future.result(120) == [[4711, "n4711", 1]]
+            assert query_future.result(timeout=120) == [[4711, "n4711", 1]]
         finally:
             views.trino.process.send(signal.SIGCONT)
         assert proxy.count_statements("original") == 1

@@ -70,7 +70,10 @@ class Production:
     urls: list[str] = field(default_factory=list)
 
     def adapt_text(self, block: Block) -> str:
-        """Return the text of the block with the replacements, each of which must occur in one of the blocks."""
+        """Return the text of the block after all replacements.
+
+        Each replaced text must occur in one of the blocks of the README.
+        """
         text = block.text
         readme_text = "".join(production_block.text for production_block in find_production_blocks())
         for old_text, new_text in self.replacements.items():

@@ -28,7 +28,7 @@ CLOCK = SystemClock()
 
 
 class FullDisk:
-    """A logger all of whose methods fail as on a full disk."""
+    """A logger whose methods all raise the error of a full disk."""
 
     def msg(self, *_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -120,7 +120,7 @@ async def test_audit_records_are_written_once_the_database_is_back(
             async with asyncio.timeout(60):
                 await audit.flush()
         assert call_count == 3
-        assert [record.principal_name for record in await store.read_audit_records(None, 10)] == ["ann"]
+        assert [record.principal_name for record in await store.read_audit_records(after_id=None, limit=10)] == ["ann"]
 
 
 @pytest.mark.usefixtures("full_disk")

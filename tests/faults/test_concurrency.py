@@ -43,7 +43,7 @@ def _run_client(base_url: str, client_number: int, commits: int) -> tuple[list[E
         events.append(Event("append", began_s, ended_s, outcome, head, snapshot_id))
         commit_count += status == 200
         if statuses.total() - statuses[200] - statuses[409] > 10:
-            break  # The caller reports these answers.
+            break  # After ten unexplained answers, the caller reports them.
     return events, statuses
 
 

@@ -121,7 +121,8 @@ def test_server_on_a_full_disk_ends_with_an_error_of_one_sentence(
     else:
         flags = ["--home", str(tmp_path / "home"), "--database", f"sqlite:///{disk.root / 'seamark.db'}"]
     disk.fill()
-    # If the disk has only the database, its log may have free pages.
+    # The second start, with the files of an earlier server, is tested only if the disk has the whole home. A database
+    # alone may have free pages in its write-ahead log, and the server then starts.
     for _ in range(2 if full_part.startswith("home") else 1):
         serve_result = run_seamark("serve", "--port", "0", *flags, env={"SEAMARK_ENCRYPTION_KEY": SHARED_KEY})
         assert serve_result.returncode == 2, serve_result.stderr
@@ -150,7 +151,7 @@ def test_writer_gets_an_error_at_once_when_the_database_disk_is_full(
             monkeypatch.setattr(module, "time", failing_time)
 
         def fill_log() -> None:
-            for number in range(1, 2000):  # The log may have free pages.
+            for number in range(1, 2000):  # The first appends may fit into free pages of the write-ahead log.
                 append(client, "db.t", rows, producer=("writer", number))
 
         with pytest.raises(ServerStorageFull, match="disk of the database is full"):

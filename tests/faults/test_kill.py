@@ -22,16 +22,18 @@ def _kill_and_retry(server: KillableServer, client: HttpClient, step: str, retry
     """Commit twice, kill the server at `step` of the third commit, and retry this commit on a restarted server."""
     assert client.create_table(name)[0] == 200
     for snapshot_id in (1, 2):
-        status, body = client.append(snapshot_id, snapshot_id - 1 or None, snapshot_id, name)
+        parent_id = 1 if snapshot_id == 2 else None
+        status, body = client.append(snapshot_id, parent_id, sequence=snapshot_id, name=name)
         assert status == 200, body
     key = create_key() if retry.startswith("with") else None
-    server.run_until_death(step, 1, lambda: client.append(3, 2, 3, name, key))
+    server.run_until_death(step, nth=1, send_request=lambda: client.append(3, 2, sequence=3, name=name, key=key))
 
     client = server.start()
     has_committed = step in STEPS_AFTER_COMMIT
     assert client.read_chain(name) == ([1, 2, 3] if has_committed else [1, 2]), (step, retry)
     if retry.startswith("as another"):
-        status, _ = client.append(900, 2, 3, name)
+        # Another append on the same parent conflicts only if the third commit was made.
+        status, _ = client.append(900, 2, sequence=3, name=name)
         assert status == (409 if has_committed else 200), (step, retry)
         assert client.read_chain(name) == [1, 2, 3 if has_committed else 900]
         return client
@@ -88,11 +90,13 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
             changes = []
             for name in names:
                 assert client.create_table(name)[0] == 200
-                requirements, updates = build_append(7, None, 1)
+                requirements, updates = build_append(7, parent=None, sequence=1)
                 identifier = {"namespace": ["db"], "name": name}
                 changes.append({"identifier": identifier, "requirements": requirements, "updates": updates})
             request = ("POST", "/v1/transactions/commit", {"table-changes": changes}, {"Idempotency-Key": create_key()})
-            server.run_until_death(step, 1, lambda call=client.call, sent_request=request: call(*sent_request))
+            server.run_until_death(
+                step, nth=1, send_request=lambda call=client.call, sent_request=request: call(*sent_request)
+            )
             client = server.start()
             expected = [7] if step in STEPS_AFTER_COMMIT else []
             assert [client.read_chain(name) for name in names] == [expected] * 3, step

@@ -60,14 +60,14 @@ def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: in
             str(seed),
         ]
         kill_count = 0
-        for _ in range(10 * kills):
+        for _ in range(10 * kills):  # Some jobs end before they are killed, so there are more attempts than kills.
             job = subprocess.Popen([*argv, str(batches)], stderr=subprocess.PIPE)
             finished_batches = int(checkpoint.read_text())
             try:
                 if kill_count < kills:  # The job is killed during one of its batches.
                     while job.poll() is None and int(checkpoint.read_text()) == finished_batches:
                         time.sleep(0.005)
-                    time.sleep(rng.random() * 0.3)
+                    time.sleep(rng.random() * 0.3)  # The kill may come at any step of a batch.
                     kill_count += job.poll() is None
                     job.kill()
                 _, error = job.communicate(timeout=250)
@@ -83,7 +83,7 @@ def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: in
 
 
 def check_whole_batches(client: IndexClient, seed: int, batches: int, message: str) -> None:
-    """Check that each snapshot has the rows of all batches up to its sequence number, and no part of another."""
+    """Check that each snapshot has the rows of all batches up to its sequence number, and no part of a later batch."""
     loaded_table = client.load_table("db.t", history=True)
     model: Model = {}
     next_number = 0

@@ -44,7 +44,10 @@ class RandomClient:
         self.registered_uuids: set[str] = set()
 
     def run(self, stop: threading.Event) -> None:
-        """Send random operations until `stop` is set, and record each answer that the state cannot explain."""
+        """Send random operations until `stop` is set, and record each answer that the state cannot explain.
+
+        About half of the operations are commits.
+        """
         weighted_actions: list[tuple[Callable[[str], tuple[int, Any] | None], int]] = [
             (self._commit, 12), (self._drop, 2), (self._undrop, 3), (self._rename, 2), (self._create, 2),
             (self._register, 2), (self._purge, 1),
@@ -104,7 +107,10 @@ class RandomClient:
         return self._client.call("POST", TABLES, {"name": name, "schema": SCHEMA, "properties": KEEP_LITTLE})
 
     def _register(self, name: str) -> tuple[int, Any]:
-        """Register a second name for a live table, or a name for a dropped table. Both names then share their files."""
+        """Register a second name for a live table, or a new name for a dropped table.
+
+        The new name and the old name then share the files of the table.
+        """
         row = self._choose_dropped() if self._random.random() < 0.5 else None
         if row is None:
             status, body = self._client.call("GET", f"{TABLES}/{self._random.choice(NAMES)}")
@@ -132,7 +138,7 @@ def _list_snapshot_files(location: str, snapshot_id: int) -> list[str]:
 
 
 def _write_snapshot(location: str, snapshot_id: int) -> str:
-    """Write the files of an append, with the fields that refer to other files.
+    """Write a data file, a manifest and a manifest list, with only the fields that refer to other files.
 
     Return the manifest list's location.
     """
@@ -182,7 +188,7 @@ def _run_campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> No
     operations = ("commit", "drop", "undrop", "rename", "create", "register")
     for round_number in itertools.count():
         counts: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
-        # On a busy machine a round has little time.
+        # On a busy machine, some operations do not succeed in the first rounds. Then up to ten times as many follow.
         if round_number >= rounds and (
             all(counts[operation, 200] + counts[operation, 204] for operation in operations)
             or round_number >= 10 * rounds

@@ -56,7 +56,7 @@ def _is_change(method: str, path: str) -> bool:
 def test_repeat_after_a_lost_reply_gets_the_first_answer(proxy: LossyProxy, seed: int, has_key: bool) -> None:
     client, name = HttpClient(proxy.base_url), f"t{seed}{has_key}"
     assert client.create_table(name)[0] == 200
-    proxy.choose_fault = make_fault_chooser(seed, 0.6, applies=_is_change)
+    proxy.choose_fault = make_fault_chooser(seed, rate=0.6, applies=_is_change)
     for snapshot_id in range(1, 31):
         key = create_key() if has_key else None
         parent = snapshot_id - 1 or None
@@ -73,7 +73,7 @@ def test_repeat_after_a_lost_reply_gets_the_first_answer(proxy: LossyProxy, seed
 @pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.slow)])
 def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: LossyProxy, seed: int) -> None:
     client, namespace = HttpClient(proxy.base_url), f"n{seed}"
-    proxy.choose_fault = make_fault_chooser(seed, 0.6, applies=_is_change)
+    proxy.choose_fault = make_fault_chooser(seed, rate=0.6, applies=_is_change)
 
     def change(method: str, path: str, body: Any = None) -> Any:
         headers = {"Idempotency-Key": create_key()}
@@ -113,14 +113,15 @@ def test_repeat_of_a_commit_with_a_deleted_key_never_reports_failure(
     )
     assert status == 200, body
     uuid = body["metadata"]["table-uuid"]
-    assert client.append(1, None, 1, "brief", key)[0] == 200
-    for snapshot_id in range(2, 6):
-        assert client.append(snapshot_id, snapshot_id - 1, snapshot_id, "brief")[0] == 200
-    status, body = client.append(1, None, 1, "brief", key)
+    first_append: dict[str, Any] = {"snapshot_id": 1, "parent": None, "sequence": 1, "name": "brief", "key": key}
+    assert client.append(**first_append)[0] == 200
+    for snapshot_id in range(2, 6):  # These commits delete the metadata file of the first commit.
+        assert client.append(snapshot_id, snapshot_id - 1, sequence=snapshot_id, name="brief")[0] == 200
+    status, body = client.append(**first_append)
     assert status == 200, body
     assert (body["metadata"]["table-uuid"], body["metadata"]["current-snapshot-id"]) == (uuid, 5)
     assert client.call("DELETE", path)[0] == 204
-    status, body = client.append(1, None, 1, "brief", key)
+    status, body = client.append(**first_append)
     assert (status, body["error"]["type"]) == (500, "CommitStateUnknownException")
 
 
@@ -144,7 +145,7 @@ def test_pyiceberg_appends_are_applied_once_and_can_be_read(server: Seamark, pro
     with RestCatalog("lossy", uri=proxy.base_url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table(f"db.{name}", schema=rows.schema)
-        proxy.choose_fault = make_fault_chooser(seed, 0.6, applies=_match_commits(name))
+        proxy.choose_fault = make_fault_chooser(seed, rate=0.6, applies=_match_commits(name))
         for _ in range(12):
             try:
                 catalog.load_table(f"db.{name}").append(rows)
@@ -170,7 +171,7 @@ def test_spark_inserts_are_applied_once_and_can_be_read(
     catalog = new_catalog(spark, proxy.base_url)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.db")
     spark.sql(f"CREATE TABLE {catalog}.db.{name} (id bigint) USING iceberg")
-    proxy.choose_fault = make_fault_chooser(seed, 0.6, applies=_match_commits(name))
+    proxy.choose_fault = make_fault_chooser(seed, rate=0.6, applies=_match_commits(name))
     acknowledged_count = unknown_count = 0
     for number in range(10):
         try:

@@ -108,7 +108,7 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
         status, answer = plan_on_new_connection(server, make_between(5, 80))
         assert status == 200, answer
         tokens = answer["plan-tasks"]
-        assert len(tokens) == 11
+        assert len(tokens) == 11  # There are 76 files, and a page has 7 files.
         planned_numbers.append([])
         for token in tokens:  # A new connection lets any worker answer.
             client = HttpClient(server.base_url)
@@ -172,7 +172,7 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
     head = [1]
 
     def write() -> None:
-        """Add a manifest with each commit, and sometimes drop one."""
+        """Add a manifest of five files with each commit, and sometimes drop a manifest."""
         rng, client = random.Random(7), HttpClient(server.base_url)
         manifests = [
             table.write_manifest(

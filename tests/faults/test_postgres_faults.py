@@ -136,12 +136,12 @@ def test_server_answers_during_a_hang_of_the_database_and_keeps_all_commits(pair
     assert client.create_table("hung")[0] == 200
     main_process = psutil.Process(pair.postgres.process.pid)
     with run_writers(pair.base_urls, "hung", seed=7) as recorded:
-        assert wait_for_commits(recorded, 20, 60), recorded
+        assert wait_for_commits(recorded, count=20, timeout_s=60), recorded
         postgres_processes = [main_process, *main_process.children(recursive=True)]
         for process in postgres_processes:
             process.suspend()
         try:
-            time.sleep(1)
+            time.sleep(1)  # Requests of the writers now wait for the database.
             for url in pair.base_urls:
                 assert is_http_ok(f"{url}/healthz"), "the server must answer while the database hangs"
                 assert HttpClient(url).call("GET", "/readyz")[0] == 503
@@ -150,5 +150,5 @@ def test_server_answers_during_a_hang_of_the_database_and_keeps_all_commits(pair
             for process in postgres_processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
-        assert wait_for_commits(recorded, 20, 120), recorded
+        assert wait_for_commits(recorded, count=20, timeout_s=120), recorded
     recorded.check(HttpClient(pair.base_urls[1]), "hung", _exists, f"hung, {dict(recorded.outcomes)}")

@@ -33,11 +33,11 @@ def test_replicas_killed_at_random_moments_lose_no_acknowledged_commit(
     assert HttpClient(first_server.base_url).create_table()[0] == 200
     with run_writers(base_urls, "t", seed) as recorded:
         for round_number in range(ROUNDS):
-            assert wait_for_commits(recorded, 5, 60), (seed, round_number, recorded.unexplained_answers)
-            time.sleep(rng.random() * 0.3)
+            assert wait_for_commits(recorded, count=5, timeout_s=60), (seed, round_number, recorded.unexplained_answers)
+            time.sleep(rng.random() * 0.3)  # The kill may come at any step of a commit.
             killed_server = rng.choice((first_server, second_server))
             killed_server.kill9()
-            time.sleep(rng.random() * 0.2)
+            time.sleep(rng.random() * 0.2)  # Meanwhile, the writers use only the other server.
             killed_server.start(60)
     for url in base_urls:
         recorded.check(

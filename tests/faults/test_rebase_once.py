@@ -123,9 +123,9 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
     )
     rng = random.Random(seed)
     create_table(direct_client, name, 2 + seed % 2)
-    proxy.choose_fault = make_fault_chooser(seed, 0.6, applies=lambda method, path: method == "POST")
+    proxy.choose_fault = make_fault_chooser(seed, rate=0.6, applies=lambda method, path: method == "POST")
     expected: set[str] = set()
-    for round_number in range(8):
+    for round_number in range(8):  # Of the four appends in a round, three are overtaken.
         metadata = load_metadata(direct_client, name)
         appenders = [EngineAppender(metadata, merge=rng.choice([0, 0, 2])) for _ in range(4)]
         for appender_number, appender in enumerate(appenders):
@@ -133,7 +133,7 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
                 appender.commit({f"{round_number}-{appender_number}": appender_number + 1}),
                 create_key() if has_key else None,
             )
-            for _ in range(50):
+            for _ in range(50):  # With six of ten requests faulty, 50 attempts practically always suffice.
                 try:
                     status, body = send_commit(client, name, request, key)
                 except (OutcomeUnknown, ValueError):  # ValueError: the load balancer's answer is not JSON.

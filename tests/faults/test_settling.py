@@ -24,13 +24,13 @@ class LosingStore:
     def __init__(self, store: Any) -> None:
         self._store = store
         self.error: SeamarkError | None = None
-        self.in_tombstone = False
+        self.fails_rollback = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def transact(self, operations: Any) -> Any:
-        if self.error is not None and self.in_tombstone and isinstance(operations[0], RecordInstant):
+        if self.error is not None and self.fails_rollback and isinstance(operations[0], RecordInstant):
             assert operations[0].instant.state is InstantState.ROLLED_BACK
             raise self.error
         result = await self._store.transact(operations)
@@ -59,9 +59,9 @@ async def test_failed_check_of_a_lost_commit_keeps_its_file(
 
     async with open_rig(tmp_path, wrap_store=wrap_store) as rig:
         await rig.create_table()
-        losing_stores[0].error, losing_stores[0].in_tombstone = error, fails_rollback
+        losing_stores[0].error, losing_stores[0].fails_rollback = error, fails_rollback
         with pytest.raises(CommitUnknown):
-            await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
+            await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, parent=None, sequence=1))
         losing_stores[0].error = None
         await rig.publisher.close()
         entry = await rig.store.load_entry(EntryKind.TABLE, DB, "t")
@@ -76,7 +76,7 @@ _KEEP_LITTLE = {"write.metadata.previous-versions-max": "1", "write.metadata.del
 async def test_commit_deletes_no_metadata_file_that_another_name_points_to(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.create_table(properties=_KEEP_LITTLE)
-        await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
+        await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, parent=None, sequence=1))
         entry = await rig.catalog.tables.load_entry(DB, "t")
         await rig.catalog.tables.register(CALLER, DB, "twin", entry.metadata_location, overwrite=False)
         for sequence in range(2, 6):
@@ -88,14 +88,14 @@ async def test_commit_deletes_no_metadata_file_that_another_name_points_to(tmp_p
 async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.create_table(properties=_KEEP_LITTLE)
-        await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
+        await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, parent=None, sequence=1))
         entry = await rig.catalog.tables.load_entry(DB, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
         await rig.catalog.tables.register(CALLER, DB, "t", entry.metadata_location, overwrite=False)
         for sequence in range(2, 6):
             await rig.commits.commit_table(CALLER, DB, "t", *build_append(sequence, sequence - 1, sequence))
         await rig.publisher.close()
-        dropped_entries = (await rig.catalog.dropped.list(DB, None, None)).items
+        dropped_entries = (await rig.catalog.dropped.list(DB, page_token=None, page_size=None)).items
         await rig.catalog.dropped.restore(CALLER, dropped_entries[0].id, None, "again")
         assert (await rig.catalog.tables.load(DB, "again")).metadata.current_snapshot_id == 1
 

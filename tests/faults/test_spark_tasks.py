@@ -41,7 +41,10 @@ class ExecutorFaults:
         self.caused_faults: list[str] = []
 
     def cause_random_fault(self) -> None:
-        """Kill or delay a worker, and sometimes kill a whole executor."""
+        """Kill or delay a worker, and sometimes kill a whole executor.
+
+        An executor is killed in one of eight faults only, because Spark must start a JVM to replace it.
+        """
         fault = self._rng.choices(("worker", "straggler", "executor"), (4, 3, 1))[0]
         processes = self._list_executors() if fault == "executor" else self._list_workers()
         if not processes:

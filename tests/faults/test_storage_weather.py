@@ -29,7 +29,10 @@ TIMEOUT_S = 2
 
 @asynccontextmanager
 async def _start_behind_proxy(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark, Misbehaviour]]:
-    """Start a server that reaches the store through the proxy. It gives up after TIMEOUT_S, and tries once more."""
+    """Start a server that reaches the store through the proxy.
+
+    The server gives up a request to the store after TIMEOUT_S, and repeats it once.
+    """
     port = choose_free_port()
     env = {**s3.build_seamark_env(), "SEAMARK_S3_ENDPOINT": f"http://127.0.0.1:{port}"}
     env |= {"SEAMARK_STORAGE_TIMEOUT_S": str(TIMEOUT_S), "SEAMARK_STORAGE_RETRIES": "1"}
@@ -44,7 +47,7 @@ async def _start_behind_proxy(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark
 
 
 async def _change_faults(misbehaviour: Misbehaviour, rng: random.Random, seconds: float) -> None:
-    """Every tenth of a second, select another fault for the following PUTs."""
+    """Select a random fault for the following PUTs every tenth of a second. After `seconds`, end all faults."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         match rng.randrange(5):
@@ -75,7 +78,7 @@ async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
                 asyncio.run_coroutine_threadsafe(
                     _change_faults(misbehaviour, random.Random(seed), seconds), loop
                 ).result()
-                assert wait_for_commits(recorded, 3, 60), (
+                assert wait_for_commits(recorded, count=3, timeout_s=60), (
                     f"seed {seed}: no commit after the faults ended: {recorded.unexplained_answers}"
                 )
             recorded.check(
@@ -108,14 +111,14 @@ async def test_commits_to_unreliable_storage_exist_or_were_rejected_for_longer(
 async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_path: Path) -> None:
     async with _start_behind_proxy(s3, tmp_path / "home") as (server, misbehaviour):
 
-        def check_progress() -> None:
+        def create_table_with_one_snapshot() -> None:
             client = HttpClient(server.base_url)
             assert client.create_table()[0] == 200
-            assert client.append(1, None, 1)[0] == 200
+            assert client.append(snapshot_id=1, parent=None, sequence=1)[0] == 200
             assert client.read_chain() == [1]
 
         def commit_append(key: str) -> tuple[int, Any]:
-            return HttpClient(server.base_url).append(2, 1, 2, key=key)
+            return HttpClient(server.base_url).append(snapshot_id=2, parent=1, sequence=2, key=key)
 
         def check_other_requests() -> None:
             """Check the requests that need no storage."""
@@ -123,7 +126,7 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
             for path in ("/healthz", "/v1/config", "/v1/namespaces/db/tables", "/v1/namespaces/db/tables/t"):
                 assert client.call("GET", path)[0] == 200
 
-        await asyncio.to_thread(check_progress)
+        await asyncio.to_thread(create_table_with_one_snapshot)
         misbehaviour.hang_all = True
         first_key, *keys = [create_key() for _ in range(5)]
         first_task = asyncio.create_task(asyncio.to_thread(commit_append, first_key))

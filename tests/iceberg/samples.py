@@ -86,9 +86,13 @@ def apply_json_updates(
 
 
 def add_snapshots(metadata: TableMetadata, *ids: int) -> TableMetadata:
-    """Commit one snapshot to main for each id, in order, and return the metadata."""
+    """Commit one snapshot to main for each id, in order, and return the metadata.
+
+    The times of the snapshots are one second apart.
+    """
     for snapshot_id in ids:
         number = metadata.last_sequence_number + 1
+        # Only version 3 has row ids. The number of added rows may be any number.
         lineage = {"first-row-id": metadata.next_row_id, "added-rows": 7} if metadata.format_version >= 3 else {}
         sequence = number if metadata.format_version > 1 else 0
         update = add_snapshot(snapshot_id, sequence, metadata.current_snapshot_id, **lineage)

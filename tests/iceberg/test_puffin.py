@@ -182,7 +182,7 @@ def test_blob_outside_the_blob_section_is_rejected(offset: int, length: int) -> 
 
 
 def test_flipped_and_truncated_files_are_read_or_rejected() -> None:
-    """Corrupt is the only error."""
+    """Damaged files raise no other error than Corrupt."""
     data, rng = write_sample(), random.Random(5)
     for _ in range(3_000):
         damaged_bytes = bytearray(data[: rng.choice((len(data), rng.randrange(len(data))))])

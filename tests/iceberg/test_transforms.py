@@ -76,6 +76,7 @@ TRUNCATED_KINDS = ["int", "long", "decimal(38, 5)", "string", "binary"]
 
 @pytest.mark.parametrize(("kind", "value", "expected_hash"), HASHES)
 def test_bucket_hashes_equal_those_in_the_specification(kind: str, value: object, expected_hash: int) -> None:
+    # The bucket is the hash without its sign bit, modulo the number of buckets.
     assert compute_transform(f"bucket[{BUCKETS_MAX}]", kind, value) == (expected_hash & 0x7FFFFFFF) % BUCKETS_MAX  # type: ignore[arg-type]
 
 

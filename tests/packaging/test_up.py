@@ -18,7 +18,7 @@ ARGUMENTS = [sys.executable, "-m", "tests.support.up", "--port", "0"]
 
 @pytest.mark.slow
 def test_servers_of_the_up_command_run_until_an_interrupt(tmp_path: Path, postgres_url: str) -> None:
-    """`postgres_url` marks the test as one that needs services."""
+    """The test does not use the database of `postgres_url`. The fixture only marks it as a test that needs services."""
     process = ManagedProcess(ARGUMENTS, log=tmp_path / "up.log", cwd=REPO)
     process.start(lambda: "Ready." in process.log.read_text(), timeout_s=120)
     addresses = dict(re.findall(r"^(\w+) +(\S+?),?(?: .*)?$", process.log.read_text(), re.MULTILINE))

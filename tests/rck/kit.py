@@ -91,7 +91,7 @@ def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "
                 env=env,
                 stdout=log_file,
                 stderr=log_file,
-                timeout=900,
+                timeout=900,  # A busy machine may take many times as long as the usual 60 s.
             )
     finally:
         for path in new_folders:

@@ -29,7 +29,7 @@ def kill_command(folder: Path, delay_s: float, *arguments: str) -> bool:
     """Start the command, and kill it after `delay_s`. Return True if it was still running."""
     environment = {**os.environ, "SEAMARK_ENCRYPTION_KEY": SHARED_KEY}
     with (folder / "killed.log").open("ab") as log:
-        process = fork([SEAMARK, *arguments], environment, None, log.fileno(), log.fileno())
+        process = fork([SEAMARK, *arguments], environment, cwd=None, output=log.fileno(), errors=log.fileno())
         assert process is not None, "the fork server is enabled for tests"
         time.sleep(delay_s)
         if process.poll() is None:
@@ -105,6 +105,7 @@ def test_killed_backup_leaves_the_earlier_file(catalog: tuple[Path, dict[str, An
         with closing(sqlite3.connect(database)) as connection, connection:
             connection.execute(f"INSERT INTO grants VALUES ('change {number}', 'reader', '', 'namespace', '', 0)")
         possible_contents.append(read_sqlite_content(database))
+        # About one of six backups ends before it would be killed.
         kill_command(tmp_path, rng.uniform(0, 1.2 * backup_s), "backup", str(file), "--overwrite", "--home", str(home))
         run_command(home, "restore", str(file), "--database", f"sqlite://{restored}", "--overwrite")
         content = read_sqlite_content(restored)

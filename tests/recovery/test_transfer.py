@@ -216,11 +216,11 @@ async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: 
             for instant_number in range(3):
                 ids.append(f"{number}-{instant_number}")
                 await store.transact([RecordInstant(instant=make_instant(ids[-1]))])
-            instants = await store.list_instants(InstantFilter(), 100)
+            instants = await store.list_instants(InstantFilter(), limit=100)
             assert [instant.id for instant in instants] == ids
             # A reader that continues from a position in the previous database misses no later instant.
             for position in positions:
-                later_instants = await store.list_instants(InstantFilter(since=position), 100)
+                later_instants = await store.list_instants(InstantFilter(since=position), limit=100)
                 assert [instant.id for instant in later_instants][-3:] == ids[-3:]
             positions += [instant.position for instant in instants]
 
@@ -233,7 +233,7 @@ async def test_copy_to_postgres_begins_after_all_epochs_of_the_source(tmp_path: 
     await move_database(f"sqlite://{path}", postgres_url)
     async with open_store(postgres_url, clock=SimulatedClock(seed=1)) as store:
         await store.transact([RecordInstant(instant=make_instant("later"))])
-        later_instants = await store.list_instants(InstantFilter(since=highest_position), 100)
+        later_instants = await store.list_instants(InstantFilter(since=highest_position), limit=100)
         assert [instant.id for instant in later_instants] == ["later"]
 
 

@@ -225,7 +225,7 @@ def test_rebuild_finds_a_commit_after_a_registered_older_file(warehouse: Warehou
     metadata = warehouse.read_metadata("ours.t") | {
         "last-updated-ms": warehouse.read_metadata("ours.t")["last-updated-ms"] + 1000
     }
-    warehouse.write(warehouse.find_folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
+    warehouse.write(warehouse.find_folder("ours.t") / "metadata", metadata | {"metadata-log": []}, number=1)
     assert "ours.t" not in warehouse.list_registered_locations(warehouse.run_rebuild())
 
 

@@ -126,7 +126,17 @@ class Authority:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .add_extension(
-                x509.KeyUsage(not is_authority, False, False, False, False, is_authority, is_authority, False, False),
+                x509.KeyUsage(
+                    digital_signature=not is_authority,
+                    content_commitment=False,
+                    key_encipherment=False,
+                    data_encipherment=False,
+                    key_agreement=False,
+                    key_cert_sign=is_authority,
+                    crl_sign=is_authority,
+                    encipher_only=False,
+                    decipher_only=False,
+                ),
                 critical=True,
             )
         )

@@ -28,7 +28,7 @@ def run_seamark(
     argv = [SEAMARK, *arguments]
     environment = {**os.environ, **(env or {})}
     with tempfile.TemporaryFile("w+b") as output, tempfile.TemporaryFile("w+b") as errors:
-        process = fork(argv, environment, None, output.fileno(), errors.fileno())
+        process = fork(argv, environment, cwd=None, output=output.fileno(), errors=errors.fileno())
         if process is None:
             return subprocess.run(
                 argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s,

@@ -77,7 +77,7 @@ def _accept(listener: socket.socket, process_ids: set[int]) -> None:
 def _serve_request(connection: socket.socket, process_ids: set[int]) -> None:
     """Start the requested process, and send its id and later its exit code. End it if the caller ends."""
     with connection:
-        message, outputs, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 2)
+        message, outputs, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, maxfds=2)
         request = json.loads(message)
         process = _start(request, *outputs)
         for descriptor in outputs:

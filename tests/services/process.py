@@ -138,7 +138,7 @@ class ManagedProcess:
             time.sleep(0.05)
 
     def send(self, signal_number: int) -> None:
-        """Send the signal `number` to the whole process group. If the group has already ended, nothing happens."""
+        """Send a signal to the whole process group. If the group has already ended, nothing happens."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal_number)
 

@@ -79,7 +79,7 @@ class Seamark:
         return self._process.running()
 
     def start(self, timeout_s: float = 90.0) -> Seamark:
-        """Start the server, and wait until it is ready and has logged this."""
+        """Start the server, and wait until it answers requests and has logged that it serves."""
         self._process.start(self._is_ready, timeout_s=timeout_s)
         return self
 

@@ -45,7 +45,10 @@ class SharedMemoryLog:
 
 
 class OpeningProcess:
-    """The table openings of one process. Its catalog fails for a number of attempts."""
+    """The table openings of one process. Its catalog fails in the first `failure_count` attempts.
+
+    Parts of a server that openings only pass on are None, which casts hide from the type checker.
+    """
 
     def __init__(self, log: MemoryLog, clock: SimulatedClock, owners: StreamOwners) -> None:
         self.open_tables: dict[str, StreamTable] = {}
@@ -95,10 +98,13 @@ async def log(clock: SimulatedClock) -> AsyncIterator[MemoryLog]:
 
 
 def join_fleet(clock: SimulatedClock, *, as_owner: bool) -> StreamOwners:
-    """Return the owners as seen by one of two live processes."""
-    replicas = [Replica(address, 1, "", STREAM_OWNER_PROTOCOL, 0) for address in ("a", "b")]
+    """Return the owners as one of two live processes sees them: the owner of the table, or the other process."""
+    replicas = [
+        Replica(address, weight=1, version="", protocol=STREAM_OWNER_PROTOCOL, started_ms=0) for address in ("a", "b")
+    ]
     memberships = []
     for replica in replicas:
+        # The process reads no leases from a store, because the test names the live replicas.
         membership = Membership(cast("Any", None), clock, replica, lease_s=LEASE_S)
         membership.replace(replicas)
         memberships.append(StreamOwners(membership, lease_s=LEASE_S))
@@ -124,7 +130,7 @@ async def test_an_opening_that_never_succeeds_is_repeated_every_half_minute(
     log: MemoryLog, clock: SimulatedClock
 ) -> None:
     process = OpeningProcess(log, clock, StreamOwners(None))
-    process.failure_count = 1 << 62
+    process.failure_count = 1 << 62  # The number is never reached, so no opening succeeds.
     for _ in range(1200):  # After 1,024 failures, a pause that doubles without a limit would exceed the largest float.
         await process.open_waiting_tables()
         clock.advance(30_000)

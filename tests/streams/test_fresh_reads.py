@@ -329,7 +329,8 @@ async def test_java_client_reads_rows_that_were_acknowledged_before_it_loaded_th
     url, http = stream.server.url, stream.server.http
     loaded_table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
     assert await stream.flush() == 2
-    policy = CompactionPolicy(1 << 20, 2, 1 << 20)
+    # With these limits, the compaction merges the two small files.
+    policy = CompactionPolicy(target_bytes=1 << 20, min_files=2, small=1 << 20)
     await asyncio.to_thread(compact, SeamarkClient(url), TABLE, policy=policy)
     compacted_table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
     assert compacted_table.metadata.snapshots[-1].summary.operation is Operation.REPLACE

@@ -151,6 +151,7 @@ async def test_gets_of_one_principal_cannot_use_all_threads() -> None:
         running_counts[keys] -= 1
         return pa.table({}), []
 
+    # These objects have only the attributes that `KeyedGets` uses, so they are cast to any type.
     row_files, search = SimpleNamespace(get=get_rows), SimpleNamespace(open=lambda *_: None)
     gets = keyed_gets.KeyedGets(cast("Any", row_files), cast("Any", search))
     loaded_table = cast("Any", SimpleNamespace(entry=1, metadata=2))
@@ -158,7 +159,7 @@ async def test_gets_of_one_principal_cannot_use_all_threads() -> None:
     tasks = [asyncio.create_task(call) for call in calls]
     await until(lambda: running_counts == {"ann": 2, "bob": 1})
     tasks[0].cancel()  # Its thread still runs, so no other get of ann may begin.
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # Another get would begin in this time.
     assert running_counts == {"ann": 2, "bob": 1}
     may_end.set()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -24,7 +24,7 @@ MUTATION_SEEDS = 300
 
 
 def run_world(seed: int, **options) -> KeyedWorld:
-    """Run one world to its end, and return it."""
+    """Run the simulation of a table with a key that the seed determines, and return its final state."""
     world = KeyedWorld(seed, **options)
     try:
         run_simulated(world.clock, world.run())
@@ -80,7 +80,7 @@ def commit_deletes_of_an_older_version(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_earlier_rows_for_later_ones(patch: pytest.MonkeyPatch) -> None:
-    """Keep the earlier of two rows with the same key."""
+    """Make a flush or a read keep the earlier of two rows with the same key."""
     read_slices = StreamTable._read_slices
     patch.setattr(StreamTable, "_read_slices", lambda table, *args: read_slices(table, *args)[::-1])
 
@@ -109,7 +109,7 @@ def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_last_append(patch: pytest.MonkeyPatch) -> None:
-    """Omit the last append of a range of offsets from the file."""
+    """Make each file that is written for a range of offsets omit the last append of the range."""
     read_slices = StreamTable._read_slices
 
     def omit_last_slice(table: StreamTable, *args):

@@ -99,6 +99,7 @@ async def test_later_row_replaces_row_with_its_key_before_and_after_flush(stream
 
 @pytest.mark.few_cases(1)
 async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapshots(stream: StreamServer) -> None:
+    """Each read makes a fresh snapshot, which adds the rows that are not flushed and deletes the rows they replace."""
     await stream.post(*({"id": number, "name": "a"} for number in range(100)))
     await stream.flush()
     expected = dict.fromkeys(range(100), "a")

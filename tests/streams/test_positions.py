@@ -108,7 +108,7 @@ class PositionModel:
         return rows
 
     def flush(self, share: float) -> None:
-        """Flush a random share of the shards."""
+        """Flush each shard with the probability `share`."""
         ranges, rows = [], []
         for shard, start in self.flushed_offsets.items():
             end = len(self.log[shard])
@@ -121,13 +121,16 @@ class PositionModel:
 
     def rebuild(self) -> None:
         """Give the table a new log in which its offsets begin at 0 again."""
-        self.flush(1.0)
+        self.flush(share=1.0)
         self.log = {shard: [] for shard in self.log}
         self.starts, self.flushed_offsets = dict.fromkeys(self.log, 0), dict.fromkeys(self.log, 0)
         self.log_hash = hash_log(f"log after {len(self.history.by_id)} snapshots, {self.rng.random()}")
 
     def change_at_random(self) -> None:
-        """Make one random change to the table or the log."""
+        """Make one random change to the table or the log.
+
+        Trims, expirations and rebuilds make readers fail, so they happen rarely.
+        """
         rng = self.rng
         match rng.choice(("send", "send", "send", "append", "flush", "flush", "compact", "trim", "expire", "rebuild")):
             case "send":
@@ -137,7 +140,7 @@ class PositionModel:
             case "compact":
                 self.commit("replace", [])
             case "flush":
-                self.flush(0.8)
+                self.flush(share=0.8)
             case "rebuild":
                 if rng.random() < self.rebuild_chance:
                     self.rebuild()
@@ -228,10 +231,11 @@ def check_readers(seed: int) -> None:
                 reader.read(model, rng.randint(1, 4))
         model.change_at_random()
     for reader in readers:
-        while not reader.failure and not reader.read(model, 1):
+        while not reader.failure and not reader.read(model, steps_max=1):
             pass
         expected = Counter(model.rows) - Counter(reader.earlier_ids)
         if reader.failure:
+            # A reader may fail only if rows were trimmed, a snapshot expired, or the log was rebuilt.
             assert any(text in reader.failure for text in ("removed", "expired", "another log")), (seed, reader.failure)
             assert reader.seen_counts <= expected, f"seed {seed}: a reader has repeated a row before it failed"
         else:
@@ -257,7 +261,7 @@ def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
     base = model.history.current_snapshot_id
     position_before = find_position_after_snapshot(UUID, model.make_table(), base)
     model.log[0] += [100, 101]
-    model.commit("append", [100, 101], [FlushedRange(0, 0, 2)])
+    model.commit("append", [100, 101], [FlushedRange(shard=0, start=0, end=2)])
     model.flushed_offsets[0] = 2
     model.history.current_snapshot_id = base
     model.log[0].append(102)
@@ -352,6 +356,6 @@ def test_flush_of_an_earlier_server_is_a_flush_of_the_table() -> None:
     summary = {"operation": "append", FLUSH_MARK: "true", FLUSH_OFFSETS: "0:0-2"}
     snapshot = Snapshot(1, 1, summary=msgspec.Raw(json.dumps(summary).encode()))
     table = ReadableTable(cast("TableMetadata", SnapshotHistory({1: snapshot}, 1)), {0: 2}, {0: ShardState(0, 2, 2, 0)})
-    assert parse_ranges(snapshot, table) == (FlushedRange(0, 0, 2),)
+    assert parse_ranges(snapshot, table) == (FlushedRange(shard=0, start=0, end=2),)
     assert choose_next_step(ReadPosition(UUID, None, (2,)), table) == End(ReadPosition(UUID, 1, (2,)))
     assert is_flush(snapshot, UUID)

@@ -116,7 +116,10 @@ async def test_row_that_arrives_during_a_read_has_the_value_of_a_new_column(
     updates = make_schema_updates([*fields, (4, "added", "long", False)], [])
 
     async def append_row(log: SegmentLog) -> None:
-        """Add a column and a row with it, after the read has loaded the table."""
+        """Add a column and a row with it, after the read has loaded the table.
+
+        The parameter `log` is that of the method that the test replaces.
+        """
         patch.undo()
         assert await commit_table(stream, updates) == 200
         await stream.post({"id": 2, "added": 5})

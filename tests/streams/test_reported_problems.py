@@ -108,7 +108,7 @@ async def test_first_rows_of_an_ended_server_are_committed_after_its_restart(
             await stream.post({"id": 1})
             assert await stream.count_snapshots() == 0
     async with open_stream_server(tmp_path) as stream:
-        await wait_for_snapshots(stream, "t", 1)
+        await wait_for_snapshots(stream, "t", count=1)
         assert await stream.ids() == [1]
 
 
@@ -141,9 +141,9 @@ async def test_last_rows_of_a_writer_are_flushed_without_further_writes(stream: 
     """sipcapture/homer#765: the last small rows are never flushed."""
     await create_table(stream, "u", **{FLUSH_INTERVAL: "100"})
     await post_to(stream, "u", {"id": 1})
-    await wait_for_snapshots(stream, "u", 1)
+    await wait_for_snapshots(stream, "u", count=1)
     await post_to(stream, "u", {"id": 2})
-    await wait_for_snapshots(stream, "u", 2)
+    await wait_for_snapshots(stream, "u", count=2)
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ async def test_first_flush_keeps_existing_rows_of_the_table(tmp_path: Path) -> N
         for _ in range(2):
             assert await stream.ids() == [1, 2, 3, 4]
             assert sorted(list_ids(await read_batches(stream))) == [1, 2, 3, 4]
-            await stream.flush()
+            await stream.flush()  # The second read comes after the flush.
 
 
 async def test_flush_begins_when_the_oldest_row_reaches_the_interval(
@@ -183,7 +183,7 @@ async def test_flush_begins_when_the_oldest_row_reaches_the_interval(
     await flush_first_row(stream)
     streams = stream.server.components.streams
     (table,), (state,) = streams.tables.values(), streams._flushes.values()
-    state.interval_ms = 1_000_000
+    state.interval_ms = 1_000_000  # No flush is due until the test moves the clock.
     await stream.post({"id": 1})
     oldest_ms = table.oldest_ms
     assert oldest_ms is not None
@@ -191,6 +191,7 @@ async def test_flush_begins_when_the_oldest_row_reaches_the_interval(
     assert table.oldest_ms == oldest_ms
     state.interval_ms = 1_000_000
     clock = stream.server.components.clock
+    # One millisecond before the end of the interval, no flush is due.
     monkeypatch.setattr(type(clock), "now_ms", lambda _: oldest_ms + 999_999)
     await streams.start_due_flushes()
     assert state.task is None
@@ -224,13 +225,13 @@ async def test_tables_whose_storage_hangs_delay_no_other_table(
         await post_to(stream, name, {"id": 1})
     await until(lambda: waiting_uuids == slow_uuids)
     await stream.post({"id": 1})
-    await wait_for_snapshots(stream, "t", 1)
+    await wait_for_snapshots(stream, "t", count=1)
     await stream.post({"id": 2})
     assert await stream.ids() == [1, 2]
     (other_uuid,) = stream.server.components.streams.tables.keys() - slow_uuids
     assert await stream.server.components.streams.flush(other_uuid) == 1
     is_released.set()
-    await wait_for_snapshots(stream, names[-1], 1)
+    await wait_for_snapshots(stream, names[-1], count=1)
 
 
 @pytest.mark.slow
@@ -243,7 +244,7 @@ async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
         for name in ("t", "u"):
             await create_table(stream, name)
             await post_to(stream, name, {"id": 1})
-            await wait_for_snapshots(stream, name, 1)
+            await wait_for_snapshots(stream, name, count=1)
             await post_to(stream, name, {"id": 2})
             table = await asyncio.to_thread(stream.catalog.load_table, f"db.{name}")
             uuids[str(table.metadata.table_uuid)] = name
@@ -263,7 +264,7 @@ async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
         await wait_for_snapshots(stream, uuids[max(uuids)], 2)
         assert slow_uuid not in stream.server.components.streams.tables
         is_released.set()
-        await wait_for_snapshots(stream, uuids[slow_uuid], 2)
+        await wait_for_snapshots(stream, uuids[slow_uuid], count=2)
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ async def test_the_first_rows_of_an_empty_table_are_committed_without_a_delay(st
         while not await stream.count_snapshots():
             await asyncio.sleep(0.02)
     await stream.post({"id": 2})
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.3)  # A flush without a delay would end in this time.
     assert await stream.count_snapshots() == 1
     assert await stream.ids() == [1, 2]
 
@@ -352,9 +352,9 @@ async def test_rows_survive_a_restart_and_are_flushed_once(tmp_path: Path) -> No
 
 @pytest.mark.slow
 async def test_server_flushes_rows_of_an_earlier_process_after_a_full_interval(tmp_path: Path) -> None:
-    """The age of the rows is not in memory.
+    """A new process does not know the age of the rows, so the interval starts again.
 
-    With an earlier flush, each restart of a busy server would commit small files.
+    If it flushed them at once, each restart of a busy server would commit small files.
     """
     async with open_stream_server(tmp_path) as stream:
         await create_stream_table(stream)
@@ -363,7 +363,7 @@ async def test_server_flushes_rows_of_an_earlier_process_after_a_full_interval(t
         await stream.post({"id": 2})
         snapshots = await stream.count_snapshots()
     async with open_stream_server(tmp_path) as stream:
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # A flush without a delay would end in this time.
         assert await stream.count_snapshots() == snapshots
         assert await stream.ids() == [1, 2]
     async with open_stream_server(tmp_path, stream_flush_interval_ms=100) as stream:
@@ -394,7 +394,7 @@ async def test_rows_are_refused_at_the_limit_of_memory_until_a_flush(tmp_path: P
     async with open_stream_server(tmp_path, stream_memory_bytes=1 << 20) as stream:
         await create_stream_table(stream)
         row = {"id": 1, "name": "x" * 300_000}
-        for _ in range(40):
+        for _ in range(40):  # Four rows fill the memory of 1 MiB, unless a flush frees it meanwhile.
             url = f"{stream.server.url}/api/v1/tables/db/t/rows"
             async with stream.server.http.post(url, json=[row]) as answer:
                 if answer.status == 429:
@@ -418,6 +418,8 @@ async def test_large_bodies_wait_for_memory_instead_of_being_refused(
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
     table.appending_bytes = streams._context.settings.stream_memory_bytes // 2  # This is the state during a slow flush.
     body = json.dumps([{"id": 1, "name": "x" * 300_000}]).encode()
+    # The first three bodies announce their length, and the server reads them only when there is memory. The others
+    # do not, so the server reads them first.
     tasks = [asyncio.create_task(stream.send(body)) for _ in range(3)]
     tasks += [asyncio.create_task(stream.send(iterate(body))) for _ in range(2)]
     await until(lambda: (streams.body_room.sender_count, streams.body_room.waiter_count) == (3, 2))
@@ -465,6 +467,7 @@ async def test_body_waits_only_for_a_time_for_earlier_bodies(
         async with asyncio.timeout(2 * PATIENCE_S), room.reserve([(loaded_table, size_bytes)], "bob"):
             return table.reserved_bytes
 
+    # The number of waiting bodies has no limit in this test.
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room._WAITING_SHARE", 1e9)
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
     table.appending_bytes = half_bytes // 2

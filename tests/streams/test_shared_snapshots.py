@@ -48,10 +48,10 @@ async def open_pair(home: Path, **settings: Any) -> AsyncIterator[tuple[StreamSe
 
 def read_opened(opened_table: Any, url: str) -> dict[int, str | None]:
     """Return the names by id of a table that a client has opened. The server at `url` makes the plans."""
-    read_plan = plan_read(opened_table, ["id", "name"], bind_filter(None, opened_table))
+    read_plan = plan_read(opened_table, ["id", "name"], bind_filter(where=None, table=opened_table))
     client = SeamarkClient(url).with_fresh_rows()
     scan = TableScan(
-        opened_table.storage, read_plan, lambda: plan(client, opened_table, columns=read_plan.names), None, None, None
+        opened_table.storage, read_plan, lambda: plan(client, opened_table, columns=read_plan.names), limit=None
     )
     rows = scan.to_arrow().to_pylist()
     assert len({row["id"] for row in rows}) == len(rows)
@@ -170,7 +170,9 @@ async def test_record_without_a_valid_signature_or_after_its_expiry_is_ignored()
     clock, objects, folder = SimulatedClock(1), StoredLists(), f"file:///t/{FRESH_FOLDER}"
 
     def make_process(root: bytes = b"r" * 32) -> SharedSnapshots:
-        return SharedSnapshots(cast("ObjectStore", objects), Keyring([SigningKey(b"k" * 8, 0, root)], clock), clock)
+        return SharedSnapshots(
+            cast("ObjectStore", objects), Keyring([SigningKey(b"k" * 8, from_ms=0, root=root)], clock), clock
+        )
 
     async def find(process: SharedSnapshots, snapshot_id: int = 7, uuid: str = UUID) -> Snapshot | None:
         return await process.find(uuid, snapshot_id, folder)

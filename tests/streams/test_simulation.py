@@ -39,7 +39,7 @@ MUTATION_SEEDS = 300
 
 
 def run_world(seed: int, **options) -> SimulationWorld:
-    """Run one world to its end, and return it."""
+    """Run the simulation of servers, clients and faults that the seed determines, and return its final state."""
     world = SimulationWorld(seed, **options)
     try:
         run_simulated(world.clock, world.run())
@@ -86,7 +86,7 @@ def acknowledge_before_the_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_what_producers_sent(patch: pytest.MonkeyPatch) -> None:
-    """Store a repeated append again."""
+    """Make the log store a repeated append again, as if it had forgotten the producer's earlier appends."""
     patch.setattr(Group, "_check_sequence", lambda group, producer: None)
 
 
@@ -139,7 +139,7 @@ def follow_no_flush(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
-    """Use watermarks of different times for two shards, so that a reader sees half of an append."""
+    """Let readers use an earlier watermark for the last shard than for the others, so that they see half an append."""
     read_watermarks = StreamTable.read_watermarks
     last_watermarks: dict[int, dict[int, int]] = {}
 
@@ -184,7 +184,7 @@ def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
                 continue
             for entry, batch in zip(group.entries[entry_count:], request.batches, strict=False):
                 frames.append((encode_meta(entry), list_payloads([batch])))
-        if not frames or await log._store(group, frames, 0, answers):
+        if not frames or await log._store(group, frames, size_bytes=0, answers=answers):
             for future, answer in answers:
                 if not future.done():
                     future.set_result(answer)
@@ -223,7 +223,7 @@ def acknowledge_before_the_journal(patch: pytest.MonkeyPatch) -> None:
 
 def decide_by_a_setting_of_the_server(patch: pytest.MonkeyPatch) -> None:
     """Make each server forget producers by its own limit, so that servers decide differently."""
-    apply, limits = JournalState.apply, itertools.cycle((2, 1 << 62))
+    apply, limits = JournalState.apply, itertools.cycle((2, 1 << 62))  # The second limit is never reached.
 
     def forget_producers(state: JournalState, group):
         outcomes = apply(state, group)

@@ -230,7 +230,9 @@ async def test_errors_of_flushes_are_shown_only_to_principals_that_may_list_file
         # The server flushes a table without a snapshot at once, so the append creates one.
         await append_batch(stream, 1)
         for name, role in (("ann", "reader"), ("bob", "browse"), ("eve", "writer")):
-            token = await create_token(stream.server.components.store, clock, name, None, [Grant(name, role, ("db",))])
+            token = await create_token(
+                stream.server.components.store, clock, name, ttl_s=None, grants=[Grant(name, role, ("db",))]
+            )
             headers[name] = {"Authorization": f"Bearer {token}"}
     async with run_server(tmp_path, auth="token", clock=clock, stream_flush_interval_ms=NEVER_MS) as server:
         url = f"{server.url}/api/v1/tables/db/t/rows"

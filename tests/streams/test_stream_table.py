@@ -207,7 +207,7 @@ async def test_reader_sees_all_rows_of_an_append_after_half_of_its_fresh_files_f
 
         world.create = fail_at_second_shard  # type: ignore[method-assign]
         first_task = asyncio.create_task(world.read(table))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # The first reader begins to write a file.
         second_task = asyncio.create_task(world.read(table))  # The second reader waits for the first reader.
         await asyncio.sleep(0)
         await table.append({0: build_batch(4), 1: build_batch(5)})
@@ -223,7 +223,7 @@ async def test_reader_sees_all_rows_of_an_append_after_a_flush_during_the_write_
         assert await world.read(table) == [*range(10)]
         await other_table.append({1: build_batch(10)})
         first_task = asyncio.create_task(world.read(table))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # The first reader begins to write a file.
         await other_table.flush()
         # The second reader has the pointer of the flush, and waits for the first reader.
         second_task = asyncio.create_task(world.read(table))
@@ -252,7 +252,7 @@ async def test_flush_leaves_out_rows_that_arrive_after_the_table_was_loaded() ->
 
 async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """If they did not share the error, each of them would wait for the storage, one after another."""
-    monkeypatch.setattr(stream_table, "_SLOW_WRITE_S", 0.01)
+    monkeypatch.setattr(stream_table, "_SLOW_WRITE_S", 0.01)  # A write below takes longer, so it is slow.
     async with open_world() as world:
         table = world.open()
         await table.append({0: build_batch(1)})
@@ -268,7 +268,7 @@ async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(mon
         reads = [asyncio.create_task(world.read(table)) for _ in range(20)]
         errors = await asyncio.gather(*reads, return_exceptions=True)
         assert {str(error) for error in errors} == {"the storage does not answer"}
-        assert attempt_count <= 2
+        assert attempt_count <= 2  # Without a shared error, each of the 20 readers would make an attempt.
         world.create = create  # type: ignore[method-assign]
         assert await world.read(table) == [1]
 
@@ -289,8 +289,8 @@ async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_fil
             if not is_flushed:
                 is_flushed = True
                 await create("data/flushed", json.dumps([1, 2]).encode())
-                file = EncodedFile("data/flushed", b"", b"{}", 2)
-                await world.commit(world.entry(), cast("Any", None), [file], [FlushedRange(0, 0, 2)])
+                file = EncodedFile("data/flushed", data=b"", content_file=b"{}", rows=2)
+                await world.commit(world.entry(), cast("Any", None), [file], [FlushedRange(shard=0, start=0, end=2)])
                 await table.follow()
             await create(location, data)
 
@@ -326,7 +326,7 @@ def write_parts(parts: FreshParts, end: int, cut_position: int | None = None) ->
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=5)))
 def test_reads_of_a_growing_table_write_small_parts_and_leave_few_parts(seed: int) -> None:
     rng, parts, end, written_rows = random.Random(seed), FreshParts(), 0, 0
-    for _ in range(1_000):
+    for _ in range(1_000):  # Each round appends rows and reads the table.
         added_rows = rng.choice((1, 100, 1_000, 3_000))
         end += added_rows
         (rows,) = write_parts(parts, end)
@@ -335,7 +335,7 @@ def test_reads_of_a_growing_table_write_small_parts_and_leave_few_parts(seed: in
         assert rows <= max(MERGED_ROWS_MAX, end // 16, added_rows)
         assert len(parts.parts) <= 50
         assert parts.get_covered_offset(0) == end
-    assert written_rows <= 10 * end
+    assert written_rows <= 10 * end  # The merges of parts write each row ten times or less on average.
 
 
 def test_no_part_crosses_the_end_of_a_running_flush() -> None:

@@ -27,7 +27,7 @@ UUID = "uuid-of-t"
 
 
 class NumberFiles:
-    """Encodes rows that are numbers."""
+    """Encodes rows, in place of `RowFiles`. The content of a file is the JSON of its numbers."""
 
     def __init__(self) -> None:
         self.file_count = 0
@@ -75,7 +75,7 @@ class StreamWorld:
             cast("Any", self.row_files),
             cast("ObjectStore", self),
             self._clock,
-            StreamLimits(interval_s, 0.0, part_bytes_max),
+            StreamLimits(fresh_interval_s=interval_s, fresh_retention_s=0.0, part_bytes_max=part_bytes_max),
             fresh_folder="fresh",
             run_in_thread=_run_now,
         )

@@ -167,7 +167,7 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
         monkeypatch.setattr(engine_commits, "_PRELOADING_COMMITS_MAX", 0)
     caller = Caller(principal_name="ann", request_id="r", confined_to=confined_namespaces)
     async with open_rig(tmp_path, wrap_objects=CountingObjects) as rig:
-        await create_rebasing_table(rig, 3)
+        await create_rebasing_table(rig, version=3)
         await append_files(rig, {f"{(await load_metadata(rig))['location']}/data/a": 1})
         client = EngineAppender(await load_metadata(rig), file=RIGHT_METRICS)
         commit_of_engine = client.commit({f"{client.metadata['location']}/data/b": 3})
@@ -199,7 +199,7 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
 
 async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create_rebasing_table(rig, 2)
+        await create_rebasing_table(rig, version=2)
         wrong_metrics, _ = WRONG_METRICS[0]
         client = EngineAppender(await load_metadata(rig), file=wrong_metrics)
         request = client.commit({"file:///data/a": 3})
@@ -242,7 +242,7 @@ async def test_metrics_of_overtaken_and_merged_appends_are_corrected(tmp_path: P
 
 async def test_commit_with_an_unreadable_manifest_is_not_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create_rebasing_table(rig, 2)
+        await create_rebasing_table(rig, version=2)
         wrong_metrics, _ = WRONG_METRICS[0]
         client = EngineAppender(await load_metadata(rig), file=wrong_metrics, manifest_row={"manifest_length": 7})
         await commit_table(rig, client.commit({"file:///data/a": 3}))

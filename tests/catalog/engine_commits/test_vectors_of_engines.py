@@ -83,19 +83,28 @@ async def test_sequence_numbers_chosen_by_the_engine_are_kept(tmp_path: Path) ->
         await append_files(rig, {"a": 1, "b": 1})
         first_appender = EngineAppender(await load_metadata(rig))
         puffin, equality = (f"{first_appender.metadata['location']}/data/{name}" for name in ("p.puffin", "eq.parquet"))
-        vector_a, vector_b = build_vector(puffin, "a", 4), build_vector(puffin, "b", 44)
+        vector_a, vector_b = build_vector(puffin, "a", offset=4), build_vector(puffin, "b", offset=44)
         await commit_delete_files(
             rig,
             first_appender,
-            [build_entry(first_appender.snapshot_id, ADDED, None, vector) for vector in (vector_a, vector_b)],
+            [
+                build_entry(first_appender.snapshot_id, ADDED, sequence_number=None, data=vector)
+                for vector in (vector_a, vector_b)
+            ],
         )
         second_appender = EngineAppender(await load_metadata(rig))
         rewritten_file = {"content": 2, "file_path": equality, "file_format": "PARQUET", "equality_ids": [1]}
         entries = [
             build_entry(second_appender.snapshot_id, DELETED, first_appender.sequence, vector_a),
             build_entry(first_appender.snapshot_id, EXISTING, first_appender.sequence, vector_b),
-            build_entry(second_appender.snapshot_id, ADDED, 1, rewritten_file) | {"file_sequence_number": None},
-            build_entry(second_appender.snapshot_id, ADDED, None, build_vector(f"{puffin}-2", "a", 4)),
+            build_entry(second_appender.snapshot_id, ADDED, sequence_number=1, data=rewritten_file)
+            | {"file_sequence_number": None},
+            build_entry(
+                second_appender.snapshot_id,
+                ADDED,
+                sequence_number=None,
+                data=build_vector(f"{puffin}-2", "a", offset=4),
+            ),
         ]
         assert await commit_delete_files(rig, second_appender, entries) == {
             f"{puffin} 44": (EXISTING, first_appender.snapshot_id, first_appender.sequence, first_appender.sequence),
@@ -114,7 +123,9 @@ async def test_removal_of_vectors_is_not_committed_while_the_storage_does_not_an
         puffin = f"{appender.metadata['location']}/data/p.puffin"
         vectors = [build_vector(puffin, path, offset) for path, offset in (("a", 4), ("b", 44))]
         await commit_delete_files(
-            rig, appender, [build_entry(appender.snapshot_id, ADDED, None, vector) for vector in vectors]
+            rig,
+            appender,
+            [build_entry(appender.snapshot_id, ADDED, sequence_number=None, data=vector) for vector in vectors],
         )
         appender = EngineAppender(await load_metadata(rig))
         removed_entry = build_entry(appender.snapshot_id, DELETED, appender.sequence - 1, vectors[0])
@@ -142,7 +153,9 @@ async def test_removed_entries_over_the_memory_limit_are_counted_before_they_are
         puffin = f"{first_appender.metadata['location']}/data/p.puffin"
         vectors = [build_vector(puffin, "a", offset) for offset in range(4, 244, 40)]  # Six vectors have 40 bytes each.
         await commit_delete_files(
-            rig, first_appender, [build_entry(first_appender.snapshot_id, ADDED, None, vector) for vector in vectors]
+            rig,
+            first_appender,
+            [build_entry(first_appender.snapshot_id, ADDED, sequence_number=None, data=vector) for vector in vectors],
         )
         second_appender = EngineAppender(await load_metadata(rig))
         removed_entries = [

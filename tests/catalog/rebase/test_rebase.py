@@ -157,7 +157,7 @@ async def test_inconsistent_append_is_rejected_and_changes_nothing(
     tmp_path: Path, fault: str | Callable[[EngineAppender, Commit], None]
 ) -> None:
     async with open_rig(tmp_path) as rig:
-        await create_rebasing_table(rig, 3)
+        await create_rebasing_table(rig, version=3)
         await append_files(rig, {"a": 1})
         client = EngineAppender(await load_metadata(rig), **(WRONG_OPTIONS[fault] if isinstance(fault, str) else {}))
         request = client.commit({"late": 1})
@@ -290,7 +290,7 @@ async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> N
 
 async def test_append_is_rebased_if_another_branch_used_its_sequence_number(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create_rebasing_table(rig, 3)
+        await create_rebasing_table(rig, version=3)
         first_append = await append_files(rig, {"a": 1})
         create_dev = {
             "action": "set-snapshot-ref",
@@ -435,7 +435,7 @@ async def test_merge_overtaken_by_another_merge_is_undone_but_its_files_are_adde
     tmp_path: Path, is_separate: bool
 ) -> None:
     async with open_rig(tmp_path) as rig:
-        await create_rebasing_table(rig, 3)
+        await create_rebasing_table(rig, version=3)
         for name in ("a", "b", "c"):
             await append_files(rig, {name: 1})
         first_appender, second_appender = [

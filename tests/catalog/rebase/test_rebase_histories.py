@@ -69,6 +69,7 @@ class AppendHistory:
     async def begin(self) -> None:
         """Let a client write all its files without committing them."""
         metadata = await load_metadata(self.rig)
+        # Most clients write to main and merge no manifests, so many commits overtake each other on one branch.
         branch = self.rng.choice(["main", "main", "main", *metadata.get("refs", {})])
         files = {}
         for _ in range(self.rng.randint(1, 3)):

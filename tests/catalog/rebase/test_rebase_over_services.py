@@ -90,7 +90,10 @@ class ServiceHistory:
     count = rows_version = overtaken = undone = 0
 
     async def begin(self, merge: int | None = None) -> PendingCommit:
-        """Build a random commit on the current head. It stays open while other commits overtake it."""
+        """Build a random commit on the current head. It stays open while other commits overtake it.
+
+        The commit merges `merge` manifests of the head, where 0 means none, or a random number by default.
+        """
         rng, files = self.rng, self.files
         added_files: dict[str, int] = {}
         for _ in range(rng.randint(1, 3)):
@@ -146,7 +149,7 @@ class ServiceHistory:
         self.check(metadata, f"version {self.rows_version}")
 
     async def replace(self) -> None:
-        """Compact some files into one file with as many rows."""
+        """Compact up to four files into one file with the same number of rows."""
         metadata = await self.table.load()
         removed_files = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 4)))
         self.count += 1
@@ -232,7 +235,7 @@ async def test_undone_replacement_is_removed_from_the_history(tmp_path: Path) ->
 
     Commits prepared on the new file must find in the history that the file is no longer live.
     """
-    async with open_services_table(tmp_path, 2) as table:
+    async with open_services_table(tmp_path, version=2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
         table_before = await table.load()
         pending_append = EngineAppender(table_before).commit({}, ["a"])
@@ -267,7 +270,7 @@ async def test_undone_replacement_stays_in_the_history_for_an_earlier_expiration
 
     Iceberg's incremental clean-up would delete the files that the replacement had removed and that are live again.
     """
-    async with open_services_table(tmp_path, 2) as table:
+    async with open_services_table(tmp_path, version=2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
         pending_commit = EngineAppender(await table.load()).commit({}, ["a"])
         history = ServiceHistory(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
@@ -286,7 +289,7 @@ async def test_undone_replacement_stays_in_the_history_for_an_earlier_expiration
 
 async def test_snapshot_with_a_false_mark_of_rewritten_manifests_is_not_trusted(tmp_path: Path) -> None:
     """Any client can write the mark into the summary of a snapshot that removes a file."""
-    async with open_services_table(tmp_path, 2) as table:
+    async with open_services_table(tmp_path, version=2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2}))
         pending_commit = EngineAppender(await table.load()).commit({}, ["a"])
         name, value = REWRITTEN_BY_MARK
@@ -304,7 +307,7 @@ async def test_append_is_rebased_over_replaced_files_but_rejected_after_changed_
     tmp_path: Path, operation: str, merge: int
 ) -> None:
     """The table does not have the property that rebases all appends."""
-    async with open_services_table(tmp_path, 2) as table:
+    async with open_services_table(tmp_path, version=2) as table:
         for path in "abc":
             await table.commit(EngineAppender(await table.load()).commit({path: 1}))
         pending_commit = EngineAppender(await table.load(), merge=merge).commit({"late": 5})
@@ -324,7 +327,7 @@ async def test_append_is_not_rebased_over_a_replacement_that_adds_rows(tmp_path:
 
     It reports the commit, and counts it as a change of rows.
     """
-    async with open_services_table(tmp_path, 2) as table:
+    async with open_services_table(tmp_path, version=2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1}))
         table_before = await table.load()
         pending_commit = EngineAppender(table_before).commit({"late": 5})

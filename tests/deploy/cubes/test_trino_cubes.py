@@ -141,7 +141,7 @@ def test_random_queries_of_many_forms_return_the_same_rows_from_cubes(rig: CubeR
                 continue
             assert answer == direct_answer, f"seed {seed}: {sql}"
             outcomes["cube" if "; cube=" in rig.read_outcome(sql) else "rows"] += 1
-    assert outcomes["cube"] > outcomes.total() / 10, outcomes
+    assert outcomes["cube"] > outcomes.total() / 10, outcomes  # Most forms of queries cannot use a cube.
 
 
 def test_subtotals_and_constants_follow_from_a_cube(rig: CubeRig) -> None:
@@ -191,6 +191,7 @@ def test_distinct_values_are_estimated_from_sketches(rig: CubeRig) -> None:
     for estimated_row, exact_row in zip(sorted(estimated_rows, key=repr), sorted(exact_rows, key=repr), strict=True):
         assert estimated_row[0] == exact_row[0]
         for estimate, count in zip(estimated_row[1:], exact_row[1:], strict=True):
+            # An error of more than five standard errors is practically impossible.
             assert abs(estimate - count) <= 5 * STANDARD_ERROR * count, (estimated_row, exact_row)
     empty_query = "SELECT approx_distinct(id), approx_distinct(id) FILTER (WHERE country = 'XX') FROM visitors"
     assert query_rows(rig.proxy.port, f"{empty_query} WHERE country = 'YY'", user="anna", schema="cubed") == [[0, 0]]

@@ -33,7 +33,7 @@ KILL_FILE = "kill"
 
 
 class KillSwitch:
-    """Counts how often the process reaches the step in the file, and kills it at the number that the file states."""
+    """Kills the process at the step and the repetition that the file KILL_FILE names, such as `before-swap 2`."""
 
     def __init__(self, home: Path) -> None:
         self._file = home / KILL_FILE

@@ -44,9 +44,10 @@ def make_fault_chooser(seed: int, rate: float, *, applies: Callable[[str, str], 
 
 
 class LossyProxy:
-    """A proxy that clients reach at `base_url`.
+    """A proxy that loses or repeats requests, as `choose_fault` decides. Clients reach it at `base_url`.
 
-    `requests` has (fault, method, path, status of the server or None) of each request, in order.
+    `requests` has (fault, method, path, status of the server) of each request, in order. The status is None if the
+    proxy did not forward the request.
     """
 
     def __init__(self, upstream: str) -> None:

@@ -33,7 +33,10 @@ EVENTS: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 
 def run_killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None = None) -> StatementAnswer | None:
-    """Run a job that is killed at event `number`. Return its answer, or None if it was killed."""
+    """Run a job that is killed at event `number`, which is the start or end of a write or a request.
+
+    Return its answer, or None if it was killed.
+    """
     argv = [sys.executable, "-m", "tests.faults.rigs.mortal_statement", str(number)]
     environment = None if env is None else {**os.environ, **env}
     result = subprocess.run(argv, input=msgspec.json.encode(job), stdout=subprocess.PIPE, timeout=240, env=environment)

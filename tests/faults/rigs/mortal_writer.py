@@ -28,7 +28,7 @@ Model = dict[int, list[int]]
 
 
 def build_batch(seed: int, number: int) -> tuple[str, str, list[int]]:
-    """Return (operation, mode, ids) of a batch."""
+    """Return (operation, mode, ids) of the batch with this number. The seed determines all batches of a campaign."""
     rng = random.Random(f"{seed} {number}")
     (operation,) = rng.choices(("append", "upsert", "delete"), (2, 4, 1))
     mode = rng.choice(("merge-on-read", "copy-on-write"))

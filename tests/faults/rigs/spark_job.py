@@ -47,9 +47,11 @@ def open_session(scratch: Path) -> SparkSession:
         "spark.local.dir": str(scratch / "local"),
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.adaptive.enabled": "false",  # Adaptive execution would make one task of so few rows.
+        # The job must survive all faults of a campaign.
         "spark.task.maxFailures": "20",
         "spark.stage.maxConsecutiveAttempts": "20",
         "spark.deploy.maxExecutorRetries": "-1",
+        # Spark repeats a slow task after a short time, so that two attempts of a task often run at the same time.
         "spark.speculation": "true",
         "spark.speculation.interval": "50ms",
         "spark.speculation.quantile": "0.3",

@@ -253,7 +253,7 @@ def test_in_lists_are_sorted_deduplicated_and_simplified() -> None:
 
 
 def test_bound_predicates_never_contain_an_infinity() -> None:
-    largest = (2 - 2**-23) * 2.0**127
+    largest = (2 - 2**-23) * 2.0**127  # This is the largest finite value of a float with 32 bits.
     assert bind_predicate("lt", "score", "Infinity") == make_bound(Op.LT_EQ, 6, "score", "float", largest)
     assert bind_predicate("gt-eq", "score", 1e39) == make_bound(Op.GT, 6, "score", "float", largest)
     assert bind_predicate("lt-eq", "score", "-Infinity") == make_bound(Op.LT, 6, "score", "float", -largest)

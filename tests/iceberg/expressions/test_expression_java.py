@@ -147,7 +147,7 @@ def normalize_answer(kind: str, answer: Any) -> Any:
 
     def normalize_value(json_value: Any) -> Any:
         if kind == "float":
-            return pytest.approx(json_value, rel=1e-7)
+            return pytest.approx(json_value, rel=1e-7)  # A float has about seven decimal digits.
         if isinstance(json_value, str) and "time" in kind and "." in json_value:
             body, zone = (json_value[:-6], "+00:00") if "tz" in kind else (json_value, "")
             integer_part, fraction = body.split(".")

@@ -324,7 +324,7 @@ def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]
         The numbers of the kept rows, and the parts of the predicate that were not used.
     """
     parsed_sql = parse_sql(text, BOUND_TO)
-    bound = bind(parsed_sql.expression, BOUND_TO, (), case_sensitive=True)
+    bound = bind(parsed_sql.expression, BOUND_TO, schemas=(), case_sensitive=True)
     bound_json = encode_expression(bound)
     json.dumps(bound_json, allow_nan=False)
     return {
@@ -354,7 +354,7 @@ def test_expression_keeps_the_rows_of_duckdb_and_no_others_if_fully_used(
     table: tuple[duckdb.DuckDBPyConnection, list[Row]],
 ) -> None:
     are_used = [compare_with_duckdb(seed, *table) for seed in range(examples(1500, 80))]
-    # The test needs many predicates of both kinds.
+    # The test needs many predicates that are fully used, and many that are not.
     assert len(are_used) / 3 < sum(are_used) < len(are_used) * 14 / 15
 
 
@@ -373,7 +373,7 @@ def parse_to_json(text: str) -> Any:
     """Return the expression of a fully used predicate as JSON."""
     parsed_sql = parse_sql(text, BOUND_TO)
     assert parsed_sql.unused == (), text
-    return encode_expression(bind(parsed_sql.expression, BOUND_TO, (), case_sensitive=True))
+    return encode_expression(bind(parsed_sql.expression, BOUND_TO, schemas=(), case_sensitive=True))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class ManifestTable:
         self.seed, self.version = seed, version
         self.rng = rng = random.Random(seed)
         self.kinds = {column_id: draw_kind(rng, version) for column_id in range(1, rng.randint(2, 9))}
-        self.values = {column: draw_pool(rng, kind, 6) for column, kind in self.kinds.items()}
+        self.values = {column: draw_pool(rng, kind, size=6) for column, kind in self.kinds.items()}
         # The id, the source column, the transform and the name of each partition field.
         self.fields: list[tuple[int, int, str, str]] = []
         names = rng.sample([name for name in NAMES if name not in avoided_names], 4)
@@ -162,8 +162,10 @@ class ManifestTable:
         """Return an entry as a commit would write it. An added entry has sequence numbers, or inherits them."""
         rng, file = self.rng, self.draw_file(content)
         status = rng.choice([ADDED, ADDED, EXISTING, DELETED])
-        if self.version == 1:
-            return ManifestEntry(status, rng.randint(1, LONG_MAX), None, None, file)
+        if self.version == 1:  # Version 1 has no sequence numbers.
+            return ManifestEntry(
+                status, rng.randint(1, LONG_MAX), sequence_number=None, file_sequence_number=None, file=file
+            )
         inherits = status == ADDED and rng.random() < 0.8
         if status != ADDED:
             file = replace_fields(file, first_row_id=rng.choice([None, 0, 2**50])) if content == 0 else file

@@ -91,7 +91,7 @@ def test_manifest_list_with_a_new_manifest_reuses_the_other_manifests() -> None:
 
     old_list = decode(old_manifests, None)
     added_manifest = make_manifest(rng)
-    for position in (0, 20, 50):
+    for position in (0, 20, 50):  # The new manifest is the first one, is between others, or is the last one.
         new_list = decode([*old_manifests[:position], added_manifest, *old_manifests[position:]], old_list)
         shared_ids = {id(manifest) for manifest in old_list.manifests} & {
             id(manifest) for manifest in new_list.manifests

@@ -252,7 +252,7 @@ def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
 ) -> None:
     """Rows that all name the same columns in the same order are decoded on a faster path."""
     usual_ids, rows = [4, 1, 7], []
-    for number in range(150):
+    for number in range(150):  # The odd row is the first, the second, the last, or a middle row, or there is none.
         ids = change_ids(usual_ids) if number == odd_row else usual_ids
         counts = [{"key": column_id, "value": 10 * number + index} for index, column_id in enumerate(ids)]
         bounds = [{"key": column_id, "value": b"%d" % (number + index)} for index, column_id in enumerate(ids)]

@@ -83,7 +83,11 @@ def test_flipped_bytes_in_manifests_of_any_schema_are_corrupt_or_decode_to_valid
 
 
 def check_flipped_bytes(data: bytes, *, rounds: int, seed: int) -> None:
-    """Flip random bytes. Half of them are after the header, because its schema is most of a small file."""
+    """Decode a file `rounds` times with random damage, mostly one byte. At least one round must detect its damage.
+
+    In every second round only the part after the header is damaged, because the schema in the header is most of a
+    small file.
+    """
     rng, body_start = random.Random(seed), data.index(files.SYNC)
     read_count = 0
     for round_number in range(rounds):
@@ -357,7 +361,7 @@ def test_decoding_leaks_no_memory() -> None:
         for data in (cut_manifest, bad_row):
             assert not is_decoded(data)
 
-    for _ in range(100):
+    for _ in range(100):  # The first calls fill caches, which is no leak.
         decode_all()
     grown_bytes = []
     for _ in range(3):

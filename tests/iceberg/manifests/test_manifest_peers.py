@@ -60,7 +60,7 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
         manifest_files.append(
             written_manifest.to_manifest_file(str(path), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
         )
-    manifests, _ = assign_first_row_ids(manifest_files, 5)
+    manifests, _ = assign_first_row_ids(manifest_files, next_row_id=5)
     options: dict[str, Any] = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": 3, "sequence_number": SEQUENCE}
     (folder / "list.avro").write_bytes(write_manifest_list(manifests, format_version=version, **options))
     io = PyArrowFileIO()
@@ -81,7 +81,9 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
             (summary.contains_null, summary.contains_nan, summary.lower, summary.upper)
             for summary in expected_manifest.partitions or ()
         ]
-        expected = inherit_values(written_entries, version, expected_manifest.content, SNAPSHOT, SEQUENCE, None)
+        expected = inherit_values(
+            written_entries, version, expected_manifest.content, SNAPSHOT, SEQUENCE, first_row_id=None
+        )
         read_entries = manifest.fetch_manifest_entry(io)
         assert len(read_entries) == len(expected)
         for read_entry, entry in zip(read_entries, expected, strict=True):
@@ -123,7 +125,7 @@ def read_with_java(metadata: list[str]) -> list[list[dict[str, Any]]]:
 
 
 def write_snapshot(case: ManifestTable, folder: Path) -> tuple[list[ManifestFile], list[list[ManifestEntry]], str]:
-    """Write one snapshot with a manifest of each content below `folder`.
+    """Write one snapshot with a manifest of each content below `folder`. In version 3, its row ids begin at 10,000.
 
     Returns:
         The expected manifests and entries, and the URI of the metadata file.
@@ -138,7 +140,9 @@ def write_snapshot(case: ManifestTable, folder: Path) -> tuple[list[ManifestFile
         described_files.append(
             written_manifest.to_manifest_file(path.as_uri(), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
         )
-    manifests, next_row_id = assign_first_row_ids(described_files, 10_000) if case.version > 2 else (described_files, 0)
+    manifests, next_row_id = (
+        assign_first_row_ids(described_files, next_row_id=10_000) if case.version > 2 else (described_files, 0)
+    )
     options: dict[str, Any] = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": None, "sequence_number": SEQUENCE}
     (folder / "list.avro").write_bytes(write_manifest_list(manifests, format_version=case.version, **options))
     snapshot: dict[str, Any] = {"snapshot-id": SNAPSHOT, "timestamp-ms": 1_700_000_000_000, "schema-id": 0}

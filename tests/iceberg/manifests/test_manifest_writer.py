@@ -187,7 +187,7 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
         added_snapshot_id=SNAPSHOT,
     )
     actual_entries = read_entries(data, manifest, case.metadata)
-    expected = inherit_values(entries, version, content, SNAPSHOT, SEQUENCE, None)
+    expected = inherit_values(entries, version, content, SNAPSHOT, SEQUENCE, first_row_id=None)
     assert len(actual_entries) == len(expected)
     for actual_entry, expected_entry in zip(actual_entries, expected, strict=True):
         # The entry has the numbers of its writer, or no numbers.
@@ -287,7 +287,7 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
 
 def build_case(version: int = 2, fields: list[dict[str, Any]] | None = None, **extra_fields: Any) -> ManifestTable:
     """Return a table with one column of type long and one of type uuid, which is unpartitioned by default."""
-    case = ManifestTable(0, version)
+    case = ManifestTable(seed=0, version=version)
     case.kinds, case.fields, case.properties = {1: "long", 2: "uuid"}, [], {}
     case.fields = [(1000 + index, *field) for index, field in enumerate(fields or [])]  # type: ignore[misc]
     case.metadata = case.read(**extra_fields)
@@ -429,7 +429,7 @@ def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
         build_manifest_file("d", 0, None, (0, 3)),
         build_manifest_file("e", 0, None, (1, 0)),
     ]
-    numbered_manifests, next_row_id = assign_first_row_ids(manifests, 1_000)
+    numbered_manifests, next_row_id = assign_first_row_ids(manifests, next_row_id=1_000)
     assert [manifest.first_row_id for manifest in numbered_manifests] == [7, 1_000, None, 1_125, 1_128]
     assert next_row_id == 1_129
     with pytest.raises(Corrupt, match=r"^m: .* has no row counts"):
@@ -441,9 +441,8 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
     case = build_case(3)
     old_entry_fields = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
     entries = [
-        build_added_entry(
-            build_data_file(first_row_id=3, record_count=50)
-        ),  # The writer of an added file does not choose this number.
+        # The id of an added file is ignored, because the writer of the file does not choose it.
+        build_added_entry(build_data_file(first_row_id=3, record_count=50)),
         build_added_entry(build_data_file(first_row_id=70, record_count=25), **old_entry_fields),
         build_added_entry(build_data_file(record_count=5), **old_entry_fields),
         build_added_entry(build_data_file(record_count=9), **old_entry_fields | {"status": DELETED}),
@@ -451,8 +450,8 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
     ]
     written_manifest = encode_entries(case, entries)
     manifest_file = written_manifest.to_manifest_file("m", snapshot_id=5, sequence_number=2)
-    (manifest,), next_row_id = assign_first_row_ids([manifest_file], 1_000)
-    assert next_row_id == 1_081
+    (manifest,), next_row_id = assign_first_row_ids([manifest_file], next_row_id=1_000)
+    assert next_row_id == 1_081  # The manifest reserves ids for the rows of all live files: 50 + 25 + 5 + 1.
     assert [entry.file.first_row_id for entry in read_entries(written_manifest.data, manifest, case.metadata)] == [
         1_000,
         70,
@@ -527,7 +526,7 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
 
 def test_partition_field_without_values_has_type_null() -> None:
     """Java gives the type `unknown` to fields of dropped columns."""
-    case = build_case(1, [(77, "void", "gone"), (1, "identity", "n")])
+    case = build_case(version=1, fields=[(77, "void", "gone"), (1, "identity", "n")])
     entries = encode_entries(case, [build_added_entry(build_data_file((None, 4)), snapshot_id=1)])
     schema = json.loads(decode_manifest(entries.data, "m").metadata["avro.schema"])
     record = next(field["type"] for field in schema["fields"] if field["name"] == "data_file")

@@ -233,20 +233,20 @@ def check_contents(rig: ChaosRig, model: AcknowledgedRows, scans: dict[str, Scan
                 return False
             return True
 
-        block_until(is_read, 120)
+        block_until(is_read, within_s=120)
 
     for name, scan in scans.items():
         for url in rig.urls:
             check(name, scan, url)
     for table in ("t", "k"):
-        block_until(partial(_flush, rig.urls[0], table), 120)
+        block_until(partial(_flush, rig.urls[0], table), within_s=120)
     for name, scan in {**scans, "duckdb": partial(scan_files_by_duckdb, rig)}.items():
         for url in rig.urls:
             check(name, scan, url)
 
 
 def _flush(url: str, table: str) -> bool:
-    """Flush a table. Return True if no row waits."""
+    """Flush a table. Return False if the server refuses or does not answer, for example after a fault."""
     request = urllib.request.Request(f"{url}/api/v1/tables/db/{table}/flush", b"", method="POST")
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:

@@ -124,7 +124,7 @@ class StreamReaders:
                 process.join()
 
     def _read(self, name: str, scan: Scan, number: int) -> None:
-        """Scan random tables until the end, and check the rows against the bounds of the model."""
+        """Scan random tables until the campaign ends, and check the rows against the bounds of the model."""
         rng = random.Random(f"{self._seeds[number]}/{time.monotonic()}")
         while not self._ending.is_set():
             table, url = rng.choice("ttk"), rng.choice(self._urls)  # The table t is read twice as often as k.
@@ -135,7 +135,7 @@ class StreamReaders:
                 raise
             except Exception as error:  # noqa: BLE001  servers fail in a campaign
                 self.failures[f"{name}: {str(error)[:80]}"] += 1
-                self._ending.wait(0.5)
+                self._ending.wait(0.5)  # A failed server needs some time, so the next read waits.
                 continue
             try:
                 (self._model.check_rows if table == "t" else self._model.check_keys)(rows, bounds)

@@ -50,7 +50,7 @@ async def test_appends_and_changes_of_several_tables_neither_overlap_nor_block_e
                 counts.subtract(uuids)
 
     tasks = [asyncio.create_task(append_or_change(rng.random() < 0.3)) for _ in range(100)]
-    for task in rng.sample(tasks, 10):
+    for task in rng.sample(tasks, 10):  # A cancelled append or change must not keep its gates.
         await pass_time()
         task.cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)

@@ -25,7 +25,7 @@ MUTATION_SEEDS = 300
 
 
 def run_world(seed: int, **options) -> ChangingWorld:
-    """Run one world to its end, and return it."""
+    """Run the simulation of appends and schema changes that the seed determines, and return its final state."""
     world = ChangingWorld(seed, **options)
     try:
         run_simulated(world.clock, world.run())
@@ -49,12 +49,15 @@ def test_rows_of_many_fleets_never_meet_a_table_that_has_changed() -> None:
 
 
 def ignore_the_gates(patch: pytest.MonkeyPatch) -> None:
-    """Let the log store rows of another process that were checked before a commit."""
+    """Make the log accept rows that another process checked before a commit changed the table."""
     patch.setattr(JournalState, "_check_gates", lambda state, request: None)
 
 
 def read_gate_numbers_after_the_check(patch: pytest.MonkeyPatch) -> None:
-    """Plant a fault: an append states gate numbers that it read after its rows were checked."""
+    """Make each append send gate numbers that it reads only after its rows were checked.
+
+    The log compares these numbers, which change with each commit, to refuse rows that were checked before a commit.
+    """
     append = KafkaLog.append
 
     async def append_with_late_numbers(log: KafkaLog, batches, producer=None, gates=None):

@@ -115,5 +115,5 @@ def test_pause_is_forgotten_when_another_server_registers_earlier_metadata() -> 
     pauses.record("uuid", metadata)
     with pytest.raises(StreamPaused):
         pauses.check("uuid", metadata, "db.t")
-    clock.advance(61_000)
+    clock.advance(61_000)  # The minute ended a second ago.
     pauses.check("uuid", metadata, "db.t")

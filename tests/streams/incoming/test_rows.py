@@ -52,5 +52,5 @@ def test_repeated_key_of_a_large_map_is_found_in_linear_time() -> None:
     entries = {"keys": [*range(16_000), 15_999], "values": [None] * 16_001}
     start_s = time.process_time()
     with pytest.raises(BadRequest, match="the map has the key 15999 twice"):
-        convert_rows(MapType(2, "int", 3, "string", False), entries)
+        convert_rows(MapType(key_id=2, key="int", value_id=3, value="string", value_required=False), entries)
     assert time.process_time() - start_s < 1  # Comparing each key with all other keys would take several seconds.

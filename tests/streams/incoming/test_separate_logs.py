@@ -60,7 +60,7 @@ async def test_server_without_the_log_of_a_table_refuses_commits_that_depend_on_
 
 
 def make_deletion(metadata: TableMetadata) -> list[Any]:
-    """Return the updates of a commit that deletes rows by its operation, and keeps all files."""
+    """Return the updates of a commit that has the operation delete, although it keeps all files."""
     parent = metadata.current_snapshot()
     assert parent is not None
     snapshot = {

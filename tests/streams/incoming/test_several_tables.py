@@ -136,6 +136,7 @@ async def test_large_request_waits_until_all_tables_have_memory(
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
     t, u = await open_tables(stream)
     room = stream.server.components.streams.body_room
+    # Each table uses a third of the memory, as much as remains free. A table may not use more.
     t.appending_bytes = u.appending_bytes = stream.server.components.settings.stream_memory_bytes // 3
     large_rows = [{"id": 1, "name": "x" * 150_000}]
     # The requests name the tables in opposite orders.

@@ -24,7 +24,7 @@ class FaultyLog:
     """A log that does not answer in time, or whose gate another process moves first."""
 
     def __init__(self) -> None:
-        self.gate = StreamGate(0, False)
+        self.gate = StreamGate(number=0, is_closed=False)
         self.closing_error: Exception | None = None
         self.opening_error: Exception | None = None
         self.may_open = asyncio.Event()
@@ -67,9 +67,9 @@ async def test_failed_opening_of_an_abandoned_gate_leaves_no_lease(
     store: PointerStore, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     """If the lease stayed, a later commit would wait until it ends, and be refused."""
-    monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0)
+    monkeypatch.setattr(append_gates, "APPEND_WAIT_S", 0)  # A commit that would wait for appends is refused at once.
     log, gates = FaultyLog(), TableGates(store, SystemClock())
-    log.gate, log.opening_error = StreamGate(1, True), error
+    log.gate, log.opening_error = StreamGate(number=1, is_closed=True), error
     with pytest.raises(RetryLater):
         async with gates.hold_commits(cast_to_log(log), [UUID]):
             pass

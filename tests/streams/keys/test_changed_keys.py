@@ -90,7 +90,7 @@ async def test_key_columns_whose_names_are_changed_in_files_are_found(tmp_path: 
             assert status == 200
             if number % 2:
                 assert sorted((row["a-b"], row["v-1"]) for row in await read_rows(stream)) == sorted(expected.items())
-        for _ in range(2):
+        for _ in range(2):  # The rows are the same before and after a flush.
             assert sorted((row["a b"], row["v-1"]) for row in await read_rows(stream)) == sorted(expected.items())
             await stream.flush()
 
@@ -138,7 +138,7 @@ async def test_return_to_an_earlier_schema_flushes_rows_by_their_key(tmp_path: P
         await stream.post({"a": 1, "b": 107, "v": "second"})
         assert await commit_updates(stream, {"action": "set-current-schema", "schema-id": 0}) == 200
         await stream.post(*({"a": number, "v": "new"} for number in range(6)))
-        for _ in range(2):
+        for _ in range(2):  # The rows are the same before and after a flush.
             rows = sorted((row["a"], row["v"]) for row in await read_rows(stream))
             assert rows == [*((number, "new") for number in range(6)), (6, "old")]
             await stream.flush()

@@ -135,15 +135,18 @@ def read_values(files: list[Any]) -> list[str]:
 
 
 def read_flushed_values(log: Log, metadata: TableMetadata) -> list[str]:
-    """Return the values in the files that a flush of the log would write."""
+    """Return the values in the files that a flush of the log would write.
+
+    If the metadata do not allow a key, the rows are written without a key.
+    """
     try:
         key = find_key_columns(metadata)
     except BadRequest:
         key = ()
     slices = log.list_slices()
     if any(row_slice.kinds for row_slice in slices):
-        return read_values(FILES.encode_keyed(slices, metadata, None, key)[0])
-    return read_values(FILES.encode(slices, metadata, None))
+        return read_values(FILES.encode_keyed(slices, metadata, folder=None, key=key)[0])
+    return read_values(FILES.encode(slices, metadata, folder=None))
 
 
 def choose_row(rng: Random, number: int) -> dict[int, Any]:

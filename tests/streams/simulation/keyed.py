@@ -240,7 +240,10 @@ class KeyedWorld(SimulationWorld):
                     yield line
 
     async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
-        """Compare the rows of a plan with the replay of the log up to its offsets, and return an empty counter."""
+        """Compare the rows of a plan with the replay of the log up to its offsets.
+
+        Return an empty counter, because the caller has no rows left to check.
+        """
         required_appends = [append for append in self.appends if append.is_acknowledged and append.uuid == uuid]
         tables = self.make_tables()
 

@@ -77,7 +77,7 @@ class SimulatedNetwork:
             self._tasks[task] = None
             task.add_done_callback(lambda finished_task: self._tasks.pop(finished_task, None))
         try:
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(1):  # Each delay is much shorter, so the message or the answer was lost.
                 return await answer
         except TimeoutError:
             raise NoAnswer from None

@@ -235,7 +235,8 @@ class SimulationWorld:
 
     async def _serve_fleet(self, process: Process) -> None:
         """Open the log in Kafka, again after each failure, and take part in the choice of owners."""
-        replica = Replica(f"{process.name}/{process.number}", 1, "", STREAM_OWNER_PROTOCOL, 0)
+        address = f"{process.name}/{process.number}"
+        replica = Replica(address, weight=1, version="", protocol=STREAM_OWNER_PROTOCOL, started_ms=0)
         store = cast("PointerStore", RemoteLeases(self.network, self.leases))
         membership = Membership(store, self.clock, replica, lease_s=LEASE_S)
         process.owners = StreamOwners(membership, lease_s=LEASE_S)
@@ -277,6 +278,7 @@ class SimulationWorld:
                     if not is_owner:
                         await table.follow()
                     is_allowed = process.owners.may_flush(table.uuid, table.flushed, self.clock.now_ms())
+                    # Some flushes run without permission, like those of a server that has just lost its lease.
                     rows = await table.flush() if is_allowed or self.rng.random() < 0.1 else 0
                     self.flushes += rows > 0
                     self.flushed_rows += rows
@@ -479,6 +481,7 @@ class SimulationWorld:
 
     async def _check_durable(self, uuid: str, offsets) -> None:
         """Check that a power cut at this moment would not lose a row of the plan."""
+        # A fleet has no log on a disk. The check reads the whole log, so only half of the reads make it.
         if self.is_fleet or self.rng.random() < 0.5:
             return
         self.durable_checks += 1
@@ -527,7 +530,10 @@ class SimulationWorld:
     # -- a run -------------------------------------------------------------------------------------------------------
 
     async def cause_faults(self) -> None:
-        """Crash and pause servers, change the clock, drop tables, and commit other changes to the table."""
+        """Cause a random fault or change at random times until the task is cancelled.
+
+        It pauses or crashes a server, changes the clock, drops the table, or commits another change to the table.
+        """
         while True:
             await asyncio.sleep(self.rng.choice((0.05, 0.3)))
             draw = self.rng.random()
@@ -544,7 +550,7 @@ class SimulationWorld:
                 self.create_table()
 
     def commit_other_change(self) -> None:
-        """Commit another change to the table."""
+        """Commit another change to the table, such as new properties. It changes neither rows nor offsets."""
         self.catalog.tables[self.uuid].version += 1
 
     def create_change_actors(self) -> Sequence[Coroutine[None, None, None]]:
@@ -552,7 +558,10 @@ class SimulationWorld:
         return ()
 
     async def run(self) -> None:
-        """Run until all writers have finished, then stop all faults and check the contents."""
+        """Run until all writers have finished, then stop all faults and check the contents.
+
+        Only a fleet, whose log is in Kafka, has several servers.
+        """
         self.create_table()
         names = ("a", "b", "c") if self.is_fleet else ("a",)
         servers = [asyncio.create_task(self.run_server(name)) for name in names]

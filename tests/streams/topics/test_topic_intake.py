@@ -92,7 +92,7 @@ class IntakeRig:
         uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         log = await components.streams._logs.open()
         state = log.find_producer(make_topic_producer_name(uuid, self.topic.topic.id, partition))
-        return StreamProducerState(0, -1) if state is None else state
+        return StreamProducerState(epoch=0, sequence=-1) if state is None else state
 
     async def is_read(self) -> bool:
         """Return True if the log has the last message of each partition."""
@@ -184,7 +184,7 @@ async def test_valid_rows_are_stored_if_the_dead_letter_table_refuses_letters(tm
 
 
 class BrokenTables(AppendingTables):
-    """Stream tables whose appends raise an error until `until_s`. Each error advances `now_s`."""
+    """Stream tables whose appends raise an error until `until_s`. Each error advances `now_s` by 200 s."""
 
     def __init__(self, stream: StreamServer, error: type[Exception], until_s: float) -> None:
         components = stream.server.components
@@ -232,16 +232,15 @@ async def test_messages_with_offsets_of_lost_messages_are_counted(tmp_path: Path
             rig.topic.send(encode_json({"id": number}))
         await rig.read_all()
         assert not rig.counts.lost
-        counted_messages = (
-            rig.counts.messages
-        )  # The first intake can end before it counts the messages that it appended.
-        rig.topic.messages[0].clear()
+        # The first intake can end before it counts the messages that it appended.
+        counted_messages = rig.counts.messages
+        rig.topic.messages[0].clear()  # The offsets begin at 0 again.
         async with rig.read_during():
             await until(lambda: rig.topic.openings == 2)
             for number in range(10, 15):
                 rig.topic.send(encode_json({"id": number}))
             await until(lambda: rig.counts.messages == counted_messages + 5)
-        assert rig.counts.lost.total() == 3
+        assert rig.counts.lost.total() == 3  # Three of the five messages have offsets that were already read.
         assert await rig.stream.ids() == [0, 1, 2, 13, 14]
 
 

@@ -122,7 +122,7 @@ async def test_messages_of_a_topic_survive_restarts_and_changes_of_the_owner_onc
                         await wait_for_ids(server, expected)
                 elif round_number:
                     await wait_for_ids(reader, expected)
-                # In the other case, the server stops while it reads the topic.
+                # In the first round, the server stops while it reads the topic.
         async with open_stream_server(tmp_path / "s0", **settings) as server:
             await wait_for_ids(server, expected)
         await wait_for_ids(reader, expected)
