@@ -71,6 +71,30 @@ def test_configuration_of_another_catalog_runs_no_code_and_gets_no_login(tmp_pat
     assert list(tmp_path.iterdir()) == [hostile_file]
 
 
+def test_address_of_the_configuration_is_used_only_if_the_address_of_the_user_is_below_it() -> None:
+    """Nessie's configuration for `/iceberg/BRANCH` has the address `/iceberg/` and the branch as the prefix."""
+    paths: list[str] = []
+
+    def respond(path: str, headers: Mapping[str, str]) -> tuple[int, Any]:
+        paths.append(path.partition("?")[0])
+        if path.endswith("/config"):
+            return 200, {"defaults": {"prefix": "dev"}, "overrides": {"uri": address}}
+        return 200, TABLE
+
+    with serve_catalog(respond) as catalog:
+        for address, expected in (
+            (f"{catalog.url}/iceberg/", "/iceberg"),
+            (catalog.url, ""),
+            (f"{catalog.url}/ice", "/iceberg/dev"),
+            (f"{catalog.url}/iceberg/dev/more", "/iceberg/dev"),
+            ("http:", "/iceberg/dev"),
+            (5, "/iceberg/dev"),
+        ):
+            with closing(RestSource({"uri": f"{catalog.url}/iceberg/dev"}, 2)) as source:
+                assert source.find_tables(("shop",), ["orders"])["orders"] == TABLE["metadata-location"]
+            assert paths[-1] == f"{expected}/v1/dev/namespaces/shop/tables/orders", address
+
+
 @pytest.mark.parametrize(
     "config",
     [
