@@ -34,9 +34,14 @@ class BoundedAdapter(HTTPAdapter):
     """An HTTP adapter that repeats requests while the server is busy.
 
     It also limits the time and the size of answers, which PyIceberg does not.
+
+    Args:
+        connections: The maximum number of requests at the same time.
+        sign: Adds a signature to the headers of a request. None if requests are not signed.
     """
 
-    def __init__(self, connections: int) -> None:
+    def __init__(self, connections: int, sign: Callable[[requests.PreparedRequest], object] | None = None) -> None:
+        self._sign = sign
         retries = Retry(
             total=_TRIES_MAX,
             connect=1,
@@ -46,6 +51,10 @@ class BoundedAdapter(HTTPAdapter):
             raise_on_status=False,
         )
         super().__init__(pool_connections=2, pool_maxsize=connections, max_retries=retries)
+
+    def add_headers(self, request: requests.PreparedRequest, **options: Any) -> None:
+        if self._sign is not None:
+            self._sign(request)
 
     def send(
         self,

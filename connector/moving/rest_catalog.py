@@ -100,6 +100,7 @@ class RestConnection(RestCatalog):
     """A connection to an Iceberg REST catalog. Several threads may use it at the same time."""
 
     def __init__(self, connections: int, properties: Mapping[str, str]) -> None:
+        self._connections = connections
         self._adapter = BoundedAdapter(connections)
         super().__init__("other", **properties)
         is_direct = DirectRequests.can_reach(self._session, self._adapter, self.uri)
@@ -117,6 +118,12 @@ class RestConnection(RestCatalog):
             session.mount(scheme, self._adapter)
         session.hooks["response"].append(refuse_redirect)
         read_environment_once(session)
+
+    def _init_sigv4(self, session: requests.Session) -> None:
+        """Sign the requests of a session with SigV4, and limit them."""
+        super()._init_sigv4(session)
+        signer = session.adapters[self.uri]
+        session.mount(self.uri, BoundedAdapter(self._connections, signer.add_headers))
 
     def _fetch_config(self) -> None:
         """Read the configuration of the other catalog, and take only the properties that describe its routes."""

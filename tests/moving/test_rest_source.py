@@ -19,17 +19,19 @@ from tests.moving.http_catalog import serve_catalog
 
 TABLE = {"metadata-location": "s3://lake/t/v1.metadata.json", "metadata": {"format-version": 99}}
 
+SIGNED = {
+    "rest.sigv4-enabled": "true",
+    "rest.signing-name": "glue",
+    "rest.signing-region": "eu-central-1",
+    "client.access-key-id": "key",
+    "client.secret-access-key": "secret",
+}
+"""The properties of a catalog that requires signed requests."""
+
 
 def test_requests_are_signed_for_glue() -> None:
-    properties = {
-        "rest.sigv4-enabled": "true",
-        "rest.signing-name": "glue",
-        "rest.signing-region": "eu-central-1",
-        "client.access-key-id": "key",
-        "client.secret-access-key": "secret",
-    }
     with serve_catalog(lambda path, headers: (200, TABLE)) as catalog:
-        with closing(RestSource({"uri": catalog.url, **properties}, 2)) as source:
+        with closing(RestSource({"uri": catalog.url, **SIGNED}, 2)) as source:
             # The import does not parse the metadata, which may have a later format version.
             assert source.find_tables(("shop",), ["orders"])["orders"] == "s3://lake/t/v1.metadata.json"
         assert all(
@@ -217,11 +219,14 @@ def test_tables_are_listed_to_the_last_page_although_the_login_expires() -> None
         source.list_tables(("a",))
 
 
-def test_long_answers_are_given_up_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("properties", [{}, SIGNED])
+def test_long_answers_are_given_up_while_they_are_read(
+    properties: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = {"identifiers": [{"namespace": ["a"], "name": "x" * 1000}] * 200}
     with (
         serve_catalog(lambda path, headers: (200, answer)) as catalog,
-        closing(RestSource({"uri": catalog.url}, 2)) as source,
+        closing(RestSource({"uri": catalog.url, **properties}, 2)) as source,
     ):
         assert len(source.list_tables(("a",))) == 200
         monkeypatch.setattr(http_session, "_BODY_BYTES_MAX", 1 << 17)
