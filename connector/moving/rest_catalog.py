@@ -51,7 +51,7 @@ from seamark.connector.moving.source import (
     Levels,
     find_each,
 )
-from seamark.formats.protocol.wire import check_route_prefix
+from seamark.formats.protocol.wire import check_path_separator, check_route_prefix
 from seamark.formats.runtime.decoding import convert_json, convert_values
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.tls import CA_VARIABLE, find_authorities_file
@@ -135,6 +135,7 @@ class RestConnection(RestCatalog):
         routes = {name: self.properties[name] for name in _ROUTE_PROPERTIES if name in self.properties}
         try:
             check_route_prefix(convert_values(routes, dict[str, str]).get(PREFIX, ""))
+            check_path_separator(self._namespace_separator)
         except (msgspec.ValidationError, BadRequest) as error:
             raise CatalogRefusal(f"The configuration of the other catalog is invalid: {_shorten(str(error))}") from None
         self.uri = _choose_address(own_properties[URI], self.properties.get(URI))

@@ -80,7 +80,7 @@ def test_address_of_the_configuration_is_used_only_if_the_address_of_the_user_is
     def respond(path: str, headers: Mapping[str, str]) -> tuple[int, Any]:
         paths.append(path.partition("?")[0])
         if path.endswith("/config"):
-            return 200, {"defaults": {"prefix": "dev"}, "overrides": {"uri": address}}
+            return 200, {"defaults": {"prefix": "my dev"}, "overrides": {"uri": address}}
         return 200, TABLE
 
     with serve_catalog(respond) as catalog:
@@ -94,7 +94,7 @@ def test_address_of_the_configuration_is_used_only_if_the_address_of_the_user_is
         ):
             with closing(RestSource({"uri": f"{catalog.url}/iceberg/dev"}, 2)) as source:
                 assert source.find_tables(("shop",), ["orders"])["orders"] == TABLE["metadata-location"]
-            assert paths[-1] == f"{expected}/v1/dev/namespaces/shop/tables/orders", address
+            assert paths[-1] == f"{expected}/v1/my%20dev/namespaces/shop/tables/orders", address
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,7 @@ def test_address_of_the_configuration_is_used_only_if_the_address_of_the_user_is
         {"defaults": {}, "overrides": {"prefix": "lake/%2e%2e/../admin"}},
         {"defaults": {}, "overrides": {"prefix": "lake?x="}},
         {"defaults": {}, "overrides": {"namespace-separator": 5}},
+        {"defaults": {}, "overrides": {"namespace-separator": "%2F..%2F..%2F"}},
         {"defaults": None, "overrides": None},
         {"overrides": {"view-endpoints-supported": ["x"]}},
         ["x"],
