@@ -25,9 +25,18 @@ _BODY_BYTES_MAX = 256 << 20
 _CHUNK_BYTES = 64 << 10
 _TRIES_MAX = 5
 _BACKOFF_S = 0.5
+_RETRY_AFTER_S_MAX = 60.0
+"""The maximum time for which a busy server can delay the next try. urllib3 would wait for hours."""
 _BUSY = (429, 502, 503, 504)
 _REDIRECTS = (301, 302, 303, 307, 308)
 _SHOWN_CHARACTERS_MAX = 300
+
+
+class _BoundedRetry(Retry):
+    """The tries of a request, with a limited time between them."""
+
+    def parse_retry_after(self, retry_after: str) -> float:
+        return min(super().parse_retry_after(retry_after), _RETRY_AFTER_S_MAX)
 
 
 class BoundedAdapter(HTTPAdapter):
@@ -42,7 +51,7 @@ class BoundedAdapter(HTTPAdapter):
 
     def __init__(self, connections: int, sign: Callable[[requests.PreparedRequest], object] | None = None) -> None:
         self._sign = sign
-        retries = Retry(
+        retries = _BoundedRetry(
             total=_TRIES_MAX,
             connect=1,
             backoff_factor=_BACKOFF_S,

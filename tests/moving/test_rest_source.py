@@ -239,6 +239,15 @@ def test_long_answers_are_given_up_while_they_are_read(
             source.list_tables(("a",))
 
 
+def test_busy_catalog_delays_the_next_try_by_a_minute_at_most() -> None:
+    retries = http_session.BoundedAdapter(2).max_retries.new()
+    assert [retries.parse_retry_after(header) for header in ("5", "86400", "Fri, 31 Dec 2100 23:59:59 GMT")] == [
+        5,
+        60,
+        60,
+    ]
+
+
 def test_session_reads_the_same_environment_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
     monkeypatch.setenv("NO_PROXY", "inner.example")
