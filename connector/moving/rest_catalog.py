@@ -122,7 +122,7 @@ class RestConnection(RestCatalog):
     def _init_sigv4(self, session: requests.Session) -> None:
         """Sign the requests of a session with SigV4, and limit them."""
         super()._init_sigv4(session)
-        signer = session.adapters[self.uri]
+        signer: Any = session.adapters[self.uri]
         session.mount(self.uri, BoundedAdapter(self._connections, signer.add_headers))
 
     def _fetch_config(self) -> None:
