@@ -25,19 +25,33 @@ _BODY_BYTES_MAX = 256 << 20
 _CHUNK_BYTES = 64 << 10
 _TRIES_MAX = 5
 _BACKOFF_S = 0.5
+_RETRY_AFTER_S_MAX = 60.0
+"""The maximum time for which a busy server can delay the next try. urllib3 would wait for hours."""
 _BUSY = (429, 502, 503, 504)
 _REDIRECTS = (301, 302, 303, 307, 308)
 _SHOWN_CHARACTERS_MAX = 300
+
+
+class _BoundedRetry(Retry):
+    """The tries of a request, with a limited time between them."""
+
+    def parse_retry_after(self, retry_after: str) -> float:
+        return min(super().parse_retry_after(retry_after), _RETRY_AFTER_S_MAX)
 
 
 class BoundedAdapter(HTTPAdapter):
     """An HTTP adapter that repeats requests while the server is busy.
 
     It also limits the time and the size of answers, which PyIceberg does not.
+
+    Args:
+        connections: The maximum number of requests at the same time.
+        sign: Adds a signature to the headers of a request. None if requests are not signed.
     """
 
-    def __init__(self, connections: int) -> None:
-        retries = Retry(
+    def __init__(self, connections: int, sign: Callable[[requests.PreparedRequest], object] | None = None) -> None:
+        self._sign = sign
+        retries = _BoundedRetry(
             total=_TRIES_MAX,
             connect=1,
             backoff_factor=_BACKOFF_S,
@@ -46,6 +60,10 @@ class BoundedAdapter(HTTPAdapter):
             raise_on_status=False,
         )
         super().__init__(pool_connections=2, pool_maxsize=connections, max_retries=retries)
+
+    def add_headers(self, request: requests.PreparedRequest, **options: Any) -> None:
+        if self._sign is not None:
+            self._sign(request)
 
     def send(
         self,

@@ -5,7 +5,7 @@ location of the metadata file is needed, and PyIceberg does not support all type
 
 The other catalog is not trusted. PyIceberg would take any property from its configuration: another address, another
 server for the login, or a Python class to call. So only properties that describe its routes are taken from it, and
-redirects are not followed.
+redirects are not followed. An address is taken only if the address from the user is below it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import requests
@@ -50,7 +51,7 @@ from seamark.connector.moving.source import (
     Levels,
     find_each,
 )
-from seamark.formats.protocol.wire import check_route_prefix
+from seamark.formats.protocol.wire import check_path_separator, check_route_prefix
 from seamark.formats.runtime.decoding import convert_json, convert_values
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.tls import CA_VARIABLE, find_authorities_file
@@ -99,6 +100,7 @@ class RestConnection(RestCatalog):
     """A connection to an Iceberg REST catalog. Several threads may use it at the same time."""
 
     def __init__(self, connections: int, properties: Mapping[str, str]) -> None:
+        self._connections = connections
         self._adapter = BoundedAdapter(connections)
         super().__init__("other", **properties)
         is_direct = DirectRequests.can_reach(self._session, self._adapter, self.uri)
@@ -117,6 +119,12 @@ class RestConnection(RestCatalog):
         session.hooks["response"].append(refuse_redirect)
         read_environment_once(session)
 
+    def _init_sigv4(self, session: requests.Session) -> None:
+        """Sign the requests of a session with SigV4, and limit them."""
+        super()._init_sigv4(session)
+        signer: Any = session.adapters[self.uri]
+        session.mount(self.uri, BoundedAdapter(self._connections, signer.add_headers))
+
     def _fetch_config(self) -> None:
         """Read the configuration of the other catalog, and take only the properties that describe its routes."""
         own_properties = dict(self.properties)
@@ -127,10 +135,11 @@ class RestConnection(RestCatalog):
         routes = {name: self.properties[name] for name in _ROUTE_PROPERTIES if name in self.properties}
         try:
             check_route_prefix(convert_values(routes, dict[str, str]).get(PREFIX, ""))
+            check_path_separator(self._namespace_separator)
         except (msgspec.ValidationError, BadRequest) as error:
             raise CatalogRefusal(f"The configuration of the other catalog is invalid: {_shorten(str(error))}") from None
+        self.uri = _choose_address(own_properties[URI], self.properties.get(URI))
         self.properties = {**own_properties, **routes}
-        self.uri = own_properties[URI]
 
     def _get(self, url: str, query: Mapping[str, str]) -> requests.Response:
         """Send a GET request, and return the answer with any status. If the login has ended, log in again."""
@@ -318,6 +327,23 @@ def translate_errors() -> Iterator[None]:
     # PyIceberg raises a ValueError for an invalid property, and pydantic's subclass of it for an invalid answer.
     except (RESTError, ValueError, NotImplementedError) as error:
         raise CatalogRefusal(_shorten(str(error))) from None
+
+
+def _choose_address(own_address: str, configured_address: object) -> str:
+    """Return the address of the routes.
+
+    The address in the configuration is used only if the user's address is below it, and otherwise ignored. For example,
+    the configuration of Nessie at `https://HOST/iceberg/BRANCH` has the address `https://HOST/iceberg`.
+
+    Args:
+        own_address: The address from the user.
+        configured_address: The address in the configuration of the other catalog.
+    """
+    if not isinstance(configured_address, str):
+        return own_address
+    address = configured_address.rstrip("/")
+    is_below = f"{own_address}/".startswith(f"{address}/") and urlsplit(own_address).netloc == urlsplit(address).netloc
+    return address if is_below else own_address
 
 
 def _check_status(answer: requests.Response) -> None:

@@ -96,8 +96,10 @@ _SHORT_PATH_CHARACTERS = PATH_CHARACTERS_MAX // 12
 _FOLDED_CHARACTERS = 64
 """The number of characters of a name that are folded together. No name for which the server looks is longer."""
 _SHOWN_MAX = 40
-_PATH_ENDS = re.compile(r"[?#\x00-\x20\x7f]")
-"""Matches the characters that end a path in a URL, and characters that no URL contains."""
+_PATH_ENDS = re.compile(r"[?#\x00-\x1f\x7f]")
+"""Matches the characters that end a path in a URL, and control characters."""
+_PATH_MARKS = frozenset("/\\?#")
+"""The characters that end a part of a path in a URL, for some servers."""
 _PLAN_NAME = re.compile(r"(?s:.+)~plan~[0-9a-f]{32}")
 
 T = TypeVar("T")
@@ -235,6 +237,16 @@ def check_route_prefix(prefix: str) -> str:
     if _PATH_ENDS.search(prefix) or {".", ".."} & set(path.replace("\\", "/").split("/")):
         raise BadRequest(f"The prefix {prefix[:100]!r} of its routes is not a plain path")
     return prefix
+
+
+def check_path_separator(separator: str) -> None:
+    """Check the separator of namespaces in the configuration of another catalog, which clients write into paths.
+
+    Raises:
+        BadRequest: The separator ends a part of a path, so that namespaces could lead to other paths of the host.
+    """
+    if not _PATH_MARKS.isdisjoint(separator):
+        raise BadRequest(f"The separator {separator[:100]!r} of its namespaces ends a part of a path")
 
 
 def check_new_name(name: str, subject: str) -> str:

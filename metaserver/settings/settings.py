@@ -88,8 +88,8 @@ class Settings(
         (),
         "Principals of engines that act for many users, such as Trino: names of tokens, or <issuer>:<subject>. These "
         "engines can set any user as the owner of a view; the view runs with the rights of its owner. A writer of the "
-        "whole catalog can do so too, unless the server can have further warehouses (warehouse_roots): then only an "
-        "admin of the server, in the server's own warehouse.",
+        "whole catalog can do so too, unless the server has or can have further warehouses (warehouse_roots): then "
+        "only an admin of the server, in the server's own warehouse.",
     )
 
     warehouse_umask: str = setting(

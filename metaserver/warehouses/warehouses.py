@@ -161,6 +161,11 @@ class Warehouses:
         """The number of warehouses that are open in this process."""
         return len(self._open)
 
+    @property
+    def may_have_further(self) -> bool:
+        """Whether the server has further warehouses, or admins can create them."""
+        return bool(self._settings.warehouse_roots or self._names)
+
     # Records ---------------------------------------------------------------------------------------------------------
 
     async def list(self) -> list[StoredWarehouse]:
@@ -197,8 +202,12 @@ class Warehouses:
         """
         async with self._names_lock:
             if self._clock.monotonic() >= self._names_end_s:
-                self._names = {stored.name: stored.id for stored in await self.list()}
+                await self.read_names()
                 self._names_end_s = self._clock.monotonic() + _NAMES_S
+
+    async def read_names(self) -> None:
+        """Read the names of all warehouses."""
+        self._names = {stored.name: stored.id for stored in await self.list()}
 
     async def require(self, name: str) -> StoredWarehouse:
         """Return the further warehouse with this name.
@@ -643,6 +652,7 @@ async def open_warehouses(
 ) -> AsyncIterator[Warehouses]:
     """Yield the further warehouses of a server. When the context ends, close the open warehouses."""
     warehouses = Warehouses(settings, store, clock, opener)
+    await warehouses.read_names()
     try:
         yield warehouses
     finally:

@@ -103,4 +103,6 @@ def test_tables_move_from_and_to_nessie(
         server_env = {**storage_env, "SEAMARK_ALLOWED_LOCATIONS": lake}
         showing_server = start_seamark("showing", warehouse=f"s3://{s3_bucket}/showing", env=roots)
         importing_server = start_seamark("importing", warehouse=f"s3://{s3_bucket}/importing", env=server_env)
-        check_moves(IndexClient(showing_server.base_url), IndexClient(importing_server.base_url), uri, lake, catalog)
+        client = IndexClient(importing_server.base_url)
+        check_moves(IndexClient(showing_server.base_url), client, uri, lake, catalog)
+        assert set(import_all(client, f"{uri}/main").values()) == {"unchanged"}

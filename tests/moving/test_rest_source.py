@@ -19,17 +19,19 @@ from tests.moving.http_catalog import serve_catalog
 
 TABLE = {"metadata-location": "s3://lake/t/v1.metadata.json", "metadata": {"format-version": 99}}
 
+SIGNED = {
+    "rest.sigv4-enabled": "true",
+    "rest.signing-name": "glue",
+    "rest.signing-region": "eu-central-1",
+    "client.access-key-id": "key",
+    "client.secret-access-key": "secret",
+}
+"""The properties of a catalog that requires signed requests."""
+
 
 def test_requests_are_signed_for_glue() -> None:
-    properties = {
-        "rest.sigv4-enabled": "true",
-        "rest.signing-name": "glue",
-        "rest.signing-region": "eu-central-1",
-        "client.access-key-id": "key",
-        "client.secret-access-key": "secret",
-    }
     with serve_catalog(lambda path, headers: (200, TABLE)) as catalog:
-        with closing(RestSource({"uri": catalog.url, **properties}, connections=2)) as source:
+        with closing(RestSource({"uri": catalog.url, **SIGNED}, connections=2)) as source:
             # The import does not parse the metadata, which may have a later format version.
             assert source.find_tables(("shop",), ["orders"])["orders"] == "s3://lake/t/v1.metadata.json"
         assert all(
@@ -71,6 +73,30 @@ def test_configuration_of_another_catalog_runs_no_code_and_gets_no_login(tmp_pat
     assert list(tmp_path.iterdir()) == [hostile_file]
 
 
+def test_address_of_the_configuration_is_used_only_if_the_address_of_the_user_is_below_it() -> None:
+    """Nessie's configuration for `/iceberg/BRANCH` has the address `/iceberg/` and the branch as the prefix."""
+    paths: list[str] = []
+
+    def respond(path: str, headers: Mapping[str, str]) -> tuple[int, Any]:
+        paths.append(path.partition("?")[0])
+        if path.endswith("/config"):
+            return 200, {"defaults": {"prefix": "my dev"}, "overrides": {"uri": address}}
+        return 200, TABLE
+
+    with serve_catalog(respond) as catalog:
+        for address, expected in (
+            (f"{catalog.url}/iceberg/", "/iceberg"),
+            (catalog.url, ""),
+            (f"{catalog.url}/ice", "/iceberg/dev"),
+            (f"{catalog.url}/iceberg/dev/more", "/iceberg/dev"),
+            ("http:", "/iceberg/dev"),
+            (5, "/iceberg/dev"),
+        ):
+            with closing(RestSource({"uri": f"{catalog.url}/iceberg/dev"}, 2)) as source:
+                assert source.find_tables(("shop",), ["orders"])["orders"] == TABLE["metadata-location"]
+            assert paths[-1] == f"{expected}/v1/my%20dev/namespaces/shop/tables/orders", address
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -78,6 +104,7 @@ def test_configuration_of_another_catalog_runs_no_code_and_gets_no_login(tmp_pat
         {"defaults": {}, "overrides": {"prefix": "lake/%2e%2e/../admin"}},
         {"defaults": {}, "overrides": {"prefix": "lake?x="}},
         {"defaults": {}, "overrides": {"namespace-separator": 5}},
+        {"defaults": {}, "overrides": {"namespace-separator": "%2F..%2F..%2F"}},
         {"defaults": None, "overrides": None},
         {"overrides": {"view-endpoints-supported": ["x"]}},
         ["x"],
@@ -193,11 +220,14 @@ def test_tables_are_listed_to_the_last_page_although_the_login_expires() -> None
         source.list_tables(("a",))
 
 
-def test_long_answers_are_given_up_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("properties", [{}, SIGNED])
+def test_long_answers_are_given_up_while_they_are_read(
+    properties: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = {"identifiers": [{"namespace": ["a"], "name": "x" * 1000}] * 200}
     with (
         serve_catalog(lambda path, headers: (200, answer)) as catalog,
-        closing(RestSource({"uri": catalog.url}, 2)) as source,
+        closing(RestSource({"uri": catalog.url, **properties}, 2)) as source,
     ):
         assert len(source.list_tables(("a",))) == 200
         monkeypatch.setattr(http_session, "_BODY_BYTES_MAX", 1 << 17)
@@ -207,6 +237,15 @@ def test_long_answers_are_given_up_while_they_are_read(monkeypatch: pytest.Monke
         monkeypatch.setattr(http_session, "_BODY_S", 0.0)
         with pytest.raises(CatalogUnavailable, match="takes more than 0 s"):
             source.list_tables(("a",))
+
+
+def test_busy_catalog_delays_the_next_try_by_a_minute_at_most() -> None:
+    retries = http_session.BoundedAdapter(2).max_retries.new()
+    assert [retries.parse_retry_after(header) for header in ("5", "86400", "Fri, 31 Dec 2100 23:59:59 GMT")] == [
+        5,
+        60,
+        60,
+    ]
 
 
 def test_session_reads_the_same_environment_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.warehouses.definitions import RESERVED_NAMES
 from tests.api.client import VIEW_VERSION, create_key
 from tests.api.rest.standard import read_operations
-from tests.server.rig import build_settings
+from tests.server.rig import build_settings, run_server
 from tests.warehouses.world import SCHEMA, WarehouseServer, run_server_with_warehouses
 
 SALES, STOCK = "/v1/sales", "/v1/stock"
@@ -205,6 +205,11 @@ async def test_writer_of_one_warehouse_cannot_create_a_view_with_the_rights_of_a
             view["properties"] = {"trino.run-as-owner": owner}
             status, answer = await logins.send(principal, "POST", f"{path}/namespaces/db/views", view)
             assert status == (200 if owner == principal else expected), (principal, path, owner, answer)
+    # A server without roots for further warehouses still serves those that exist.
+    async with run_server(logins.world.server.components.settings.home, auth="token") as server:
+        logins.world.server = server
+        view |= {"name": "later", "properties": {"trino.run-as-owner": "root"}}
+        assert (await logins.send("ann", "POST", "/v1/namespaces/db/views", view))[0] == 403
 
 
 async def test_client_without_a_login_cannot_find_out_whether_a_warehouse_exists(logins: WarehouseLogins) -> None:

@@ -397,14 +397,14 @@ def _may_name_owners(
         components: The components of the warehouse of the view.
         confined_to: The namespaces to which the principal is confined, or None if it may write the whole warehouse.
     """
-    settings = components.settings
-    if principal.name in settings.trusted_engines:
+    if principal.name in components.settings.trusted_engines:
         return True
     if confined_to is not None:
         return False
-    if components.warehouse_name:
+    warehouses = components.warehouses
+    if warehouses is None:
         return principal.name == ANONYMOUS_NAME
-    return not settings.warehouse_roots or have_privileges(principal.grants, THE_SERVER, MANAGE_GRANTS)
+    return not warehouses.may_have_further or have_privileges(principal.grants, THE_SERVER, MANAGE_GRANTS)
 
 
 async def _find_plan(call: Call, kind: str) -> StoredPlanTable | None:
