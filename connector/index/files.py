@@ -62,6 +62,8 @@ class IndexTask:
         folder: The location of new index files.
         file_keys: The keys of encrypted files.
         dimensions: The dimension tables whose attributes the index uses. If they are missing, no entry can be built.
+        decoded_bytes_max: The maximum size of the decoded columns of one file in memory, or None for the limit of
+            `read_columns`. A larger file is not indexed.
     """
 
     table_uuid: str
@@ -71,6 +73,7 @@ class IndexTask:
     storage: Storage = field(default_factory=Storage)
     file_keys: EnvironmentKeys = field(default_factory=EnvironmentKeys, compare=False)
     dimensions: Dimensions = field(default_factory=dict, compare=False)
+    decoded_bytes_max: int | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ def read_indexed_columns(task: IndexTask, file: DataFile, column_ids: Sequence[i
         filesystem=task.storage,
         rows=file.records,
         keys=task.file_keys,
+        decoded_bytes_max=task.decoded_bytes_max,
     )
 
 

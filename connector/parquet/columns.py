@@ -57,6 +57,7 @@ def read_columns(
     filesystem: fs.FileSystem | Storage,
     rows: int,
     keys: Callable[[], FileKeys | None] = lambda: None,
+    decoded_bytes_max: int | None = None,
 ) -> dict[int, pa.ChunkedArray]:
     """Return the columns by field id. Each column has `rows` rows in the order of the file.
 
@@ -64,21 +65,23 @@ def read_columns(
         path: The path on the file system, or a location if `filesystem` is a Storage.
         rows: The number of rows of the file, according to its manifest entry.
         keys: A function that returns the keys. It is called only for an encrypted file.
+        decoded_bytes_max: The maximum size of the decoded columns in memory, or None for `DECODED_BYTES_MAX`.
 
     Raises:
         Unreadable: The number of rows differs, the columns exceed the memory limit, an id does not identify one column,
             one of the columns is encrypted, or the footer is encrypted and there are no keys.
     """
     distinct_ids = list(dict.fromkeys(column_ids))
+    limit_bytes = DECODED_BYTES_MAX if decoded_bytes_max is None else decoded_bytes_max
     try:
         with filesystem.open_input_file(path) as source:
             try:
-                columns = _read_plain_columns(source, path, distinct_ids, projection, rows)
+                columns = _read_plain_columns(source, path, distinct_ids, projection, rows, limit_bytes)
             except (Unreadable, pa.ArrowException, OSError):
                 if not _is_encrypted(source):
                     raise
                 with _open_with_plain_footer(source, path, distinct_ids, keys()) as plain_source:
-                    columns = _read_plain_columns(plain_source, path, distinct_ids, projection, rows)
+                    columns = _read_plain_columns(plain_source, path, distinct_ids, projection, rows, limit_bytes)
     except AmbiguousColumn as error:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -92,10 +95,10 @@ def read_columns(
 
 
 def _read_plain_columns(
-    source: pa.NativeFile, path: str, column_ids: list[int], projection: Projection, rows: int
+    source: pa.NativeFile, path: str, column_ids: list[int], projection: Projection, rows: int, limit_bytes: int
 ) -> dict[int, pa.ChunkedArray]:
     """Return those of the requested columns that the file has, by field id."""
-    file = BoundedParquet(source, path, create_decoding_budget(DECODED_BYTES_MAX))
+    file = BoundedParquet(source, path, create_decoding_budget(limit_bytes))
     if file.rows != rows:
         raise Unreadable(path, f"the file has {file.rows} rows; the manifest entry says {rows}")
     return file.read_plain_columns(find_columns(apply_name_mapping(list(file.schema), projection.mapping), column_ids))

@@ -19,6 +19,7 @@ from seamark.commands.programs import SPARK_DRIVER
 from seamark.formats.iceberg.metadata.compaction import COMPACTED_BY
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.services.job import Job, JobFailed, JobProgress, Report
 from seamark.metaserver.services.launching.launchers import (
     AUTO,
@@ -111,6 +112,16 @@ def test_processes_of_local_spark_share_its_memory(memory_bytes: int) -> None:
 
 def test_local_spark_without_a_limit_uses_all_cpus() -> None:
     assert compute_local_limits(0) == ("local[*]", 0)
+
+
+async def test_job_fails_alone_if_its_rights_are_unknown() -> None:
+    """Any other error would end the jobs of the other tables too."""
+
+    async def issue(job: Job) -> str:
+        raise RetryLater("The policy server gave no decision")
+
+    with pytest.raises(JobFailed, match="no decision"):
+        await JobLogin("http://127.0.0.1:1", issue, (), 0o022).request(build_job(1))
 
 
 async def test_each_process_of_a_local_job_inherits_the_memory_limit(

@@ -24,6 +24,7 @@ from seamark.connector.index.files import DataFile, IndexTask, build_entry_of_fi
 from seamark.connector.index.lookups import (
     CACHED_BYTES_MAX,
     DimensionRefused,
+    Dimensions,
     are_dimensions_cached,
     read_dimensions,
 )
@@ -37,17 +38,19 @@ from seamark.formats.index.kinds.cube import build_entry_schema
 COMPUTED_ROWS_MAX = 2_000_000
 """The maximum number of rows that are grouped for one query. The rows of the other files are read."""
 _KEPT_BYTES_MAX = 64 << 20
-"""The maximum number of bytes of the groups that a session keeps."""
+"""The maximum number of bytes of the groups that a session keeps, and that one query uses."""
 _READ_FILES_MAX = 10_000
 """The maximum number of files of which a session knows that a query has read their rows."""
 _SHRINK_MAX = 2.0
 """The maximum of the smallest number of rows for each group. Groups in memory pay sooner than groups in a file."""
 _BATCH_BYTES_MAX = 16 << 20
 """The maximum number of bytes of the groups of one file that a session keeps."""
+_DECODED_BYTES_MAX = 512 << 20
+"""The maximum number of bytes of the columns of one file in memory. The rows of a larger file are read in batches."""
 _REFUSED_CUBES_MAX = 1_000
 """The maximum number of cubes of which a session knows that it cannot use their dimension tables."""
-_NONE_BYTES = 64
-"""The number of bytes that count for a file that cannot be grouped."""
+_KEY_BYTES = 500
+"""The number of bytes that count for the identity of a file, in addition to those of its groups."""
 
 
 class _FileKey(NamedTuple):
@@ -91,24 +94,40 @@ class ComputedGroups:
         table_uuid = table.metadata.table_uuid
         if table_uuid is None or cube.id in self._refused_cubes:
             return groups
-        rows_left = COMPUTED_ROWS_MAX
+        keys = [_FileKey(table_uuid, cube.id, file.path, file.size_bytes, file.records, file.spec_id) for file in files]
+        bytes_left, rows_left = _KEPT_BYTES_MAX, COMPUTED_ROWS_MAX
+        for number, key in enumerate(keys):
+            if key in self._groups_by_file:
+                self._groups_by_file.move_to_end(key)
+                batch = self._groups_by_file[key]
+                bytes_left -= _count_bytes(batch)
+                if batch is not None:
+                    groups[number] = batch
         has_dimensions = bool(cube.dimension_tables) and are_dimensions_cached(client, cube.terms)
-        for number, file in enumerate(files):
-            key = _FileKey(table_uuid, cube.id, file.path, file.size_bytes, file.records, file.spec_id)
-            if key not in self._groups_by_file:
-                if file.records > rows_left or not (has_dimensions or key in self._read_files):
-                    self._note_read(key)
-                    continue
-                rows_left -= file.records
-                try:
-                    self._put(key, _compute_groups(client, table, table_uuid, cube, file))
-                except DimensionRefused:
-                    self._refuse(cube.id)
-                    break
-                except (ClientError, OSError):  # The cause may be temporary.
-                    continue
-            self._groups_by_file.move_to_end(key)
-            batch = self._groups_by_file[key]
+        dimensions: Dimensions | None = None
+        for number, (key, file) in enumerate(zip(keys, files, strict=True)):
+            if key in self._groups_by_file:
+                continue
+            is_wanted = has_dimensions or key in self._read_files
+            if not is_wanted or file.records > rows_left or bytes_left <= 0:
+                self._note_read(key)
+                continue
+            rows_left -= file.records
+            try:
+                if dimensions is None:
+                    dimensions = read_dimensions(client, cube.terms, CACHED_BYTES_MAX)
+                batch = _compute_groups(table, table_uuid, cube, file, dimensions)
+            except DimensionRefused:
+                self._refuse(cube.id)
+                break
+            except ClientError:  # The dimension tables cannot be loaded now.
+                break
+            except OSError:  # The file may be readable at the next query.
+                continue
+            if _count_bytes(batch) > bytes_left:
+                batch = None
+            bytes_left -= _count_bytes(batch)
+            self._put(key, batch)
             if batch is not None:
                 groups[number] = batch
         self._evict()
@@ -137,18 +156,16 @@ class ComputedGroups:
 
 
 def _count_bytes(batch: pa.RecordBatch | None) -> int:
-    return _NONE_BYTES + (0 if batch is None else batch.nbytes)
+    return _KEY_BYTES + (0 if batch is None else batch.nbytes)
 
 
 def _compute_groups(
-    client: SeamarkClient, table: OpenTable, table_uuid: str, cube: IndexDefinition, file: ScanTask
+    table: OpenTable, table_uuid: str, cube: IndexDefinition, file: ScanTask, dimensions: Dimensions
 ) -> pa.RecordBatch | None:
     """Return the groups of a data file, or None if they cannot be computed, or are not much fewer than its rows.
 
     Raises:
-        DimensionRefused: The dimension tables have more than `CACHED_BYTES_MAX` bytes, or cannot be used.
-        ClientError: A dimension table cannot be loaded.
-        OSError: A file cannot be read.
+        OSError: The file cannot be read.
     """
     metadata = table.metadata
     spec = next((spec for spec in metadata.partition_specs if spec.spec_id == file.spec_id), None)
@@ -162,7 +179,8 @@ def _compute_groups(
         "",
         table.storage,
         EnvironmentKeys(table.name),
-        read_dimensions(client, cube.terms, CACHED_BYTES_MAX),
+        dimensions,
+        _DECODED_BYTES_MAX,
     )
     data_file = DataFile(
         file.path,
@@ -173,7 +191,9 @@ def _compute_groups(
     )
     try:
         batch: pa.RecordBatch = build_entry_of_file(task, data_file)
-    except (Unreadable, ValueError):
+    except (Unreadable, ValueError, pa.ArrowException) as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
         return None
     is_expected = batch.schema.equals(build_entry_schema(cube.terms, cube.measures))
     return batch if is_expected and batch.nbytes <= _BATCH_BYTES_MAX else None

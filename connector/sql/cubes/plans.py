@@ -49,7 +49,10 @@ FILTERED_GROUPS_MIN = 1_000
 _CONDITION_VALUES_MAX = 1_000
 """The maximum number of values and predicates of a condition by which groups are selected."""
 _ROWS_PER_GROUP_COST = 4
-"""The cost of a group, in rows: the number of rows that are read in the time in which a group is sent and read."""
+"""The cost of a group, in rows: the number of rows that are read in the time in which a group is sent and read.
+
+A group in the memory of the session costs as much as a row.
+"""
 _REASONS_CHARACTERS_MAX = 1000
 """The maximum length of the reasons in an error message."""
 
@@ -244,13 +247,15 @@ def _read_groups(
     answered_tasks = {tasks[number] for number in np.flatnonzero(is_covered).tolist()}
     if not answered_tasks:
         raise NotFromCube(f"{cube.name}: it has no entry for a file of the plan")
+    groups_cost = _ROWS_PER_GROUP_COST * groups.num_rows
     if computed_groups is not None and len(answered_tasks) < len(facts.tasks):
         uncovered = [number for number in tasks if number not in answered_tasks and not facts.tasks[number].deletes]
         batches_by_place = computed_groups.find_or_compute(
             client, facts.open_table, cube, [facts.tasks[number] for number in uncovered]
         )
         answered_tasks.update(uncovered[place] for place in batches_by_place)
-        selected_groups = (_select_groups(batch, condition, columns) for batch in batches_by_place.values())
+        selected_groups = [_select_groups(batch, condition, columns) for batch in batches_by_place.values()]
+        groups_cost += sum(part.num_rows for part in selected_groups)
         groups = pa.concat_tables([groups, *selected_groups])
     row_tasks = tuple(task for number, task in enumerate(facts.tasks) if number not in answered_tasks)
     # All conditions are conditions on dimensions, which the query checks again, so deleted rows need no other filter.
@@ -261,7 +266,7 @@ def _read_groups(
     )
     if row_tasks or deleted_tasks:
         deleted_rows = _count_removed_rows(deleted_tasks)
-        rows = sum(task.records for task in row_tasks) + _ROWS_PER_GROUP_COST * groups.num_rows + deleted_rows
+        rows = sum(task.records for task in row_tasks) + groups_cost + deleted_rows
         planned_rows = sum(task.records for task in facts.tasks)
         if planned_rows > CUBE_UNCHECKED_ROWS_MAX and rows > _SMALL_TABLE_MAX_FRACTION * planned_rows:
             joined_reads = planner.plan() if len(reads) > 1 else reads

@@ -78,7 +78,8 @@ class JobLogin:
 
     Attributes:
         url: The address of the server.
-        issue: A function that makes a token for a job. None if the server requires no token.
+        issue: A function that makes a token for a job. It may ask a policy server for rights. None if the server
+            requires no token.
         folders: See `JobRequest.folders`.
         umask: See `JobRequest.umask`.
         keys: A function that returns the S3 keys for `JobRequest.storage`. The call may wait for a service of AWS. If
@@ -97,10 +98,10 @@ class JobLogin:
         """Make the request of a job.
 
         Raises:
-            JobFailed: There are no keys for the storage.
+            JobFailed: There is no token, or there are no keys for the storage. The scheduler repeats the job.
         """
-        token = None if self.issue is None else await self.issue(job)
         try:
+            token = None if self.issue is None else await self.issue(job)
             storage = {} if self.keys is None else await asyncio.to_thread(self.keys)
         except SeamarkError as error:
             raise JobFailed(error.message) from None

@@ -11,18 +11,20 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from pyiceberg.table import Table
 from pyiceberg.types import LongType
 
 from seamark.commands.index import index
-from seamark.connector.client.errors import InvalidRequest, NoSuchResource
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource, ServerFailed
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
-from seamark.connector.sql.cubes import plans
+from seamark.connector.sql.cubes import computed_groups, plans
 from seamark.connector.sql.cubes.plans import EXACT, OFF, CubeSummary
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.appends import append
@@ -521,11 +523,7 @@ def test_session_groups_the_rows_of_a_file_without_an_entry_once(server: ServerT
         catalog.load_table(sales.name).append(rows.cast(schema))
     text = f"SELECT country, sum(n), count(*) FROM {sales.name} GROUP BY country ORDER BY country"
     with SqlSession(server.url) as session:
-
-        def run() -> tuple[CubeSummary | None, list[tuple[object, ...]]]:
-            result = session.sql(text)
-            return result.explanation.cube, list(zip(*result.to_arrow().to_pydict().values(), strict=True))
-
+        run = partial(_run, session, text)
         expected = [("a", 31, 31), ("b", 30, 30), ("c", 7, 2)]
         assert [run() for _ in range(3)] == [
             (CubeSummary("cube0", 3, 1), expected),
@@ -534,6 +532,45 @@ def test_session_groups_the_rows_of_a_file_without_an_entry_once(server: ServerT
         ]
         sales.delete("country = 'c' AND n = 7")
         assert run() == (CubeSummary("cube0", 3, 1), [("a", 31, 31), ("b", 30, 30), ("c", None, 1)])
+
+
+def _run(session: SqlSession, text: str) -> tuple[CubeSummary | None, list[tuple[object, ...]]]:
+    result = session.sql(text)
+    return result.explanation.cube, list(zip(*result.to_arrow().to_pydict().values(), strict=True))
+
+
+def _append_countries(table: Table, count: int) -> None:
+    """Append a file with one row for each of `count` countries."""
+    rows = [{"ts": datetime(2026, 1, 1), "country": f"c{number}", "n": 1, "x": 0.5} for number in range(count)]
+    table.append(pa.Table.from_pylist(rows, table.schema().as_arrow()))
+
+
+def test_groups_in_memory_are_bounded_and_cost_as_much_as_rows(
+    server: ServerThread, sales: CubeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"SELECT country, count(*) FROM {sales.name} GROUP BY country ORDER BY country"
+    with open_catalog(server.url) as catalog, SqlSession(server.url) as session:
+        table = catalog.load_table(sales.name)
+        _append_countries(table, 40)
+        file = max((task.file for task in table.scan().plan_files()), key=lambda file: file.record_count)
+        path = Path(file.file_path.removeprefix("file://"))
+        summary, expected = _run(session, text)
+        assert summary == CubeSummary("cube0", 3, 1)
+        hidden_path = path.rename(path.with_suffix(".hidden"))
+        with pytest.raises(ServerFailed):
+            _run(session, text)
+        hidden_path.rename(path)
+        assert _run(session, text) == (CubeSummary("cube0", 4, 0), expected), "the file is readable again"
+        _append_countries(table, 10)
+        monkeypatch.setattr(plans, "CUBE_UNCHECKED_ROWS_MAX", 0)
+        monkeypatch.setattr(plans, "CUBE_COST_MAX_FRACTION", 1)
+        summary, _ = _run(session, text)
+        assert summary == CubeSummary("cube0", 4, 1), "the groups of the larger file cost 40 rows"
+    monkeypatch.undo()
+    monkeypatch.setattr(computed_groups, "_KEPT_BYTES_MAX", 3_000)
+    with SqlSession(server.url) as session:
+        summaries = [_run(session, text)[0] for _ in range(3)]
+    assert summaries == [CubeSummary("cube0", 3, 2), CubeSummary("cube0", 4, 1), CubeSummary("cube0", 4, 1)]
 
 
 @pytest.mark.slow

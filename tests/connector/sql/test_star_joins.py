@@ -15,7 +15,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.client.errors import InvalidRequest, Unavailable
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index import lookups
 from seamark.connector.index.builds import InProcessWorkers, Workers, build
@@ -23,7 +23,7 @@ from seamark.connector.index.indexer import Indexer
 from seamark.connector.index.lookups import pin_attributes
 from seamark.connector.index.merges import MERGED_FILES_MIN
 from seamark.connector.jobs.jobs import run_indexing
-from seamark.connector.sql.cubes import plans
+from seamark.connector.sql.cubes import computed_groups, plans
 from seamark.connector.sql.cubes.plans import OFF, CubeSummary
 from seamark.connector.sql.session import SqlSession
 from tests.connector.lake import open_catalog
@@ -469,6 +469,29 @@ def test_new_facts_are_joined_with_the_dimension_table(server: ServerThread, sal
         catalog.load_table(f"{sales}.facts").append(pa.Table.from_pylist(facts, FACTS))
     summary, rows = answer_query(server, REGIONS.format(sales))
     assert (summary, rows) == (CubeSummary("by_region", 1, 1), [("east", 5), ("north", 15), (None, 20)])
+
+
+@pytest.mark.slow
+def test_query_requests_a_dimension_table_that_cannot_be_loaded_once(
+    server: ServerThread, sales: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_catalog(server.url) as catalog:
+        for _ in range(3):
+            catalog.load_table(f"{sales}.facts").append(pa.Table.from_pylist([{"shop_id": 0, "amount": 5}], FACTS))
+    attempts = 0
+
+    def fail(*args: object) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise Unavailable("the server restarts")
+
+    monkeypatch.setattr(computed_groups, "read_dimensions", fail)
+    with SqlSession(server.url) as session:
+        for _ in range(2):
+            answer = session.sql(REGIONS.format(sales))
+            assert answer.explanation.cube == CubeSummary("by_region", 1, 3)
+            assert answer.to_arrow().column(1).to_pylist() == [25, 20]
+    assert attempts == 1, "the second query groups the files"
 
 
 def test_dimension_table_with_a_duplicate_key_is_refused(server: ServerThread, star: str) -> None:
