@@ -38,7 +38,7 @@ from seamark.formats.index.kinds.cube import build_entry_schema
 COMPUTED_ROWS_MAX = 2_000_000
 """The maximum number of rows that are grouped for one query. The rows of the other files are read."""
 _KEPT_BYTES_MAX = 64 << 20
-"""The maximum number of bytes of the groups that a session keeps, and that one query uses."""
+"""The maximum number of bytes of the groups that a session keeps, and that a query uses."""
 _READ_FILES_MAX = 10_000
 """The maximum number of files of which a session knows that a query has read their rows."""
 _SHRINK_MAX = 2.0
