@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from seamark.metaserver.store.transfer.layout import CONTENT_TABLES
 from tests.recovery.test_recovery import delete_database, index_by_uuid, run_command, run_rebuild
 from tests.recovery.test_transfer import read_sqlite_content
 from tests.recovery.world import RandomCatalog, list_catalog
@@ -89,7 +90,10 @@ def test_killed_restore_and_migration_leave_the_old_state(catalog: tuple[Path, d
         if target.exists():
             with closing(sqlite3.connect(target)) as connection:
                 assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            assert read_sqlite_content(target) in ({}, target_before, content_after)
+            target_after = read_sqlite_content(target)
+            # Commands of tests begin with a copy of a migrated database without a catalog (migrated_database.py).
+            is_without_catalog = not any(target_after.get(name) for name in CONTENT_TABLES)
+            assert target_after in (target_before, content_after) or (not target_before and is_without_catalog)
     with Seamark(home) as server:
         assert list_catalog(server.base_url) == listing_before
 
