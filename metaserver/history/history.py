@@ -88,8 +88,8 @@ class StatementRead(NamedTuple):
         files_left: The number of files that remained after pruning.
         bytes_in: The bytes of the snapshot, or -1 if they are unknown.
         bytes_left: The bytes that remained after pruning, or -1 if they are unknown.
-        literals: A hash of the filter, or 0 if the filter is unknown. It stays in memory, and shows whether statements
-            repeat their literals.
+        literals: A hash of the filter with its values, or 0 if the filter is unknown. Equal hashes show that
+            statements repeat their values. The hash is never stored.
     """
 
     uuid: str
@@ -106,8 +106,8 @@ class StatementSample(NamedTuple):
 
     Attributes:
         filter: A sample of the filter's values, or None if the statement has no filter.
-        bytes_in: See `StatementRead`. It is -1 if the bytes of the statement are unknown, or are already counted.
-        bytes_left: See `StatementRead`.
+        bytes_in: The bytes of the snapshot. It is -1 if they are unknown or already counted.
+        bytes_left: The bytes that remained after pruning. It is -1 if they are unknown or already counted.
     """
 
     filter: FilterSample | None
@@ -127,7 +127,11 @@ class StatementTime(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """The key of counts. `shape` is None for the other shapes of a table, which are counted together."""
+    """The table, the user and the shape of statements that are counted together.
+
+    A shape is a statement without its values. If there are too many shapes, the other shapes of a table share the
+    counts of the key with the shape None.
+    """
 
     uuid: str
     principal: str | None
@@ -135,7 +139,10 @@ class _Key(NamedTuple):
 
 
 class _Counts:
-    """The sums of a shape since the last flush. The class has slots, because each plan changes an instance."""
+    """The sums of the statements of a shape since the counts were last written to the database.
+
+    The class has slots, because each plan changes an instance.
+    """
 
     __slots__ = (
         "bytes_in",
@@ -156,7 +163,10 @@ class _Counts:
         self.literals: list[int] = []
 
     def add_sizes(self, bytes_in: int, bytes_left: int) -> None:
-        """Add the bytes of a statement before and after pruning, if both are known."""
+        """Add the bytes of a statement before and after pruning, if both are known.
+
+        Unknown bytes are -1. Larger numbers than `_BYTES_MAX` are cut, because clients state them and may be wrong.
+        """
         if bytes_left >= 0 <= bytes_in:
             self.sized += 1
             self.bytes_in += min(bytes_in, _BYTES_MAX)
@@ -211,14 +221,15 @@ class QueryHistory:
 
         Args:
             statement_read: The files and bytes that the statement read.
-            principal: The principal that reads. If the server has no logins, it is None and can use the whole limit.
+            principal: The principal that reads, or None if the server has no logins.
             plan_s: The duration of planning.
 
         Returns:
-            The functions that sample statements of the shape, if there are few of them. The caller can append a
-                function, which a thread calls before the counts are recorded.
+            The list of the functions that sample statements of the shape, or None if the list is full. The caller can
+            append a function. A thread calls it before the counts are recorded.
         """
-        # Each plan runs these lines, so they make no object that they do not need. A tuple finds the equal `_Key`.
+        # Each plan runs these lines, so they are fast: a plain tuple finds the equal `_Key`, and `<` is faster than
+        # `min`.
         uuid, shape, files_in, files_left, bytes_in, bytes_left, literals = statement_read
         counts = self._counts.get((uuid, principal, shape))  # type: ignore[call-overload]
         if counts is None:
@@ -236,13 +247,13 @@ class QueryHistory:
     def add_time(self, uuid: str, fingerprint: str, principal: str | None, time: StatementTime) -> None:
         """Add the time that an engine took for a statement.
 
-        The time is lost if the history does not have the shape when the counts are recorded, or if too many other times
-        wait. As with shapes, one principal can use half of the limit.
+        The time is lost if the history does not have the shape when the counts are recorded. It is also lost if too
+        many other times wait. One principal can use half of the limit, so that others can still record times.
 
         Args:
             uuid: The UUID of the table.
-            fingerprint: The shape of the statement.
-            principal: See `add`.
+            fingerprint: The digest of the statement's shape.
+            principal: The principal that reads, or None if the server has no logins.
             time: The time, and what the statement read.
         """
         key = (uuid, fingerprint)
@@ -253,7 +264,7 @@ class QueryHistory:
                 return
             self._times_by_principal[principal] += 1
         new_sums = QuerySums(
-            *(0,) * 7,
+            *(0,) * 7,  # The statement itself is counted by `add`, so its counts, files and bytes are 0 here.
             timed=1,
             run_us=int(min(time.run_s, RUN_S_MAX) * _MICROS_PER_SECOND),
             timed_files=min(time.files, _FILES_MAX),
@@ -273,7 +284,11 @@ class QueryHistory:
         return True
 
     def _add_counts(self, key: _Key) -> _Counts:
-        """Return new counts for a shape, or the counts of the table's other shapes if the limit is reached."""
+        """Return new counts for a shape, or the counts of the table's other shapes if the limit is reached.
+
+        The limit bounds the memory, so a shape with many names costs more. One principal can use half of the limit,
+        so that it cannot keep out the shapes of others.
+        """
         shape = key.shape
         assert shape is not None
         lists = (shape.columns, shape.conjuncts, shape.joins, shape.grouping, shape.aggregates)
@@ -303,7 +318,7 @@ class QueryHistory:
             await self.flush()
 
     async def flush(self) -> None:
-        """Record the counted statements. Statements that the database refuses for a table are skipped.
+        """Record the counted statements. Statements that the database refuses are skipped and lost.
 
         Raises:
             SeamarkError: The database refuses `_FAILURES_MAX` consecutive transactions. The remaining statements are
@@ -311,6 +326,7 @@ class QueryHistory:
         """
         if not self._counts and not self._times:
             return
+        # Statements that arrive while this method waits are counted in new objects.
         counts, self._counts, self._costs_by_principal, self._is_full = self._counts, {}, Counter(), False
         times, self._times, self._times_by_principal = self._times, {}, Counter()
         self._samplers_bytes = 0
@@ -350,7 +366,10 @@ class QueryHistory:
         return await self._store.query_shapes(uuid, since_ms // HOUR_MS, _LISTED_MAX)
 
     async def compute_sums_since(self, uuid: str, since_ms: int) -> QuerySums:
-        """Return the sums of a table's statements in the hours that began after a time."""
+        """Return the sums of a table's statements in the hours that began after a time.
+
+        The hour of the time is left out, because it also counts statements from before the time.
+        """
         shapes = await self._store.query_shapes(uuid, since_ms // HOUR_MS + 1, _LISTED_MAX)
         return add_sums([shape.sums for shape in shapes])
 
@@ -360,9 +379,11 @@ class QueryHistory:
         """Return the sums of each table, for the tables with the most statements first.
 
         Args:
-            days: The number of days of the history. Statements of the last seconds may be missing.
+            days: The number of days of the history. Statements of the last seconds may be missing, because counts are
+                written to the database only if the last write is some seconds ago.
             limit: The maximum number of tables.
-            namespaces: The namespaces of the tables, or None for all tables.
+            namespaces: The namespaces of the tables, or None for all tables. If there are more than the database can
+                filter by (`NAMESPACES_MAX`), the result contains the tables of all namespaces.
         """
         if abs(self._clock.now_ms() - self._flushed_ms) >= _LISTED_AFTER_MS:
             await self.flush()
@@ -371,8 +392,9 @@ class QueryHistory:
         return await self._store.query_totals(self._compute_first_hour(days), namespaces, limit)
 
     def _compute_first_hour(self, days: int) -> int:
-        """Return the first hour of the last `days` days."""
-        # A row of an older day or week has the first hour of its period.
+        """Return the first hour of the last `days` days, in hours since the epoch."""
+        # Older rows are merged by day or week, and a merged row has the first hour of its day or week. So the result
+        # is also the first hour of a period.
         first_hour = (self.hour // DAY_HOURS - days) * DAY_HOURS
         return first_hour - first_hour % _find_period(days * DAY_HOURS)
 
@@ -413,7 +435,7 @@ class QueryHistory:
             partial(self._store.merge_query_hours, find_hour(age_hours, hours), _CHANGED_ROWS_MAX, hours)
             for hours, age_hours in MERGED_PERIODS
         ]
-        # A row of an older day or week has the first hour of its period, so remove whole periods.
+        # A merged row has the first hour of its day or week, and counts until its end. So remove whole periods.
         kept_hours = self.days * DAY_HOURS
         before_hour = find_hour(kept_hours, _find_period(kept_hours))
         changes.append(partial(self._store.prune_queries, before_hour, _CHANGED_ROWS_MAX))
@@ -430,7 +452,7 @@ class QueryHistory:
 
 
 def _find_period(age_hours: int) -> int:
-    """Return the hours of the period into which rows of an age are merged."""
+    """Return the hours of the period into which rows of an age are merged. For younger rows, it is a day."""
     return max((hours for hours, merged_age in MERGED_PERIODS if age_hours >= merged_age), default=DAY_HOURS)
 
 
@@ -447,7 +469,10 @@ async def _repeat_until_done(change: Callable[[], Awaitable[int]]) -> int:
 def _group_records_by_table(
     counts: dict[_Key, _Counts], times: dict[tuple[str, str], QuerySums]
 ) -> dict[str, tuple[QueryRecord, ...]]:
-    """Return the records of shapes and of times by the UUID of the table, after taking the samples."""
+    """Take the samples of the counted statements, and return the records for the database by the UUID of the table.
+
+    The counts of a shape give one record, and the reported times of a shape give another.
+    """
     tables: defaultdict[str, list[QueryRecord]] = defaultdict(list)
     for key, statement_counts in counts.items():
         shape = key.shape
@@ -474,7 +499,10 @@ def _group_records_by_table(
 
 
 def _take_sample(sampler: StatementSampler, uuid: str) -> StatementSample | None:
-    """Return a sample, or None if the statement has no sample. After a failure, the counts are still recorded."""
+    """Return the sample of a statement, or None if there is none or if taking it fails.
+
+    A failure does not prevent that the counts are recorded.
+    """
     try:
         return sampler()
     except Exception:  # noqa: BLE001  a sampler computes with the values of any client
@@ -483,13 +511,14 @@ def _take_sample(sampler: StatementSampler, uuid: str) -> StatementSample | None
 
 
 def digest_owner(uuid: str, principal: str) -> str:
-    """Return a digest of a principal that is different for each table, so that the history does not say who sent a
-    statement.
+    """Return a digest that represents a principal in the history of a table.
+
+    The history does not contain the name, and the digests of a principal in two tables differ.
     """
     return hashlib.sha256(f"{uuid}\n{principal}".encode()).hexdigest()[:_OWNER_DIGITS]
 
 
 def add_sums(parts: Sequence[QuerySums]) -> QuerySums:
-    """Return the sum of several sums."""
+    """Add sums field by field. Without any sums, all fields of the result are 0."""
     columns = zip(*map(msgspec.structs.astuple, parts), strict=True)
     return QuerySums(*map(sum, columns)) if parts else QuerySums(0, 0, 0, 0, 0, 0, 0)

@@ -40,7 +40,7 @@ class RangeWidth(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         column_id: The field id of the column.
-        side: LOW, HIGH or BOTH.
+        side: Which limits the range has: LOW has only an upper limit, HIGH only a lower limit, BOTH has both.
         share: The width divided by the distance between the column's smallest and largest value, rounded.
     """
 
@@ -54,8 +54,8 @@ class FilterSample(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         widths: The widths of the filter's ranges.
-        digest: The keyed hash of the filter's literals, or an empty text.
-        filter: The filter as JSON of the REST specification, or an empty text.
+        digest: The keyed hash of the filter's literals, or an empty text if literals are not stored as a hash.
+        filter: The filter as JSON of the REST specification, or an empty text if literals are not stored.
         repeats: The fraction of the pairs of statements that have the same literals, rounded, or -1 if it is unknown.
     """
 
@@ -68,7 +68,7 @@ class FilterSample(msgspec.Struct, frozen=True, omit_defaults=True):
 def compute_repeats(literals: Sequence[int]) -> float:
     """Return the fraction of the pairs of statements that have the same literals, or -1 for few statements.
 
-    It shows whether statements compare frequent values, but not the values.
+    The fraction is large if statements often compare the same few values. It does not reveal these values.
 
     Args:
         literals: A hash of the literals of each statement.
@@ -92,7 +92,8 @@ def compute_widths(bound: Expression, limits: Mapping[int, tuple[float, float]])
         index = 0 if part.op in (Op.GT, Op.GT_EQ) else 1 if part.op in (Op.LT, Op.LT_EQ) else None
         if index is None or part.column_id not in limits:
             continue
-        # A range has its lower limit at index 0, and its upper limit at index 1. The narrowest limits are kept.
+        # A range has its lower limit at index 0, and its upper limit at index 1. All conditions must be true, so the
+        # largest lower limit and the smallest upper limit are kept.
         limit, interval = float(part.values[0]), ranges.setdefault(part.column_id, [None, None])
         narrowest = interval[index]
         interval[index] = limit if narrowest is None else (min if index else max)(narrowest, limit)
@@ -114,7 +115,7 @@ def compute_widths(bound: Expression, limits: Mapping[int, tuple[float, float]])
 
 
 def list_column_conjuncts(bound: Expression) -> Iterable[Bound]:
-    """Return the predicates on plain columns that all rows must satisfy."""
+    """Return the comparisons of plain columns, without a transform, that all rows must satisfy."""
     parts = bound.children if isinstance(bound, And) else (bound,)
     predicates = map(drop_nan, parts)
     return (part for part in predicates if isinstance(part, Bound) and part.transform == IDENTITY)
@@ -123,9 +124,9 @@ def list_column_conjuncts(bound: Expression) -> Iterable[Bound]:
 def round_share(share: float) -> float:
     """Round a fraction, because an exact width would show the literals.
 
-    The odds, share / (1 - share), are rounded to a quarter of a power of two. So narrow and wide ranges have the same
-    relative precision. In a skewed column, few rows may be in the upper nine tenths of the values. The result has few
-    digits, because the history stores it as text.
+    The odds, share / (1 - share), are rounded to a power of two with an exponent in quarters. So fractions close to 0
+    and fractions close to 1 have the same relative precision. Both matter: in a skewed column, the few rows outside of
+    a wide range may spread over most of its values. The result has few digits, because the history stores it as text.
     """
     if not _SHARE_MIN < share < 1 - _SHARE_MIN:
         return float(share > 0.5)

@@ -49,7 +49,8 @@ class ShapeTerm(msgspec.Struct, frozen=True, array_like=True, order=True, cache_
         column_id: The field id of the column.
         op: The name of the operator.
         transform: The name of the transform or function, without its parameter.
-        values: The number of values that the column is compared with, rounded up to a power of ten.
+        values: The number of values that the column is compared with, rounded up to a power of ten. So lists of
+            similar lengths have the same shape.
     """
 
     column_id: int
@@ -105,7 +106,11 @@ class QueryShape(msgspec.Struct, frozen=True, cache_hash=True):
 
     @staticmethod
     def parse(text: str) -> QueryShape | None:
-        """Parse a stored shape. If a different version of the server wrote the text, the result is None."""
+        """Parse a stored shape.
+
+        Returns:
+            None if the text is not a valid shape, for example because a different version of the server wrote it.
+        """
         try:
             return convert_json(text, QueryShape)
         except msgspec.MsgspecError:
@@ -118,7 +123,10 @@ def _digest_shape(shape: QueryShape) -> str:
 
 
 def select_shape_columns(ids: Iterable[int]) -> tuple[int, ...]:
-    """Return the column ids, sorted, or no ids if there are more than `COLUMNS_MAX`."""
+    """Return the distinct column ids, sorted, or no ids if there are more than `COLUMNS_MAX`.
+
+    A cut list would look like a complete list, so a long list is omitted.
+    """
     columns = tuple(sorted(set(ids)))
     return columns if len(columns) <= COLUMNS_MAX else ()
 
@@ -126,7 +134,7 @@ def select_shape_columns(ids: Iterable[int]) -> tuple[int, ...]:
 def list_conjuncts(
     expression: Expression, find_column: Callable[[str], int | None] | None = None
 ) -> tuple[Conjunct, ...]:
-    """Return the conjuncts of a filter, without the values.
+    """Return the conjuncts of a filter, without the values. A conjunct is a condition that all rows must satisfy.
 
     Args:
         expression: The filter. It is bound, or its columns are found by `find_column`.
@@ -143,8 +151,12 @@ def list_conjuncts(
 
 
 def _list_conjuncts(expression: Expression) -> list[tuple[Expression, bool]]:
-    """Return the first `CONJUNCTS_MAX` conjuncts of an expression, each with a flag that is True if it is negated."""
-    # Nearly all filters are comparisons or a conjunction of them, and each plan lists them. Patterns are slow.
+    """Return the first `CONJUNCTS_MAX` conjuncts of an expression, each with a flag that is True if it is negated.
+
+    A negated disjunction, NOT (a OR b), is divided into the conjuncts NOT a and NOT b.
+    """
+    # Nearly all filters are comparisons or a conjunction of them. They are handled first, because each plan calls this
+    # function, and `match` is slow.
     if isinstance(expression, Bound):
         return [(expression, False)]
     if isinstance(expression, And):
@@ -168,8 +180,9 @@ def _list_conjuncts(expression: Expression) -> list[tuple[Expression, bool]]:
 
 
 def drop_nan(part: Expression) -> Expression:
-    """Return a comparison without the alternative NaN, which the server adds for engines that order NaN above all
-    numbers.
+    """Return `x > 5` for `x > 5 OR x IS NAN`, and other expressions unchanged.
+
+    The server adds the alternative for engines that order NaN above all numbers. The statement did not contain it.
     """
     if isinstance(part, Or) and len(part.children) == 2:
         first, second = part.children
@@ -185,7 +198,12 @@ def drop_nan(part: Expression) -> Expression:
 
 
 def _make_terms(part: tuple[Expression, bool], find_column: Callable[[str], int | None] | None) -> list[ShapeTerm]:
-    """Return the terms of a conjunct, which is negated if its flag is True."""
+    """Return the terms of a conjunct, without its structure of AND, OR and NOT.
+
+    Args:
+        part: The conjunct, and whether it is negated.
+        find_column: A function that returns the id of a column by its name, for filters that are not bound.
+    """
     terms: list[ShapeTerm] = []
     pending_parts = [part]
     while pending_parts and len(terms) < TERMS_MAX:
@@ -205,11 +223,18 @@ def _make_terms(part: tuple[Expression, bool], find_column: Callable[[str], int 
 
 
 def _build_term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool) -> ShapeTerm:
-    """Return the term of a predicate, which compares a column with a number of values."""
+    """Return the term of a predicate. A term has no values of the statement.
+
+    Args:
+        column_id: The field id of the column.
+        predicate: The predicate.
+        values: The number of values that the predicate compares the column with.
+        negated: Whether the predicate is inside a NOT. The term then has the opposite operator.
+    """
     rounded_count = 1
     while rounded_count < values:
         rounded_count *= 10
-    # The parameter of a transform is a number that the client chooses, so it counts as a literal.
+    # The parameter of a transform, as in `bucket[16]`, is a value that the client chooses, so the shape omits it.
     transform = predicate.transform.partition("[")[0]
     is_known = transform in _TRANSFORMS or is_function(transform)
     op = _NEGATED_OPS[predicate.op] if negated else predicate.op

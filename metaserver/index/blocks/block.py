@@ -53,7 +53,7 @@ K = TypeVar("K", bound=SizedValue)
 
 
 class DerivedValues:
-    """Values that are derived from a block or a view, one for each type.
+    """Values that are computed from a block or a view of blocks, and kept with it. There is one for each type.
 
     If several threads compute a value at the same time, all of them get the value that was stored first.
     """
@@ -106,7 +106,7 @@ class BlockMemory:
         """The offsets of the columns whose checksums were compared."""
 
     def add(self, size_bytes: int) -> None:
-        """Add to the size, and report the change. `size_bytes` is negative if the memory shrinks."""
+        """Add to the size, and report the change to `on_growth`. `size_bytes` is negative if the memory shrinks."""
         with _charging_lock:
             self.size_bytes += size_bytes
         if self.on_growth is not None:
@@ -115,7 +115,7 @@ class BlockMemory:
     def use(self, start: int, size_bytes: int) -> None:
         """Record that the column at offset `start` is verified and used.
 
-        Only used columns of a mapped file take memory.
+        The system loads only the used columns of a mapped file into memory, so their size is added at the first use.
         """
         with _charging_lock:
             if start in self.verified:
@@ -150,7 +150,7 @@ COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes
 
 
 class ColumnEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The statistics of one column.
+    """The statistics of one column. Each row of a block describes a file of the manifest.
 
     The last four fields say for how many rows a property is true: 0 for no row, 1 for all rows, 2 for some rows.
     """
@@ -177,7 +177,13 @@ class _PartitionEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _ListEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A field of lists in the directory of a block: the length of each row's list, and the values of all lists."""
+    """A field of lists in the directory of a block, such as `split_offsets`.
+
+    Attributes:
+        counts: The length of each row's list.
+        values: The values of all lists, one list after the other.
+        total: The number of all values.
+    """
 
     counts: Packed | None
     values: Packed | None
@@ -357,18 +363,18 @@ class Block:
         return PackedColumn(self._arrays, packed_column, self.rows if rows is None else rows)
 
     def get_packed_longs(self, name: str) -> Packed | None:
-        """Return the packed column of `find_long_column`, without access to its values."""
+        """Return where the block stores an integer field, or None if no row has a value. No values are verified."""
         return self._directory.longs.get(name)
 
     def get_packed_texts(self, name: str) -> Packed | None:
         return self._directory.texts.get(name)
 
     def find_long_column(self, name: str) -> PackedColumn | None:
-        """Return the packed column, or None if no row has a value."""
+        """Return the column of an integer field such as `sequence_number`, or None if no row has a value."""
         return self._open_column(self._directory.longs.get(name))
 
     def read_longs(self, name: str) -> Longs:
-        """Return the values of an integer field such as `sequence_number`, int64[rows]; MISSING for null."""
+        """Return the values of an integer field such as `sequence_number`, int64[rows]. A null is `MISSING`."""
         column = self.find_long_column(name)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.read_longs()
 
@@ -397,6 +403,7 @@ class Block:
         entry = self._directory.lists.get(name)
         if entry is None or entry.counts is None:
             return [None] * self.rows
+        # A row without a list has the count MISSING, which is negative.
         counts = self.read_column(entry.counts).read_longs()
         column = self._open_column(entry.values, entry.total)
         values = [] if column is None else column.read_longs().tolist()
@@ -441,9 +448,9 @@ class Block:
         return None if entry is None else entry.kind
 
     def count(self, name: str, column_id: int) -> Longs:
-        """Return the counts of a column with this name, int64[rows]; MISSING for rows without a count.
+        """Return one kind of counts of a column, int64[rows]. A row without a count has `MISSING`.
 
-        The names are `value_counts`, `null_value_counts`, `nan_value_counts` and `column_sizes`.
+        The names of the kinds are `value_counts`, `null_value_counts`, `nan_value_counts` and `column_sizes`.
         """
         column = self.find_count_column(name, column_id)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.read_longs()
@@ -467,15 +474,18 @@ class Block:
         return None if column is None else _decode_value(column, self._columns[column_id].kind, row)
 
     def read_column(self, packed_column: Packed) -> PackedColumn:
-        """Return an object that reads a packed column of this block."""
+        """Verify a packed column of this block, and return an object that reads it."""
         self.verify(packed_column)
         return PackedColumn(self._arrays, packed_column, self.rows)
 
 
 def read_longs_at(column: PackedColumn, rows: Longs) -> Longs:
-    """Return the values of `PackedColumn.read_longs` for some rows, int64[n]."""
+    """Return the integers of some rows of a column, int64[n]. A row without a value has `MISSING`.
+
+    The column stores each value as an unsigned code, its difference to the smallest value `base`.
+    """
     packed_values = column.packed
-    if packed_values.width == 0:
+    if packed_values.width == 0:  # All values are equal, so no codes are stored.
         values = np.full(len(rows), packed_values.base, dtype=np.int64)
     else:
         codes = column.read_array(packed_values.codes, f"<u{packed_values.width}", column.rows)[rows].astype(np.uint64)
@@ -487,14 +497,14 @@ def read_longs_at(column: PackedColumn, rows: Longs) -> Longs:
 
 
 def read_doubles_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.float64]:
-    """Return the values of `PackedColumn.doubles` for some rows, float64[n]."""
+    """Return the floating-point numbers of some rows of a column, float64[n]."""
     packed_values = column.packed
     return column.read_array(packed_values.codes, f"<f{packed_values.width}", column.rows)[rows].astype(np.float64)
 
 
 def read_present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:
-    """Return the values of `PackedColumn.present` for some rows, bool[n]."""
-    if column.packed.presence == NONE:
+    """Return whether each of some rows has a value in the column, bool[n]."""
+    if column.packed.presence == NONE:  # No bits are stored if every row has a value.
         return np.ones(len(rows), dtype=np.bool_)
     bits = column.read_array(column.packed.presence, "<u1", (column.rows + 7) // 8)
     # Row r is bit r % 8 of byte r // 8.
@@ -502,7 +512,10 @@ def read_present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:
 
 
 def _decode_value(column: PackedColumn | None, kind: str, row: int) -> Value | None:
-    """Return the value of a row, or None if the row has no value."""
+    """Return the value of a row in a column of the type `kind`, or None if the row has no value.
+
+    `column` is None if no row has a value.
+    """
     key = None if column is None else column.read_key(row)
     if column is None or key is None:
         return None

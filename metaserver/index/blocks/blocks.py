@@ -134,7 +134,7 @@ class Blocks:
         keys = [_make_cache_key(manifest) for manifest in manifests]
         blocks = {key: block for key in keys if (block := self._alive.get(key)) is not None}
         missing = {key: manifest for key, manifest in zip(keys, manifests, strict=True) if key not in blocks}
-        if len(missing) >= _OPENED_TOGETHER_MIN:
+        if len(missing) >= _OPENED_TOGETHER_MIN:  # First open the blocks on the local disk together, which is faster.
             for key, block in zip(missing, await self._stack.get_stored_values(list(missing), Block), strict=True):
                 if block is not None:
                     blocks[key] = self._register_in_use(key, block)
@@ -158,7 +158,7 @@ class Blocks:
         return key, self._register_in_use(key, block)
 
     def _register_in_use(self, key: str, block: Block) -> Block:
-        """Count the memory of an opened block.
+        """Make an opened block the block of its key, and count its memory until it is freed.
 
         Returns:
             The block with the same key that is already in use. If there is none, the given block.
@@ -204,7 +204,7 @@ class Blocks:
             )
         self.decoded += 1
         block_memory = await self._decoders.decode(data, location)
-        # Check the block before it is cached, because the next read of the file may return valid bytes.
+        # Check the block before it is cached. A wrong block in the cache would stay, but the next read may be right.
         _check_manifest(manifest, Block(block_memory))
         return block_memory
 
@@ -243,18 +243,22 @@ def _check_manifest(manifest: ManifestFile, block: Block) -> None:
         Corrupt: The manifest and the entry have different partition specs or contents. Either of them may be wrong.
     """
     if not manifest.manifest_length or not block.rows:
-        # Version 1 metadata contain no such values. A manifest without live files changes no answer: DuckDB 1.5.5
-        # states another spec in manifests of removed deletion vectors.
+        # The length is 0 if version 1 metadata list the manifest directly. Such an entry has no spec and no content.
+        # A manifest without live files changes no answer, and DuckDB 1.5.5 states a wrong spec for such manifests.
         return
     if block.spec_id != manifest.partition_spec_id:
         raise Corrupt(
             f"Manifest {block.location} has partition spec {block.spec_id}; "
             f"its manifest list states {manifest.partition_spec_id}"
         )
+    # A block has the content 0 also if the manifest's header states no content, so the opposite is no contradiction.
     if block.content > manifest.content:
         raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list states data files")
 
 
 def _make_cache_key(manifest: ManifestFile) -> str:
-    """Return the key of a manifest's block in the caches."""
+    """Return the key of a manifest's block in the caches.
+
+    It contains the version of the block format, so that a new version of the server reads no old blocks.
+    """
     return f"block/{VERSION}/{manifest.manifest_path}?{manifest.manifest_length}"

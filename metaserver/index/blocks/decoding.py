@@ -84,7 +84,10 @@ class Decoders:
 
     @contextmanager
     def expect_manifests(self, size_bytes: int) -> Iterator[None]:
-        """While the context is active, expect manifests of this size. If it is large, processes may decode them."""
+        """While the context is active, let processes decode manifests if their total size is large.
+
+        At the end of the last such context, the idle processes end.
+        """
         if size_bytes < self._min_bytes or not self._processes_max:
             yield
             return
@@ -147,7 +150,7 @@ class Decoders:
             return None
 
     def _return_process(self, process: _Process) -> None:
-        """Make a process idle, or end it if nothing is being loaded."""
+        """Make a process idle, or end it if no large load is active (see `expect_manifests`)."""
         with self._lock:
             if self._active_loads:
                 self._idle.append(process)
@@ -172,6 +175,7 @@ class _Process:
         Raises:
             OSError: The process cannot be started.
         """
+        # `-I` ignores the environment and the working folder, so the process gets the module path as arguments.
         program = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
         module_folders = [entry or os.getcwd() for entry in sys.path]
         self._process = subprocess.Popen(  # noqa: S603  this program
@@ -201,7 +205,7 @@ class _Process:
             poll.register(self._response_fd, select.POLLIN | select.POLLHUP)
             self._is_ready = bool(poll.poll(0))
             if self._is_ready:
-                # The process has ended. Its next use reports this.
+                # Read the answer `_READY`. If the process has ended instead, its next use reports this.
                 with contextlib.suppress(_ProcessLost):
                     self._read_answer()
         return self._is_ready
@@ -262,7 +266,10 @@ class _Process:
         return buffer
 
     def end(self) -> None:
-        """Wait until the process has ended, which takes a few milliseconds."""
+        """End the process, and wait for it, usually a few milliseconds.
+
+        The process ends when its input is closed. It is killed if this takes longer than `_END_S`.
+        """
         for pipe in self._pipes:
             pipe.close()
         try:
@@ -284,7 +291,8 @@ def decode_block_memory(data: bytes | memoryview, location: str) -> bytes:
 def serve_decoding(requests: BinaryIO, responses: BinaryIO) -> None:
     """Decode manifests until the input ends.
 
-    An error other than Corrupt ends the process. The parent then decodes the manifest itself, and gets the same error.
+    Each request has a location and the bytes of a manifest. The answer is a block or the message of `Corrupt`. Any
+    other error ends the process. The parent then decodes the manifest itself, and gets the same error.
     """
     _write_answer(responses, _READY, b"")
     while head := requests.read(_REQUEST_HEAD.size):
@@ -314,4 +322,5 @@ def main() -> None:
     try:
         serve_decoding(sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit.
+        # The parent has ended. Python flushes stdout at exit, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

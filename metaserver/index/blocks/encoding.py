@@ -87,7 +87,7 @@ def _may_have_dots(packed_fields: tuple[Any, ...] | None, arrays: Any, rows: int
     """Return whether a text of a packed column may contain two consecutive dots.
 
     Args:
-        packed_fields: The fields of the column's `Packed`, or None if no row has a value.
+        packed_fields: The fields of `Packed`, which say where the arrays of the column are. None if no row has a value.
         arrays: The arrays of the block.
         rows: The number of rows.
     """
@@ -97,13 +97,27 @@ def _may_have_dots(packed_fields: tuple[Any, ...] | None, arrays: Any, rows: int
 
 
 def _collect_present(packer: Packer, numbers: dict[str, int]) -> dict[str, object]:
-    """Return the packed columns that have values, by name. `numbers` has the numbers of the packer's jobs."""
+    """Return the packed columns that have values, by name.
+
+    Args:
+        packer: The packer, which has run its jobs.
+        numbers: The number of the packer's job for each name. A job packs one column.
+    """
     columns = {name: packer.packed(number) for name, number in numbers.items()}
     return {name: packed_column for name, packed_column in columns.items() if packed_column is not None}
 
 
 def _add_list(packer: Packer, counts: npt.NDArray[np.int32], values: Longs) -> tuple[int, int]:
-    """Add the lists of all rows, and return the numbers of the packer's jobs for the lengths and for the values."""
+    """Add the lists of all rows to the packer. It packs the lengths and the values as two columns.
+
+    Args:
+        packer: The packer.
+        counts: The length of each row's list, or a negative number for a row without a list.
+        values: The values of all lists, one list after the other.
+
+    Returns:
+        The numbers of the packer's jobs for the lengths and for the values.
+    """
     long_counts = np.where(counts < 0, MISSING, counts.astype(np.int64))
     return packer.longs(long_counts, absent_low=True), packer.longs(values, absent_low=True)
 
@@ -120,7 +134,7 @@ def _get_schema(manifest: DecodedManifest) -> Schema:
 def _parse_schema(text: str) -> Schema:
     """Parse a schema. The result is cached, because the manifests of a snapshot have few different schemas."""
     schema = convert_json(_normalize_schema(text), Schema)
-    _ = schema.index
+    _ = schema.index  # Build the index before the schema is shared.
     return schema
 
 
@@ -153,7 +167,11 @@ def _get_spec(manifest: DecodedManifest) -> PartitionSpec:
 def _add_partition(
     packer: Packer, values: PartitionFieldValues, schema: Schema, spec: PartitionSpec
 ) -> tuple[int, str, int]:
-    """Add the values of a partition field, and return its field id, its type, and the number of the packer's job."""
+    """Add the values of a partition field, and return its field id, its type, and the number of the packer's job.
+
+    The type follows from the transform and its source column. If the source is unknown, or if the stored values do not
+    fit this type, it follows from the Avro type of the values.
+    """
     field = next((field for field in spec.fields if field.field_id == values.field_id), None)
     kind = None
     if field is not None and len(field.sources) == 1:
@@ -167,7 +185,10 @@ def _add_partition(
 
 
 def _can_stored_type_represent(values: PartitionFieldValues, kind: str) -> bool:
-    """Return whether the stored Avro type can represent values of the Iceberg type."""
+    """Return whether the stored Avro values can be values of the Iceberg type `kind`.
+
+    Decimals are stored as bytes, so they are in the branch of the texts.
+    """
     form = get_form(kind)
     if values.doubles is not None:
         return form is Form.FLOATS
@@ -175,7 +196,7 @@ def _can_stored_type_represent(values: PartitionFieldValues, kind: str) -> bool:
         return form is Form.STRINGS or kind.startswith("decimal")
     if form is not Form.INTEGERS or kind.startswith("decimal"):
         return False
-    # If a date was promoted to a timestamp, the partition values of older files are days.
+    # An Avro int is no timestamp. If a date was promoted to a timestamp, the partition values of older files are days.
     return values.type != "int" or kind in ("int", "long", "date")
 
 
@@ -232,7 +253,7 @@ def _drop_unusable_bounds(
     bounds (`iceberg/manifests/repaired_metrics.py`).
     """
     order = ORDERS[_ORDERS_BY_TYPE.get(get_base_name(kind), "integers")]
-    # The marks are 1 for unusable bounds. A bound has three parts: its row, its start and its length.
+    # The marks are 1 for unusable bounds. The bounds of a side are three arrays: rows, starts and lengths in the heap.
     marks_of_sides = unusable_bounds(manifest.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
     if marks_of_sides is None:
         return None

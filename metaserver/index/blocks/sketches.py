@@ -37,7 +37,8 @@ _OBJECT_BYTES = 400
 class Sketches:
     """The sketches of one block, by the offset of the column.
 
-    A sketch consists of its bytes and the shift of a code. It is None if reading the codes is faster.
+    A sketch has one byte for each row, so a scan can decide most rows without their codes of 4 or 8 bytes. It consists
+    of its bytes and the shift that turns a code into its byte. It is None if reading the codes is faster.
     """
 
     __slots__ = ("by_start",)
@@ -49,7 +50,9 @@ class Sketches:
 
 
 def find_sketch(block: Block, packed_column: Packed) -> tuple[int, int]:
-    """Return the address of a sketch and its shift, or (0, 0) if reading the codes is faster.
+    """Return the address of a column's sketch and its shift, or (0, 0) if reading the codes is faster.
+
+    The sketch is built at the first call.
 
     The address is valid as long as the block exists. The column must be verified, with codes of 4 or 8 bytes.
     """
@@ -68,7 +71,11 @@ def find_sketch(block: Block, packed_column: Packed) -> tuple[int, int]:
 
 
 def _build_sketch(block: Block, packed_column: Packed) -> tuple[npt.NDArray[np.uint8], int] | None:
-    """Build the sketch of a column, or return None if a sketch is not useful."""
+    """Build the sketch of a column, or return None if a sketch is not useful.
+
+    Only integers have a shift. The sketch of strings numbers the intervals between bounds, which are taken from a
+    sample of the codes so that each interval has about as many rows.
+    """
     address = block.address + packed_column.codes
     if packed_column.form == Form.INTEGERS:
         return _scan.sketch(address, packed_column.width, block.rows)

@@ -16,13 +16,16 @@ _FEW_ROWS_MAX = 3
 
 
 def read_strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
-    """Return the values at `rows`, int64[n], as bytes. The item is None for a row without a value."""
+    """Return the values at `rows`, int64[n], as bytes. The item is None for a row without a value.
+
+    Few rows are read one by one, because decoding at once first reads the codes of the whole column.
+    """
     if column is None:
         return [None] * len(rows)
     packed_values = column.packed
     if len(rows) <= _FEW_ROWS_MAX:
         return [cast("bytes | None", column.read_key(row)) for row in rows.tolist()]
-    if packed_values.width == 0:
+    if packed_values.width == 0:  # All values are equal to the common prefix.
         values: list[bytes | None] = [packed_values.common] * len(rows)
     else:
         values = _decode_strings(column, rows)
@@ -41,12 +44,16 @@ def read_codes(column: PackedColumn, rows: Longs) -> npt.NDArray[np.uint64]:
 
 
 def _decode_strings(column: PackedColumn, rows: Longs) -> list[bytes | None]:
-    """Return the strings at some rows, which all have values."""
+    """Return the strings at some rows.
+
+    A string consists of the common prefix of the column, a head of at most `width` bytes, and a tail. Heads are stored
+    as numbers, and the tails of all rows are stored one after the other. Rows without a value give any string.
+    """
     packed_values = column.packed
     width, common = packed_values.width, packed_values.common
     heads = _read_uints(column, packed_values.codes, width)[rows].astype(f">u{width}").tobytes()
     lengths = _read_uints(column, packed_values.lengths, packed_values.lengths_width)[rows].astype(np.int64)
-    if packed_values.ends == NONE:
+    if packed_values.ends == NONE:  # No string is longer than its head.
         return [
             common + heads[begin : begin + size]
             for begin, size in zip(_list_head_starts(width, rows), lengths.tolist(), strict=True)
@@ -70,10 +77,10 @@ def _decode_strings(column: PackedColumn, rows: Longs) -> list[bytes | None]:
 
 
 def _list_head_starts(width: int, rows: Longs) -> range:
-    """Return the start of each row's code in the joined codes."""
+    """Return where the code of each row starts, if the codes of all rows are joined to one text of bytes."""
     return range(0, width * len(rows), width)
 
 
 def _read_uints(column: PackedColumn, offset: int, width: int) -> npt.NDArray[Any]:
-    """Return the unsigned numbers of all rows, which begin at `offset`."""
+    """Return an array of the column: one unsigned number of `width` bytes for each row, stored from `offset` on."""
     return column.read_array(offset, f"<u{width}", column.rows)

@@ -117,7 +117,9 @@ class Cleaner:
         return cleaned_count
 
     async def _supersede_undefined(self, entry: Entry, tables: list[TableMetadata]) -> int:
-        """Supersede the old files of indexes that the table no longer defines, and return their number.
+        """Mark the old files of indexes that the table no longer defines as superseded, and return their number.
+
+        Plans do not use superseded files, and a later round deletes them.
 
         Args:
             entry: An entry of the table.
@@ -146,7 +148,8 @@ class Cleaner:
         now_ms = self._clock.now_ms()
         registered_locations = {file.location for file in (await self._registry.load_files(entry)).files}
         deleted_count = 0
-        # The location is in the metadata file, which the table's writers can overwrite.
+        # Writers of the table can put any location into the metadata file. So only folders that the table has claimed
+        # in the database are cleaned.
         index_folders = {f"{self._find_folder(table)}/{name}" for table in tables for name in self._folders}
         for folder in await self._list_claimed(entry.uuid, sorted(index_folders)):
             if now_ms - self._listed_ms.get(folder, 0) < _ORPHAN_INTERVAL_MS:
@@ -159,7 +162,7 @@ class Cleaner:
             old_files = [file async for file in self._objects.list(folder) if file.modified_ms < before_ms]
             orphans = [file.location for file in old_files if file.location not in registered_locations]
             if orphans:
-                # This raises BadRequest if the clocks differ.
+                # Ages compare the storage's times with this server's clock. This raises BadRequest if they differ.
                 await read_storage_time_ms(self._objects, self._clock, f"{folder.rpartition('/')[0]}/clock")
             for location in orphans:
                 await self._objects.delete(location)

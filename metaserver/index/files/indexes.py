@@ -153,7 +153,7 @@ class Indexes:
         return self._retry_times.get(file.location) == math.inf
 
     def fetch(self, file: RegisteredIndexFile) -> asyncio.Task[OpenIndex | None]:
-        """Run `open` as a task that all waiting callers share."""
+        """Run `open` as a task, or return the task that already opens this file."""
         task = self._fetch_tasks.get(file.location)
         if task is None:
             task = self._fetch_tasks[file.location] = asyncio.create_task(self.open(file), name="index")
@@ -209,9 +209,10 @@ class Indexes:
         except SeamarkError as error:
             log.info("index file not read by range", location=file.location, reason=str(error))
             return None
+        # No result may mean that the file's cache is full. The next opening starts with an empty cache.
         if result is None and remote.is_full:
             self._remote_files.discard(file.location)
-        elif self._remote_files.get(file.location) is remote:
+        elif self._remote_files.get(file.location) is remote:  # The read may have changed the size that is counted.
             self._remote_files.put(file.location, remote, remote.size_bytes)
         return result
 
@@ -270,7 +271,10 @@ class Indexes:
                 self._defer_reading(file, error.message)
 
     async def _quarantine_file(self, file: RegisteredIndexFile, reason: str) -> None:
-        """Quarantine an index file, so that plans no longer read it."""
+        """Mark a damaged index file in the registry, so that no server reads it for plans.
+
+        This server also defers reading, in case the registry cannot be changed.
+        """
         self._defer_reading(file, reason)
         try:
             await self.registry.quarantine_file(file.uuid, file.location, reason)
@@ -297,7 +301,7 @@ class Indexes:
 
 
 def _open_registered_file(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
-    """Open the data of an index file.
+    """Open the data of an index file, and check that they belong to the registered file.
 
     Raises:
         Corrupt: The file does not match its registration.

@@ -34,7 +34,11 @@ class RefusedFiles:
         self._count = 0
 
     def add(self, index: IndexKey, reasons: Iterable[tuple[str, str]]) -> None:
-        """Remember files of an index by their paths, with the reasons. Other indexes are forgotten at the limit."""
+        """Remember files of an index by their paths, with the reasons.
+
+        If there are too many files, the indexes to which files were added the longest time ago are forgotten.
+        """
+        # Removing the index and adding it again makes it the last index in the order.
         key = _digest("\n".join(index))
         now_s, remembered_files = self._monotonic(), self._reasons.pop(key, {})
         self._count -= len(remembered_files)

@@ -24,7 +24,9 @@ async def read_index_file(
     snapshot_id: int | None,
     now_ms: int,
 ) -> RegisteredIndexFile:
-    """Read the header of an index file, and return the file as a live registry entry.
+    """Read the header of an index file, and return the file as an entry of the registry that plans may use.
+
+    The entry is not stored yet. `snapshot_id` is the snapshot from which the file was built.
 
     Raises:
         BadRequest: The object is not a valid index file of the table, or is not in `folder`.

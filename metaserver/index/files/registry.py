@@ -78,9 +78,10 @@ class Registry:
     async def replace(
         self, uuid: str, definition_id: str, *, add: Sequence[RegisteredIndexFile], remove: Sequence[str] = ()
     ) -> int:
-        """Add live files, and supersede the files in `remove`, in one transaction.
+        """Add live files, and mark the files in `remove` as superseded, in one transaction.
 
-        If the answer is lost, the caller can repeat the call: a repetition with the same `add` changes nothing.
+        A repetition with the same `add` changes nothing. So if the answer of the database is lost, the method repeats
+        the transaction once. Without added files, a repetition would fail, because the old files are no longer live.
 
         Returns:
             The table's new index version.

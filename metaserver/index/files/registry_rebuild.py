@@ -168,8 +168,9 @@ class RegistryRebuild:
     ) -> list[FolderIndexFile]:
         """Return the candidates with a data file that neither a live file nor an earlier candidate describes.
 
-        The candidates stay in their order. Data files are compared by only half of their identity. If two data files
-        are equal in this half, one of them is indexed again.
+        The candidates stay in their order. Data files are compared by only one of the two numbers of their id, which
+        is faster. If two data files have the same number, a candidate may be left out, and a data file without an
+        index is indexed again.
         """
         if not candidates:
             return []
@@ -182,7 +183,11 @@ class RegistryRebuild:
         half_ids = [summary.ids[:, 0] for summary in summaries]
 
         def choose_candidates() -> list[FolderIndexFile]:
-            """Return the candidates in which a data file occurs first among all summaries."""
+            """Return the candidates that contain the first occurrence of a data file among all summaries.
+
+            `owners` has, for each data file of the joined summaries, the number of its summary. The live files are
+            first, so smaller numbers are not candidates.
+            """
             owners = np.repeat(np.arange(len(half_ids)), [len(ids) for ids in half_ids])
             _, first_occurrences = np.unique(np.concatenate(half_ids), return_index=True)
             return [

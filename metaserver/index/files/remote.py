@@ -69,13 +69,21 @@ class _Blob:
         return await asyncio.gather(*(self.read(start, length) for start, length in ranges))
 
     async def read_head(self, compute_size: Callable[[bytes], int]) -> bytes:
-        """Read the head like `BlobReader`, with one or two reads."""
+        """Return the first bytes of the blob, with one or two reads.
+
+        Args:
+            compute_size: A function that returns the size of the head, from the bytes of the first read.
+        """
         start = await self.read(0, min(_FIRST_READ_BYTES, self.length))
         needed_bytes = compute_size(start)
         return start if needed_bytes <= len(start) else start + await self.read(len(start), needed_bytes - len(start))
 
     async def read_tail(self, compute_size: Callable[[bytes], int]) -> bytes:
-        """Read the tail like `BlobReader`, with one or two reads."""
+        """Return the last bytes of the blob, with one or two reads.
+
+        Args:
+            compute_size: A function that returns the size of the tail, from the bytes of the first read.
+        """
         first_read_bytes = min(_FIRST_READ_BYTES, self.length)
         tail = await self.read(self.length - first_read_bytes, first_read_bytes)
         needed_bytes = compute_size(tail)
@@ -98,7 +106,7 @@ class RemoteIndexFile:
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the object in bytes. For a bitmap index, it grows with queries."""
+        """The memory of the object in bytes. For a bitmap index, it grows with queries, which cache what they read."""
         return self.files_bytes + self.blob.size_bytes
 
     @property
@@ -122,7 +130,7 @@ class RemoteIndexFile:
         return self.blob
 
     async def probe(self, query: IndexQuery) -> Flags | None:
-        """Evaluate a query like `query.mark_files`, or return None if this would need too many reads.
+        """Return for each data file whether it may match a query, or None if this would need too many reads.
 
         Errors of `read_range` are not converted.
 
@@ -133,7 +141,7 @@ class RemoteIndexFile:
 
 
 async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[IndexHeader, RemoteIndexFile]:
-    """Open an index file with three to five reads.
+    """Open an index file with three to five reads: of its footer, its table of data files, and the head of its blob.
 
     Errors of `read_range` are not converted.
 

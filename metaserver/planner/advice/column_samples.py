@@ -71,7 +71,7 @@ class ColumnSample:
     columns: tuple[FileColumn, ...]
 
     def count_matching_rows(self, condition: Expression) -> list[int]:
-        """Return the number of matching rows in each sampled file.
+        """Return the number of matching rows in each sampled file. Without a mask, all rows match.
 
         Args:
             condition: A condition that compares only this column.
@@ -96,14 +96,14 @@ class ColumnSample:
         """
         sampled_files = len(self.columns)
         hits = sum(count > 0 for count in self.count_matching_rows(condition))
-        if sampled_files == self.files_left:
+        if sampled_files == self.files_left:  # All files are sampled, so the number is exact.
             return hits
         share = hits / sampled_files
         if hits < _HITS_MIN:
-            if values is None:
+            if values is None:  # For a range, there is no average value from which the share could follow.
                 return None
-            # A share that is measured from few hits is uncertain. Use the share that follows from the average value,
-            # unless the hits contradict it.
+            # A share that is measured from few hits is uncertain. Use the probability that a file contains at least
+            # one of the values, if each value is as frequent as an average value, unless the hits contradict it.
             average_share = max(1.0 - (1.0 - self.presence_probability) ** values, min(hits, 1) / self.files_left)
             share = average_share if _is_probable(hits, sampled_files, average_share) else share
         return max(hits, round(self.files_left * share))
@@ -138,7 +138,8 @@ Samples = Mapping[int, ColumnSample | str]
 def group_conditions_by_column(bound: Expression) -> dict[int, list[Bound]]:
     """Return, by column id, the conditions that all rows must satisfy.
 
-    Only conditions on plain columns whose values have an order are returned.
+    Only conditions on plain columns whose values have an order are returned. Booleans are left out: nearly all files
+    contain both values, so no layout helps.
     """
     parts = bound.children if isinstance(bound, And) else (bound,)
     conditions: dict[int, list[Bound]] = {}
@@ -209,7 +210,7 @@ def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]
 def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:
     """Choose files at random, so that a periodic order of the files does not bias the sample.
 
-    The same files always give the same choice.
+    The seed is the number of files, so the same files always give the same choice.
     """
     drawn_numbers = np.random.default_rng(len(files)).permutation(len(files))[:FILES_MAX].tolist()
     sample_files, rows = [], 0
@@ -222,7 +223,10 @@ def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:
 
 
 def _is_probable(hits: int, count: int, share: float) -> bool:
-    """Return whether `hits` of `count` is a probable result if each file has a hit with the probability `share`."""
+    """Return whether `hits` of `count` is a probable result if each file has a hit with the probability `share`.
+
+    The result is not probable if so many hits, or so few hits, would be rare.
+    """
     probabilities = [_compute_binomial(number, count, share) for number in range(count + 1)]
     return sum(probabilities[hits:]) >= _PROBABILITY_MIN and sum(probabilities[: hits + 1]) >= _PROBABILITY_MIN
 

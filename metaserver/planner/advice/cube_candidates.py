@@ -33,7 +33,9 @@ _SEED = 23
 
 @dataclass(frozen=True)
 class CubeCandidate:
-    """A cube that answers some shapes.
+    """A cube that would answer statements of some shapes.
+
+    A cube is an index with precomputed aggregates (measures) of each data file, grouped by some columns (dimensions).
 
     Attributes:
         dimensions: The sorted ids of the dimension columns.
@@ -53,12 +55,16 @@ class CubeCandidate:
 
     @property
     def entry_bytes(self) -> float:
-        """The estimated size of the groups of one data file in bytes. Each measure has a value and a count."""
+        """The estimated size of the groups of one data file in bytes. Each measure stores a value and a count."""
         return self.groups * _VALUE_BYTES * (len(self.dimensions) + 2 * len(self.measures))
 
 
 def find_answered_shapes(shapes: Mapping[str, RecordedShape], cubes: Iterable[IndexDefinition]) -> frozenset[str]:
-    """Return the fingerprints of the shapes that the cubes of the table answer."""
+    """Return the fingerprints of the shapes that the cubes of the table answer.
+
+    A cube answers a shape if it has all its columns as dimensions, and all its aggregates as measures. Measures of
+    computed values do not count, because shapes have only aggregates of columns.
+    """
     fingerprints = set()
     for cube in cubes:
         dimensions = set(cube.column_ids)
@@ -88,6 +94,8 @@ def find_cube_candidates(
         sample: The sampled rows. A column that is not sampled cannot be a dimension of a candidate.
         rows_per_file: The number of rows of an average file.
     """
+    # The candidates are the dimensions of each frequent shape, and a union of dimensions that answers many shapes at
+    # once. A shape's dimensions are added to the union only if its groups then stay few enough.
     frequent_shapes = sorted(
         (recorded_shape for recorded_shape in shapes.values() if _can_cube_answer(recorded_shape)),
         key=lambda recorded_shape: (-recorded_shape.statements, recorded_shape.fingerprint),
@@ -118,7 +126,11 @@ def _make_candidate(
 
 
 def _can_cube_answer(recorded_shape: RecordedShape) -> bool:
-    """Return whether a cube can answer statements of the shape."""
+    """Return whether a cube can answer statements of the shape.
+
+    The engine must be able to use cubes. The statement must only aggregate plain columns of one table, or count rows,
+    and compare plain columns.
+    """
     shape = recorded_shape.shape
     return (
         shape.engine in _ENGINES
@@ -142,6 +154,7 @@ def _estimate_rows_per_group(dimensions: frozenset[int], sample: RowSample, rows
     if not dimensions <= sample.columns.keys() or len(dimensions) > DIMENSIONS_MAX or not sample.rows:
         return 0.0
     rows = min(sample.rows, rows_per_file)
+    # A file cannot have more groups than rows, so use only as many sampled rows as a file has.
     picked_rows = np.random.default_rng(_SEED).permutation(sample.rows)[:rows]
     # Each row gets a key: the number of its combination of values in the dimensions.
     keys = np.zeros(rows, dtype=np.int64)

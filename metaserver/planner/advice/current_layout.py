@@ -37,7 +37,10 @@ def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
 
 
 def _list_distinct_bounds(bounds: object) -> npt.NDArray[Any]:
-    """Return the distinct lower or upper bounds of a column, without missing bounds."""
+    """Return the distinct lower or upper bounds of a column, without missing bounds.
+
+    Strings are an array of Python objects, because NumPy's own strings would drop trailing zero bytes.
+    """
     if isinstance(bounds, Strings):
         texts = {text for text in bounds.list_values() if text is not None}
         values = np.empty(len(texts), dtype=object)
@@ -48,7 +51,11 @@ def _list_distinct_bounds(bounds: object) -> npt.NDArray[Any]:
 
 
 def make_current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout:
-    """Return the layout of a table's files, by their column bounds. A file without bounds may have any value."""
+    """Return the layout of a table's files, by their column bounds. A file without bounds may have any value.
+
+    The codes of a column are 1 for its smallest sampled value, 2 for the next value, and 0 for null. A large table is
+    represented by a random part of its files.
+    """
     lower, upper, nulls = {}, {}, {}
     records, sizes = files.read_longs("record_count"), files.read_longs("file_size_in_bytes").astype(np.float64)
     drawn_files = np.arange(files.file_count)

@@ -31,7 +31,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """The costs of a statement in an engine, in seconds."""
+    """The costs of a statement in an engine: a fixed time, a time for each byte and a time for each file, in seconds.
+
+    The defaults are assumed costs for engines that have reported no times.
+    """
 
     fixed_s: float = 0.0
     byte_s: float = 1 / SCAN_BYTES_PER_S
@@ -47,7 +50,7 @@ _ASSUMED = EngineCosts()
 
 @dataclass(frozen=True)
 class _TimedShape:
-    """The average of the statements of a shape whose engine has reported their time."""
+    """The mean seconds, files and bytes of the statements of a shape for which the engine has reported a time."""
 
     fingerprint: str
     statements: int
@@ -115,12 +118,13 @@ def fit_costs(shapes: Sequence[_TimedShape]) -> EngineCosts:
     The costs are not negative. With few shapes, the fit is close to the assumed costs for a byte and a file, and the
     fixed time explains the rest.
     """
-    # Divide each row by its time, so that the errors are relative.
+    # Divide each row by its time, so that the errors are relative. A squared error then counts once per statement.
     weights = np.array([math.sqrt(min(shape.statements, _STATEMENTS_MAX)) / shape.seconds for shape in shapes])
     rows = np.array([[1.0, shape.bytes, shape.files] for shape in shapes])
     times = np.array([shape.seconds for shape in shapes])
     assumed_costs = np.array([0.0, 1 / SCAN_BYTES_PER_S, OPEN_S])
-    # The rows of the prior are the errors of the costs relative to the assumed costs.
+    # Two further rows state that the costs of a byte and of a file equal the assumed costs, with a small weight. So
+    # the fit stays close to the assumptions as long as there are few shapes.
     prior_rows = np.diag([0.0, _PRIOR_STATEMENTS / assumed_costs[1], _PRIOR_STATEMENTS / assumed_costs[2]])
     matrix = np.concatenate([rows * weights[:, None], prior_rows])
     target = np.concatenate([times * weights, [0.0, _PRIOR_STATEMENTS, _PRIOR_STATEMENTS]])
@@ -131,8 +135,10 @@ def fit_costs(shapes: Sequence[_TimedShape]) -> EngineCosts:
 def _solve_without_negatives(matrix: Floats, target: Floats) -> tuple[float, float, float]:
     """Return the solution of a least-squares problem with three unknowns that are not negative.
 
-    All subsets of the unknowns are tried, and the best solution without a negative value is returned.
+    All subsets of the unknowns are tried, with 0 for the other unknowns. The best solution without a negative value is
+    returned.
     """
+    # The columns differ by many powers of ten, so scale them to avoid rounding errors.
     scale = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
     best_values, best_error = np.zeros(3), math.inf
     for used_columns in ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,)):

@@ -102,7 +102,10 @@ class LayoutEstimates(NamedTuple):
 
 
 class _PartitionSize(NamedTuple):
-    """The numbers of files and layers of a partition after a rewrite."""
+    """The numbers of files and layers of a partition after a rewrite.
+
+    A layer is a group of files that one rewrite sorts together. Each layer spans all values of the partition.
+    """
 
     files: int
     layers: int
@@ -205,7 +208,7 @@ def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> 
 
 
 def _compute_share_of_bytes(scan: ScanPlan, candidates: FoundFiles) -> float:
-    """Return the share of the bytes of `candidates` that the plan keeps."""
+    """Return the share of the bytes of `candidates` that the plan keeps after its last stage of pruning."""
     return min(1.0, scan.stages[-1].bytes_left / max(1, int(candidates.read_longs("file_size_in_bytes").clip(0).sum())))
 
 
@@ -236,13 +239,13 @@ def _choose_clustering(
 def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_PartitionSize, int]) -> int:
     """Return the number of files that the filter keeps in all partitions.
 
-    The estimate assumes that each column divides a layer into the same number of slices, and that each file contains
-    one combination of slices, a cell.
+    A layer is a group of files that a rewrite sorts together. The estimate assumes that each column divides a layer
+    into the same number of slices, and that each file contains one combination of slices, a cell.
     """
     total = 0
     for (all_files, layers), count in partitions.items():
         files = math.ceil(all_files / layers)
-        # A root such as 8 ** (1 / 3) can be slightly larger than the integer, so subtract the rounding error.
+        # A root such as 64 ** (1 / 3) can be slightly larger than the integer, so subtract the rounding error.
         slices = max(1, math.ceil(files ** (1 / len(columns)) - 1e-9))
         cells = math.prod(_count_slices(shares, slices) for shares in columns)
         kept_files = min(files, max(1, round(cells * files / slices ** len(columns)))) if cells else 0
@@ -264,7 +267,10 @@ def _count_slices(shares: Shares, count: int) -> int:
 
 
 def _group_intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[Interval]]]:
-    """Return, for each column, the predicates of the filter on it, and the intervals of values that match them."""
+    """Return, for each column, the predicates of the filter on it, and the intervals of values that match them.
+
+    A row must satisfy all predicates, so the intervals of several predicates on a column are intersected.
+    """
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     columns: dict[str, tuple[list[Bound], list[Interval]]] = {}
     for part in parts:
@@ -285,7 +291,11 @@ def _group_intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], l
 
 
 def _find_intervals(part: Bound) -> list[Interval] | None:
-    """Return the intervals of values that match the predicate, or None if sorted rows do not help the predicate."""
+    """Return the intervals of values that match the predicate, or None if sorted rows do not help the predicate.
+
+    They do not help a predicate on a transformed value, on a boolean, or with an operator such as `!=`, because the
+    matching rows are then not close together in the order, or are in nearly all files.
+    """
     form = get_form(part.kind)
     if part.transform != IDENTITY or form is None or part.kind == "boolean":
         return None
@@ -339,7 +349,10 @@ def _estimate_row_shares(
     intervals: Sequence[Interval],
     sample: ColumnSample | str | None,
 ) -> Shares | str | None:
-    """Return the shares of the rows in each interval, or a text that says why they are unknown.
+    """Return where each interval starts and ends, as shares of the rows, or a text that says why this is unknown.
+
+    The shares are from the sample. Without a sample, they are from the bounds of the files, which cannot show how many
+    rows have a single value. So an equality also needs the number of distinct values.
 
     Returns:
         None if no value can satisfy the condition, or if the computation would be too large.
@@ -373,7 +386,8 @@ def _estimate_row_shares(
 def _measure_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int) -> list[float]:
     """Return the share of the rows of the sample in each interval.
 
-    For a long list of values, all intervals have equal shares.
+    The values of a short list are measured one by one. In all other cases, the intervals share the matching rows
+    equally.
 
     Args:
         sample: The sample of the column.
@@ -423,7 +437,11 @@ class _Axis(NamedTuple):
 
     @classmethod
     def read(cls, stats: FoundStatistics, counts: Longs) -> _Axis | None:
-        """Convert the bounds of a column to positions, or return None if too few rows are in files with bounds."""
+        """Convert the bounds of a column to positions, or return None if too few rows are in files with bounds.
+
+        Numbers are positions relative to the smallest bound. Strings are positions by their first bytes after the
+        common prefix. Files without bounds are left out.
+        """
         assert stats.form is not None
         rows = counts.clip(0).astype(np.float64)
         lower, upper = stats.read_bounds("lower"), stats.read_bounds("upper")
@@ -490,7 +508,11 @@ def _find_common_prefix(left: bytes, right: bytes) -> bytes:
 
 
 def _to_number(text: bytes, common: bytes) -> float:
-    """Return a number that orders strings like their first bytes after the prefix `common`."""
+    """Return a number that orders strings like their first bytes after the prefix `common`.
+
+    A string without the prefix is before or after all strings with the prefix, so it gets the smallest number or a
+    number larger than all others.
+    """
     if not text.startswith(common):
         return 0.0 if text < common else float(1 << (8 * _STRING_DIGITS_BYTES))
     return float(

@@ -51,7 +51,8 @@ def compute_read_shares(
         replayed: The files.
         statements: The statements.
         sample: The sampled rows.
-        splits_buckets: Whether the change divides the files into the buckets. The sampled files are then not divided.
+        splits_buckets: Whether the change divides the files into buckets of a column. A statement then reads the new
+            files of its buckets, although the sampled files are not divided.
     """
     layout = replayed.layout
     size_shares, file_shares = np.ones(len(statements)), np.ones(len(statements))
@@ -66,9 +67,11 @@ def compute_read_shares(
             for condition in alternatives:
                 has_match |= find_files_that_may_match(layout, condition)
             is_read &= has_match
-            # An index finds its values in the files of the bucket that is read, if the sample knows no buckets.
+            # The table's present buckets divide the sampled files, so a conjunct keeps only the files of its buckets.
+            # New buckets do not divide the sampled files yet.
             kept_shares.append(float(has_match.mean() if layout.files else 0.0) * (1.0 if splits_buckets else share))
         new_files = replayed.new_files
+        # Of new buckets, the statement reads only the files of one bucket.
         if splits_buckets and bucket_share < 1:
             new_files = max(1, new_files // max(replayed.buckets.values()))
         factor = bucket_share * min(
@@ -84,7 +87,11 @@ def compute_read_shares(
 
 
 def _compute_bucket_share(alternatives: Sequence[DrawnCondition], buckets: Mapping[int, int]) -> float:
-    """Return the share of the buckets that a conjunct reads."""
+    """Return the share of the buckets that a conjunct reads.
+
+    Only a comparison of a bucketed column with values leaves out buckets. The hash puts each value into a random
+    bucket, so the share is the probability that at least one of the values is in a given bucket.
+    """
     condition = alternatives[0]
     if len(alternatives) != 1 or not condition.values or condition.column_id not in buckets:
         return 1.0
@@ -98,7 +105,17 @@ def _compute_index_factor(
     replayed: ReplayedFiles,
     new_files: int,
 ) -> float:
-    """Return the share of the files kept by the bounds of a conjunct that its indexes also keep."""
+    """Return which share of the files that the bounds of a conjunct keep is also kept by the best index.
+
+    An index keeps the files with a matching value, and by false positives some of the other files.
+
+    Args:
+        alternatives: The conjunct. An index serves it only if it covers the columns of all alternatives.
+        kept_share: The share of all files that the bounds keep.
+        sample: The sampled rows.
+        replayed: The files and the indexes.
+        new_files: The number of files after the change.
+    """
     factor = 1.0
     for false_share, column_ids in replayed.indexes.items():
         if kept_share and all(condition.column_id in column_ids and condition.values for condition in alternatives):

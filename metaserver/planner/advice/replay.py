@@ -54,7 +54,7 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class RecordedShape:
-    """A statement shape from the query history.
+    """A statement shape from the query history. A shape is a statement without its values.
 
     Attributes:
         fingerprint: The digest of the shape.
@@ -77,7 +77,8 @@ class DrawnCondition:
 
     Attributes:
         column_id: The compared column.
-        matching: bool[values + 1]: whether each code of the column matches. The code 0 is null.
+        matching: bool[values + 1]: whether each code of the column matches. The code of a value is its position among
+            the sorted values plus 1. The code 0 is null.
         values: The number of values that the condition names, or 0 for a range.
     """
 
@@ -126,7 +127,11 @@ class SimulatedLayout:
 
 
 def draw_statements(shapes: Sequence[RecordedShape], sample: RowSample, *, seed: int) -> list[DrawnStatement]:
-    """Draw statements from shapes. The same arguments always give the same statements."""
+    """Draw statements from shapes. The same arguments always give the same statements.
+
+    If the history has the filters of a shape with their literals, these filters are used. Otherwise, the values are
+    drawn from the sampled rows.
+    """
     statements = []
     for number, recorded_shape in enumerate(shapes):
         rng = np.random.default_rng([seed, number])
@@ -183,7 +188,10 @@ def _draw_compared_codes(
 
 
 def _compute_repeat_share(counts: Shares, exponent: float) -> float:
-    """Return the probability that two drawn values are equal."""
+    """Return the probability that two drawn values are equal.
+
+    A value is drawn with a probability proportional to its number of rows to the power of `exponent`.
+    """
     weights = counts**exponent
     return float(((weights / weights.sum()) ** 2).sum())
 
@@ -203,7 +211,11 @@ def _count_draws(shape: QueryShape, sample: RowSample) -> int:
 
 
 def _build_filter_conditions(bound: Expression, sample: RowSample) -> tuple[tuple[DrawnCondition, ...], ...]:
-    """Return the conditions of a filter that the history kept with its literals."""
+    """Return the conditions of a filter that the history kept with its literals.
+
+    A conjunct is left out, as if all files match it, unless it is a comparison or an OR of comparisons that the sample
+    can evaluate.
+    """
     conditions = []
     for part in bound.children if isinstance(bound, And) else (bound,):
         alternatives = [_build_condition(predicate, sample) for predicate in collect_predicates(part)]
@@ -217,7 +229,10 @@ def _build_filter_conditions(bound: Expression, sample: RowSample) -> tuple[tupl
 
 
 def _build_condition(predicate: Bound, sample: RowSample) -> DrawnCondition | None:
-    """Convert a predicate to a condition, or return None if the sample cannot evaluate it."""
+    """Convert a predicate to a condition, or return None if the sample cannot evaluate it.
+
+    The sample has strings as bytes.
+    """
     column = sample.columns.get(predicate.column_id)
     if column is None or predicate.transform != "identity":
         return None
@@ -251,7 +266,11 @@ def _build_condition(predicate: Bound, sample: RowSample) -> DrawnCondition | No
 def _draw_conditions(
     shape: QueryShape, filter_sample: FilterSample, sample: RowSample, rng: np.random.Generator
 ) -> tuple[tuple[DrawnCondition, ...], ...]:
-    """Draw the conditions of one statement. All values are from the same row, so the statement matches a row."""
+    """Draw the conditions of one statement. All values are from the same row, so the statement matches a row.
+
+    The comparisons of a column by `<` and `>` are combined to one range. Its width is from the recorded filter, or a
+    default if no width is recorded.
+    """
     row = int(rng.integers(sample.rows))
     widths = {width.column_id: width for width in filter_sample.widths}
     conditions: list[tuple[DrawnCondition, ...]] = []
@@ -278,7 +297,10 @@ def _draw_conditions(
 def _draw_alternatives(
     conjunct: Conjunct, sample: RowSample, row: int, rng: np.random.Generator
 ) -> tuple[DrawnCondition, ...] | None:
-    """Return the alternatives of a conjunct, or None if the conjunct may match rows in all files."""
+    """Return the alternatives of a conjunct, or None if the conjunct may match rows in all files.
+
+    This is the case if one of its terms is on a column that is not sampled, is transformed, or excludes no files.
+    """
     alternatives = []
     for term in conjunct:
         column = sample.columns.get(term.column_id)
@@ -362,7 +384,11 @@ def compute_curve_order(sample: RowSample, column_ids: Sequence[int], curve: str
 
 
 def simulate_clustering(sample: RowSample, column_ids: Sequence[int], curve: str, files: int) -> SimulatedLayout:
-    """Cut the sampled rows along a curve into about `files` files, between cells of the curve as the job does."""
+    """Cut the sampled rows along a curve into about `files` files.
+
+    Like the job that clusters a table, the function cuts only between cells of the curve. Rows in the same cell have
+    the same key.
+    """
     keys = _compute_sortable_keys(sample, column_ids, curve)
     order = np.argsort(keys, kind="stable")
     bounds = choose_cell_bounds(keys, _limit_files(files, sample.rows))
@@ -398,7 +424,10 @@ def simulate_layout(
 
 
 def _build_layout(sample: RowSample, order: Longs, starts: npt.NDArray[np.int64]) -> SimulatedLayout:
-    """Return the layout of files that begin at these positions of the ordered rows."""
+    """Return the layout of files that begin at these positions of the ordered rows.
+
+    The code of a value is its position in the sorted values plus 1, and the code of null is 0.
+    """
     rows = len(order)
     starts = starts[starts < rows]
     lengths = np.diff(np.append(starts, rows))
@@ -419,7 +448,7 @@ def _build_layout(sample: RowSample, order: Longs, starts: npt.NDArray[np.int64]
 def find_files_that_may_match(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
     """Return the files whose bounds include a value that matches the condition, bool[files]."""
     column_id = condition.column_id
-    if condition.matching[0]:
+    if condition.matching[0]:  # The condition is IS NULL.
         return layout.has_nulls[column_id]
     # The number of matching codes below each code, so that a difference counts the matches between two codes.
     matches_below = np.concatenate([[0], np.cumsum(condition.matching)])

@@ -66,7 +66,10 @@ class SampledColumn:
     file_counts: Longs
 
     def with_values(self, added_values: Values) -> SampledColumn:
-        """Return a copy of the column with further values that occur in no sampled row."""
+        """Return a copy of the column with further values that occur in no sampled row.
+
+        The code of a value is its position in the sorted values plus 1, so the codes change.
+        """
         values: Values = np.unique(np.concatenate([self.values, added_values]))
         places = np.searchsorted(values, self.values) + 1
         new_codes = np.concatenate([[0], places]).astype(np.int32)
@@ -152,9 +155,9 @@ async def sample_rows(
 
 
 def _choose_files(files: Sequence[ListedFile]) -> list[ListedFile]:
-    """Choose files at random, so that a periodic order of the files does not bias the sample.
+    """Choose Parquet files at random, so that a periodic order of the files does not bias the sample.
 
-    The same files always give the same choice.
+    The seed is the number of files, so the same files always give the same choice.
     """
     drawn_numbers = np.random.default_rng(len(files)).permutation(len(files))[:FILES_MAX].tolist()
     sample_files: list[ListedFile] = []
@@ -174,7 +177,7 @@ def _read_file(rows: DataRows, file: ListedFile, column_ids: Sequence[int]) -> d
 
 
 def _to_array(column: pa.ChunkedArray | None, rows: int) -> pa.Array:
-    """Return the column as one array of plain values. The array has nulls if the file lacks the column."""
+    """Return the column as one array, without a dictionary. The array has nulls if the file lacks the column."""
     if column is None:  # The column was added after the file was written.
         return pa.nulls(rows)
     if pa.types.is_dictionary(column.type):
@@ -211,9 +214,9 @@ def _combine_files(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]
 
 
 def _drop_unused_values(column: SampledColumn) -> SampledColumn:
-    """Return the column without the values that occur in no row.
+    """Return the column without the values that occur in no kept row. So there are at most as many values as rows.
 
-    So the number of rows limits the number of values.
+    The code 0, null, is added before the codes are numbered again, so that it stays 0 if no row is null.
     """
     occurring_codes, codes = np.unique(np.append(column.codes, 0), return_inverse=True)
     return SampledColumn(
@@ -226,7 +229,11 @@ def _drop_unused_values(column: SampledColumn) -> SampledColumn:
 
 
 def _encode_column(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.NDArray[np.int32]] | None:
-    """Return the sorted distinct values of all arrays, and the code of each row. None if no array has a value."""
+    """Return the sorted distinct values of all arrays, and the code of each row. None if no array has a value.
+
+    The code of a value is its position plus 1, and the code of null is 0. Files from before a type promotion have
+    narrower types, so all arrays are converted to the widest type.
+    """
     types = [array.type for array in arrays if not pa.types.is_null(array.type)]
     if not types:
         return None
@@ -242,7 +249,11 @@ def _encode_column(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.N
 
 
 def _convert_values(values: pa.Array, kind: str) -> Values:
-    """Convert values to the units of Iceberg's bounds."""
+    """Convert values to the units of Iceberg's bounds, as a NumPy array that can be sorted.
+
+    Decimals become unscaled integers, and dates and times become integers. Strings become bytes, whose order is that
+    of bounds.
+    """
     name = get_base_name(kind)
     if name == "decimal":
         scale = get_decimal_scale(kind)
@@ -264,7 +275,13 @@ def _convert_values(values: pa.Array, kind: str) -> Values:
 
 
 def compute_partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]] | None:
-    """Return a partition transform of the column, and the partition number of each distinct value, int64[values]."""
+    """Return a partition transform of the column, and the partition number of each distinct value, int64[values].
+
+    The transform is `day` for dates and timestamps, and `identity` for other columns with few values.
+
+    Returns:
+        None if no transform gives a useful number of partitions.
+    """
     if column.kind in _DAY_UNITS:
         return "day", np.asarray(column.values, dtype=np.int64) // _DAY_UNITS[column.kind]
     if len(column.values) <= _IDENTITY_VALUES_MAX:

@@ -16,6 +16,8 @@ def quote_path(name: str) -> str:
 def format_partition_commands(table: str, transform: str, name: str) -> list[str]:
     """Return the Spark statements that add a partition field and rewrite the table.
 
+    The rewrite is needed because a new field applies only to new files.
+
     Args:
         table: The dotted name of the table.
         transform: The transform as Spark writes it, with `{}` for the column.

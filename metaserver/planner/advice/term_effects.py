@@ -61,7 +61,10 @@ def compute_term_effects(scan: ScanPlan, samples: Samples) -> list[TermEffect]:
 
 
 def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, samples: Samples) -> TermEffect:
-    """Return the effect of one conjunct, and the index that would help if the conjunct leaves out few files."""
+    """Return the effect of one conjunct, and the index that would help if the conjunct excludes few files.
+
+    No index is suggested if the column has an index, or if the sample shows that most files have a matching row.
+    """
     selection = FileSelection.select_all(scan.view)
     files_in = selection.count()
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
@@ -127,14 +130,22 @@ def _find_indexes_on_column(definitions: Definitions, part: Bound) -> Iterator[I
 
 
 def _serves_predicate(transform: str, part: Bound) -> bool:
-    """Return whether an index on this transform or function of the column can evaluate the predicate."""
+    """Return whether an index on this transform or function of the column can evaluate the predicate.
+
+    Args:
+        transform: The transform or function of the index.
+        part: A predicate on the same column.
+    """
     if is_function(part.transform):  # Indexes on `lower` and on `upper` have the same keys.
         return is_function(transform)
     return transform == part.transform
 
 
 def _choose_index_kind(part: Bound) -> str | None:
-    """Return the kind of index that serves the predicate, or None if no kind does."""
+    """Return the kind of index that serves the predicate, or None if no kind does.
+
+    A bloom index is small, but it cannot evaluate ranges. Ranges need a bitmap index.
+    """
     if part.kind in _UNINDEXED or not (part.transform == IDENTITY or is_function(part.transform)):
         return None
     if part.op in (Op.EQ, Op.IN):

@@ -155,6 +155,8 @@ def judge_trial(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
     before_bytes = after_bytes = files = 0.0
     for shape_sums in shapes:
         sums = shape_sums.sums
+        # Only some statements have known bytes. Assume that all statements of a shape have the same mean, or use the
+        # number of files as a measure of the size.
         table_bytes = sums.statements * sums.bytes_in / sums.sized if sums.sized else sums.files_in
         fraction_after = _compute_read_fraction(sums)
         fraction_before = fractions_before.get(shape_sums.fingerprint)
@@ -191,7 +193,10 @@ def make_reads(files: float, size_bytes: int, sums: Sequence[QuerySums]) -> Read
 
 
 def _compute_read_fraction(sums: QuerySums) -> float:
-    """Return the share of the table's bytes that the statements read, or of its files if the bytes are unknown."""
+    """Return the share of the table's bytes that the statements read, or of its files if the bytes are unknown.
+
+    If both are unknown, the share is 1, so that no saving is assumed.
+    """
     if sums.sized and sums.bytes_in:
         return min(1.0, sums.bytes_left / sums.bytes_in)
     return min(1.0, sums.files_left / sums.files_in) if sums.files_in else 1.0
@@ -204,7 +209,9 @@ def _compares_columns(shape_text: str, column_ids: Sequence[int]) -> bool:
 
 
 def find_changed_properties(proposal: Proposal, metadata: TableMetadata) -> dict[str, str] | None:
-    """Return the properties that a proposal sets, or None if a job cannot apply it.
+    """Return the table properties that a proposal sets, or None if a job cannot apply it.
+
+    A job can only cluster a table and add an index.
 
     Raises:
         BadRequest: The index of the proposal is invalid.
@@ -223,7 +230,7 @@ def find_changed_properties(proposal: Proposal, metadata: TableMetadata) -> dict
 
 
 def find_changed_columns(proposal: Proposal, metadata: TableMetadata) -> list[int]:
-    """Return the ids of the columns of a proposal."""
+    """Return the ids of the columns of a proposal. Columns that the table no longer has are left out."""
     by_name = metadata.current_schema.index.by_name
     return [by_name[name] for name in proposal.change.columns if name in by_name]
 
@@ -348,7 +355,8 @@ def compute_corrections(applied_proposals: Iterable[AppliedProposal]) -> dict[st
     for applied in applied_proposals:
         measured_reads, prediction = applied.measured, applied.proposal.predicted
         if measured_reads is not None and measured_reads.bytes > 0 and prediction.bytes > 0:
-            # The prediction was corrected already, so multiply by the correction to compare with the raw prediction.
+            # The prediction is the raw prediction times the correction of that time. The new factor replaces that
+            # correction, so it must be relative to the raw prediction.
             correction = max(_CORRECTION_MIN, applied.proposal.correction)
             ratios[applied.proposal.kind].append(measured_reads.bytes / prediction.bytes * correction)
     return _average_ratios(ratios)
@@ -376,7 +384,8 @@ def compute_time_corrections(applied_proposals: Iterable[AppliedProposal]) -> di
 def _average_ratios(ratios: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return the median of the ratios of each kind, from 1/3 to 3.
 
-    With few ratios, the result is close to 1.
+    With few ratios, the result is close to 1. The logarithm of the median is multiplied by n / (n + 1) for n ratios,
+    so one ratio has half of its effect.
     """
     factors = {}
     for kind, values in ratios.items():

@@ -79,7 +79,9 @@ class TaskForm(NamedTuple):
     If it is False, a filter with thousands of values is not repeated for each file.
     """
     residual_bytes: int = 4 << 20
-    """The maximum size of all residuals of one answer; see `_Residuals`."""
+    """The maximum size of all residuals of one answer. A residual is the part of the filter that the client must apply
+    to the rows of a file.
+    """
     exact_residuals: bool = False
     """Whether the client may filter rows by the residual alone.
 
@@ -142,6 +144,9 @@ class ScanTaskWriter:
     def write_tasks(self, entry_ids: Longs) -> Iterator[bytes]:
         """Yield the items of `file-scan-tasks` for these ascending entry ids, as pieces to concatenate.
 
+        An entry id is the number of a data file in the view of the snapshot. Pieces have fewer files if the client
+        requested statistics, so that a piece does not become too large.
+
         Raises:
             Corrupt: The manifest entry of a file is invalid; the message names the manifest.
             NotAcceptable: JSON cannot represent a value.
@@ -169,9 +174,14 @@ class ScanTaskWriter:
                 comma = b","
 
     def _encode_inherited(self, block: Block, first: int, rows: Longs) -> list[bytes] | None:
-        """Return the JSON of the fields that rows of a block inherit from the manifest, or None for no fields.
+        """Return the JSON of the fields that files inherit from their manifest, for rows of a block, or None for none.
 
-        In format version 2, files inherit no field that the answer contains.
+        Row ids exist only since format version 3. Sequence numbers are written only if the form requires them.
+
+        Args:
+            block: The block of the manifest.
+            first: The entry id of the block's first row.
+            rows: The rows.
         """
         manifest = self._scan.view.find_manifest(first)
         fields = []
@@ -198,7 +208,11 @@ class ScanTaskWriter:
                 comma = b","
 
     def _encode_references(self, deletes: Sequence[int]) -> bytes:
-        """Return the JSON field with the numbers of these delete rows, and number new delete rows."""
+        """Return the JSON field that refers to the delete files of a data file, or an empty text without delete files.
+
+        A delete file is identified by its row in the view. It gets the next number when a task first refers to it,
+        and `write_delete_files` writes the delete files in the order of these numbers.
+        """
         if not deletes:
             return b""
         numbers = self._deletes
@@ -207,7 +221,12 @@ class ScanTaskWriter:
 
 
 def _iterate_blocks(locate: Callable[[int], tuple[Block, int]], entry_ids: Longs) -> Iterator[tuple[Block, int, Longs]]:
-    """Yield (block, entry id of its first row, requested rows of the block) for each block with a requested row."""
+    """Yield (block, entry id of its first row, requested rows of the block) for each block with a requested row.
+
+    Args:
+        locate: A function that returns the block of an entry id, and the row of the entry in the block.
+        entry_ids: The numbers of the requested files, ascending.
+    """
     start = 0
     while start < len(entry_ids):
         entry_id = int(entry_ids[start])
@@ -249,6 +268,12 @@ class _Files:
         residuals: Part | None = None,
     ) -> bytes:
         """Return JSON objects separated by commas: scan tasks if there are `references`, otherwise files.
+
+        Args:
+            rows: The rows of the files in the block.
+            references: For each row, the JSON field of its references to delete files, or None to write files.
+            numbers: For each row, the JSON of the numbers that it inherits from the manifest.
+            residuals: The JSON of the residuals: the filters that the client must still apply to the rows.
 
         Raises:
             Corrupt: A file is invalid; the message names the manifest.
@@ -326,7 +351,10 @@ class _Residuals:
         self._encoded_residuals: dict[tuple[int, _ResidualForm], tuple[Expression, bytes]] = {}
 
     def set_file_count(self, files: int) -> None:
-        """Divide the size limit of residuals by the number of files in the answer."""
+        """Divide the size limit of residuals by the number of files in the answer.
+
+        Residuals that were encoded under another limit are forgotten.
+        """
         residual_bytes_max = max(_RESIDUAL_BYTES_MIN, self._total_bytes_max // max(1, files))
         if residual_bytes_max != self._residual_bytes_max:
             self._residual_bytes_max = residual_bytes_max
@@ -364,7 +392,11 @@ class _Residuals:
         return rows, (CHOICE, texts)
 
     def _choose_forms(self, block: Block, rows: Longs) -> list[_ResidualForm] | None:
-        """Return the form of each file's residual, or None if all files have the plain form."""
+        """Return the form of each file's residual, or None if all files have the plain form.
+
+        A file is free of NaN if its counts of NaN are 0 in all columns that the filter tests. A file is read as a whole
+        only if it is an ORC file and the client may rewrite files.
+        """
         if not (self._nan_columns or self._whole_files):
             return None
         is_nan_free = np.full(len(rows), bool(self._nan_columns))
@@ -379,7 +411,11 @@ class _Residuals:
         return list(map(_ResidualForm, is_nan_free.tolist(), is_read_whole.tolist()))
 
     def _encode_partition(self, block: Block, row: int, form: _ResidualForm) -> bytes:
-        """Return the residual of the row's partition with its JSON key."""
+        """Return the residual of the row's partition with its JSON key.
+
+        Computing a residual takes time for each value of the filter. After a limit of values, the residual is the whole
+        filter, or FALSE if the partition cannot match.
+        """
         fields, partition = block.partition_fields, block.partition(row)
         if self._remaining_values < self._filter_values:
             may_match = self._scan.may_match(block.spec_id, fields, partition)
@@ -407,7 +443,7 @@ class _Residuals:
 
         The residual is weakened if it is longer and the client needs it. It is omitted if the client does not need it.
         """
-        if form.nan_free:
+        if form.nan_free:  # The filter admits NaN for engines that order it above all numbers. The file has no NaN.
             residual = remove_nan(residual)
         if self._is_java:
             residual = match_both_zeros(residual)
@@ -415,8 +451,11 @@ class _Residuals:
         bindable = make_bindable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
         if bindable is not residual and not self._needs_residuals:
             return b""
+        # A client that rewrites files must read all their rows, so its residual must not let it skip rows.
         if self._whole_files and bindable != FALSE and (form.read_whole or not self._exact):
             return _KEY + b"true"
+        # The filter has a condition that is always true instead of a literal of unknown value. The residual TRUE would
+        # say that all rows match the filter, so write such a condition.
         if bindable == TRUE and self._tautologies:
             bindable = make_tautology(self._tautologies[0])
         text = to_json(self.encode(bindable))
@@ -425,6 +464,7 @@ class _Residuals:
         if not self._needs_residuals:
             return b""
         short_json = to_json(encode_expression(weaken_residual(bindable)))
+        # If the weakened residual is still too long, write a condition that all rows satisfy.
         if len(short_json) > self._residual_bytes_max:
             short_json = to_json(encode_expression(make_tautology(collect_predicates(bindable)[0])))
         return _KEY + short_json

@@ -66,7 +66,8 @@ class error_context:  # noqa: N801  a context manager; each answer enters severa
 class BlockLayout(NamedTuple):
     """The layout of a block's columns, and the text that all of its files share.
 
-    It contains memory addresses, which are valid as long as the block exists.
+    A block has the files of a manifest in memory. A part is an instruction for the compiled writer: constant text, or
+    the memory addresses of a column. The addresses are valid as long as the block exists.
     """
 
     opening: bytes
@@ -135,7 +136,10 @@ def _build_layout(block: Block) -> BlockLayout:
 
 
 def _find_uniform_content(block: Block) -> bytes | None:
-    """Return the text for the content of all files of a block, or None if the files differ."""
+    """Return the text for the content of all files of a block, or None if the files differ.
+
+    Version 1 manifests have no column for the content. A packed column with the width 0 has the same value in all rows.
+    """
     column = block.find_long_column("content")
     if column is None:
         return _CONTENTS[MISSING]
@@ -228,7 +232,10 @@ def _compute_address(block: Block, offset: int) -> int:
 
 
 def _make_partition_key_part(block: Block, column: PackedColumn | None) -> Part | None:
-    """Return a part of the key of a partition tuple, or None for a column of floats."""
+    """Return the part of a partition tuple's key for one field, or None for floats, which the writer does not support.
+
+    `column` is None if the field is null in all rows.
+    """
     if column is None:
         return CONSTANT, b""
     if column.packed.form == Form.FLOATS:
@@ -242,7 +249,11 @@ def _make_partition_key_part(block: Block, column: PackedColumn | None) -> Part 
 def encode_keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs) -> list[bytes]:
     """Return a key of these partition fields for each row. Rows with equal values have equal keys.
 
+    No key contains a comma, so the keys of all rows are written at once and then divided.
+
     Args:
+        block: The block.
+        columns: The layout of the block.
         fields: Positions in the partition tuple.
     """
     if not fields:
@@ -280,7 +291,7 @@ Texts = Callable[[Longs], list[str | None]]
 
 
 class FileStats:
-    """Encodes column statistics of one block's files."""
+    """Encodes column statistics of one block's files: a JSON map of columns for each kind of counts and for bounds."""
 
     def __init__(self, block: Block, columns: tuple[int, ...]) -> None:
         stored_columns = [column for column in columns if column in block.columns]
@@ -327,7 +338,11 @@ def _make_count_reader(column: PackedColumn | None) -> Texts:
 
 
 def _make_bound_reader(block: Block, side: str, column_id: int) -> Texts | None:
-    """Return the function that reads this column's lower or upper bounds, or None if the block has no such bounds."""
+    """Return a function that reads a column's lower or upper bounds as JSON, or None if the block has no such bounds.
+
+    Bounds are hexadecimal bytes. The compiled writer writes those of strings and binary values, and NumPy converts
+    numbers of a fixed size at once. Decimals are converted one by one.
+    """
     column, kind = block.get_bound_column(side, column_id), block.find_kind(column_id)
     if column is None or kind is None:
         return None
@@ -501,7 +516,7 @@ class PartitionTexts:
         return fields
 
     def _read_fields(self, block: Block) -> Fields:
-        """Return the fields of the current spec, with their positions in the tuples of the block.
+        """Return the fields of the block's partition spec, with their positions in the tuples of the block.
 
         Raises:
             Corrupt: The metadata do not contain the partition spec of the block's manifest.
@@ -558,7 +573,10 @@ class PartitionTextCache:
         self._by_encoding: OrderedDict[_Encoding, MemoryCache[bytes, bytes]] = OrderedDict()
 
     def get_texts_by_key(self, encoding: _Encoding) -> MemoryCache[bytes, bytes]:
-        """Return the texts by partition key."""
+        """Return the texts by partition key, for one combination of partition fields and client dialect.
+
+        Only the last `_ENCODINGS_MAX` combinations are kept.
+        """
         texts = self._by_encoding.get(encoding)
         if texts is None:
             texts = self._by_encoding[encoding] = MemoryCache(self._budget_bytes // _ENCODINGS_MAX, "partition-texts")
@@ -583,7 +601,14 @@ def _encode_partition(fields: Fields, values: tuple[Value | None, ...], dialect:
 
 
 def _encode_value(kind: str, target: str, value: Value, dialect: ClientDialect) -> str:
-    """Return the JSON of a partition value in its current type."""
+    """Return the JSON of a partition value in its current type.
+
+    Args:
+        kind: The type of the value in the manifest.
+        target: The type in the current schema, to which `kind` may have been promoted.
+        value: The value.
+        dialect: Whether the client reads dates and times as integers.
+    """
     if isinstance(value, float):
         return _encode_float(target, value)
     value = promote_value(kind, target, value)

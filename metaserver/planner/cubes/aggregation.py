@@ -81,7 +81,7 @@ class SortKey:
 
 @dataclass(frozen=True, slots=True)
 class GroupQuery:
-    """An aggregate request.
+    """A request for aggregates of a table, grouped by dimensions, as an engine sends it.
 
     Attributes:
         names: The names of the columns of the answer: first the dimensions, then the measures.
@@ -152,7 +152,7 @@ class CubeAnswer:
 
     @property
     def kept_dimensions(self) -> tuple[str, ...]:
-        """The dimensions of the cube that the request uses, in their order in the cube."""
+        """The dimensions of the cube that the request compares or groups by, in their order in the cube."""
         used_columns = {*self.filtered.values(), *(dimension.column for dimension in self.dimensions)}
         # The column of a dimension has the name `d` and the number of the dimension.
         return tuple(sorted(used_columns, key=lambda column: int(column[1:])))
@@ -191,7 +191,11 @@ def find_cube_answer(query: GroupQuery, condition: Expression, cube: IndexDefini
 
 
 def _find_dimensions(schema: Schema, cube: IndexDefinition) -> dict[int, tuple[str, Term]]:
-    """Return, by column id, the finest dimension of each column: (column of the groups, term)."""
+    """Return the finest dimension of each column, by column id: the name of its column in the groups, and its term.
+
+    A cube may have a column as an hour and as a day. The finer dimension can answer requests for both. Dimensions
+    whose column has changed its type are left out.
+    """
     kinds = _list_kinds(schema)
     finest: dict[int, tuple[str, Term]] = {}
     for number, term in enumerate(cube.terms):
@@ -206,7 +210,10 @@ def _find_dimensions(schema: Schema, cube: IndexDefinition) -> dict[int, tuple[s
 
 
 def _list_kinds(schema: Schema) -> dict[int, Type]:
-    """Return the types of columns, and of fields of structs, by id."""
+    """Return the types of columns, and of fields of structs, by id. Elements of lists and maps are left out.
+
+    A row has any number of such elements, so they cannot be dimensions or measures.
+    """
     return {
         column.id: column.type
         for column in schema.index.by_id.values()
@@ -215,7 +222,7 @@ def _list_kinds(schema: Schema) -> dict[int, Type]:
 
 
 def _is_finer(transform: str, other: str) -> bool:
-    """Return whether a transform keeps more of a value than another transform."""
+    """Return whether a transform keeps more of a value than another transform, as `hour` keeps more than `day`."""
     return _FINEST_FIRST.index(transform) < _FINEST_FIRST.index(other)
 
 
@@ -237,6 +244,9 @@ def _find_dimension(term: Term, finest: Mapping[int, tuple[str, Term]]) -> _Grou
 def _find_filter_column(predicate: Bound, finest: Mapping[int, tuple[str, Term]]) -> str:
     """Return the column of the groups with which a predicate can be evaluated.
 
+    A dimension that is a truncated time decides a comparison with a value only if the value is at the boundary of a
+    period, so that all values of a period give the same result. It decides comparisons by the same or a coarser unit.
+
     Raises:
         NotFromGroups: The predicate cannot be evaluated on the groups.
     """
@@ -255,7 +265,9 @@ def _find_filter_column(predicate: Bound, finest: Mapping[int, tuple[str, Term]]
 
 
 def _find_partials(schema: Schema, cube: IndexDefinition) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the partial aggregates of the cube.
+    """Return the partial aggregates of the cube: a sum and a count for an average, and one value for other measures.
+
+    A partial aggregate of columns that have changed their types is left out, but its column is still combined.
 
     Returns:
         The columns of the groups, by the text of the partial aggregate, and the combining function of each column.
@@ -271,6 +283,8 @@ def _find_partials(schema: Schema, cube: IndexDefinition) -> tuple[dict[str, str
 
 def _check_measure(measure: Measure, *, floats: bool) -> None:
     """Check that the measure has the same value whether it is computed from groups or from rows.
+
+    Counts always have. Sums of floats depend on the order of the rows, so the request can exclude them by `floats`.
 
     Raises:
         NotFromGroups: The value may differ.
@@ -290,7 +304,7 @@ def _check_measure(measure: Measure, *, floats: bool) -> None:
 
 
 def _find_result_kind(measure: Measure) -> str:
-    """Return the Iceberg type of a measure."""
+    """Return the Iceberg type of a measure's values, as Trino defines it: sums are wider than their operands."""
     if measure.function in (COUNT, APPROX_DISTINCT) or measure.operand is None:
         return "long"
     kind = measure.operand.kind
@@ -314,7 +328,7 @@ def reduce_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
         NotFromGroups: A sum does not fit its type.
     """
     keys = answer.kept_dimensions
-    if not keys or not groups.num_rows:
+    if not keys or not groups.num_rows:  # `aggregate_groups` combines groups without dimensions.
         return groups
     columns = {name: _unify_zeros(groups[name]) for name in keys}
     columns |= {name: groups[name] for name in answer.functions}
@@ -376,7 +390,10 @@ def _group_by_dimensions(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
 
 
 def _truncate_dimension(groups: pa.Table, dimension: _GroupedDimension) -> pa.ChunkedArray:
-    """Return the column of a dimension, truncated to the unit of the dimension."""
+    """Return the column of a dimension, truncated to the unit of the dimension.
+
+    Timestamps are truncated without a time zone, because the engine truncates them in the same way.
+    """
     values = groups[dimension.column]
     if dimension.unit is None:
         return _unify_zeros(values)
@@ -409,6 +426,7 @@ def _finish_measure(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa
             return _divide_decimals(values, partials[1], pa.decimal128(*_get_precision_and_scale(measure.operand)))
         sums = values if name in _FLOATS else _to_doubles(values)
         counts = pc.fill_null(partials[1], 0)
+        # The average of no values is null.
         counts = pc.if_else(pc.equal(counts, 0), pa.scalar(None, counts.type), counts)
         averages = pc.divide(sums, counts.cast(pa.float64(), safe=False))
         return _narrow_to_floats(averages) if name == "float" else averages
@@ -424,7 +442,7 @@ def _get_precision_and_scale(operand: Operand) -> tuple[int, int]:
 
 
 def _to_doubles(sums: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert sums of integers to doubles. Each value is rounded only once."""
+    """Convert sums of integers, which are decimals, to doubles. Python rounds each value only once."""
     values = [None if value is None else float(int(value)) for value in sums.to_pylist()]
     return pa.chunked_array([pa.array(values, pa.float64())])
 
@@ -450,7 +468,7 @@ def _divide_decimals(sums: pa.ChunkedArray, counts: pa.ChunkedArray, kind: pa.Da
             continue
         sign, digits, exponent = total.as_tuple()
         unscaled_value = int("".join(map(str, digits)))
-        # Round half up with integers, because the arithmetic of Decimal would round to 28 digits.
+        # Round the absolute value half up with integers, because the arithmetic of Decimal would round to 28 digits.
         unscaled_average = (2 * unscaled_value + count) // (2 * count)
         averages.append(Decimal((sign, tuple(map(int, str(unscaled_average))), exponent)))
     return pa.chunked_array([pa.array(averages, kind)])
@@ -460,7 +478,7 @@ def _sort_rows(rows: pa.Table, sort_keys: Sequence[SortKey]) -> pa.Table:
     """Sort the rows. Nulls come last, as in Trino.
 
     Raises:
-        NotFromGroups: A sorted column has NaN, which is the greatest value.
+        NotFromGroups: A sorted column has NaN. Engines sort NaN as the greatest value, but Arrow does not.
         ArrowException: The values are not comparable in Arrow.
     """
     if not sort_keys:

@@ -76,7 +76,7 @@ class EncodedGroups:
         """Return the groups that meet a condition on groups (`group_conditions.py`).
 
         Args:
-            condition: The condition.
+            condition: The condition. Its column ids are the numbers of the groups' columns.
             names: The names of the columns to return.
 
         Raises:
@@ -87,7 +87,11 @@ class EncodedGroups:
         return pa.table(columns, schema=pa.schema([self.schema.field(name) for name in names]))
 
     def _find_rows(self, condition: Expression) -> _Rows | None:
-        """Return the numbers of the groups that meet a condition, or None for all groups."""
+        """Return the numbers of the groups that meet a condition, or None for all groups.
+
+        A part of the condition on one encoded column is evaluated once for each distinct value. The part that keeps
+        the fewest values comes first, so that later parts look at few groups. Other parts come last.
+        """
         if condition == TRUE or not self.rows:
             return None
         encoded_conditions: list[tuple[float, npt.NDArray[np.bool_], _EncodedColumn]] = []
@@ -126,7 +130,7 @@ class EncodedGroups:
 
 
 def _encode_column(array: pa.Array) -> _EncodedColumn | None:
-    """Return an encoded column, or None if its values should not be encoded.
+    """Return an encoded column, which stores each distinct value once, or None if its values should not be encoded.
 
     Floats are not encoded, because the encoding would replace -0.0 by 0.0 or the reverse, and different NaNs by one.
     """

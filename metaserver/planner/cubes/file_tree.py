@@ -25,7 +25,10 @@ _DIGEST_BYTES = 16
 
 
 class FileGroup(NamedTuple):
-    """The files of a tree from `first` up to and not including `end`. The members of a group of level 1 are files."""
+    """Neighbouring files of a tree, from the number `first` up to and not including `end`.
+
+    The members of a group of level 1 are files. The members of a higher group are groups of the next lower level.
+    """
 
     level: int
     first: int
@@ -33,7 +36,9 @@ class FileGroup(NamedTuple):
 
 
 class FileTree:
-    """The groups of a sequence of data files. An instance is immutable.
+    """The groups of a sequence of data files, as a tree. An instance is immutable.
+
+    The ids of the files decide where groups end. So an added or removed file changes only the groups around it.
 
     Args:
         ids: The identities of the files.
@@ -68,7 +73,11 @@ class FileTree:
         return blake2b(files + sources, digest_size=_DIGEST_BYTES).hexdigest()
 
     def is_closed(self, group: FileGroup) -> bool:
-        """Return whether the group does not change if files are added before and after the files of the tree."""
+        """Return whether the group does not change if files are added before and after the files of the tree.
+
+        The first group may begin with an earlier file. The last group ends for certain only if its last file ends a
+        group of this level.
+        """
         if group.first == 0 or group.level > len(self._ends):
             return False
         return group.end < len(self.ids) or _find_group_ends(self.ids[-1:], group.level)[0].item()
@@ -90,6 +99,10 @@ def _find_ends(ids: Ids) -> list[npt.NDArray[np.int64]]:
 
 
 def _find_group_ends(ids: Ids, level: int) -> npt.NDArray[np.bool_]:
-    """Return bool[files]: whether a group of the level ends after each file."""
+    """Return bool[files]: whether a group of the level ends after each file.
+
+    It ends if the last bits of the file's id are zero, `GROUP_BITS` bits for each level. Ids are hashes, so this is
+    random, but always the same for a file.
+    """
     is_end: npt.NDArray[np.bool_] = (ids[:, 1] & np.uint64((1 << (GROUP_BITS * level)) - 1)) == 0
     return is_end

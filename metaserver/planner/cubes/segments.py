@@ -81,7 +81,7 @@ class _DamagedIndexFile(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergedGroups:
-    """The groups of data files, merged.
+    """The groups of data files, merged: rows of a cube with the dimensions and the partial aggregates of each group.
 
     Attributes:
         table: All columns of the cube's entries. A group may appear twice if its values differ only in their bits.
@@ -107,7 +107,10 @@ class GroupPart:
 
 @dataclass(slots=True)
 class SegmentStats:
-    """The numbers of read entries and merged segments since the start of the server."""
+    """The numbers of read entries and merged segments since the start of the server.
+
+    An entry has the groups of one data file. A segment has the merged groups of several data files, and is stored.
+    """
 
     entries_read: int = 0
     merged: int = 0
@@ -143,7 +146,7 @@ class _Places:
         return bool(self.covered.all())
 
     def add(self, first: int, index_files: Sequence[OpenIndex | None]) -> None:
-        """Look in further index files for the entries of the files that have no place yet.
+        """Look in further index files for the entries of the data files for which no entry is known yet.
 
         Args:
             first: The number of the first of these index files.
@@ -155,13 +158,16 @@ class _Places:
             unplaced_files = self._order[self.file_numbers[self._order] < 0]
             places = find_ids(self._ids[unplaced_files], index_file.files.ids)
             entries = np.flatnonzero(places >= 0)
-            # Use only one entry of each data file, even if the index file has two.
+            # An index file may have two equal entries of a data file. Use only one of them.
             entries = entries[np.unique(places[entries], return_index=True)[1]]
             files = unplaced_files[places[entries]]
             self.file_numbers[files], self.entry_numbers[files] = number, entries
 
     def make_tree(self) -> FileTree:
-        """Return the tree of the covered files."""
+        """Return the tree of the covered files, by which their groups are merged step by step.
+
+        The source of a file is a hash of its index file's location. So a rebuilt index gives segments with new keys.
+        """
         digests = b"".join(blake2b(file.location.encode(), digest_size=8).digest() for file in self.files)
         sources = np.frombuffer(digests, dtype="<u8").astype(np.uint64)[self.file_numbers[self.covered]]
         return FileTree(self._ids[self.covered], sources)
@@ -199,12 +205,12 @@ class _GroupCombiner:
         Raises:
             SegmentTooLarge: A sum does not fit its type.
         """
-        if len(self._pending) != 1:
+        if len(self._pending) != 1:  # A single table is already combined, or has the groups of only one entry.
             self._combine_pending()
         return self._pending[0]
 
     def _combine_pending(self) -> None:
-        """Combine the pending groups to one table."""
+        """Combine the pending groups to one table, and merge groups with equal dimensions."""
         groups = pa.concat_tables(self._pending) if self._pending else self._schema.empty_table()
         if groups.num_rows:
             try:
@@ -323,7 +329,10 @@ class Segments:
         yield group.first, group.end, await self._encode_segment(merger.make_segment_key(group), merged_groups)
 
     async def _encode_segment(self, key: str, segment: pa.Table) -> EncodedGroups:
-        """Return the encoded groups of a segment, from the cache if possible."""
+        """Return the encoded groups of a segment, from the cache if possible.
+
+        The cache of entries also keeps encoded segments, with the number `_WHOLE_SEGMENT` instead of an entry's number.
+        """
         encoded_groups = self.get_entry(key, _WHOLE_SEGMENT)
         if encoded_groups is None:
             encoded_groups = await asyncio.to_thread(EncodedGroups, segment)
@@ -344,6 +353,7 @@ class Segments:
         if reason is not None:
             raise SegmentTooLarge(reason)
 
+        # `_builds` limits how many groups are merged at the same time, because they need much memory.
         async def build() -> pa.Table:
             async with self._builds:
                 try:
@@ -398,7 +408,7 @@ class Segments:
         self._entries.put((location, number), groups, groups.nbytes + len(location))
 
     async def find(self, key: str) -> pa.Table | None:
-        """Return the stored segment with this key, or None."""
+        """Return the stored segment with this key, or None. A segment is in memory or on the local disk."""
         segment = self._stack.get_cached(key)
         if segment is not None or not self._stack.may_have(key):
             return segment
@@ -443,7 +453,7 @@ class _Merger:
         if segment is not None and segment.schema == self._schema:
             return segment
         members = self.tree.list_subgroups(group)
-        if len(members) == 1:
+        if len(members) == 1:  # The member has the same files, so it has the same segment.
             return await self.merge(members[0])
         if members:
             combiner = _GroupCombiner(self._schema, self._functions)
@@ -454,13 +464,14 @@ class _Merger:
         else:
             merged_groups = await self._merge_entries(group)
         self._segments.stats.merged += 1
+        # The groups of one file are already an entry. A group that is not closed changes with the next files.
         if group.end - group.first > 1 and (self.stores_all or self.tree.is_closed(group)):
             payload = await asyncio.to_thread(_encode_segment, merged_groups)
             self._segments.put(key, merged_groups, payload)
         return merged_groups
 
     async def read_entry(self, number: int) -> EncodedGroups:
-        """Return the groups of one file.
+        """Return the groups of one data file. `number` is its number among the covered files.
 
         Raises:
             _DamagedIndexFile: The entry cannot be read.
@@ -525,7 +536,7 @@ def _read_entry(index_file: OpenIndex, number: int) -> EncodedGroups:
 
 
 def _encode_segment(segment: pa.Table) -> memoryview:
-    """Encode a segment as a cube with one entry, which has a checksum."""
+    """Encode a segment for the local disk, as a cube with one entry. The format of cubes has checksums."""
     batches = segment.combine_chunks().to_batches()
     batch = batches[0] if batches else pa.RecordBatch.from_pylist([], segment.schema)
     return memoryview(b"".join(CUBE.encode([batch])))

@@ -36,7 +36,10 @@ FILES_CONCURRENT_MAX = 16
 
 
 def list_delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFile]:
-    """Return the view's delete files at these delete rows, by delete row."""
+    """Return delete files by their delete row, which is the number of a delete file in the view.
+
+    A block decodes the equality columns of all its rows at once, so this is done only once for each block.
+    """
     equality_ids: dict[str, list[list[int] | None]] = {}
     delete_files = {}
     for row in rows:

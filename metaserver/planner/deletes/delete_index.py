@@ -60,7 +60,7 @@ def read_sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> 
     if not is_missing.any():
         return sequences
     if manifest.sequence_number:
-        # Version 1 manifests have the sequence number 0, and so do their entries.
+        # Only an added file may inherit. Version 1 manifests have the number 0, and all their files get 0.
         invalid_rows = np.flatnonzero(is_missing & (block.read_longs("status")[rows] != ADDED))
         if len(invalid_rows):
             name = block.read_text("file_path", int(rows[invalid_rows[0]]))
@@ -74,7 +74,8 @@ def read_sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> 
 def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> Longs | None:
     """Return the first row ids of data files, int64[rows].
 
-    Files without an id are assigned ids in order, starting at the manifest's first row id.
+    Files without an id are assigned ids in order, starting at the manifest's first row id. The id of such a file is
+    the manifest's id plus the rows of all earlier files without an id, so all rows before the last one are read.
 
     Returns:
         None if the manifest has no first row id. In this case, the first row ids of its files are ignored.
@@ -134,11 +135,14 @@ class DeleteIndex:
         self._sorted_paths = sorted(self._paths)
 
     def find_deletes_for_file(self, entry_id: int) -> tuple[int, ...]:
-        """Return the delete rows of the view that apply to the data file with this entry id, ascending."""
+        """Return the numbers in the view of the delete files that apply to one data file, ascending."""
         return self.find_deletes(np.array([entry_id], dtype=np.int64))[0]
 
     def find_deletes(self, entry_ids: Longs) -> list[tuple[int, ...]]:
-        """Return the delete rows that apply to each data file. `entry_ids`, int64[n], may have any order.
+        """Return the delete files that apply to each data file. `entry_ids`, int64[n], may have any order.
+
+        A delete file is given by its delete row, which is its number in the view. It applies by its sequence number,
+        and by the path or the partition of the data file.
 
         Files with the same delete files share one tuple.
 
@@ -172,7 +176,12 @@ class DeleteIndex:
         by_partition: _DeleteCollector,
         equality: list[EqualityDelete],
     ) -> None:
-        """Add the entries of a delete manifest to the groups that lookups search."""
+        """Add the entries of a delete manifest to the groups that lookups search.
+
+        Position deletes are grouped by the path of their only data file, or else by partition. Deletion vectors are
+        separate, because they replace other position deletes. Equality deletes have the scope of their partition, or
+        apply to the whole table if their spec is unpartitioned.
+        """
         first = self._view.delete_starts[number]
         sequences = read_sequence_numbers(
             self._view.delete_manifests[number], block, np.arange(block.rows, dtype=np.int64)
@@ -212,7 +221,8 @@ class DeleteIndex:
     def _number_partitions(self, block: Block, rows: Longs) -> Longs:
         """Return an id for the partition of each row, int64[rows].
 
-        A partition that has no id yet is assigned the next id.
+        A partition that has no id yet is assigned the next id. Ids begin with 1, because 0 (`_GLOBAL`) represents the
+        whole table.
         """
         if not len(rows):
             return rows
@@ -234,7 +244,7 @@ class DeleteIndex:
     def _read_partitions(self, block: Block, rows: Longs) -> Iterable[Partition]:
         """Return the partition of each row: the values of the spec's fields, ordered by field id.
 
-        The order of the fields in the manifest does not matter.
+        Manifests of the same spec may have the fields in a different order, so the order is always that of the ids.
         """
         ids = self._fields.get(block.spec_id, ())
         return (
@@ -244,9 +254,10 @@ class DeleteIndex:
         )
 
     def _read_values(self, block: Block, field_id: int, rows: Longs) -> Sequence[object]:
-        """Return the partition values of one field, as `_read_partition_values` does.
+        """Return the partition values of one field as objects that can be compared, or None for null.
 
-        If the column was promoted, dates are converted to the unit of timestamps.
+        If a date column was promoted to timestamps, older manifests have days. They are converted to the unit of
+        timestamps, so that equal values compare as equal.
         """
         values = _read_partition_values(block, field_id, rows)
         is_date = (field_id, "date") in block.partition_fields
@@ -256,9 +267,9 @@ class DeleteIndex:
         return [value * units_per_day if isinstance(value, int) else None for value in values]
 
     def _count_units_per_day(self, spec_id: int, field_id: int) -> int:
-        """Return the number of a field's units in one day.
+        """Return the number of a partition field's units in one day.
 
-        The number is 1, except for the identity of a promoted date column.
+        It is greater than 1 only for an identity field whose column is a timestamp in one of the table's schemas.
         """
         units = self._units_per_day.get((spec_id, field_id))
         if units is None:
@@ -299,7 +310,11 @@ class DeleteIndex:
         return ids
 
     def _group_by_block(self, rows: Longs) -> Iterator[tuple[int, Longs, Longs]]:
-        """Yield (block number, positions in `rows`, rows of the block) for each block with rows."""
+        """Yield (block number, positions in `rows`, rows of the block) for each block with rows.
+
+        Args:
+            rows: The entry ids of data files, which number the files of all blocks.
+        """
         numbers, local = self._view.split_entry_ids(rows)
         order = np.argsort(numbers, kind="stable")
         ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
@@ -370,7 +385,7 @@ class DeleteIndex:
 
 
 class _DeleteCollector:
-    """Collects delete files with their groups and sequence numbers."""
+    """Collects delete files with their groups and sequence numbers. A group is the id of a path or of a partition."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Longs, Longs, Longs]] = []
@@ -445,7 +460,7 @@ def _is_unpartitioned(spec: PartitionSpec) -> bool:
 
 
 def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
-    """Return whether each position delete is a deletion vector, bool[rows]."""
+    """Return whether each position delete is a deletion vector, bool[rows]. Only deletion vectors are Puffin files."""
     formats = read_strings(block.find_text_column("file_format"), rows)
     vectors = {name for name in set(formats) if name is not None and name.lower() == b"puffin"}
     return np.array([name in vectors for name in formats], dtype=np.bool_)

@@ -72,7 +72,12 @@ class EqualityDelete(NamedTuple):
 class EqualityDeletes:
     """The equality deletes of a view. An instance is immutable.
 
-    `blocks` are the view's delete blocks, and `schemas` are all schemas of the table.
+    Deletes with the same equality columns are searched together.
+
+    Args:
+        blocks: The view's blocks of delete files.
+        deletes: The equality deletes.
+        schemas: All schemas of the table.
     """
 
     def __init__(self, blocks: Sequence[Block], deletes: Iterable[EqualityDelete], schemas: Sequence[Schema]) -> None:
@@ -91,14 +96,21 @@ class EqualityDeletes:
         Args:
             pieces: The requested data files, as rows of blocks.
             sequences: int64[n]: the sequence number of each data file.
-            scopes: Arrays of int64[n]. Each array has one scope id for each data file.
+            scopes: Arrays of int64[n]. Each array has, for each data file, the id of a scope in which deletes apply
+                to it: its partition, or the whole table.
         """
         for column_group in self._column_groups:
             yield from column_group.iter_applicable_pairs(pieces, sequences, scopes)
 
 
 class _Level(NamedTuple):
-    """One level of the tree: the maximum or minimum over the leaves below each node."""
+    """One level of the search tree: the maximum or minimum over the leaves below each node. A leaf is a delete file.
+
+    Attributes:
+        sequence: The highest sequence number to which a leaf applies.
+        upper: The maximum rank of the upper bounds, for each column.
+        flags: Whether a leaf may contain nulls or NaNs, for each column.
+    """
 
     sequence: Longs
     lower: tuple[Longs, ...]
@@ -108,7 +120,13 @@ class _Level(NamedTuple):
 
 
 class _DataFiles(NamedTuple):
-    """The requested data files, one row each."""
+    """The requested data files, one row each.
+
+    Attributes:
+        sequence: The sequence number of each data file.
+        last: The end of the leaves (delete files) in the data file's scope.
+        flags: Whether the data file may contain nulls or NaNs, for each column.
+    """
 
     sequence: Longs
     first: Longs
@@ -159,7 +177,10 @@ class _ColumnGroup:
     def iter_applicable_pairs(
         self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
     ) -> Iterator[tuple[Longs, Longs]]:
-        """Yield (positions, delete rows) of the applicable pairs; see `EqualityDeletes.iter_applicable_pairs`."""
+        """Yield (positions of data files, delete files) of the applicable pairs, in batches of limited size.
+
+        If a search finds too many pairs, it is repeated for each half of the data files.
+        """
         spans = [self._find_span(scope, sequences) for scope in scopes]
         in_scope = np.logical_or.reduce([first < last for first, last in spans])
         if not in_scope.any():
@@ -177,7 +198,7 @@ class _ColumnGroup:
                     yield pairs[0], self._deletes[pairs[1]]
 
     def _find_span(self, scopes: Longs, sequences: Longs) -> tuple[Longs, Longs]:
-        """Return the first leaf of each file's scope, and the end of its leaves.
+        """Return the first leaf (delete file) of each data file's scope, and the end of its leaves.
 
         Both numbers are equal if the scope is empty or if all of its deletes are too old.
         """
@@ -191,9 +212,10 @@ class _ColumnGroup:
     def _rank_values(
         self, pieces: Sequence[Piece], in_scope: npt.NDArray[np.bool_]
     ) -> tuple[tuple[Longs, ...], tuple[Longs, ...], tuple[npt.NDArray[np.uint8], ...]]:
-        """Return `above`, `below` and the flags of the data files in a scope; see `_DataFiles`.
+        """Return the bounds of data files as ranks among the bounds of delete files: see `_DataFiles`.
 
-        Each is a tuple with an array for each column.
+        The result is `above`, `below` and `flags`, each with an array for each column. Files outside of all scopes
+        need no ranks, so they have zeros.
         """
         ranks_above = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
         ranks_below = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
@@ -209,7 +231,10 @@ class _ColumnGroup:
         return ranks_above, ranks_below, flags
 
     def _find_pairs(self, data_files: _DataFiles, rows: Longs) -> tuple[Longs, Longs] | None:
-        """Return (row, leaf) of all pairs that may match.
+        """Return (row, leaf) of all pairs of a data file and a delete file that may match.
+
+        The search goes down the tree. Of each node that may match, it takes the children, and keeps those that are in
+        the scope of the data file and may match.
 
         Returns:
             None if there are more pairs than `_PAIRS_MAX` and `rows` can be split.
@@ -238,7 +263,11 @@ class _ColumnGroup:
 
 
 def _may_match(level: _Level, node: Longs, data_files: _DataFiles, row: Longs) -> npt.NDArray[np.bool_]:
-    """Return bool[pairs]: whether a delete below each node may match rows of the data file."""
+    """Return bool[pairs]: whether a delete below each node may match rows of the data file.
+
+    The ranges of both must overlap in each column, or both must have a null or a NaN in it. A delete removes rows with
+    equal values, and a null equals a null.
+    """
     may_match = level.sequence[node] >= data_files.sequence[row]
     for lower, upper, delete_flags, rank_above, rank_below, data_flags in zip(
         level.lower, level.upper, level.flags, data_files.above, data_files.below, data_files.flags, strict=True
@@ -249,7 +278,7 @@ def _may_match(level: _Level, node: Longs, data_files: _DataFiles, row: Longs) -
 
 
 def _summarize_level(level: _Level) -> _Level:
-    """Return the level above a level of the tree."""
+    """Return the level above a level of the tree. Each of its nodes summarises `_CHILDREN_PER_NODE` nodes."""
     starts = np.arange(0, len(level.sequence), _CHILDREN_PER_NODE)
     return _Level(
         np.maximum.reduceat(level.sequence, starts),
@@ -260,7 +289,10 @@ def _summarize_level(level: _Level) -> _Level:
 
 
 def _spread_ranges(first: Longs, last: Longs) -> tuple[Longs, Longs]:
-    """Return the index of the range of each number, and all numbers of the ranges [first, last)."""
+    """Return all numbers of the ranges [first, last), after the index of the range of each number.
+
+    For example, the ranges [3, 5) and [7, 8) give the indexes 0, 0, 1 and the numbers 3, 4, 7.
+    """
     counts = np.maximum(last - first, 0)
     ranges = np.repeat(np.arange(len(first)), counts)
     starts = np.cumsum(counts) - counts
@@ -308,7 +340,13 @@ class _EqualityColumn:
         return column, (lower, upper, flags)
 
     def compute_data_bounds(self, block: Block, rows: Longs) -> tuple[Longs, Longs, npt.NDArray[np.uint8]]:
-        """Return `above`, `below` and the flags of data files; see `_DataFiles`."""
+        """Return the bounds of data files as ranks among the bounds of the delete files, and the flags.
+
+        A file without a bound may match all delete files, and a file without values matches none.
+
+        Returns:
+            The arrays `above`, `below` and `flags` of `_DataFiles`.
+        """
         statistics = _read_statistics(block, self._column_id, rows, self._order, self._required)
         rank_above = _compute_ranks(
             self._uppers, statistics.lower, statistics.lower_known, "left", 0, statistics.empty, _UNBOUNDED
@@ -348,6 +386,7 @@ def _read_statistics(block: Block, column_id: int, rows: Longs, order: str, requ
         flags[(block.count("nan_value_counts", column_id)[rows] != 0) & ~is_empty] |= _NAN
     lower, is_lower_known = _read_bounds(block, "lower", column_id, rows, order)
     upper, is_upper_known = _read_bounds(block, "upper", column_id, rows, order)
+    # Some writers order UUIDs in another way. Use their bounds only if both are known and in this order.
     if order == "uuid" and lower is not None and upper is not None:
         is_lower_known = is_upper_known = is_lower_known & is_upper_known & (lower <= upper)
     elif order == "uuid":
@@ -377,7 +416,10 @@ def _read_bounds(
 
 
 def _choose_decoder(kind: str) -> Callable[[bytes], object]:
-    """Return the function that decodes a bound of a type to a comparable object."""
+    """Return the function that decodes a bound of a type to a comparable object.
+
+    Of a UUID, only the first half is compared.
+    """
     if kind == "uuid":
         return lambda text: text[:_UUID_HALF_BYTES]
     if kind.startswith("decimal"):
@@ -430,7 +472,7 @@ def _find_distinct(parts: list[Values]) -> Values:
 def _is_required(column_id: int, schemas: Sequence[Schema]) -> bool:
     """Return whether the column has a value in every row, in every schema that contains the column.
 
-    A required field of a null struct is null.
+    All structs that contain the column must be required too, because a required field of a null struct is null.
     """
     paths = [path for schema in schemas if (path := _read_required_flags(schema, column_id))]
     return bool(paths) and all(all(path) for path in paths)

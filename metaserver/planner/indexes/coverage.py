@@ -73,7 +73,11 @@ class FileIds:
         return positions
 
     def read_identities(self, positions: Longs) -> tuple[Words, Mask]:
-        """Return the identities of the files at these positions, uint64[n, 2], and which files have one, bool[n]."""
+        """Return the identities of the files at these positions in the view, and which files have one.
+
+        Returns:
+            uint64[n, 2], with zeros for a file without an identity, and bool[n].
+        """
         ranks_of_files = np.full(self.count, -1, dtype=np.int64)
         ranks_of_files[self._order] = np.arange(len(self._order))
         ranks = ranks_of_files[positions]
@@ -124,7 +128,7 @@ class CoveredFiles(NamedTuple):
 
 
 class IndexFileRef(Protocol):
-    """An index file, in memory or read remotely."""
+    """An index file, in memory or read remotely. `files` lists the data files that it indexes."""
 
     @property
     def location(self) -> str: ...
@@ -191,7 +195,8 @@ class Coverage:
 async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFileRef]]) -> dict[str, Coverage]:
     """Return the coverage of each definition's index files, by definition id.
 
-    The latest coverage of each definition is cached as long as the view exists.
+    The coverage says which files of the view an index file describes. The latest coverage of each definition is cached
+    as long as the view exists, and is computed again if the index files have changed.
     """
     cached_coverages = (view.derived.get(_Coverages) or view.derived.keep(_Coverages())).by_definition
     locations = {definition_id: tuple(file.location for file in files) for definition_id, files in index_files.items()}
@@ -267,9 +272,10 @@ def _get_block_ids(view: TableView, number: int) -> _BlockIds:
 
 
 def _compute_block_ids(view: TableView) -> _BlockIds:
-    """Compute the identities of a view's files.
+    """Compute the identities of a view's files: two hashes of the path, the size and the record count.
 
-    The hash input of all files is built in one buffer: each path, followed by its size and record count.
+    The input of all hashes is built in one buffer: each path, followed by its size and record count. A file without a
+    path, a size or a count has no identity.
     """
     files = find_files_by_prefix(view, EVERYTHING)
     paths = files.read_texts("file_path")

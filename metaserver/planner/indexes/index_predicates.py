@@ -113,7 +113,7 @@ class IndexProjection:
 
     @cached_property
     def definitions(self) -> tuple[IndexDefinition, ...]:
-        """The definitions of indexes that can prune."""
+        """The definitions of indexes that can prune, alone or together with statistics of columns."""
         mixed_fields = (self.by_field[predicate.column_id] for predicate in self._disjunction_index_predicates)
         return tuple({definition.id: definition for definition in (*self.staged_definitions, *mixed_fields)}.values())
 
@@ -205,13 +205,16 @@ def _mix_disjunction(
 ) -> Expression:
     """Return the condition that indexes and statistics of columns evaluate together.
 
+    A disjunction prunes only if each of its predicates prunes. Some predicates may have an index, and others only
+    statistics. Each predicate becomes the predicate itself for statistics, and its projection for indexes.
+
     Args:
         disjunction: A disjunction of predicates on columns and attributes.
         project: Returns the projection of a predicate onto indexes.
         by_field: The definition of each field.
 
     Returns:
-        TRUE if indexes or statistics alone leave out the same files.
+        TRUE if indexes alone or statistics alone leave out the same files, or if there are too many predicates.
     """
     predicates = collect_predicates(disjunction)
     if len(predicates) > MIXED_PREDICATES_MAX or all(project(predicate) != TRUE for predicate in predicates):
@@ -230,7 +233,10 @@ def _mix_disjunction(
 
 
 def _matches_term(term: Term, dynamic_filter: DynamicFilter) -> bool:
-    """Return whether the dynamic filter is on the column of the term, with a type of the same family."""
+    """Return whether the dynamic filter is on the column of the term, with a type of the same family.
+
+    Types of a family, such as int and long, have the same keys. A dynamic filter has the keys of a join.
+    """
     same_column = (term.column_id, term.transform) == (dynamic_filter.column_id, IDENTITY)
     return same_column and get_family(term.kind) == get_family(dynamic_filter.kind)
 
@@ -260,10 +266,15 @@ def _project_predicate(
     by_field: Mapping[int, IndexDefinition],
     budget: _Budget,
 ) -> Expression:
-    """Project a predicate onto the fields of indexes.
+    """Return a condition on the terms of indexes that every matching row satisfies. It is TRUE if no index helps.
+
+    A term is a column, a transform or function of it, or an attribute of a joined table. Each term has a field.
 
     Args:
+        predicate: A predicate on a column or attribute.
         fields: The fields by source column id.
+        by_field: The definition of the index of each field.
+        budget: The number of values that may still be transformed.
     """
     applicable_fields = [
         field
@@ -297,13 +308,23 @@ def _has_valid_values(predicate: Bound, term: Term) -> bool:
 
 
 def _move_to_field(predicate: Bound, field: PartitionField) -> Bound:
-    """Return the predicate on an attribute as a predicate on the field of an index on this attribute."""
+    """Return the predicate on an attribute as a predicate on the field of an index on this attribute.
+
+    An attribute is a column of a joined table. The index contains its values, so the field needs no transform.
+    """
     kind = predicate.result
     return Bound(predicate.op, field.field_id or 0, field.name, kind, IDENTITY, kind, predicate.values)
 
 
 def _project_function(predicate: Bound, term: Term, field_id: int, name: str) -> Expression:
-    """Return a condition on the indexed values of a function. Every row that matches the predicate satisfies it."""
+    """Return a condition on the indexed values of a function. Every row that matches the predicate satisfies it.
+
+    Args:
+        predicate: A predicate on the column or on the function.
+        term: The term of the index, whose transform is the function.
+        field_id: The id of the index's field.
+        name: The name of the field.
+    """
     values = Bound(predicate.op, field_id, name, term.kind, IDENTITY, term.kind, ())
     return INDEXED_FUNCTIONS[term.transform].project(predicate, values)
 
@@ -317,7 +338,7 @@ def _find_equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bo
     """Return, for each term of the definition, a predicate that lists values and that every matching row satisfies.
 
     Returns:
-        None if a term has no such predicate.
+        None if a term has no such predicate, or if there are too many combinations of values.
     """
     predicates = bound.children if isinstance(bound, And) else (bound,)
     equalities: list[Bound] = []

@@ -88,7 +88,7 @@ class IndexSelection:
         """
         if entry is None or entry.index_version == 0:
             return ()
-        # The key omits the metadata file's location, because most commits do not change definitions.
+        # Most commits do not change definitions, so the key contains only what the definitions depend on.
         texts = tuple(item for item in metadata.properties.items() if item[0].startswith(PREFIX))
         if not texts:
             return ()
@@ -105,6 +105,8 @@ class IndexSelection:
         self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
     ) -> Probe | None:
         """Load the index files of a plan, and return its probe, or None if no index can prune.
+
+        The probe evaluates the plan's filter by the indexes. Index files that are not loaded in time are not used.
 
         The method never raises.
         """
@@ -154,7 +156,7 @@ class IndexSelection:
     async def _project_filter(
         self, bound_scan: BoundScan, definitions: Sequence[IndexDefinition]
     ) -> IndexProjection | None:
-        """Project the filter onto the indexes, in a thread if it has many values."""
+        """Return the conditions that indexes evaluate, or None if there are none, in a thread if the filter is long."""
         filter = join_by_and(bound_scan.bound, bound_scan.attribute_filter)
         if bound_scan.is_long:
             return await asyncio.to_thread(project_onto_indexes, filter, definitions, bound_scan.dynamic_filters)
@@ -216,7 +218,7 @@ class IndexSelection:
         """Evaluate all predicates of the plan in a large index file, with range reads.
 
         Returns:
-            None if the index file cannot evaluate all of the predicates.
+            None if the index file cannot evaluate all of the predicates. The plan then needs the whole file.
         """
         predicates = projection.select_predicates(file.definition)
         values = sum(len(bound.values) for predicate in predicates for bound in predicate.predicates)
@@ -253,7 +255,7 @@ class IndexSelection:
         ]
         await asyncio.wait(tasks, timeout=max(0.0, probe.until_s - self._clock.monotonic()))
         load_results = [_take_result(task) for task in tasks]
-        for task in tasks:
+        for task in tasks:  # Tasks that are not done in time are no longer needed.
             task.cancel()
         return any(load_results)
 

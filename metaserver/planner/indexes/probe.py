@@ -90,7 +90,11 @@ class Probe:
         self._counted_keys.clear()
 
     def list_steps(self, is_expired: Expired) -> Iterator[tuple[str, Callable[[FileSelection], None]]]:
-        """Yield the steps that narrow a selection, with their names, in ascending order of cost."""
+        """Yield the steps that narrow a selection, with their names, in ascending order of cost.
+
+        There is a step for each kind of index, then a step for disjunctions that also need statistics, and a step
+        that combines bitmap indexes row by row.
+        """
         used_kinds = {definition.kind for definition in self.projection.staged_definitions}
         kinds: frozenset[str] = frozenset()
         for kind in KINDS:
@@ -127,7 +131,10 @@ class Probe:
     def _narrow_by_expression(
         self, selection: FileSelection, expression: Expression, kinds: frozenset[str], is_expired: Expired
     ) -> None:
-        """Narrow the selection by the indexes of these kinds on single terms."""
+        """Narrow the selection by the indexes of these kinds on single terms.
+
+        A disjunction keeps the files that any child keeps. So it is skipped if a child has no index of these kinds.
+        """
         match expression:
             case And(children):
                 for child in children:
@@ -146,7 +153,7 @@ class Probe:
                     self._narrow_by_predicate(selection, IndexPredicate(definition, (expression,)), is_expired)
 
     def narrow_by_disjunctions(self, selection: FileSelection, is_expired: Expired) -> None:
-        """Narrow the selection by the disjunctions that indexes and statistics of columns evaluate together."""
+        """Narrow the selection by disjunctions in which some predicates have an index and others only statistics."""
         narrow_by_predicate = partial(self._narrow_by_index_or_statistics, is_expired=is_expired)
         for disjunction in self.projection.disjunctions:
             narrow_by_expression(selection, disjunction, narrow_by_predicate, is_expired)
@@ -181,7 +188,7 @@ class Probe:
             files_before = selection.count()
             selection.intersect(kept_flags)
             files, removed_files = self.counts.get(definition_id, (0, 0))
-            # A later step with more kinds applies the result of this probe again without another probe.
+            # A later step with more kinds applies the same result again. Its files are counted only the first time.
             self.counts[definition_id] = (
                 files + files_before * is_first,
                 removed_files + files_before - selection.count(),
@@ -218,7 +225,10 @@ class Probe:
 
     @property
     def can_prune_by_row(self) -> bool:
-        """Whether pruning by rows can remove more files, because a conjunction has predicates on two bitmap indexes."""
+        """Whether pruning by rows can remove more files, because a conjunction has predicates on two bitmap indexes.
+
+        Each index alone may keep a file because different rows match the two predicates.
+        """
         has_bitmap = any(map(self._is_bitmap, collect_predicates(self.projection.expression)))
         return has_bitmap + len(self._bitmap_key_sets) > 1 or _has_conjunction(
             self.projection.expression, self._is_bitmap
@@ -250,7 +260,8 @@ class Probe:
     def _split_conjuncts(self) -> tuple[list[Conjunct], Expression]:
         """Split the expression into conjuncts for bitmaps in memory, and an expression for the remaining parts.
 
-        The conjuncts are in ascending order of the share of keys that they match.
+        The conjuncts are in ascending order of the share of keys that they match, so that the first conjuncts exclude
+        the most rows. A conjunct whose bitmaps are not all in memory is in both results.
         """
         expression = self.projection.expression
         children = expression.children if isinstance(expression, And) else (expression,)
@@ -279,7 +290,11 @@ class Probe:
         return coverage is not None and all(part.location in self.open_indexes for part in coverage.parts)
 
     def _find_wanted_keys(self, predicate: Bound) -> WantedKeys | None:
-        """Return the codes of the keys that match a predicate, or None if other rows may match, too."""
+        """Return the keys that match a predicate, as a span or a set of codes.
+
+        Returns:
+            None if the predicate also matches nulls or NaNs, or if its keys are not codes or not a span or a list.
+        """
         query = self._make_query(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
         if not isinstance(query, BitmapQuery):
             return None
@@ -293,7 +308,10 @@ class Probe:
         return None if points is None else KeySet(ranges.kind, Distinct(np.array(points, dtype=np.uint64)))
 
     def _find_rows(self, expression: Expression, position: int) -> Bits | None:
-        """Return the rows that may match in the file at a position in the view, or None for all rows."""
+        """Return the rows that may match in the file at a position in the view, or None for all rows.
+
+        A part without a bitmap index may match all rows. So AND ignores it, and an OR with it gives all rows.
+        """
         match expression:
             case And(children):
                 narrowest: Bits | None = None
@@ -354,7 +372,10 @@ class Probe:
         return location, file, bitmap
 
     def _get_bitmap(self, location: str, file: int) -> Bitmap | None:
-        """Return the bitmaps that contain the rows of this data file, or None if they are not available."""
+        """Return the bitmaps that contain the rows of this data file, or None if they are not available.
+
+        If a remote index file has not loaded these rows, they are noted in `missing_rows`, so that they can be loaded.
+        """
         index, remote = self.open_indexes.get(location), self.remote.get(location)
         if location in self.damaged:
             return None

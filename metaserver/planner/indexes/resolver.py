@@ -99,7 +99,7 @@ class IndexResolver:
         )
 
     async def open_bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
-        """Return the files of a bitmap index. `load` loads their rows."""
+        """Return the files of a bitmap index. The rows of remote index files are not loaded yet; see `load`."""
 
         async def probe_index(index: RemoteIndexFile) -> RemoteIndexFile:
             return index
@@ -130,7 +130,11 @@ class IndexResolver:
         )
 
     async def _load_file_rows(self, index: BitmapIndex, location: str, files: Sequence[int]) -> None:
-        """Load the rows of data files, given by their numbers in a remote index file."""
+        """Load the rows of data files, given by their numbers in a remote index file.
+
+        If its rows cannot be loaded by range, the whole index file replaces it in `index.files`. If this also fails,
+        the index file is removed.
+        """
         file, remote = index.listed[location], index.files.pop(location)
         assert isinstance(remote, RemoteIndexFile)
 

@@ -76,7 +76,8 @@ class Conjunct:
         """Return the part for the index file at this location.
 
         Returns:
-            None if the index file cannot be used, or if the conjunct selects all keys of the index file.
+            None if the index file cannot be used. Also None if the conjunct selects all keys of the index file,
+            because it then excludes no row.
         """
         index = indexes_by_location.get(location)
         if index is None or location in self._damaged_files or not isinstance(index.index, Bitmap):

@@ -95,15 +95,15 @@ class FileColumn:
 
     @staticmethod
     def _build_from_dictionary(array: pa.ChunkedArray, kind: str) -> FileColumn:
-        """Create a column of strings that stores each value once.
+        """Create a column of strings from an array that stores each value once, in a dictionary.
 
-        Some keys may occur in no row.
+        Only the values of the dictionary are converted to keys. Some of them may occur in no row.
         """
         keys = convert_to_keys(array.chunk(0).dictionary, kind)
         distinct, ranks = rank_keys(keys)
         indices = pa.chunked_array([chunk.indices for chunk in array.chunks]).combine_chunks()
         indexes = indices.fill_null(0).to_numpy(zero_copy_only=False)
-        if not keys.rows:
+        if not keys.rows:  # The dictionary is empty, so all rows are null.
             return FileColumn(
                 distinct,
                 np.zeros(len(indexes), np.uint32),
@@ -121,7 +121,10 @@ class FileColumn:
         """Create the column of a file that lacks it. Each row has the initial default of the column, or null.
 
         Args:
-            schemas: The schemas, newest first.
+            schemas: The schemas, newest first. The newest schema with the column has its default.
+            column_ref: The column.
+            rows: The number of rows of the file.
+            path: The path of the file, for the error message.
 
         Raises:
             Unreadable: The default is not a valid key, or belongs to a field of a struct, which may itself be null.
@@ -174,7 +177,7 @@ class FileColumn:
         return self._find_rows_with_values(match_keys(read_distinct(self._opened)))
 
     def collect_keys(self, rows: Mask | None) -> Distinct:
-        """Return the distinct keys of these rows, or of all rows if `rows` is None."""
+        """Return the distinct keys of these rows, bool[rows], or of all rows if `rows` is None. Nulls have no key."""
         is_present = self._is_present if rows is None else rows if self._is_present is None else rows & self._is_present
         distinct = read_distinct(self._opened)
         if is_present is None or is_present.all():
@@ -220,7 +223,7 @@ Columns = Mapping[DimensionColumn, FileColumn]
 
 
 def iterate_filtered_columns(bound: Expression, dynamic_filters: Sequence[DynamicFilter]) -> Iterator[DimensionColumn]:
-    """Yield the columns that `find_rows_where` reads."""
+    """Yield the columns that a filter and dynamic filters compare, which `find_rows_where` needs."""
     for predicate in collect_predicates(bound):
         if (plain_condition := _to_plain_condition(predicate)) is not None:
             for plain_predicate in collect_predicates(plain_condition):
@@ -246,7 +249,10 @@ def intersect_masks(left: Mask | None, right: Mask | None) -> Mask | None:
 
 
 def _find_matching_rows(expression: Expression, columns: Columns) -> Mask | None:
-    """Return whether each row may match the expression, bool[rows], or None for all rows."""
+    """Return whether each row may match the expression, bool[rows], or None for all rows.
+
+    A child that cannot be evaluated gives None. An OR with such a child may match all rows.
+    """
     match expression:
         case And(children):
             parts = [part for child in children if (part := _find_matching_rows(child, columns)) is not None]
@@ -276,7 +282,10 @@ def _filter_rows(predicate: Bound, columns: Columns) -> Mask | None:
 
 
 def _to_plain_condition(predicate: Bound) -> Expression | None:
-    """Return a condition on plain columns that every matching row satisfies, or None if there is no such condition."""
+    """Return a condition on plain columns that every matching row satisfies, or None if there is no such condition.
+
+    For example, `year(t) = 2024` becomes a range of `t`.
+    """
     ranges = find_source_ranges(predicate)
     if any(bound.transform != IDENTITY or not has_keys(bound.kind) for bound in collect_predicates(ranges)):
         return None

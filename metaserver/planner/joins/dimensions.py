@@ -139,7 +139,11 @@ class DimensionRequest:
 
     @property
     def key(self) -> Hashable:
-        """The key under which the key sets of the request are cached."""
+        """The key under which the key sets of the request are cached.
+
+        It contains everything on which the result depends: the snapshot, the filter, the columns, and the defaults
+        and names of columns that files may lack.
+        """
         snapshot = self.bound_scan.snapshot
         snapshot_key = None if snapshot is None else (snapshot.snapshot_id, snapshot.manifest_list)
         metadata = self.bound_scan.metadata
@@ -346,7 +350,10 @@ def read_file_columns(
 
 
 def _sort_newest_first(metadata: TableMetadata) -> list[Schema]:
-    """Return all schemas: first the current schema, then the others by descending id."""
+    """Return all schemas: first the current schema, then the others by descending id.
+
+    The current schema may have a smaller id than others, if the table has returned to an earlier schema.
+    """
     return sorted(
         metadata.schemas, key=lambda schema: (schema.id == metadata.current_schema_id, schema.id), reverse=True
     )
@@ -371,6 +378,8 @@ def _collect_keys(
     """Return the distinct keys of a column in the selected rows of all files.
 
     Args:
+        column_ref: The column of the dimension table.
+        kind: The type of the planned table's column, to which the keys are converted.
         file_columns: The columns of each file.
         rows: The selected rows of each file, or None for all rows.
 
@@ -390,7 +399,15 @@ def _collect_keys(
 def _collect_spans(
     request: DimensionRequest, columns_by_file: Sequence[Columns], rows: Sequence[Mask | None]
 ) -> tuple[KeySet, KeySet]:
-    """Return the starts and the ends of the spans of the planned table's column that the selected rows allow."""
+    """Return the spans of values that the planned table's column may have, as their starts and their ends.
+
+    Each selected row allows a span, as in `t.day BETWEEN d.first AND d.last`.
+
+    Args:
+        request: The request, with the compared columns and the operators.
+        columns_by_file: The columns of each file of the dimension table.
+        rows: The selected rows of each file, or None for all rows.
+    """
     kind = request.columns[0][1]
     try:
         return (_collect_code_spans if has_codes(kind) else _collect_ranked_spans)(request, columns_by_file, rows, kind)
@@ -401,7 +418,10 @@ def _collect_spans(
 def _collect_code_spans(
     request: DimensionRequest, columns_by_file: Sequence[Columns], rows: Sequence[Mask | None], kind: str
 ) -> tuple[KeySet, KeySet]:
-    """Return the starts and the ends of the spans for a type whose keys are codes."""
+    """Return the starts and the ends of the spans for a type whose keys are codes, which are integers.
+
+    The spans of each file are computed alone and then merged.
+    """
     starts, ends = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     for columns, mask in zip(columns_by_file, rows, strict=True):
         compared_columns = []
@@ -417,7 +437,10 @@ def _collect_code_spans(
 def _collect_ranked_spans(
     request: DimensionRequest, columns_by_file: Sequence[Columns], rows: Sequence[Mask | None], kind: str
 ) -> tuple[KeySet, KeySet]:
-    """Return the starts and the ends of the spans for a type whose keys are bytes."""
+    """Return the starts and the ends of the spans for a type whose keys are bytes.
+
+    Such keys are compared by their ranks among the keys of all files.
+    """
     files = []
     for columns, mask in zip(columns_by_file, rows, strict=True):
         ranked_columns = [RankedColumn(*columns[ref].ranked) for ref, _ in request.columns]

@@ -33,7 +33,7 @@ FILES_MAX = 10_000
 
 @dataclass(frozen=True)
 class RowsOutside:
-    """The rows that the extreme excludes, because the filter is not true for them.
+    """The rows that the extreme excludes, because the filter is not true for them. An extreme is a minimum or maximum.
 
     Attributes:
         condition: A condition that is true for at least these rows.
@@ -115,6 +115,8 @@ def _find_inner_bound(
         narrow_by_partition(selection, outside.by_spec, never_expires)
         narrow_by_stats(selection, outside.condition, never_expires)
         has_values &= ~np.isin(scan.entry_ids, selection.list_entry_ids())
+    # A deleted row may be the only row with a value, so files with deletes do not count. Finding deletes takes time,
+    # so only the `FILES_MAX` files with the best bounds are examined.
     positions = np.flatnonzero(has_values)
     sorted_positions = positions[np.argsort(bounds[positions], kind="stable")]
     nearest_files = np.sort((sorted_positions[::-1] if extreme == MAXIMUM else sorted_positions)[:FILES_MAX])
@@ -138,7 +140,7 @@ def make_extreme_condition(column: LimitedColumn, op: str, other: str, limits: E
     Args:
         column: The column.
         op: The operator in `column op extreme`: `=`, `<`, `<=`, `>` or `>=`.
-        other: The type of the extreme.
+        other: The type of the extreme, which may differ from the type of the column.
         limits: The limits of the extreme.
 
     Raises:
@@ -146,6 +148,7 @@ def make_extreme_condition(column: LimitedColumn, op: str, other: str, limits: E
     """
     if limits.is_null:
         return FALSE
+    # A column that is greater than the extreme is greater than the extreme's lower limit. The reverse holds for less.
     low = limits.low if op in ("=", ">", ">=") else None
     high = limits.high if op in ("=", "<", "<=") else None
     if low is None and high is None:

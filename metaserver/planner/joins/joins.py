@@ -173,6 +173,8 @@ async def add_star_conditions(
 ) -> list[RequestedJoin]:
     """Return the joins of a scan, with the conditions that indexes on attributes of the other tables evaluate.
 
+    An attribute is a column of a joined table. An index of the planned table can contain the attribute of each row.
+
     Args:
         planner: The planner.
         bound_scan: The scan of the planned table, without its joins.
@@ -211,7 +213,8 @@ async def _add_star_condition(
 async def build_join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], until_s: float) -> JoinFilters:
     """Return the dynamic filters and the condition that follow from a table's joins.
 
-    The function waits until `until_s`, in monotonic seconds.
+    Joins with the same number `any_of` are alternatives: a row needs a partner in only one of them. If one of them
+    cannot be used, none is used. The function waits until `until_s`, in monotonic seconds.
     """
     results = await gather([partial(_build_filters, dimensions, join, until_s) for join in joins])
     pairs = list(zip(joins, results, strict=True))
@@ -317,7 +320,10 @@ async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: f
 
 
 async def _build_extreme_condition(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
-    """Return the condition on the column that is compared with the extreme of the other table's column."""
+    """Return the condition on the column that is compared with the extreme of the other table's column.
+
+    The extreme, a minimum or maximum, is not read from rows. Its limits follow from the statistics of the files.
+    """
     pair, op = join.on[0], join.operators[0]
     condition: Expression = TRUE
     try:
@@ -380,7 +386,10 @@ def _make_period_condition(pair: Pair, transform: str, keys: KeySet) -> Expressi
 
 
 def is_comparable(kind: str, other: str) -> bool:
-    """Return whether equal values of two types have equal keys after `KeySet.convert_to_kind`."""
+    """Return whether equal values of two types have equal keys after `KeySet.convert_to_kind`.
+
+    Floats do not, because clients compare NaN and -0.0 in different ways.
+    """
     names = get_base_name(kind), get_base_name(other)
     if not all(is_primitive(primitive) and has_keys(primitive) for primitive in (kind, other)) or {
         "unknown",

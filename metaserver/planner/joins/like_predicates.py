@@ -74,7 +74,10 @@ def list_like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
 
 
 def match_rows_by_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
-    """Return whether each row may match all of `likes`, bool[rows]. None means all rows."""
+    """Return whether each row may match all of `likes`, bool[rows]. None means all rows.
+
+    Each item of `likes` is a list of alternatives. A row matches the item if it matches one of them.
+    """
     mask: Mask | None = None
     for alternatives in likes:
         is_match = np.logical_or.reduce(
@@ -85,7 +88,11 @@ def match_rows_by_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | Non
 
 
 def _match_keys(predicate: LikePredicate, keys: Distinct) -> Mask:
-    """Return whether each key may match the predicate, bool[keys]."""
+    """Return whether each key may match the predicate, bool[keys].
+
+    A cut key may always match, because its end is unknown. With `lower` or `upper`, so may a key with characters
+    outside of ASCII, because engines convert them in different ways.
+    """
     assert keys.starts is not None
     assert keys.heap is not None
     if not len(keys):

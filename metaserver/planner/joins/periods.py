@@ -33,7 +33,11 @@ _YEAR_KINDS = ("int", "long")
 
 
 def has_periods(transform: str, kind: str, other: str) -> bool:
-    """Return whether values of type `other` can identify the period of a column of type `kind`."""
+    """Return whether values of type `other` can identify the period of a column of type `kind`.
+
+    A number can be a year, and a date or timestamp can be the start of a period. Periods of `timestamptz` depend on
+    the time zone of the session, so only dates identify its days.
+    """
     if not accepts_type(transform, kind) or kind not in ("date", "timestamp", "timestamptz"):
         return False
     if other in _YEAR_KINDS:
@@ -45,6 +49,8 @@ def has_periods(transform: str, kind: str, other: str) -> bool:
 
 def make_period_condition(column_id: int, name: str, kind: str, transform: str, keys: KeySet) -> Expression:
     """Return the condition that the transform of the column is the period of one of the keys.
+
+    Keys that are not the start of a period match no row. Periods are merged to a limited number of ranges.
 
     Raises:
         ValueError: There are too many keys, or a time is not in the years 1 to 9999.

@@ -70,7 +70,10 @@ def has_order(kind: str, other: str) -> bool:
 
 
 def has_ranges(kind: str, other: str) -> bool:
-    """Return whether ranges of values of type `other` can limit a column of type `kind`."""
+    """Return whether ranges of values of type `other` can limit a column of type `kind`.
+
+    Decimals must have the same scale, and both must have keys of the same form (integers or bytes).
+    """
     names = {get_base_name(kind), get_base_name(other)}
     if names == {"decimal"}:
         return get_decimal_scale(kind) == get_decimal_scale(other) and has_codes(kind) == has_codes(other)
@@ -169,7 +172,13 @@ def _make_comparison(column: LimitedColumn, op: Op, *values: Value) -> Bound:
 
 
 def _make_float_span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
-    """Return the condition that the position of a column's value is in a span. A span up to NaN includes NaN."""
+    """Return the condition that a column's value is in a span. A span up to NaN includes NaN.
+
+    Args:
+        column: The column.
+        start: The position of the first value among all doubles in ascending order, where NaN is last.
+        end: The position of the last value.
+    """
     lowest, highest = _get_position(-np.inf), _get_position(np.inf)
     is_nan = _make_comparison(column, Op.IS_NAN) if end == _NAN else FALSE
     if start > min(end, highest) or end < lowest:
@@ -186,7 +195,11 @@ def _get_position(value: float) -> int:
 
 
 def _decode_float(position: int) -> float:
-    """Return the number whose code is at a position."""
+    """Return the double at a position in the order of all doubles.
+
+    The code of a double is its bits, changed so that codes have the order of the numbers. A position is a code as a
+    signed integer. This function reverses both steps.
+    """
     code = position + SIGN
     (value,) = _DOUBLE.unpack(_WORD.pack(code ^ SIGN if code >= SIGN else code ^ CODE_MAX))
     assert isinstance(value, float)
@@ -210,6 +223,7 @@ def merge_spans(starts: Longs, ends: Longs, distance: Distance = _measure_intege
         return starts, ends
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    # Spans are apart if a value is between them. The first comparison avoids an overflow of the subtraction.
     is_apart = (starts[1:] > ends[:-1]) & (starts[1:] - 1 > ends[:-1])
     begins = np.flatnonzero(is_apart) + 1
     if len(begins) >= RANGES_MAX:
