@@ -116,7 +116,10 @@ class Deliverer:
             await self._lease.release()
 
     async def _run_once(self) -> None:
-        """Deliver events until this replica loses the lease or the store fails, and then pause."""
+        """Deliver events until this replica loses the lease or the store fails, and then pause.
+
+        The lease lets only one replica deliver to a target. Without the lease, this replica reports no lag.
+        """
         try:
             await self._lease.hold()
             await self._deliver_after_position(await self._store.load_cursor(self._target.name))
@@ -161,6 +164,8 @@ class Deliverer:
 
     async def _deliver(self, events: Sequence[Event]) -> None:
         """Deliver events, and repeat until the target confirms them.
+
+        The pause doubles with each attempt, up to a limit.
 
         Raises:
             LeaseLost: This replica may no longer hold the lease.

@@ -42,9 +42,9 @@ class Event:
 
     @property
     def key(self) -> str:
-        """The text that is the same for all events of a table, view or function, even after a rename.
+        """The text that is the same for all events of a table, view or function, even after a rename: its UUID.
 
-        It is the same for all events of the namespaces with one name.
+        Namespaces have no UUID. Their key is the name.
         """
         return self.instant.uuid or "/".join(part for part in (*self.instant.namespace, self.instant.name) if part)
 

@@ -66,9 +66,9 @@ def check_invariants(instant: Instant) -> None:
 
 
 def matches_filter(where: InstantFilter, instant: Instant) -> bool:
-    """Return whether an instant satisfies the conditions of the store's query.
+    """Return whether an instant satisfies a filter, as in the store's query.
 
-    `since` is ignored, because only the store can compare it.
+    `since` is ignored, because only the store can compare positions. A condition that is None accepts every instant.
     """
     return (
         (where.uuid is None or where.uuid == instant.uuid)

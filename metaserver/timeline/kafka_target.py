@@ -52,7 +52,10 @@ class KafkaTarget:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._send, events)
 
     def _send(self, events: Sequence[Event]) -> None:
-        """Send events in the thread of the producer."""
+        """Send events in the thread of the producer, and wait for their confirmations.
+
+        After a failure, the producer is replaced, so that it does not send the remaining events later.
+        """
         confirmed_count = 0
         failure: KafkaError | None = None
 
@@ -91,6 +94,7 @@ class KafkaTarget:
             # The producer stops at the first record that fails, and never gives up a record because of its age.
             "enable.gapless.guarantee": True,
             "message.timeout.ms": 0,
+            # A topic that does not exist is reported after this time, in milliseconds.
             "topic.metadata.propagation.max.ms": 3000,
             "linger.ms": 0,
             "reconnect.backoff.max.ms": 1000,

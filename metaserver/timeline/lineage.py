@@ -52,7 +52,9 @@ class CatalogName(msgspec.Struct, frozen=True):
 
 
 def list_run_events(instant: Instant, metadata: TableMetadata | None, catalog: CatalogName) -> list[dict[str, Any]]:
-    """Return the events for a state of an instant. If the instant is not about a job, there are none.
+    """Return the OpenLineage events for a state of an instant. If the instant is not about a job, there are none.
+
+    A finished instant gives START and the event of the end, so that each run has both.
 
     Args:
         instant: The instant.
@@ -73,7 +75,10 @@ def list_run_events(instant: Instant, metadata: TableMetadata | None, catalog: C
 def _make_event(
     event_type: str, at_ms: int, instant: Instant, metadata: TableMetadata | None, catalog: CatalogName
 ) -> dict[str, Any]:
-    """Return a run event of a job on a table."""
+    """Return a run event of a job on a table.
+
+    A rewrite reads and writes the same table, so its output also has the lineage of each column.
+    """
     snapshot_id = instant.snapshot_id or (None if metadata is None else metadata.current_snapshot_id)
     dataset = make_dataset(instant.namespace, instant.name, snapshot_id, metadata, catalog)
     is_rewrite = instant.action == MAINTENANCE
@@ -123,7 +128,7 @@ def make_run_event(
 
 
 def _name_job(instant: Instant) -> str:
-    """Return the part of the job's name that follows the name of the table."""
+    """Return the part of the job's name that follows the name of the table: the service, the index or `import`."""
     if instant.action == MAINTENANCE:
         return str(instant.summary.get("service", MAINTENANCE))
     if instant.action == INDEXING:
@@ -140,7 +145,10 @@ def make_dataset(
     *,
     has_schema: bool = True,
 ) -> dict[str, Any]:
-    """Return the dataset of a table, with its schema if the metadata can be read and `has_schema` is true."""
+    """Return the OpenLineage dataset of a table, with its schema if the metadata can be read and `has_schema` is true.
+
+    Its name is the location, as other tools name it. Without metadata, it is the name of the table in the catalog.
+    """
     name = ".".join((*namespace, table))
     facets: dict[str, Any] = {
         "catalog": _make_facet(
@@ -178,7 +186,10 @@ def name_location(location: str) -> tuple[str, str]:
 
 
 def measure_schema(fields: Sequence[Field], chars_max: int) -> int:
-    """Return about the number of characters of the facet `schema`. The count ends when it exceeds `chars_max`."""
+    """Return the approximate number of characters of the facet `schema`, which lists all fields of a table.
+
+    The count ends when it exceeds `chars_max`, so that a very large schema takes little time.
+    """
     chars = 0
     pending_types: list[Type] = [StructType(tuple(fields))]
     while pending_types and chars <= chars_max:
@@ -203,7 +214,10 @@ def _list_fields(fields: Sequence[Field]) -> list[dict[str, Any]]:
 
 
 def _describe_field(name: str, field_type: Type, doc: str | None = None) -> dict[str, Any]:
-    """Return a field of the facet `schema`, including the fields inside it."""
+    """Return a field of the facet `schema`, including the fields inside it.
+
+    The elements of lists have the name `_element`, and the entries of maps the names `key` and `value`.
+    """
     description: dict[str, Any] = {"name": name, "type": field_type if isinstance(field_type, str) else ""}
     if doc:
         description["description"] = doc

@@ -85,6 +85,8 @@ class LineageTarget:
     async def _find_metadata(self, instant: Instant) -> TableMetadata | None:
         """Return the metadata of an instant's table, or None if the table or its metadata file is gone or damaged.
 
+        If the instant names no metadata file, the current file of the table is read.
+
         Raises:
             NotDelivered: The storage or the database does not answer. An event without metadata would have another
                 dataset, so it is sent later.

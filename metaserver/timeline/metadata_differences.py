@@ -15,7 +15,10 @@ Update = dict[str, Any]
 
 
 def list_table_updates(base: Document | None, new: Document) -> list[Update]:
-    """Return the updates from `base` to `new`. If `base` is None, they create the table."""
+    """Return the updates of the REST specification that turn the metadata `base` into `new`.
+
+    If `base` is None, they create the table. Items are added before other updates refer to them, and removed last.
+    """
     previous: Document = {} if base is None else base
     return [
         *_list_identity_updates(previous, new, "table-uuid"),
@@ -44,7 +47,10 @@ def list_table_updates(base: Document | None, new: Document) -> list[Update]:
 
 
 def list_view_updates(base: Document | None, new: Document) -> list[Update]:
-    """Return the updates from `base` to `new`. If `base` is None, they create the view."""
+    """Return the updates of the REST specification that turn the metadata `base` of a view into `new`.
+
+    If `base` is None, they create the view.
+    """
     previous: Document = {} if base is None else base
     return [
         *_list_identity_updates(previous, new, "view-uuid"),
@@ -75,14 +81,22 @@ def _list_identity_updates(old_document: Document, new: Document, uuid: str) -> 
 
 
 def _index_items(document: Document, list_name: str, key: str) -> dict[Any, Document]:
-    """Return the items of the list `list_name` of a document, by their field `key`."""
+    """Return the items of the list `list_name` of a document, by their field `key`. A missing field counts as 0."""
     return {item.get(key, 0): item for item in document.get(list_name) or ()}
 
 
 def _list_additions(
     old_document: Document, new: Document, list_name: str, key: str, make_update: Callable[[Document], Update]
 ) -> Iterator[Update]:
-    """Yield an update for each item of a list that the old document does not have."""
+    """Yield an update for each item of a list that the old document does not have.
+
+    Args:
+        old_document: The old metadata.
+        new: The new metadata.
+        list_name: The field with the list, such as `schemas`.
+        key: The field that identifies an item.
+        make_update: A function that returns the update that adds an item.
+    """
     old_items = _index_items(old_document, list_name, key)
     for item_id, item in _index_items(new, list_name, key).items():
         if item_id not in old_items:
@@ -98,7 +112,16 @@ def _list_removed(old_document: Document, new: Document, list_name: str, key: st
 def _list_removals(
     old_document: Document, new: Document, list_name: str, key: str, action: str, field: str
 ) -> Iterator[Update]:
-    """Yield the update that removes all items of a list that the new document does not have."""
+    """Yield the update that removes all items of a list that the new document does not have, if there are such items.
+
+    Args:
+        old_document: The old metadata.
+        new: The new metadata.
+        list_name: The field with the list, such as `schemas`.
+        key: The field that identifies an item.
+        action: The name of the update.
+        field: The field of the update that lists the removed ids.
+    """
     removed_ids = _list_removed(old_document, new, list_name, key)
     if removed_ids:
         yield {"action": action, field: removed_ids}
@@ -120,7 +143,10 @@ def _list_property_updates(old_document: Document, new: Document) -> Iterator[Up
 
 
 def _list_snapshot_updates(old_document: Document, new: Document) -> Iterator[Update]:
-    """Yield the updates of snapshots and references."""
+    """Yield the updates of snapshots, and of the branches and tags that refer to them.
+
+    Snapshots are added before references are set, and removed after references are removed.
+    """
     snapshot_updates = list(
         _list_additions(old_document, new, "snapshots", "snapshot-id", lambda item: {"snapshot": item})
     )

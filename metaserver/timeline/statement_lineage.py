@@ -124,7 +124,10 @@ class StatementRuns:
         self._chars_by_principal: Counter[str] = Counter()
 
     def record(self, run: StatementRun) -> None:
-        """Add a run, or drop it if too many or too long runs wait, of all principals or of its principal."""
+        """Add a run to the queue, or drop and count it if the queue is full.
+
+        The queue limits the number of runs and their characters, in total and for each principal.
+        """
         chars = _count_chars(run)
         if (
             self._queue.full()
@@ -139,7 +142,10 @@ class StatementRuns:
         self._chars_by_principal[run.principal] += chars
 
     def _exceeds_share(self, principal: str, chars: int) -> bool:
-        """Return whether a further run with `chars` characters exceeds the principal's share of the queue."""
+        """Return whether a further run with `chars` characters exceeds the principal's share of the queue.
+
+        A principal without waiting runs can always add a run, even a long run.
+        """
         waiting_runs = self._runs_by_principal[principal]
         return waiting_runs > 0 and (
             waiting_runs >= _RUNS_PER_PRINCIPAL_MAX
@@ -195,7 +201,10 @@ def _count_chars(run: StatementRun) -> int:
 async def _make_events(
     run: StatementRun, store: PointerStore, load_metadata: LoadMetadata, catalog: CatalogName
 ) -> list[dict[str, Any]]:
-    """Return the event of the start and the event of the end of a run."""
+    """Return the event of the start and the event of the end of a run.
+
+    The schemas of all tables together are limited. A table whose schema does not fit is named without its schema.
+    """
     job_name = name_job(run.form) if run.form else await asyncio.to_thread(name_statement_job, run.statement)
     inputs: list[dict[str, Any]] = []
     schema_chars_left = _SCHEMA_CHARS_MAX

@@ -86,7 +86,10 @@ async def deliver_statements(
 async def _open_targets(
     settings: Settings, store: PointerStore, clock: Clock, load_metadata: LoadMetadata, stack: AsyncExitStack
 ) -> list[EventTarget]:
-    """Open the targets of events in the settings."""
+    """Open the targets of events in the settings. Webhooks and OpenLineage share an HTTP session, which `stack` closes.
+
+    Cookies are ignored, so that receivers cannot affect each other's requests.
+    """
     targets: list[EventTarget] = []
     if settings.event_kafka:
         address = parse_topic(settings.event_kafka, settings.event_kafka_client_properties)

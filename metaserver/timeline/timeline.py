@@ -80,7 +80,7 @@ class Timeline:
         self._news.set()
 
     def drain(self) -> None:
-        """Make every watch return because the server is stopping. Later watches do not wait."""
+        """Make every call of `watch` return because the server is stopping. Later calls do not wait."""
         self._is_draining = True
         for watcher in self._watchers:
             watcher.woken.set()
@@ -131,6 +131,7 @@ class Timeline:
         watcher = Watcher(where, counted)
         watcher.woken.set()  # The first read follows the registration, so no instant is missed.
         self._watchers.add(watcher)
+        # The poller reads the timeline for all watchers. The watcher waits until the poller knows the newest instant.
         if self._poller is None:
             self._ready_event.clear()
             self._poller = asyncio.create_task(self._poll(), name="timeline-poller")
@@ -157,7 +158,7 @@ class Timeline:
             raise
         if instants:
             watcher.where = msgspec.structs.replace(watcher.where, since=instants[-1].position)
-            if len(instants) == limit:
+            if len(instants) == limit:  # There may be more instants, so the next call must not wait.
                 watcher.woken.set()
         return instants
 
@@ -222,7 +223,10 @@ class Timeline:
                 return
 
     def _draw_pause_s(self) -> float:
-        """Return a time in seconds between 0.75 and 1.25 times the setting `watch_poll_s`."""
+        """Return a random time in seconds between 0.75 and 1.25 times the setting `watch_poll_s`.
+
+        So the replicas do not all read the store at the same time.
+        """
         (random_byte,) = self._clock.draw_bytes(1)
         return self._settings.watch_poll_s * (0.75 + random_byte / 255 / 2)
 

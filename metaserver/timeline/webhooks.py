@@ -22,7 +22,7 @@ _URL_DIGEST_DIGITS = 32
 
 
 def compute_signature(secret: str, at_s: int, body: bytes) -> str:
-    """Return the value of the header Seamark-Signature.
+    """Return the value of the header Seamark-Signature: the time `t` in seconds, and an HMAC `v1` of the time and body.
 
     A receiver computes v1 again, and refuses an old `t`, because the request may be a replay.
     """

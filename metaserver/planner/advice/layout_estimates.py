@@ -104,7 +104,7 @@ class LayoutEstimates(NamedTuple):
 class _PartitionSize(NamedTuple):
     """The numbers of files and layers of a partition after a rewrite.
 
-    A layer is a group of files that one rewrite sorts together. Each layer spans all values of the partition.
+    A layer is a group of files that a rewrite sorts together. Each layer spans all values of the partition.
     """
 
     files: int
@@ -245,7 +245,7 @@ def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_PartitionS
     total = 0
     for (all_files, layers), count in partitions.items():
         files = math.ceil(all_files / layers)
-        # A root such as 64 ** (1 / 3) can be slightly larger than the integer, so subtract the rounding error.
+        # A root such as 8 ** (1 / 3) can be slightly larger than the integer, so subtract the rounding error.
         slices = max(1, math.ceil(files ** (1 / len(columns)) - 1e-9))
         cells = math.prod(_count_slices(shares, slices) for shares in columns)
         kept_files = min(files, max(1, round(cells * files / slices ** len(columns)))) if cells else 0

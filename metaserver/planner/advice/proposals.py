@@ -447,7 +447,8 @@ class _Advisor:
     def _propose_buckets(self) -> Iterator[Proposal]:
         """Propose buckets of each column that statements compare with values, for an unpartitioned table.
 
-        The number of buckets is the largest of the proposed numbers for which each bucket fills a file.
+        The number of buckets is the largest of the proposed numbers for which each bucket fills a file, or the smallest
+        proposed number for a small table.
         """
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return

@@ -392,7 +392,7 @@ def _group_by_dimensions(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
 def _truncate_dimension(groups: pa.Table, dimension: _GroupedDimension) -> pa.ChunkedArray:
     """Return the column of a dimension, truncated to the unit of the dimension.
 
-    Timestamps are truncated without a time zone, because the engine truncates them in the same way.
+    Timestamps are truncated as plain times, without a conversion to a time zone.
     """
     values = groups[dimension.column]
     if dimension.unit is None:

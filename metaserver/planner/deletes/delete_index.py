@@ -75,7 +75,8 @@ def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> L
     """Return the first row ids of data files, int64[rows].
 
     Files without an id are assigned ids in order, starting at the manifest's first row id. The id of such a file is
-    the manifest's id plus the rows of all earlier files without an id, so all rows before the last one are read.
+    the manifest's id plus the record counts of all earlier files without an id. So the counts of earlier files are
+    needed, too.
 
     Returns:
         None if the manifest has no first row id. In this case, the first row ids of its files are ignored.

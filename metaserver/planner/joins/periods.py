@@ -35,8 +35,8 @@ _YEAR_KINDS = ("int", "long")
 def has_periods(transform: str, kind: str, other: str) -> bool:
     """Return whether values of type `other` can identify the period of a column of type `kind`.
 
-    A number can be a year, and a date or timestamp can be the start of a period. Periods of `timestamptz` depend on
-    the time zone of the session, so only dates identify its days.
+    A number can be a year, and a date or timestamp can be the start of a period. The start of a
+    period of `timestamptz` depends on the time zone of the session, so only years and dates are accepted for it.
     """
     if not accepts_type(transform, kind) or kind not in ("date", "timestamp", "timestamptz"):
         return False

@@ -296,6 +296,7 @@ def find_ranked_spans(
     starts, ends = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     for columns in files:
         rows = np.logical_and.reduce([column.present for column in columns])
+        # The value with the rank r has the position 2 r. Odd positions are between two values, as in `> value`.
         start = np.full(int(rows.sum()), -1, dtype=np.int64)
         end = np.full(len(start), 2 * len(values), dtype=np.int64)
         for column, op in zip(columns, operators, strict=True):
@@ -313,7 +314,13 @@ def find_ranked_spans(
 
 
 def _measure_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
-    """Return the distance of each start from an end, as a difference of the bytes after the common prefix."""
+    """Return the distance of each start from an end, as a difference of the bytes after the common prefix.
+
+    Args:
+        values: The sorted values, all with the same prefix.
+        starts: Positions of starts: twice the rank of a value, or one more for the gap after it.
+        ends: Positions of ends.
+    """
     assert values.starts is not None
     assert values.heap is not None
     begins, stops = values.starts[:-1], values.starts[1:]
@@ -333,7 +340,7 @@ def _measure_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
 
 
 def _select_keys_at_ranks(values: Distinct, ranks: Longs, kind: str) -> KeySet:
-    """Return the keys at ascending ranks. The rank -1 means no start, and the number of keys means no end."""
+    """Return the keys at ascending ranks. The rank -1 means that a span has no start, and the number of keys no end."""
     all_keys = KeySet(kind, values)
     keys = [
         _LOWEST if rank < 0 else _HIGHEST if rank == len(values) else bytes(all_keys.get_key(rank))
@@ -344,7 +351,10 @@ def _select_keys_at_ranks(values: Distinct, ranks: Longs, kind: str) -> KeySet:
 
 
 def convert_spans_to_key_sets(starts: Longs, ends: Longs, kind: str) -> tuple[KeySet, KeySet]:
-    """Return the starts and the ends of merged spans as keys."""
+    """Return the starts and the ends of merged spans as keys.
+
+    A key is the number as an unsigned integer with the same order, so its first bit is inverted.
+    """
     sign = np.uint64(SIGN)
     return KeySet(kind, Distinct(starts.view(np.uint64) ^ sign)), KeySet(kind, Distinct(ends.view(np.uint64) ^ sign))
 
@@ -360,7 +370,7 @@ def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) ->
 
 
 def _make_key_span_condition(column: LimitedColumn, start: int | bytes, end: int | bytes) -> Expression:
-    """Return the condition that a column is between two keys."""
+    """Return the condition that a column is between two keys. `_LOWEST` and `_HIGHEST` mean that there is no limit."""
     if isinstance(start, int) and isinstance(end, int):
         return make_span_condition(column, start - SIGN, end - SIGN)
     assert isinstance(start, bytes)

@@ -22,7 +22,7 @@ Key = int | float | bytes
 
 
 class Axis(NamedTuple):
-    """The distinct bounds of a column's files in ascending order, each with a position from 0 to 1.
+    """The distinct bounds of a column's files in ascending order, each with a position from 0 to 1 for a diagram.
 
     Attributes:
         by_value: Whether positions are proportional to the values. If it is False, they are proportional to the ranks.
@@ -86,7 +86,7 @@ class Ranges(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A group of files with neighbouring ranges, which is shown as one bar.
+    """A group of files with neighbouring ranges of a column's values, which a diagram shows as one bar.
 
     Attributes:
         low, high: The positions of the lowest lower bound and the highest upper bound.
@@ -110,7 +110,8 @@ class SizeClass(NamedTuple):
 def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_rank: bool) -> tuple[Axis, list[Ranges]]:
     """Return an axis with the bounds of a column, and the ranges of each snapshot's files on the axis.
 
-    The type of `column` must have bounds.
+    The type of `column` must have bounds. All snapshots share the axis, so that their diagrams can be compared.
+    `by_rank` places the bounds evenly on the axis, instead of by their values.
     """
     bounds = [_read_keys(files.find_statistics(column)) for files in snapshots]
     axis, ranks = _build_axis([keys for lower_and_upper in bounds for keys in lower_and_upper], by_rank)
@@ -169,7 +170,10 @@ def _read_keys(stats: FoundStatistics) -> tuple[Any, Any]:
 
 
 def _build_axis(bounds: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]:
-    """Return the axis of all keys, and for each item of `bounds`, the ranks of its keys."""
+    """Return the axis of all keys, and for each item of `bounds`, the ranks of its keys.
+
+    Numbers are placed by value, unless `by_rank` is True or a key is infinite. Strings are always placed by rank.
+    """
     if any(isinstance(item, list) for item in bounds):
         texts: list[Key] = sorted({key for item in bounds for key in item})
         rank_by_key = {key: number for number, key in enumerate(texts)}

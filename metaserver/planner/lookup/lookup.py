@@ -149,7 +149,10 @@ class FoundFiles:
         return FoundStatistics(self, column)
 
     def slice_files(self, start: int, end: int) -> FoundFiles:
-        """Return the files from index `start` (included) to `end` (excluded)."""
+        """Return the files from index `start` (included) to `end` (excluded).
+
+        The columns of the table are the block, the first row, the number of files, and the start in `picks`.
+        """
         if start <= 0 and end >= self.file_count:
             return self
         counts = self._table[:, 2]
@@ -169,6 +172,7 @@ class FoundFiles:
         """Return an integer field of the entries. An entry without a value inherits the value of its manifest.
 
         Args:
+            name: The name of the field.
             get_inherited_value: A function that returns the value of a manifest.
         """
         stored_values = self.read_longs(name)
@@ -197,7 +201,10 @@ class FoundFiles:
         return _lookup.read_doubles(bound_column.layout, self._table, self._picks)
 
     def _read_strings(self, bound_columns: tuple[BoundColumn, ...]) -> Strings:
-        """Return the strings of a stored column, or missing values if none of `bound_columns` has strings."""
+        """Return the strings of a column, or missing values if the column has no strings.
+
+        `bound_columns` has a layout for each form in which blocks store the column.
+        """
         bound_column = _find_column_of_form(bound_columns, Form.STRINGS)
         if bound_column is None:
             files = self.file_count
@@ -218,6 +225,7 @@ class FoundStatistics:
         """Read several columns at once, which is faster than separate calls.
 
         The names `lower` and `upper` read the bounds, like `read_bounds`. Other names read counts, like `counts`.
+        Integers of all columns are read together. Bounds that need a conversion are read alone.
         """
         files = self._files
         view, layouts_of_view, column_id = files.view, files._layouts, self.column.id
@@ -243,14 +251,14 @@ class FoundStatistics:
         return results
 
     def read_integer_counts(self, name: str) -> IntegerColumn:
-        """Return the result of `counts` as a lazy column."""
+        """Return one kind of counts as a column that is read when it is written into an Arrow buffer."""
         files = self._files
         return IntegerColumn(
             files, _find_column_of_form(files._layouts.find_counts(files.view, name, self.column.id), Form.INTEGERS)
         )
 
     def read_integer_bounds(self, side: str) -> IntegerColumn | None:
-        """Return the result of `read_bounds` as a lazy column.
+        """Return the bounds of one side as a column that is read when it is written into an Arrow buffer.
 
         Returns:
             None if the bounds are not integers, or need a conversion.
@@ -344,7 +352,11 @@ def find_files_by_prefix(view: TableView, prefix: Prefix = EVERYTHING) -> FoundF
 
 
 def find_files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
-    """Return the data files with these ascending entry ids, int64[files]."""
+    """Return the data files with these ascending entry ids, int64[files].
+
+    An entry id has the ordinal of the manifest in its upper bits, and the row in its block in its lower bits. Each
+    block gives a segment. It lists its rows only if they are not consecutive.
+    """
     if not len(entry_ids):
         return FoundFiles(view, np.empty((0, 4), dtype=np.int64))
     ordinals, local = entry_ids >> ENTRY_BITS, entry_ids & ENTRY_MASK
@@ -360,7 +372,7 @@ def find_files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
 
 
 def _find_column_of_form(bound_columns: tuple[BoundColumn, ...], form: Form) -> BoundColumn | None:
-    """Return the layout whose values have this form, or None."""
+    """Return the layout whose values have this form (integers, floats or strings), or None."""
     for bound_column in bound_columns:
         if bound_column.form is form:
             return bound_column
@@ -448,7 +460,15 @@ class _Layouts:
     def _compute_layouts(
         self, view: TableView, key: tuple[str, int], get_packed: Callable[[Block], Packed | None]
     ) -> tuple[BoundColumn, ...]:
-        """Compute the layouts of a column, and cache them."""
+        """Compute the layouts of a column in all blocks, and cache them.
+
+        A layout has the addresses of the arrays. There is a layout for each form in which blocks store the column.
+
+        Args:
+            view: The view with the blocks.
+            key: The key of the column in the cache.
+            get_packed: A function that returns the packed column of a block.
+        """
         bound_columns = compute_bound_columns(
             view, make_object_array([get_packed(block) for block in view.blocks]), None
         )

@@ -38,13 +38,14 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
         time, column = time_and_column
         if column is None:
             continue
-        if column.packed.width == 0 and column.packed.presence == NONE:
+        if column.packed.width == 0 and column.packed.presence == NONE:  # All rows have the same value.
             oldest = min(oldest, compute_partition_end_ms(time, column.packed.base))
             continue
         values = read_longs_at(column, ids_of_block & ENTRY_MASK)
         if column.packed.presence != NONE:
             values = values[values != MISSING]
         if len(values):
+            # For few values, Python is faster than NumPy.
             earliest = min(values.tolist()) if len(values) <= _LISTED_VALUES_MAX else int(values.min())
             oldest = min(oldest, compute_partition_end_ms(time, earliest))
     return oldest

@@ -56,7 +56,10 @@ class FilesByPartition(NamedTuple):
 
 
 def group_by_partition(data_files: FoundFiles) -> FilesByPartition:
-    """Group files by partition. Partitions are in the order of their first files."""
+    """Group files by partition. Partitions are in the order of their first files.
+
+    The rows of each block are grouped first, so that Python reads only one partition tuple for each group.
+    """
     number_by_partition: dict[tuple[object, ...], int] = {}
     partitions: list[PartitionTuple] = []
     parts: list[Longs] = []
@@ -84,9 +87,11 @@ def _read_partition(segment: Segment, row: int) -> PartitionTuple:
 
 
 def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
-    """Return one example row of the block for each partition, and the number of each file's partition.
+    """Group the rows of a block by partition.
 
-    The numbers are int64[files], and count the examples. Partitions are in the order of their first files.
+    Returns:
+        The first row of each partition, and for each file the position of its partition among these rows,
+        int64[files]. Partitions are in the order of their first files.
     """
     files = segment.files
     group_numbers = np.zeros(files, dtype=np.int64)
@@ -108,7 +113,10 @@ def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
 
 
 def _read_ordinals(column: PackedColumn, rows: Longs) -> Longs:
-    """Return numbers that are equal if and only if the column's values are equal, int64[rows]."""
+    """Return numbers that are equal if and only if the column's values are equal, int64[rows].
+
+    Floats are compared by their bits, and all NaNs get the same bits. A missing value is -1.
+    """
     if column.packed.form == Form.STRINGS:
         ids: dict[bytes | None, int] = {}
         return np.array([ids.setdefault(text, len(ids)) for text in read_strings(column, rows)], dtype=np.int64)

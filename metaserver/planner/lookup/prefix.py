@@ -87,11 +87,13 @@ class Prefix:
     by_spec: Mapping[int, Expression] | None = None
 
     def find_whole_blocks(self, view: TableView) -> Longs | None:
-        """Return the blocks whose files all match, if no file of another block matches.
+        """Return the blocks whose files all match the prefix, if no file of another block matches.
 
-        The result is int64[n], ascending. It is None if a file of another block may match.
-        Usually, manifests are written by partition and each block has one value, so a lookup suffices and no kernel
-        is needed.
+        Usually, each manifest has one partition, so each block has one value of each partition field. A lookup of the
+        value then suffices, without comparing every file.
+
+        Returns:
+            int64[n], ascending, or None if some but not all files of a block may match.
         """
         if self.by_spec is None:
             return np.flatnonzero(view.row_counts)
@@ -116,7 +118,11 @@ class Prefix:
         )
 
     def select(self, view: TableView) -> FileSelection:
-        """Return the data files of the view in these partitions. Any values in the blocks are supported."""
+        """Return the data files of the view in these partitions.
+
+        Fast comparisons do not support some blocks, such as those with promoted dates. Their rows are compared one by
+        one.
+        """
         selection = FileSelection.select_all(view)
         if self.by_spec is None:
             return selection
@@ -182,11 +188,13 @@ class _BlockValues:
             return None if self.has_mixed_nulls else self._by_key.get(None, _NO_BLOCKS)
         if predicate.op is not Op.EQ:
             return None
+        # A block with several values may contain the value if it is between the block's lowest and highest value.
         for form, low, high in self._mixed_blocks:
             key = encode_key(form, predicate.kind, predicate.values[0])
             position = np.uint64(int.from_bytes(key[:8].ljust(8, b"\0"), "big")) if isinstance(key, bytes) else key
             if ((low <= position) & (high >= position)).any():
                 return None
+        # Blocks may store the same value in different forms, so look up the key of each form.
         blocks = _NO_BLOCKS
         for form in self._forms:
             numbers = self._by_key.get(encode_key(form, predicate.kind, predicate.values[0]), _NO_BLOCKS)
@@ -215,7 +223,7 @@ class _BlockValuesCache:
 
 
 def _get_block_values(view: TableView, spec_id: int, predicate: Bound) -> _BlockValues:
-    """Return the distinct values of a partition field in each block. They are cached with the view."""
+    """Return the values of a partition field by block, for the lookup of a predicate. They are cached with the view."""
     cached_values = view.derived.get(_BlockValuesCache) or view.derived.keep(_BlockValuesCache())
     key = (spec_id, predicate.column_id, predicate.kind)
     values = cached_values.by_field.get(key)
@@ -308,6 +316,7 @@ class PrefixCache:
         Raises:
             BadRequest: The prefix is invalid.
         """
+        # Comparing ids is fast. An entry references the objects, so no other objects can get these ids.
         version = (id(metadata.partition_specs), id(metadata.schemas), metadata.current_schema_id)
         fields_and_prefix = self._cache.get((*version, text))
         if fields_and_prefix is not None:
@@ -334,7 +343,7 @@ def _collect_table_fields(metadata: TableMetadata) -> _TableFields:
 
 
 def _parse_partition(text: str) -> dict[str, _RawValue]:
-    """Split a prefix into its unparsed values, by field name.
+    """Split a prefix into its unparsed values, by field name. A prefix is a JSON object or a path such as `day=1/b=2`.
 
     Raises:
         BadRequest: The text is too long, has no value for a name, or has a field twice.
@@ -352,12 +361,15 @@ def _parse_partition(text: str) -> dict[str, _RawValue]:
             raise BadRequest(f"partition has {part[:100]!r}; expected name=value, as in day=2024-01-01/bucket=3")
         if name in values:
             raise BadRequest(f"partition has the field {name[:100]!r} twice; send each field once")
+        # A plus sign in a path is a plus sign, and not a space.
         values[name] = _RawValue(unquote(value.replace("+", "%2B")), path=True)
     return values
 
 
 def _group_filters(fields: _Fields, values: dict[str, _RawValue]) -> dict[int, Expression]:
-    """Return the condition on the partition values of each spec.
+    """Return the condition on the partition values of each spec. A spec without a field of the prefix gets FALSE.
+
+    A field may have different types in different specs, so a value need be valid in only one of them.
 
     Raises:
         BadRequest: A value is invalid for its field in all specs.
@@ -382,7 +394,10 @@ def _group_filters(fields: _Fields, values: dict[str, _RawValue]) -> dict[int, E
 
 
 def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Field | None:
-    """Return the spec's field with this name. If there is none, use the field id that the name has in another spec."""
+    """Return the spec's field with this name. If there is none, use the field id that the name has in another spec.
+
+    A partition field can be renamed, and keeps its id.
+    """
     match = next((field for field in spec.fields if field.name == name), None)
     if match is None:
         ids = {field.field_id for other in metadata.partition_specs for field in other.fields if field.name == name}
@@ -405,7 +420,10 @@ def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Fie
 
 
 def get_field_kind(metadata: TableMetadata, field: PartitionField) -> str | None:
-    """Return the current type of a partition field's values, or None if no schema defines it."""
+    """Return the current type of a partition field's values, or None if no schema defines it.
+
+    If the source column was dropped, its type is that of the newest schema with the column.
+    """
     if len(field.sources) != 1:
         return None
     source = field.sources[0]
@@ -435,7 +453,7 @@ def _make_predicate(field: _Field, raw: _RawValue) -> Expression:
     if raw.value is None or (raw.path and raw.value in _NULLS):
         return Bound(Op.IS_NULL, field.id, field.name, kind, "identity", kind, ())
     value = _parse_value(field, raw)
-    if value is None:
+    if value is None:  # The value is beyond the range of the type.
         return FALSE
     if isinstance(value, float) and math.isnan(value):
         return Bound(Op.IS_NAN, field.id, field.name, kind, "identity", kind, ())
@@ -443,7 +461,7 @@ def _make_predicate(field: _Field, raw: _RawValue) -> Expression:
 
 
 def _parse_value(field: _Field, raw: _RawValue) -> Value | None:
-    """Parse a value of the request.
+    """Parse a value of the request in the format of JSON or of paths, in which some types have other formats.
 
     Returns:
         None if no value of the type can be equal to it.

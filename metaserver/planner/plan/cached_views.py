@@ -93,7 +93,10 @@ class _PrincipalMemory:
         """For each block, a list of two numbers: the views that contain the block, and its counted bytes."""
 
     def put(self, key: ViewKey, cached_view: CachedView) -> None:
-        """Add a view of the principal."""
+        """Add a view of the principal.
+
+        Several views may share a block. It counts once, and the number of its views is kept with its size.
+        """
         self.views[key] = cached_view
         for block in cached_view.all_blocks:
             count_and_bytes = self._blocks.setdefault(block, [0, 0])
@@ -101,7 +104,7 @@ class _PrincipalMemory:
             self._update_block_size(block, count_and_bytes)
 
     def refresh(self, cached_view: CachedView) -> None:
-        """Update the counted sizes of the view's blocks."""
+        """Update the counted sizes of the view's blocks, which grow while plans use them."""
         for block in cached_view.all_blocks:
             self._update_block_size(block, self._blocks[block])
 
@@ -198,7 +201,10 @@ class CachedViews:
         self._update_large_principals(cached_view.holder, holder_memory)
 
     def _update_large_principals(self, holder: str, holder_memory: _PrincipalMemory) -> None:
-        """Record whether the principal's views use more than their share of the budget."""
+        """Record whether the principal's views use more than their share of the budget.
+
+        The empty principal, for views that the server makes for itself, has no limit.
+        """
         if holder and holder_memory.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
             self._large_holders.add(holder)
         else:
@@ -213,12 +219,21 @@ class CachedViews:
         ]
 
     def find_view_with_shared_edge(self, blocks: Sequence[Block]) -> TableView | None:
-        """Return a recently used view whose first or last block is the first or last of `blocks`, or None."""
+        """Return a recently used view whose first or last block is the first or last of `blocks`, or None.
+
+        Such a view is probably of a neighbouring snapshot, so a new view can reuse what was computed for it.
+        """
         edges = {*blocks[:1], *blocks[-1:]}
         return next((view for view in self._list_recent() if not edges.isdisjoint(view.edges)), None)
 
     def find_shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
-        """Return the block of each manifest in a recent view that shares its first or last manifest, or None."""
+        """Return the block of each manifest, from a recent view with the same first or last manifest.
+
+        Neighbouring snapshots share most manifests, usually including the first or the last.
+
+        Returns:
+            None for each manifest that the view does not have, and for all manifests if there is no such view.
+        """
         edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
         for view in self._list_recent():
             if not edges.isdisjoint(map(id, (*view.manifests[:1], *view.manifests[-1:]))):
@@ -245,7 +260,7 @@ class CachedViews:
         if blocks_bytes + used_view.added_bytes > self.budget_bytes:
             for key in [key for key, cached_view in self._views.items() if cached_view is used_view]:
                 self._evict_view(key)
-            leaving_bytes = blocks_bytes
+            leaving_bytes = blocks_bytes  # These blocks will be freed after the call, so they do not count.
         elif used_view.charged_bytes != _EVICTED:
             holder_memory = self._memory_by_principal[used_view.holder]
             holder_memory.refresh(used_view)
@@ -254,7 +269,11 @@ class CachedViews:
             self._evict_view(self._choose_evicted_key())
 
     def _choose_evicted_key(self) -> ViewKey:
-        """Return the key of the view to evict next."""
+        """Return the key of the view to evict next.
+
+        It is the oldest view of a principal that uses more than its share, if other principals also have views. A
+        principal keeps its last view. Otherwise, it is the oldest view of all.
+        """
         if len(self._memory_by_principal) > 1:
             for holder in self._large_holders:
                 views = self._memory_by_principal[holder].views

@@ -51,6 +51,9 @@ class LocationChecker:
     async def check(self, uuid: str, metadata: TableMetadata, lists: Sequence[str], view: TableView) -> None:
         """Check that no other table claims a location that the snapshot names.
 
+        Most files are in the table's own folders, so only paths outside of them are checked. Paths with `..` may lead
+        to other folders, so they are always checked. For blocks, the common prefix of their paths is checked first.
+
         Raises:
             Forbidden: The snapshot names a file in a location that a table other than `uuid` claims.
         """
@@ -182,14 +185,16 @@ class _Folders:
         return _FOLDERS_BYTES + self.blocks.nbytes + sum(_FOLDER_BYTES + len(name or b"") for name in self.names)
 
     def _find_outside(self, prefixes: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
-        """Return whether each folder is outside the prefixes, bool[names].
+        """Return whether each folder is outside the table's own folders, bool[names].
 
-        A prefix ends with a slash, so a path begins with the prefix if and only if its folder does.
+        Args:
+            prefixes: The path prefixes of the table's own folders. Each ends with a slash, so a path begins with a
+                prefix if and only if its folder does.
         """
         return np.array([name is not None and not (name + b"/").startswith(prefixes) for name in self.names], np.bool_)
 
     def find_manifests_to_check(self, prefixes: tuple[bytes, ...]) -> set[str]:
-        """Return the folders of manifests whose path is outside the prefixes, or contains dots."""
+        """Return the folders of manifests whose path is outside the prefixes, or contains `..`."""
         numbers = self.blocks[:, _MANIFEST]
         is_checked = self._find_outside(prefixes)[numbers] | (self.blocks[:, _DOTTED] != 0)
         return {
@@ -207,7 +212,10 @@ class _Folders:
 
 
 def _list_folders(view: TableView) -> _Folders:
-    """Return the folders of the files of a view. They are cached with the view."""
+    """Return the folders of the files of a view. They are cached with the view.
+
+    The base is a view that shares blocks. Only the folders of other blocks are computed.
+    """
     folders = view.derived.get(_Folders)
     if folders is None:
         base = view.base
@@ -217,7 +225,15 @@ def _list_folders(view: TableView) -> _Folders:
 
 
 def _list_roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[str]) -> tuple[str, ...]:
-    """Return the path prefixes of `locations`, in the spelling of this table's writers."""
+    """Return the path prefixes of the table's own locations, in the spelling of its writers.
+
+    One location can have several spellings, such as `s3://` and `s3a://`. Paths of files have that of the metadata.
+
+    Args:
+        warehouse: The warehouse, which converts a spelling to a key.
+        metadata: The metadata of the table, with its locations.
+        locations: The keys of the locations that the table has claimed.
+    """
     table_locations = [
         metadata.location,
         *(metadata.properties[name] for name in PATH_PROPERTIES if name in metadata.properties),
@@ -243,7 +259,7 @@ def _collect_folders(blocks: Iterable[Block], roots: tuple[str, ...]) -> set[str
 
 
 def _find_folders_with_dots(blocks: Iterable[Block]) -> set[str]:
-    """Return the folders of the blocks' files whose paths have dots."""
+    """Return the folders of the blocks' files whose paths contain `..`."""
     paths = (block.read_text("file_path", row) for block in blocks for row in range(block.rows))
     return {_cut_folder(path) for path in paths if path is not None and _DOTS in path}
 

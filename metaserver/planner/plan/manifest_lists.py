@@ -95,7 +95,10 @@ class ManifestLists:
     async def _find(self, snapshot: Snapshot, table: str) -> SnapshotManifests:
         """Return the manifests of a snapshot, from the cache if possible.
 
+        Version 1 metadata may name the manifests themselves instead of a manifest list.
+
         Args:
+            snapshot: The snapshot.
             table: The location of the table.
         """
         if snapshot.manifest_list is not None:
@@ -117,6 +120,7 @@ class ManifestLists:
             location: The location of the manifest list.
             table: The location of the table.
         """
+        # The previous list has most of the manifests, and the new list shares their memory.
         latest = self._latest_locations.get(table)
         previous = None if latest is None else self._cache.get(latest)
         decoded_list = await self._blocks.read_manifest_list(location, None if previous is None else previous.decoded)

@@ -32,10 +32,10 @@ If all rows of these files match, other files are not examined, and the plan may
 
 
 def weaken_to_java_pruning(expression: Expression) -> Expression:
-    """Return a bound expression whose column statistics prune at most the files that Java's statistics prune.
+    """Return a weaker expression, which prunes by column statistics at most the files that Java prunes.
 
-    Java does not evaluate lists longer than `IN_VALUES_MAX` (`InclusiveMetricsEvaluator`). Its releases differ in how
-    they evaluate negations and transforms.
+    Predicates that Java may not evaluate become TRUE. Java does not evaluate lists longer than `IN_VALUES_MAX`
+    (`InclusiveMetricsEvaluator`). Its releases differ in how they evaluate negations and transforms.
     """
     return replace_predicates(expression, lambda predicate: predicate if _is_simple(predicate) else TRUE)
 
@@ -44,6 +44,10 @@ def find_file_against_metadata_delete(
     scan: ScanPlan, expression: Expression, by_spec: Mapping[int, Expression], is_expired: Expired
 ) -> int | None:
     """Return the entry id of a file that prevents the client from deleting by metadata.
+
+    Spark deletes whole files by metadata if the plan has only files whose rows all match. Iceberg's library then fails
+    if it finds a file that the plan has left out, but of which only some rows may match. With such a file in the plan,
+    Spark rewrites files instead.
 
     Args:
         scan: The plan, without this file.
@@ -73,7 +77,8 @@ def _is_simple(predicate: Bound) -> bool:
 def _do_partitions_decide_all_files(scan: ScanPlan) -> bool:
     """Return whether partition values prove for each file of the plan that either all rows match or no row matches.
 
-    The answer to Spark contains no statistics, and no files whose residual is FALSE.
+    Only the first `_EXAMINED_FILES_MAX` files are examined. Statistics do not matter, because the answer to
+    Spark contains no statistics, and no files whose residual is FALSE.
     """
     examined_ids = islice(scan.entry_ids.tolist(), _EXAMINED_FILES_MAX)
     return all(scan.compute_residual(entry_id) in (TRUE, FALSE) for entry_id in examined_ids)

@@ -103,8 +103,12 @@ class PlanFiles(NamedTuple):
 def find_kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = False) -> KeptManifests:
     """Return the entries of each manifest of the scan's snapshot that the plan keeps.
 
+    A manifest is used unchanged only if the plan keeps all of its files, and no value in it must be changed.
+
     Args:
-        hidden: See `KeptManifests`.
+        scan: The plan.
+        format_version: The format version of the new manifest list.
+        hidden: Whether to hide values that mislead readers whose rules differ from Iceberg's.
     """
     view = scan.view
     numbers, local = view.split_entry_ids(scan.entry_ids)
@@ -198,7 +202,10 @@ class PlanWriter:
 def _read_entries(
     manifest: DecodedManifest, part: ManifestPart, metadata: TableMetadata, *, hidden: bool
 ) -> list[ManifestEntry]:
-    """Return the entries that the plan keeps, with inherited fields, and without metrics that readers cannot use."""
+    """Return the entries that the plan keeps, with inherited fields, and without metrics that readers cannot use.
+
+    First row ids are assigned before entries are left out, because each id depends on all earlier entries.
+    """
     first = part.manifest.first_row_id
     if first is not None:
         stored_ids, counts = manifest.longs["first_row_id"], manifest.longs["record_count"]
@@ -270,7 +277,10 @@ def encode_plan_files(
 def _write_new_manifests(
     entries: list[ManifestEntry], metadata: TableMetadata, snapshot: Snapshot
 ) -> Iterator[tuple[ManifestFile, bytes]]:
-    """Yield a manifest for each partition spec, with its content. The path of the manifest is empty."""
+    """Yield a manifest for each partition spec, with its content. The caller sets the path of the manifest.
+
+    All entries get the status EXISTING, because the plan adds no files to the table.
+    """
     by_spec: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
     for entry in entries:
         by_spec[entry.file.spec_id].append(msgspec.structs.replace(entry, status=EXISTING))

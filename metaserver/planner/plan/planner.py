@@ -178,7 +178,7 @@ class Planner:
             log.warning("cached_block_damaged", error=error.message)
         if self._blocks.has_damaged:
             await self._remove_damaged()
-        return await work()
+        return await work()  # A second failure is reported to the client.
 
     async def _remove_damaged(self) -> None:
         """Remove damaged blocks and the views that contain them.
@@ -241,7 +241,7 @@ class Planner:
             self._views.evict_over_budget(cached_view)
 
     def _open_index_access(self, bound_scan: BoundScan, entry: Entry | None) -> IndexAccess | None:
-        """Return the access to the table's indexes, or None if the plan may use no index."""
+        """Return the access to the table's indexes, or None if the table has no index or the plan has no filter."""
         if (
             entry is None
             or self._index_selection is None
@@ -278,6 +278,7 @@ class Planner:
         is_quick = _is_quick(cached_view.view, bound_scan) and (probe is None or not probe.can_prune_by_row)
         scan = plan() if is_quick else await asyncio.to_thread(plan)
         if index_access is not None and probe is not None:
+            # The first run notes which rows of large bitmap indexes it needs. Load them, and run once more.
             if probe.missing_rows and await index_access.index_selection.load_rows(probe):
                 probe.reset_counts()
                 scan = await asyncio.to_thread(plan)
@@ -301,7 +302,7 @@ class Planner:
         return probe is not None and not probe.is_late and all(map(probe.covers_all_files, definitions))
 
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
-        """Load the view of a snapshot with all files, without pruning."""
+        """Load the view of a snapshot: all its files, without pruning. The filter of the request is ignored."""
         bound_scan = BoundScan.bind(metadata, request)
         cached_view = await self._repeat_if_damaged(partial(self._load_checked_view, bound_scan, None, whole=True))
         self._views.evict_over_budget(cached_view)
@@ -411,7 +412,10 @@ class Planner:
     async def _load_checked_view(
         self, bound_scan: BoundScan, entry: Entry | None, *, whole: bool = False
     ) -> CachedView:
-        """Load the view with `_load_view`, and check the locations of its files.
+        """Return the view from the cache or load it, and check the locations of its files.
+
+        Manifest lists and manifests are checked before they are read, and data files afterwards. A view remembers for
+        which table and allowed locations it was checked.
 
         Raises:
             Forbidden: The snapshot names files in a location that another table claims.
@@ -490,7 +494,7 @@ class Planner:
         return await self._loads.run(key, load)
 
     async def _run(self, view: TableView, work: Callable[[], T]) -> T:
-        """Run work on a view in a thread, unless the view is small or has no deletes."""
+        """Run work on a view in a thread, unless the work is quick because the view is small or has no deletes."""
         if _is_small(view) or not view.delete_file_count:
             return work()
         # Do not use the decoders' pool: loading one table must not delay planning on another table.
@@ -533,7 +537,8 @@ def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
 def _has_same_schemas(cached_plan: ScanPlan, metadata: TableMetadata) -> bool:
     """Return whether a cached plan was made with the same schemas and specs.
 
-    Tables registered from one metadata file share snapshots, but may evolve differently afterwards.
+    Two tables that were registered from one metadata file share snapshots and cached plans. Their schemas and specs
+    may change differently afterwards.
     """
     plan_metadata = cached_plan.metadata
     return plan_metadata.schemas == metadata.schemas and plan_metadata.partition_specs == metadata.partition_specs

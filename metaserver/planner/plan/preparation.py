@@ -71,7 +71,11 @@ class Preparation:
         self._commit_recorded = asyncio.Event()
 
     async def follow(self) -> None:
-        """Follow the timeline until the task is cancelled, and record the commits to recently planned tables."""
+        """Follow the timeline until the task is cancelled, and record the commits to recently planned tables.
+
+        While no table was planned recently, the method waits for the next plan instead of reading the timeline. The
+        timeout makes it check this again even if there are no commits.
+        """
         while True:
             await self._planned_tables.noted.wait()
             self._planned_tables.noted.clear()
@@ -120,7 +124,10 @@ class Preparation:
         return next_uuid, shortest_wait_s
 
     async def _prepare(self, uuid: str, namespace: NamespacePath, name: str) -> None:
-        """Make the view of a table's current snapshot, unless the table was replaced or dropped."""
+        """Make the view of a table's current snapshot, unless the table was replaced or dropped.
+
+        The next view of the table is made after a pause that is proportional to the time that this view took.
+        """
         planned_table, start_s = self._planned_tables.get(uuid), self._clock.monotonic()
         if planned_table is None:
             return

@@ -34,7 +34,11 @@ _APPLIED_BY = "`seamark run compact` applies them"
 
 
 def is_misleading(view: TableView, metadata: TableMetadata) -> bool:
-    """Return whether a reader whose rules differ from Iceberg's may leave out files that its query needs."""
+    """Return whether a reader whose rules differ from Iceberg's may leave out files that its query needs.
+
+    It may do so by unusable bounds, by bounds of columns with NaN, and by partition fields that are not plain values
+    of a current column.
+    """
     if any(block.has_unusable_bounds or may_have_nan(block) for block in view.blocks):
         return True
     specs = {block.spec_id for block in view.blocks}
@@ -55,7 +59,14 @@ def may_have_nan(block: Block) -> bool:
 
 
 def drop_nan_bounds(file: ContentFile, find_type: Callable[[int], Type | None]) -> ContentFile:
-    """Return the content file without bounds of columns that may have NaN."""
+    """Return the content file without bounds of columns that may have NaN.
+
+    Bounds ignore NaN, but some readers order NaN above all numbers, and would leave out files with NaN.
+
+    Args:
+        file: The content file.
+        find_type: A function that returns the type of a column by its id.
+    """
     changes = {}
     for name in ("lower_bounds", "upper_bounds"):
         bounds: dict[int, bytes] = getattr(file, name) or {}
@@ -135,7 +146,10 @@ def _has_source(field: PartitionField, metadata: TableMetadata) -> bool:
 
 
 def _to_void_field(field: PartitionField, field_id: int, metadata: TableMetadata) -> PartitionField:
-    """Return a void field with this id, in place of a partition field."""
+    """Return a void field, whose value is always null, with this id, in place of a partition field.
+
+    A field needs a source column. If the original source was dropped, it is any primitive column.
+    """
     schema = metadata.current_schema
     source = field.sources[0] if len(field.sources) == 1 and _has_source(field, metadata) else None
     if source is None:

@@ -120,7 +120,8 @@ def _list_stages(
     if bound_scan.options.is_incremental:
         ids = {snapshot.snapshot_id for snapshot in list_appends(bound_scan.metadata, bound_scan.options)}
         yield "appended", partial(keep_appended_files, snapshot_ids=ids)
-    if bound_scan.is_unfiltered:  # A stage would leave out files without rows.
+    # A scan without a filter returns all files. Statistics would leave out files without rows.
+    if bound_scan.is_unfiltered:
         return
     by_spec = _make_partition_filters(view, bound_scan)
     if any(expression != TRUE for expression in by_spec.values()):

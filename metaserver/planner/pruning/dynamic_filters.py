@@ -64,7 +64,10 @@ class DynamicFilter:
             return self._make_predicate(Op.NOT_NULL)
 
     def _build_condition(self) -> Expression:
-        """Build the condition of `as_condition`."""
+        """Return the condition that the column has one of the keys, or is in their range if there are many keys.
+
+        A range cannot express many UUIDs, so the condition is then only that the value is not null.
+        """
         if not len(self.keys):
             return FALSE
         if len(self.keys) == 1:
@@ -96,7 +99,7 @@ class DynamicFilter:
 
 
 def split_by_size(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression, tuple[DynamicFilter, ...]]:
-    """Split filters into an expression for those with few keys, and a tuple of those with many keys.
+    """Split filters into an expression for filters with few keys, and a tuple of the filters with many keys.
 
     The result does not depend on the order of the input.
     """

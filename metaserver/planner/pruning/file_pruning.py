@@ -58,7 +58,10 @@ def narrow_by_expression(
     narrow_by_predicate: Callable[[FileSelection, Bound], None],
     is_expired: Expired,
 ) -> None:
-    """Narrow a selection by an expression.
+    """Keep the files of a selection that may have rows for which an expression is true.
+
+    AND narrows by each child, the cheapest first. OR keeps the files that any child keeps. If the time budget is
+    exhausted, the remaining parts are skipped, which keeps more files.
 
     Args:
         selection: The selection.
@@ -100,18 +103,28 @@ def _estimate_cost(expression: Expression) -> int:
 
 
 def compare_keys(selection: FileSelection, sides: BoundColumns, op: int, key: bytes) -> None:
-    """Narrow by a comparison of strings with an index key. Layouts of other forms are ignored."""
+    """Keep the files for which a string column satisfies a comparison with a key.
+
+    Args:
+        selection: The selection.
+        sides: The layouts of the column. Layouts of other forms than strings are ignored.
+        op: The operator: `LE`, `LT`, `GE` or `GT`.
+        key: The bytes of the compared string.
+    """
     for side in sides:
         if side.form is Form.STRINGS:
             run_comparison(selection, side, op, key, uuid=False)
 
 
 def run_comparison(selection: FileSelection, side: BoundColumn, op: int, key: Key, *, uuid: bool) -> None:
-    """Narrow by a kernel's comparison of one column with a key.
+    """Keep the files for which one column satisfies a comparison with a key. A compiled kernel compares the values.
 
     Args:
+        selection: The selection.
+        side: The layout of the column, such as the lower bounds.
         op: The operator: `LE`, `LT`, `GE` or `GT`.
-        uuid: Whether the values are UUIDs, which are compared in both orders.
+        key: The compared value.
+        uuid: Whether the values are UUIDs. Clients order them in two ways, so a match in either order counts.
     """
     if side.form is Form.STRINGS:
         assert isinstance(key, bytes)
@@ -138,6 +151,7 @@ def narrow_to_prefix(selection: FileSelection, lower: BoundColumns, upper: Bound
     """Keep the files in which a value between `lower` and `upper` may start with the prefix `value`."""
     prefix = _encode_text(value)
     compare_keys(selection, upper, GE, prefix)
+    # The end is the first string after all strings with the prefix. There is none for a prefix of 0xFF bytes.
     if prefix_end := find_end_of_prefix(prefix):
         compare_keys(selection, lower, LT, prefix_end)
 
@@ -170,7 +184,7 @@ def narrow_by_partition(selection: FileSelection, by_spec: Mapping[int, Expressi
             are not in it are kept.
         is_expired: A function that returns whether the time budget of the plan is exhausted.
     """
-    if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
+    if by_spec.keys() == selection.view.specs and len(by_spec) == 1:  # All files have this spec, so no copy is needed.
         narrow_by_expression(selection, next(iter(by_spec.values())), _narrow_by_partition_predicate, is_expired)
         return
     spec_ids = selection.view.spec_ids
@@ -182,7 +196,7 @@ def narrow_by_partition(selection: FileSelection, by_spec: Mapping[int, Expressi
 
 
 def _narrow_by_partition_predicate(selection: FileSelection, bound: Bound) -> None:
-    """Narrow by a predicate on a partition field. Files whose spec lacks the field are kept."""
+    """Narrow by a predicate on a partition field. Files of blocks without comparable values of the field are kept."""
     column = selection.view.partition(bound.column_id, bound.kind)
     if get_form(bound.kind) is None:
         return
@@ -225,7 +239,11 @@ def _narrow_values(selection: FileSelection, column: PartitionValues, bound: Bou
 def _compare_values(
     selection: FileSelection, column: PartitionValues, ops: tuple[int, ...], kind: str, value: Value
 ) -> None:
-    """Keep the files whose partition value satisfies all of the comparisons `ops` with the value."""
+    """Keep the files whose partition value satisfies all of the comparisons `ops` with the value.
+
+    Null satisfies no comparison. UUIDs are compared in both of their orders, except for equality (`LE` and `GE`),
+    which does not depend on the order.
+    """
     _keep_nulls(selection, column, nulls=False)
     for op in ops:
         for side in column.sides:
@@ -235,7 +253,11 @@ def _compare_values(
 
 
 def _narrow_values_in(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
-    """Narrow by IN on partition values."""
+    """Narrow by IN on partition values.
+
+    First, the smallest and the largest listed value exclude files. Integers are then compared with the whole list, and
+    other types only with a short list.
+    """
     _compare_values(selection, column, (LE,), bound.kind, bound.values[-1])
     _compare_values(selection, column, (GE,), bound.kind, bound.values[0])
     if len(column.sides) == 1 and column.sides[0].form is Form.INTEGERS:
@@ -251,7 +273,10 @@ def _narrow_values_in(selection: FileSelection, column: PartitionValues, bound: 
 
 
 def _narrow_values_not_in(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
-    """Narrow by NOT_EQ or NOT_IN. Null satisfies both operators."""
+    """Narrow by NOT_EQ or NOT_IN on partition values. Null satisfies both operators.
+
+    A long list excludes few files and takes long, so it is not evaluated.
+    """
     if len(bound.values) > IN_VALUES_MAX:
         return
     for value in bound.values:
@@ -333,7 +358,7 @@ _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 def narrow_by_stats(selection: FileSelection, expression: Expression, is_expired: Expired) -> None:
     """Narrow by record counts, bounds, null counts and NaN counts.
 
-    The predicates of the expression are bound to columns.
+    The predicates of the expression are bound to columns. Files with an unknown number of rows are kept in any case.
     """
     uncounted_files = _narrow_by_record_count(selection)
     narrow_by_expression(selection, expression, _narrow_by_predicate, is_expired)
@@ -366,7 +391,7 @@ def _narrow_by_predicate(selection: FileSelection, bound: Bound) -> None:
     """Narrow by the statistics of the column that a predicate compares."""
     if bound.kind in ("list", "map"):
         return  # Statistics of lists and maps count elements, not rows.
-    if bound.transform != IDENTITY:
+    if bound.transform != IDENTITY:  # Narrow by the range of the column that follows, or not at all.
         ranges = find_source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
             narrow_by_expression(selection, ranges, _narrow_by_predicate, never_expires)
@@ -455,7 +480,10 @@ def _narrow_by_bounds(selection: FileSelection, column: ColumnStatistics, bound:
 
 
 def _compare_bounds(selection: FileSelection, column: ColumnStatistics, op: int, kind: str, value: Value) -> None:
-    """Keep the files whose bounds allow a value that satisfies the comparison."""
+    """Keep the files whose bounds allow a value that satisfies the comparison.
+
+    A file may have a smaller value if its lower bound is smaller, and a larger value if its upper bound is larger.
+    """
     sides = column.lower if op in (LE, LT) else column.upper
     for side in sides:
         key = encode_key(side.form, kind, value)
@@ -516,7 +544,8 @@ def _compare_zero(selection: FileSelection, side: BoundColumn, op: int, zero: fl
 def _narrow_by_exclusion(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
     """Narrow by NOT_EQ, NOT_IN or NOT_STARTS_WITH.
 
-    A file is removed only if it has neither null nor NaN, and each of its rows has an excluded value.
+    A file is removed only if it has neither null nor NaN, and its bounds prove that each row has an excluded value.
+    Long lists take too long, and UUIDs have no certain order, so neither is evaluated.
     """
     if len(bound.values) > IN_VALUES_MAX or bound.kind == "uuid":
         return
@@ -533,7 +562,7 @@ def _narrow_by_exclusion(selection: FileSelection, column: ColumnStatistics, bou
         selection.view, np.where(is_candidate, selection.state, 0).astype(np.uint8), selection.mask.copy()
     )
     for value in bound.values:
-        if not (is_float and value == 0):
+        if not (is_float and value == 0):  # Clients differ on whether -0.0 equals 0.0, so zeros exclude no file.
             narrow_to_any(part, _make_exclusion_conditions(column, bound, value))
     view = selection.view
     for number in np.flatnonzero(is_candidate & (part.state != ALL_FILES)).tolist():
@@ -548,9 +577,10 @@ def _narrow_by_exclusion(selection: FileSelection, column: ColumnStatistics, bou
 def _make_exclusion_conditions(
     column: ColumnStatistics, bound: Bound, value: Value
 ) -> list[Callable[[FileSelection], None]]:
-    """Return the alternative conditions under which bounds prove that a value other than `value` exists.
+    """Return the alternative conditions under which bounds allow a value other than `value` in a file.
 
-    For NOT_STARTS_WITH, the bounds prove that a value without the prefix exists.
+    For NOT_STARTS_WITH, the bounds allow a value without the prefix. A file for which no condition is true has only
+    excluded values.
     """
     if bound.op is not Op.NOT_STARTS_WITH:
         return [
@@ -620,7 +650,7 @@ def _compute_code_bias(kind: str) -> int:
 def _have_one_order(uuids: Sequence[Value]) -> bool:
     """Return whether UUIDs that are sorted as unsigned numbers are also sorted in the order of signed halves.
 
-    Some writers compute bounds in the order of signed halves.
+    Some writers compute bounds in the order of two signed 64-bit numbers, as Java compares UUIDs.
     """
     # The first bit of each half, in the bytes 0 and 8, is the sign. If the signs are equal, both orders are equal.
     return len({(uuid[0] >> 7, uuid[8] >> 7) for uuid in uuids if isinstance(uuid, bytes)}) == 1

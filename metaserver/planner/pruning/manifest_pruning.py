@@ -78,7 +78,14 @@ class ManifestSummaries:
     def _find_possible_manifests(
         self, expression: Expression, spec_id: int, positions: FieldPositions, keys: _Keys
     ) -> Flags:
-        """Return whether each manifest of the spec may list a matching file, bool[manifests of the spec]."""
+        """Return whether each manifest of the spec may list a matching file, bool[manifests of the spec].
+
+        Args:
+            expression: The condition on partition values.
+            spec_id: The id of the spec.
+            positions: The position of each partition field in the spec. Summaries have the same order.
+            keys: The sorted values of predicates.
+        """
         if isinstance(expression, (And, Or)):
             flags, *other_flags = (
                 self._find_possible_manifests(child, spec_id, positions, keys) for child in expression.children
@@ -95,7 +102,11 @@ class ManifestSummaries:
         return np.full(len(self._numbers[spec_id]), is_possible, dtype=np.bool_)
 
     def _open_column(self, spec_id: int, position: int, kind: str) -> _FieldSummaries:
-        """Return the summaries of the field at a position of the spec."""
+        """Return the summaries of the field at a position of the spec, decoded as values of the type `kind`.
+
+        A summary has the lowest and the highest value of a partition field in a manifest. A manifest may lack the
+        summaries of later fields.
+        """
         key = (spec_id, position, kind)
         column = self._columns.get(key)
         if column is None:

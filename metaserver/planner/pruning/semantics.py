@@ -26,7 +26,10 @@ _EVERYTHING = (KeyRange(None, None),)
 
 
 class ComparisonSemantics(Enum):
-    """The rules for comparisons of null, NaN, zeros and UUIDs; see the module's description."""
+    """The rules for comparisons of null, NaN, zeros and UUIDs.
+
+    They are the rules of Iceberg, the rules of SQL, or all rules that a client may have (`POSSIBLE`).
+    """
 
     POSSIBLE = "possible"
     ICEBERG = "iceberg"
@@ -76,7 +79,7 @@ def _list_key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics
 
 
 def _covers_both_zeros(semantics: ComparisonSemantics, *, is_equality: bool) -> bool:
-    """Return whether a zero among the values also represents the other zero.
+    """Return whether a zero among the values also represents the other zero (-0.0 or 0.0).
 
     In an equality, the result is True if any client treats the zeros as equal. In an inequality, it is True only if
     every client does.
@@ -92,7 +95,8 @@ def _to_ordered_range(op: Op, value: Value, kind: str, semantics: ComparisonSema
     """Return the range of keys that satisfy `<`, `<=`, `>` or `>=` with the value."""
     is_upper_limit = op in (Op.LT, Op.LT_EQ)
     is_closed = op in (Op.LT_EQ, Op.GT_EQ)
-    # As keys, -0.0 precedes 0.0, as in Java. In SQL the two are equal.
+    # As keys, -0.0 precedes 0.0, as in Java. In SQL the two are equal. So use the zero that includes both zeros if
+    # the range contains its limit, and that excludes both zeros if it does not.
     includes_equal = semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and is_closed)
     if kind in FLOATS and value == 0 and includes_equal:
         value = 0.0 if is_upper_limit == is_closed else -0.0
@@ -124,6 +128,7 @@ def _find_gaps(ranges: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
     low: Key | None = None
     is_low_open = False
     for key_range in ranges:
+        # There is no gap before a range without a lower limit, or with the empty string, the lowest key, as its limit.
         if key_range.low is not None and (low is not None or key_range.low_open or key_range.low != b""):
             gaps.append(KeyRange(low, key_range.low, is_low_open, not key_range.low_open))
         if key_range.high is None:

@@ -51,7 +51,10 @@ class _StoredFile:
         """The bytes of ranges that are read once for checks and once by pyarrow, by offset and length."""
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes of the file."""
+        """Return the next `size` bytes of the file, or all remaining bytes if `size` is negative.
+
+        A range that was already fetched and checked is returned once from memory.
+        """
         length = self._size - self._position if size < 0 else max(0, min(size, self._size - self._position))
         if not length:
             return b""
@@ -157,7 +160,7 @@ class DataRows:
         """Read all rows of the requested columns that the file has.
 
         Raises:
-            Unreadable: See `read`. A missing column does not cause an error.
+            Unreadable: The file differs from its manifest entry, or exceeds the remaining budget.
         """
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:

@@ -57,7 +57,7 @@ def decode_json_keys(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[K
 def extract_term_arrays(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], int]:
     """Return the column of each term as one array, and the memory that shared values would need if each row had a copy.
 
-    The memory must be limited, because a million rows in a request of one megabyte can share the same value.
+    The caller must limit the memory, because a million rows in a request of one megabyte can share the same value.
 
     Raises:
         BadRequest: A column is missing, exists several times, or cannot be combined; the message names it.
@@ -144,7 +144,10 @@ def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any
 
 
 def _make_column(term: Term, values: list[Any], possible_keys: Mask) -> Keys:
-    """Return the keys of one column. Set `possible_keys` to False for values that no row can have."""
+    """Return the keys of one column. Set `possible_keys` to False for values that no row can have.
+
+    If all values are integers that fit 64 bits, NumPy converts them at once. Other values are converted one by one.
+    """
     limits = _INTEGERS.get(term.kind)
     if limits and all(type(value) is int for value in values):
         low, high = limits
@@ -172,7 +175,11 @@ def _make_column(term: Term, values: list[Any], possible_keys: Mask) -> Keys:
 
 
 def _convert_key(term: Term, value: Any, number: int) -> Key | None:
-    """Return the key of a value, or None if no row can have the value."""
+    """Return the key of a value, or None if no row can have the value.
+
+    A number beyond the range of floats is read as infinity, if it represents infinity. `number` is the number of the
+    key in the request, for the error message.
+    """
     try:
         literal: Literal = parse_literal(term.kind, value)
     except BadRequest as error:
@@ -190,7 +197,10 @@ def _convert_key(term: Term, value: Any, number: int) -> Key | None:
 
 
 def _assemble_keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
-    """Convert the keys of one column to the form of the index."""
+    """Convert the keys of one column to the arrays of `Keys`: codes for numbers, or concatenated bytes.
+
+    A row that is null or NaN has any key, and is marked by a bit.
+    """
     present_bits = pack_mask(~nulls) if nulls.any() else None
     nan_bits = pack_mask(nans) if nans.any() else None
     if has_codes(kind):

@@ -151,7 +151,10 @@ def _combine_parts(
 
 
 def _find_column_keys(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
-    """Return the keys of the terms that are plain columns, by column id."""
+    """Return the keys of the terms that are plain columns, by column id.
+
+    Terms with a function are left out, because their keys are not values of the column.
+    """
     terms = zip(definition.terms, columns, strict=True)
     return {term.column_id: keys for term, keys in terms if term.transform == IDENTITY}
 
@@ -173,7 +176,10 @@ class _IndexFileRows(NamedTuple):
 
 
 class _LookupKeys:
-    """The keys of one request, with the hash of each key, in batches."""
+    """The keys of one request, with the hash of each key, in batches.
+
+    The hash has two halves. Keys that no row can have are left out of the batches.
+    """
 
     def __init__(self, columns: Sequence[Keys], possible_keys: Mask | None) -> None:
         self._columns, self._possible_keys = columns, possible_keys
@@ -213,7 +219,11 @@ class _Search:
         self.uncovered = index.coverage.uncovered.copy()
 
     def search_batch(self, start: int) -> _Rows:
-        """Look up one batch of keys, and return the `query`, `data_file` and `position` of all rows, sorted by key."""
+        """Look up one batch of keys, and return the located rows, sorted by key.
+
+        Returns:
+            The arrays `query`, `data_file` and `position` of `LocatedRows`.
+        """
         return self._merge_results([self._search_parts(range(len(self._coverage.parts)), *self._keys.get_batch(start))])
 
     async def search_batch_in_threads(self, start: int) -> _Rows:
@@ -263,7 +273,10 @@ class _Search:
         return results
 
     def _merge_results(self, results: Sequence[Sequence[_IndexFileRows]]) -> _Rows:
-        """Merge the rows from all index files, sorted by key. Record the damaged index files."""
+        """Merge the rows from all index files, sorted by key. Record the damaged index files.
+
+        The data files of a damaged index file become uncovered, so that the client reads them.
+        """
         parts = [_make_empty_result()[:3]]  # The rows are not evaluated yet, so the array `undecided` is left out.
         for result in sorted(chain.from_iterable(results), key=lambda result: result.number):
             if result.rows is None:
@@ -303,6 +316,9 @@ class _Search:
 
 def _refuse_too_many_rows(record: RecordBlob, high: Hashes) -> None:
     """Refuse keys with too many rows before their rows are read.
+
+    The index stores the hashes in pages. The number of pages with the hashes of the keys shows about how many rows the
+    keys have.
 
     Raises:
         TooLarge: The rows of the keys fill more pages than `ROWS_MAX` rows may.

@@ -153,7 +153,11 @@ class DeleteEvaluator:
     def _find_deletes(
         self, data_files: Longs
     ) -> tuple[_Groups, list[tuple[int, ...]], list[tuple[int, DeleteFile, Columns]]]:
-        """Return the rows of each data file, the deletes that apply to each file, and the deletes that are unread."""
+        """Return the rows of each data file, the deletes that apply to each file, and the deletes that are unread.
+
+        A delete file whose key columns are not supported, or that exceeds the limit of the request, is not read. Its
+        content is then the reason.
+        """
         order = np.argsort(data_files, kind="stable")
         ends = [*(np.flatnonzero(np.diff(data_files[order])) + 1).tolist(), len(data_files)]
         groups = [(int(data_files[order[start]]), order[start:end]) for start, end in pairwise((0, *ends))]
@@ -176,7 +180,11 @@ class DeleteEvaluator:
         return groups, deletes_by_file, unread
 
     def hash_rows(self, columns: Columns, rows: Longs) -> tuple[_Pair, _Pair | None] | None:
-        """Return two hashes of these columns in these rows. In the second hash, 0.0 and -0.0 are equal.
+        """Return two hashes of the known columns in some rows. In the second hash, 0.0 and -0.0 are equal.
+
+        Args:
+            columns: The key columns of an equality delete.
+            rows: The indexes of the rows in the known columns.
 
         Returns:
             None if the values are unknown.
@@ -226,7 +234,10 @@ class _Evaluation:
                 self._evaluate_file(data_file, rows, deletes)
 
     def _evaluate_file(self, data_file: int, rows: Longs, deletes: tuple[int, ...]) -> None:
-        """Evaluate the deletes that apply to some rows of one data file."""
+        """Evaluate the deletes that apply to some rows of one data file.
+
+        Position deletes are evaluated first. Equality deletes then need the values of the remaining rows only.
+        """
         evaluator, view = self.evaluator, self.evaluator.view
         block, local = view.locate(int(view.find_entry_ids(np.array([data_file], dtype=np.int64))[0]))
         path = block.read_text("file_path", local) or ""
@@ -261,6 +272,9 @@ class _Evaluation:
     ) -> None:
         """Evaluate equality deletes with the same key columns for some rows of one data file.
 
+        A row is deleted if its hash is among the deleted keys. If it is only among them with equal zeros (0.0 and
+        -0.0), it is undecided, because readers differ.
+
         Args:
             path: The path of the data file.
             size_and_records: The size of the file in bytes, and its number of rows.
@@ -286,7 +300,10 @@ class _Evaluation:
     def _hash_rows(
         self, path: str, size_and_records: tuple[int, int], rows: Longs, columns: Columns
     ) -> tuple[_Pair, _Pair | None]:
-        """Return the hashes of the key columns of some rows; see `DeleteEvaluator.hash_rows`.
+        """Return the hashes of the key columns of some rows, and the hashes with equal zeros or None.
+
+        If the values are not known from the request, they are read from the data file in the order of positions. The
+        hashes are then brought back into the order of `rows`.
 
         Raises:
             Unreadable: The values cannot be read from the data file.

@@ -58,6 +58,8 @@ class PredicateMatcher:
     def match_rows(self, expression: Expression, position: int, records: int) -> MatchingRows:
         """Return the rows of a file that may match an expression.
 
+        Files with very many rows are not evaluated, because their bits would take much memory.
+
         Args:
             expression: The residual of the filter for the file's partition.
             position: The position of the file in the view.
@@ -78,7 +80,10 @@ class PredicateMatcher:
 
     @staticmethod
     def _intersect_parts(parts: list[MatchingRows]) -> MatchingRows:
-        """Return the rows that all parts may match."""
+        """Return the rows that all parts may match.
+
+        The result is exact if all parts are exact. It is also exact if no row remains.
+        """
         narrowest: Bits | None = None
         for part in parts:
             if part.bits is not None:
@@ -89,7 +94,7 @@ class PredicateMatcher:
 
     @staticmethod
     def _unite_parts(parts: list[MatchingRows]) -> MatchingRows:
-        """Return the rows that any part may match."""
+        """Return the rows that any part may match. If a part may match all rows, the result has all rows."""
         widest: Bits | None = None
         for part in parts:
             if part.bits is None:
@@ -98,7 +103,11 @@ class PredicateMatcher:
         return MatchingRows(widest, all(part.exact for part in parts))
 
     def _match_predicate(self, predicate: Bound, position: int, records: int) -> MatchingRows:
-        """Return the rows of a file that may match a predicate, or all rows if no index can evaluate it."""
+        """Return the rows of a file that may match a predicate, or all rows if no index can evaluate it.
+
+        SQL engines differ on whether NaN is greater than all numbers. So a comparison by the rules of SQL is not exact
+        if the file has a NaN.
+        """
         index = self.indexes.get((predicate.column_id, predicate.transform))
         ranges = None if index is None else self._compute_ranges(predicate, index.definition)
         if index is None or ranges is None:

@@ -34,7 +34,7 @@ from seamark.formats.index.kinds.kinds import KINDS
 
 
 class AttributeColumn(msgspec.Struct, frozen=True, array_like=True):
-    """An attribute that filters can name.
+    """An attribute that filters can name: a column of a dimension table that the table joins by a key.
 
     Attributes:
         name: The name of the index.
@@ -86,7 +86,10 @@ def find_attribute_columns(metadata: TableMetadata, names: Iterable[str]) -> tup
 
 
 def _list_definitions(metadata: TableMetadata) -> list[IndexDefinition]:
-    """Return the definitions of the indexes on attributes. Two of them may be equal except for their names."""
+    """Return the definitions of the indexes on one attribute of a dimension table, except cubes.
+
+    Two definitions may be equal except for their names.
+    """
     return [
         definition
         for definition in read_definitions(metadata).by_name.values()
@@ -95,7 +98,10 @@ def _list_definitions(metadata: TableMetadata) -> list[IndexDefinition]:
 
 
 def add_to_schema(schema: Schema, attributes: Sequence[AttributeColumn]) -> Schema:
-    """Return the schema with a field for each attribute. The ids of these fields are negative."""
+    """Return the schema with a field for each attribute, so that a filter can be bound to attributes.
+
+    The ids of these fields are negative, so that no column has the same id.
+    """
     fields = (
         Field(_make_id(n), attribute.name, False, attribute.lookup.type) for n, attribute in enumerate(attributes)
     )
@@ -118,6 +124,9 @@ def split_filter(
     bound: Expression, schema: Schema, attributes: Sequence[AttributeColumn]
 ) -> tuple[Expression, Expression]:
     """Return a filter as (a condition on rows, a condition on attributes for indexes).
+
+    Rows do not contain attributes. So a predicate on an attribute becomes a condition on the key that is always true
+    in the first result. In the second result, it becomes a predicate on a transform of the key.
 
     Args:
         bound: The filter, bound to the schema with the fields of `add_to_schema`.

@@ -55,7 +55,7 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     case_sensitive: bool = True
     use_snapshot_schema: bool = False
     nan_above: bool = False
-    """Whether NaN matches `>` and `>=` of floats, as in Spark and DuckDB (`add_nan`)."""
+    """Whether NaN matches `>` and `>=` of floats, as in Spark and DuckDB. The filter then gets `OR column IS NAN`."""
     may_delete_files: bool = False
     """Whether the client may delete the files of the plan by metadata (`plan/metadata_deletes.py`)."""
 
@@ -100,7 +100,7 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
         return len(self.filter_json) > LONG_FILTER_BYTES
 
     def bind(self, metadata: TableMetadata) -> BoundScan:
-        """Parse the filter and bind it with `bind_for_java`.
+        """Parse the filter and bind it as Java's library does.
 
         Java's library binds a filter to the columns of the table itself, so a filter with attributes is from another
         client.
@@ -185,6 +185,8 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     ) -> BoundScan:
         """Return the same scan with further filters.
 
+        Dynamic filters with few keys become part of the condition. The others are evaluated separately.
+
         Args:
             dynamic_filters: The dynamic filters.
             condition: A condition that is bound to the columns of the scan.
@@ -225,7 +227,10 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
     @computed_once
     def view_key(self) -> ViewKey:
-        """The key of the view that the scan reads. All scans of the same snapshots have the same key."""
+        """The key of the view that the scan reads. All scans of the same snapshots have the same key.
+
+        A table without a snapshot has an empty view. An incremental scan reads the snapshots of its appends.
+        """
         if self.snapshot is None:
             return ("",)
         if self.options.is_incremental:
@@ -302,9 +307,11 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
 
 
 def has_ambiguous_names(metadata: TableMetadata) -> bool:
-    """Return whether a filter on the current snapshot may use a name that `bind_for_java` cannot resolve.
+    """Return whether a name in a filter on the current snapshot may mean different columns.
 
-    In the snapshot's own schema, the name belongs to a different column, or does not exist.
+    The current schema and the snapshot's own schema differ if columns were renamed after the snapshot.
+
+    The result is True if a name of the snapshot's schema belongs to a different column in the current schema.
     """
     snapshot = metadata.current_snapshot
     snapshot_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
@@ -332,6 +339,7 @@ def find_schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, 
         return []
     heads = {metadata.current_snapshot_id, *(ref.snapshot_id for ref in metadata.refs.values() if ref.is_branch)}
     children = (child for child in metadata.snapshots if child.parent_snapshot_id == snapshot.snapshot_id)
+    # Schema ids ascend, so the schemas between the smallest and the largest id may have been current.
     ids = [schema.id, *(child.schema_id for child in children if child.schema_id is not None)]
     if snapshot.snapshot_id in heads:
         ids.append(metadata.current_schema_id)
@@ -404,7 +412,7 @@ def resolve_snapshot(metadata: TableMetadata, options: ScanOptions) -> Snapshot 
 
 
 def _require_snapshot(metadata: TableMetadata, snapshot_id: int | None, name: str) -> Snapshot:
-    """Return a snapshot of an incremental scan.
+    """Return the snapshot that the field `name` of a request states.
 
     Raises:
         BadRequest: The id is missing, or the table does not have the snapshot.
@@ -432,6 +440,7 @@ def list_appends(metadata: TableMetadata, options: ScanOptions) -> list[Snapshot
         if snapshot.snapshot_id == start:
             break
         ancestors.append(snapshot)
+        # The start may have expired. It is then still the parent of an ancestor.
         if start is not None and snapshot.parent_snapshot_id == start:
             break
     else:

@@ -78,6 +78,17 @@ class ScanPlan:
         """Create a plan.
 
         Args:
+            view: The view of the snapshot, with all files.
+            deletes: The delete files of the view.
+            entry_ids: The numbers of the kept files in the view, ascending.
+            schema: The schema of the filter.
+            bound: The filter.
+            metadata: The metadata of the table.
+            stages: The stages of pruning.
+            snapshot_id: The id of the snapshot, or None for a table without snapshots.
+            considered_files: The number of live files of the snapshot.
+            complete: Whether all files were checked in time.
+            indexes: The effects of indexes.
             projection: `bound`, projected onto the specs of the metadata, by spec id. Projections that are not computed
                 yet are missing.
         """
@@ -137,7 +148,7 @@ class ScanPlan:
         return self.entry_ids
 
     def compute_residual(self, entry_id: int) -> Expression:
-        """Return the residual of the filter for a data file."""
+        """Return the residual of the filter for a data file: the part that its partition values do not decide."""
         block, local = self.view.locate(entry_id)
         return self.compute_partition_residual(block.spec_id, block.partition_fields, block.partition(local))
 
@@ -187,7 +198,10 @@ class ScanPlan:
     def _find_deciding_values(
         self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
     ) -> dict[int, Value | None]:
-        """Return the values of the partition that decide conjuncts of the filter, by field id."""
+        """Return the values of the partition that decide conjuncts of the filter, by field id.
+
+        A value is left out if its type in the manifest cannot be compared with the field's current type.
+        """
         kinds = self.find_deciding_fields(spec_id)
         return {
             field_id: value

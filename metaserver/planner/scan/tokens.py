@@ -64,7 +64,12 @@ class Tokens:
         return self._sign_token(_TASK, _ROWS.pack(first_row, end_row) + packed_request, table_uuid)
 
     def plan_id(self, packed_request: bytes, table_uuid: str) -> str:
-        """Return a signed plan id as URL-safe text."""
+        """Return a signed plan id as URL-safe text. It has the same form as a plan task, and contains all rows.
+
+        Args:
+            packed_request: The result of `pack_request`.
+            table_uuid: The UUID of the table. The id is valid only for this table.
+        """
         return self._sign_token(_PLAN, _ROWS.pack(0, ROWS_MAX) + packed_request, table_uuid)
 
     def open_plan_task(self, token: str, table_uuid: str) -> PlanTask | None:
@@ -78,7 +83,11 @@ class Tokens:
         return None if body is None else _unpack_request(body[_ROWS.size :])
 
     def _sign_token(self, purpose: bytes, body: bytes, table_uuid: str) -> str:
-        """Return the token with this body, signed for a purpose and a table."""
+        """Return the token with this body, signed for a purpose and a table.
+
+        It consists of the version, the id of the key, the signature and the body. The purpose, a plan task or a plan
+        id, is part of the signature, so that a plan task is not accepted as a plan id.
+        """
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
         return to_base64url(bytes((VERSION,)) + key_id + _compute_mac(key, purpose, table_uuid, body) + body)
 
@@ -102,7 +111,7 @@ def _compute_mac(key: bytes, purpose: bytes, table_uuid: str, body: bytes) -> by
 
 
 def pack_request(request: PinnedRequest) -> bytes:
-    """Encode a request for `Tokens.plan_task` and `Tokens.plan_id`."""
+    """Encode a request for tokens. It is compressed, because a filter may be long and each token contains it."""
     return zlib.compress(msgspec.msgpack.encode(request))
 
 

@@ -32,7 +32,14 @@ class FileSelection:
     def __init__(
         self, view: TableView, state: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8] | None = None
     ) -> None:
-        """Create a selection. If there is no mask, no block may have the state `SOME_FILES`."""
+        """Create a selection.
+
+        Args:
+            view: The view.
+            state: uint8[blocks]: whether no file, all files or some files of each block are selected.
+            mask: uint8[files]: whether each file is selected, for blocks with the state `SOME_FILES`. It may be None
+                if there is no such block.
+        """
         self.view = view
         self._state = state
         self._mask = mask
@@ -46,7 +53,7 @@ class FileSelection:
 
     @property
     def mask(self) -> npt.NDArray[np.uint8]:
-        """The mask, with a byte for each file of the view. Pending selections are applied first."""
+        """The mask, with a byte for each file of the view. Pending comparisons are applied first."""
         if self._waiting:
             self.apply_waiting()
         if self._mask is None:
@@ -54,7 +61,11 @@ class FileSelection:
         return self._mask
 
     def compare(self, side: BoundColumn, op: int, literal: float | bytes) -> None:
-        """Keep rows whose value is absent or satisfies the kernels' comparison `op` with the literal."""
+        """Keep the files whose value in the column `side` is absent or satisfies a comparison with the literal.
+
+        The comparison is queued, because the compiled code evaluates several comparisons faster in one call. `op` is
+        `LE`, `LT`, `GE` or `GT`.
+        """
         if len(self._waiting) == _WAITING_MAX:
             self.apply_waiting()
         self._waiting.append((side.layout, side.low, side.high, op, literal))
@@ -152,7 +163,10 @@ def never_expires() -> bool:
 def narrow_to_any(
     selection: FileSelection, branches: Iterable[Callable[[FileSelection], None]], is_expired: Expired = never_expires
 ) -> None:
-    """Narrow to the union of the files that the branches keep."""
+    """Narrow to the union of the files that the branches keep. If the time budget ends, all files are kept.
+
+    Each branch is a function that narrows a copy of the selection.
+    """
     union: FileSelection | None = None
     for branch in branches:
         if is_expired():

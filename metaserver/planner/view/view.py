@@ -58,7 +58,7 @@ class BoundColumn:
     def __init__(
         self, form: Form, packed_columns: Objects, view: TableView, base_columns: Sequence[BoundColumn] | None
     ) -> None:
-        """Read the bounds of the blocks that are not in the view's base.
+        """Read the bounds of the blocks that are not in the view's base, which is a view that shares blocks.
 
         Args:
             form: The form of the values.
@@ -84,7 +84,7 @@ class BoundColumn:
         self.layout[has_form, _FIRST] = view.extents[has_form, _FIRST]
 
     def _add(self, numbers: Sequence[int], view: TableView) -> None:
-        """Read the columns of some blocks."""
+        """Read the layouts and the smallest and largest values of the column in some blocks, given by their numbers."""
         positions, rows, low, high = [], [], [], []
         for number in numbers:
             column = self.packed[number]
@@ -100,7 +100,10 @@ class BoundColumn:
             self.high[positions] = np.array(high, dtype=self.high.dtype)
 
     def add_sketches(self, view: TableView) -> None:
-        """Add sketches to the layouts of the blocks where reading a sketch takes less time than reading the codes."""
+        """Add sketches to the layouts of the blocks where reading a sketch takes less time than reading the codes.
+
+        A sketch has one byte for each row, with which most comparisons are decided.
+        """
         layout = self.layout
         rows_min = STRING_ROWS_MIN if self.form is Form.STRINGS else ROWS_MIN
         is_wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= rows_min)
@@ -119,6 +122,7 @@ class BoundColumn:
         """
         numbers = np.flatnonzero(self.layout[:, _FORM] >= 0)
         rows, low, high = self.layout[numbers, _ROWS], self.low[numbers], self.high[numbers]
+        # At each minimum, the rows that are read are those of all ranges that have begun, less those that have ended.
         low_order, high_order = np.argsort(low), np.argsort(high)
         started_rows = np.cumsum(rows[low_order])
         ended_rows = np.concatenate(([0], np.cumsum(rows[high_order])))
@@ -206,9 +210,13 @@ class PartitionValues:
     __slots__ = ("has_nulls", "is_known", "known", "nulls", "packed", "sides")
 
     def __init__(self, view: TableView, field_id: int, kind: str, base_values: PartitionValues | None = None) -> None:
-        """Read the values of the blocks that are not in the view's base.
+        """Read the values of a partition field in the blocks that are not in the view's base.
 
-        `base_values` are the same values of the view's base, or None if the base has not read them.
+        Args:
+            view: The view.
+            field_id: The id of the partition field.
+            kind: The type as which the values are compared. Blocks with values of other types count as unknown.
+            base_values: The same values of the view's base, or None if the base has not read them.
         """
         stored_entries = [
             view.blocks[number].find_partition_column(field_id) for number in view.list_blocks_to_compute(base_values)
@@ -383,7 +391,10 @@ class TableView:
         return np.arange(first, first + self.blocks[number].rows, dtype=np.int64)
 
     def locate_delete(self, row: int) -> tuple[Block, int]:
-        """Return the block of a delete row, and the row in the block. Delete rows count across all delete blocks."""
+        """Return the block of a delete row, and the row in the block.
+
+        A delete row is the number of a delete file among the files of all delete blocks.
+        """
         number = bisect_right(self.delete_starts, row) - 1
         return self.delete_blocks[number], row - self.delete_starts[number]
 
@@ -401,7 +412,11 @@ class TableView:
         return column
 
     def find_cheap_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
-        """Return the statistics of a column, or None if this would read most of the blocks."""
+        """Return the statistics of a column if this reads few blocks, otherwise None.
+
+        It reads few blocks if the statistics are already computed, or if the view's base has them and at most half of
+        the blocks are new.
+        """
         base = self.base
         has_few_new_blocks = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
         if has_few_new_blocks and base is not None and base.find_computed_stats(column_id, kind) is not None:
@@ -423,7 +438,7 @@ class TableView:
         return column
 
     def compute_columns_like(self, other: TableView) -> None:
-        """Compute the same columns that another view has computed.
+        """Compute the same columns that another view has computed, so that the first plan of this view is fast.
 
         The method may be called in any thread.
         """
@@ -456,7 +471,11 @@ def _compute_starts(blocks: Sequence[Block]) -> list[int]:
 
 
 def _make_layout(block: Block, packed_column: Packed) -> tuple[int, ...]:
-    """Return the row of `BoundColumn.layout` for a block, without a sketch, and with the first position 0."""
+    """Return the numbers that describe a block's column to the compiled code, in the order of `BoundColumn.layout`.
+
+    The last two numbers describe a sketch, which is added later. The number after the rows is the position of the
+    block's first file in the view, which is set later.
+    """
     address = block.address
 
     def to_address(offset: int) -> int:
@@ -487,6 +506,7 @@ def compute_bound_columns(
     """Return a column in each of its forms. A decimal column that was widened to more than 18 digits has two forms.
 
     Args:
+        view: The view.
         packed_columns: object[blocks]: the packed columns, or None.
         base_columns: The same column of the view's base. None if the base has not read it.
     """
@@ -522,7 +542,7 @@ def make_object_array(values: Sequence[object]) -> Objects:
 
 
 def _read_head(block: Block) -> tuple[int, int, bool]:
-    """Return the number of rows, the spec id, and whether any record count is 0 or unknown."""
+    """Return the number of rows of a block, its spec id, and whether any file may have no rows or an unknown count."""
     counts = block.get_packed_longs("record_count")
     return block.rows, block.spec_id, counts is None or counts.low <= 0
 
@@ -545,7 +565,10 @@ def _find_shared(identities: Longs, base_identities: Longs | None) -> tuple[Long
 
 
 def _to_usable_entry(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
-    """Return the entry. If values of its type cannot be compared as `kind`, return it without bounds."""
+    """Return the statistics of a column. If its values cannot be compared as `kind`, they have no bounds.
+
+    Counts of nulls and NaNs stay, because they do not depend on the type.
+    """
     if entry is None or are_comparable(entry.kind, kind):
         return entry
     return ColumnEntry(
