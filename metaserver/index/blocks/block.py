@@ -465,6 +465,7 @@ class Block:
 
         Args:
             side: "lower" or "upper".
+            column_id: The field id of the column.
         """
         entry = self._columns.get(column_id)
         return None if entry is None else self._open_column(entry.lower if side == "lower" else entry.upper)

@@ -49,6 +49,10 @@ class Blocks:
         """Create a loader.
 
         Args:
+            objects: The storage of manifests, possibly with caches.
+            stack: The caches of blocks in memory and on the local disk.
+            executor: The threads that decode manifest lists.
+            decoders: Decodes manifests in threads or processes.
             stored_objects: The storage itself, without the caches that `objects` may have.
             manifests_in_flight: The number of manifests that are read or decoded concurrently.
             limit_bytes: The maximum size of a manifest or manifest list.

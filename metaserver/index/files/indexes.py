@@ -91,6 +91,10 @@ class Indexes:
         """Create a cache of index files.
 
         Args:
+            objects: The storage of index files, possibly with caches.
+            registry: The registry of index files in the database.
+            stack: The caches of index files in memory and on the local disk.
+            clock: The clock for retries.
             stored_objects: The storage itself, without the caches that `objects` may have.
             limit_bytes: The maximum size of an index file that is read.
             whole_bytes: The maximum size of an index file that is always read as a whole. Larger files may be read by

@@ -490,6 +490,7 @@ class _Axis(NamedTuple):
         """Return the position of a key on the axis.
 
         Args:
+            key: The value.
             after: Whether to return the position after the rows with the key, instead of the position before them.
         """
         position = _to_number(key, self.common) if isinstance(key, bytes) else float(key - self.base) * self.scale

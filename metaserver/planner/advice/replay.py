@@ -354,10 +354,14 @@ def _draw_code(column: SampledColumn, row: int, rng: np.random.Generator) -> int
 def _draw_range(column: SampledColumn, side: str, share: float, row: int, rng: np.random.Generator) -> Mask:
     """Return a flag for each code: whether its value is in a range, bool[values + 1].
 
-    The width of the range is `share` times the distance between the column's smallest and largest value.
+    Values that are not numbers are replaced by their positions in the sorted values.
 
     Args:
+        column: The sampled column.
         side: LOW or HIGH for a range at this end of the values, or BOTH for a range around the value of the row.
+        share: The width of the range, as a share of the distance between the smallest and the largest value.
+        row: The number of the sampled row.
+        rng: The source of random numbers.
     """
     is_match = np.zeros(len(column.values) + 1, dtype=np.bool_)
     axis = column.values.astype(np.float64) if column.is_numeric else np.arange(len(column.values), dtype=np.float64)

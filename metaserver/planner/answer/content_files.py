@@ -255,6 +255,7 @@ def encode_keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows:
         block: The block.
         columns: The layout of the block.
         fields: Positions in the partition tuple.
+        rows: The rows of the block.
     """
     if not fields:
         return [b""] * len(rows)

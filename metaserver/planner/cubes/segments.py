@@ -442,10 +442,10 @@ class _Merger:
         return f"{self._prefix}/{self.tree.digest(group)}"
 
     async def merge(self, group: FileGroup) -> pa.Table:
-        """Return the merged groups of a group of files.
+        """Return the merged groups of a group of files, and store them as a segment if possible.
 
         Raises:
-            SegmentTooLarge: See `_GroupCombiner`.
+            SegmentTooLarge: There are too many groups, or a sum does not fit its type.
             _DamagedIndexFile: An entry cannot be read.
         """
         key = self.make_segment_key(group)
@@ -494,10 +494,10 @@ class _Merger:
         return groups
 
     async def _merge_entries(self, group: FileGroup) -> pa.Table:
-        """Return the groups of the files of a group, merged from their entries.
+        """Return the groups of the files of a group, merged from their entries, one index file after another.
 
         Raises:
-            SegmentTooLarge: See `_GroupCombiner`.
+            SegmentTooLarge: There are too many groups, or a sum does not fit its type.
             _DamagedIndexFile: An entry cannot be read.
         """
         file_numbers, entry_numbers = (

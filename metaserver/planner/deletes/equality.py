@@ -375,7 +375,10 @@ def _read_statistics(block: Block, column_id: int, rows: Longs, order: str, requ
     """Read the statistics of a column for some rows of a block.
 
     Args:
-        order: The comparison order of the type; see `_name_order`.
+        block: The block with the statistics.
+        column_id: The field id of the column.
+        rows: The rows of the block.
+        order: The name of the type's comparison order. Bounds with another order are not used.
         required: Whether the column has a value in every row.
     """
     nulls = block.count("null_value_counts", column_id)[rows]

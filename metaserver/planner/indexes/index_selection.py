@@ -272,5 +272,5 @@ class IndexAccess(NamedTuple):
     entry: Entry
 
     async def prepare(self, view: TableView, bound_scan: BoundScan) -> Probe | None:
-        """Load the index files of the plan, and return its probe; see `IndexSelection.prepare`."""
+        """Load the index files of the plan, and return the probe that evaluates its filter by them, or None."""
         return await self.index_selection.prepare(view, bound_scan, self.definitions, self.entry)

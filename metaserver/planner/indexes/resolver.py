@@ -76,7 +76,9 @@ class IndexResolver:
         """Return the index files of a record index.
 
         Args:
-            definition: The record index.
+            view: The view of the snapshot.
+            definition: The record index, which finds the rows of a key.
+            entry: The table's entry in the catalog.
             hashes: The two halves of the keys' hashes, or None if there are too many keys for remote reads.
         """
 

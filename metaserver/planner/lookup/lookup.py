@@ -117,7 +117,7 @@ class FoundFiles:
         return _lookup.list_entry_ids(self.view.extents, self._table, self._picks)
 
     def read_longs(self, name: str) -> Longs:
-        """Return an integer field of the manifest entries, int64[files]; MISSING for null. See `Block.read_longs`.
+        """Return an integer field of the manifest entries, such as `record_count`, int64[files]; MISSING for null.
 
         The array is read-only, like every array of a lookup, because a constant column is stored as one value.
         """

@@ -147,7 +147,8 @@ class _Folders:
         """Read the folders of the blocks that are not in the view's base.
 
         Args:
-            base_folders: The folders of the view's base.
+            view: The view.
+            base_folders: The folders of the view's base, which is a view that shares blocks. None if they are unknown.
         """
         number_by_folder: dict[bytes | None, int] = (
             {} if base_folders is None else {name: n for n, name in enumerate(base_folders.names)}

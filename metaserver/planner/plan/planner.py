@@ -155,7 +155,8 @@ class Planner:
 
         Raises:
             BadRequest: The filter or the snapshot id is invalid.
-            Corrupt, Forbidden: See `plan`.
+            Corrupt: A file of the table is damaged.
+            Forbidden: The snapshot names files in a location that another table claims.
         """
         return await self.plan(BoundScan.bind(metadata, request), entry)
 
@@ -291,7 +292,8 @@ class Planner:
         """Return whether each of the indexes evaluates the filter for all data files of the scan.
 
         Raises:
-            Corrupt, Forbidden: See `plan`.
+            Corrupt: A file of the table is damaged.
+            Forbidden: The snapshot names files in a location that another table claims.
         """
         index_selection = self._index_selection
         if index_selection is None or entry is None or entry.index_version == 0:
@@ -336,7 +338,8 @@ class Planner:
             or if the missing manifests have more than `limit_bytes` or do not fit the budget.
 
         Raises:
-            Corrupt, Forbidden: See `plan`.
+            Corrupt: A file of the table is damaged.
+            Forbidden: The snapshot names files in a location that another table claims.
         """
         bound_scan = BoundScan.bind(metadata, ScanRequest())
         key, previous = bound_scan.view_key, self._views.peek(planned_table.key)
@@ -372,7 +375,8 @@ class Planner:
         The number is 0 if all entries are in memory.
 
         Raises:
-            Corrupt, Forbidden: See `plan`.
+            Corrupt: A file of the table is damaged.
+            Forbidden: The snapshot names files in a location that another table claims.
         """
         if bound_scan.view_key in self._views:
             return 0

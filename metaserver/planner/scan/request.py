@@ -456,7 +456,8 @@ def find_expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) 
         None if the metadata have all ancestors.
 
     Raises:
-        BadRequest: See `list_appends`.
+        BadRequest: The end is missing or unknown, or the history has a cycle.
+
     """
     *_, oldest = _walk_ancestors(metadata, _require_snapshot(metadata, end_snapshot_id, "end-snapshot-id"))
     return oldest.parent_snapshot_id
