@@ -70,6 +70,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route, description in described_routes:
         assert route.resource is not None
+        # Variables in the paths of aiohttp contain a pattern, such as {name:[^/]+}.
         path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.resource.canonical)
         paths.setdefault(path, {})[route.method.lower()] = _describe_operation(description, schemas)
     return {

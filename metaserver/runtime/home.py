@@ -131,7 +131,11 @@ def _is_used(home: Path) -> bool:
 
 
 def _tighten_contents(home: Path) -> list[Path]:
-    """Make the files and folders in the home folder private, and return those that were not."""
+    """Make the files and folders in the home folder private, and return those that were not.
+
+    A link is refused if it has the name of a secret file, or if another account could change its target. Other links
+    are left unchanged.
+    """
     repaired_paths: list[Path] = []
     for name in sorted(os.listdir(home)):
         path = home / name
@@ -219,6 +223,7 @@ def create_private(path: Path, data: bytes) -> None:
 def write_server_file(settings: Settings, url: str, port: int) -> Path:
     """Write the address of the running server to `<home>/server.json`, for scripts that use port 0."""
     path = settings.home / SERVER_FILE_NAME
+    # The file is renamed when it is complete, so that a script never reads a part of it.
     new_path = path.with_name(f".server-{os.getpid()}.json")
     new_path.unlink(missing_ok=True)
     create_private(new_path, encode_json({"port": port, "pid": os.getpid(), "url": url, "auth": settings.auth}))

@@ -253,7 +253,12 @@ class _Trials:
     ),
 )
 async def take_advice_step(call: Call) -> AdviceStep:
-    """Take the next step of the policy `auto`: judge and undo changes, or begin a change."""
+    """Take the next step of the policy `auto`: judge and undo changes, or begin a change.
+
+    A trial is a change whose effect is measured. First, a job that already applies a change may finish it within
+    `_CLAIM_MS`. Then the first trial that waits begins. If none waits, the measured trials are judged, and a new trial
+    starts if no trial is still measured.
+    """
     trials = await _load_trials(call)
     effective_metadata, policy = await _load_policy(call, trials.loaded.metadata)
     if not call.components.history.is_on:
@@ -377,7 +382,7 @@ async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -
         # Leave out the hour in which the change was applied, because it has statements from before the change.
         shapes = await call.components.history.list_shapes_since(trials.uuid, stored_trial.trial.since_ms + _HOUR_MS)
         verdict = judge_trial(stored_trial.trial, shapes)
-        if verdict.pays is None:
+        if verdict.pays is None:  # There are too few statements so far.
             continue
         applied_proposal = replace(stored_trial.applied, recorded=verdict.reads)
         if verdict.pays:

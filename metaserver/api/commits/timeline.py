@@ -125,13 +125,13 @@ async def list_table_timeline(call: Call) -> Answer:
 
 
 async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:
-    """Return a filter for the instants of a table.
+    """Return a filter for the instants, the recorded actions, of a table or view.
 
-    If the name exists, the filter has the UUID of the table, so that the timeline includes its earlier names.
+    If the name exists, the filter has the UUID of the entry, so that the timeline includes its earlier names.
     Otherwise, the filter has the name.
 
     Raises:
-        NoSuchTable: No table has or had the name.
+        NoSuchTable: No table or view has or had the name.
     """
     for kind in (EntryKind.TABLE, EntryKind.VIEW):
         entry = await store.load_entry(kind, namespace, name)

@@ -98,7 +98,8 @@ def make_items(listing: Listing, names: Sequence[str], start: int, end: int) -> 
 class FileListing:
     """The data files of a snapshot, followed by its delete files.
 
-    `scan` is a plan of the whole snapshot, which determines the delete files of each data file.
+    `scan` is a plan of the whole snapshot, which determines the delete files of each data file. Without it, the column
+    `delete-files` is 0.
     """
 
     def __init__(self, metadata: TableMetadata, data: FoundFiles, deletes: FoundFiles, scan: ScanPlan | None) -> None:
@@ -194,7 +195,10 @@ class _FilesPage:
         return self._files_by_partition.numbers, values
 
     def _count_delete_files(self) -> Longs:
-        """Return the number of delete files of each data file, or MISSING for delete files."""
+        """Return the number of delete files of each data file, or MISSING for delete files.
+
+        All files of the page are of one kind, so the first file shows the kind.
+        """
         files = self._files.file_count
         if files and self._files.segments[0].block.content != 0:
             return np.full(files, MISSING, dtype=np.int64)

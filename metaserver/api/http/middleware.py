@@ -125,7 +125,10 @@ class _RequestPipeline:
         return response
 
     def _read_staleness(self, request: web.Request, description: Description) -> Staleness | None:
-        """Return the staleness that a read-only request allows, or None if it allows no stale answer."""
+        """Return how old the answer to a read-only request may be, or None if it may not be stale.
+
+        The request states the age in `Cache-Control`. The setting `stale_limit_s` limits it.
+        """
         cache_control = request.headers.get("Cache-Control")
         if cache_control is None or description.public or description.waits or is_audited_change(description.operation):
             return None

@@ -32,7 +32,7 @@ class HolderLimit:
         self._slots_by_holder: Counter[str] = Counter()
 
     def take(self, holder: str | None, amount: int = 1) -> None:
-        """Take `amount` for a holder. If an error is raised, nothing is taken.
+        """Take `amount` for a holder, or without a share if `holder` is None. If an error is raised, nothing is taken.
 
         Raises:
             RetryLater: The total would exceed the limit.

@@ -143,6 +143,7 @@ def compute_progress(build: Build) -> dict[str, Any]:
     summary, began_ms = build.instant.summary, build.instant.requested_ms
     indexed_rows = sum(file.rows for file in files)
     latest_ms = max((file.created_ms for file in files), default=began_ms)
+    # The estimated end assumes that the remaining rows take as long per row as the indexed rows.
     rows_left = max(0, summary["rows-total"] - indexed_rows)
     return {
         "files-done": sum(file.files for file in files),

@@ -339,7 +339,11 @@ class _Page:
         self.last: int | None = None
 
     async def fill(self, after_id: int, metadata: TableMetadata, entry: Entry) -> None:
-        """Add the files after the file `after_id`, up to the limits of the page."""
+        """Add the files after the file `after_id`, up to the limits of the page.
+
+        The files are matched in batches. A batch has several files only if they have at most `CANDIDATES_MAX` rows. The
+        first batch is always matched, so that each page makes progress, and further batches only within the time limit.
+        """
         matcher = PredicateMatcher(
             await self._list_indexes(metadata, entry), self._predicate.meaning, self._body.where is not None
         )
@@ -416,9 +420,14 @@ class _Page:
     def _select_candidates(
         self, files_with_deletes: list[_CandidateFile], word_slice: slice
     ) -> tuple[list[Longs], Longs]:
-        """Return the rows of each file in this part of the words of its bits, and the file of each row.
+        """Return the candidate rows of each file in a part of its bitmap, and the file of each row.
 
-        The second item contains the position of each row's file in the view.
+        Args:
+            files_with_deletes: The files.
+            word_slice: The part of the bitmaps. A bitmap has a bit for each row of its file, in words of 64 bits.
+
+        Returns:
+            The rows of each file, and for each row the position of its file in the view.
         """
         rows = [
             list_positions(file.bits[word_slice]) + _WORD_BITS * word_slice.start
@@ -542,9 +551,13 @@ def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]
 
 
 def _apply_deletion(files: list[_CandidateFile], word_slice: slice, rows: list[Longs], deletion: RowDeletion) -> None:
-    """Apply deletions to the bits of files.
+    """Clear the bits of deleted rows, and count the undecided rows.
 
-    `rows` are the rows of each file in this part of the words of its bits.
+    Args:
+        files: The files.
+        word_slice: The part of the files' bitmaps that `rows` belong to, in words.
+        rows: The candidate rows of each file in this part.
+        deletion: The deletions of all rows, in the order of the files.
     """
     start = 0
     for file, file_rows in zip(files, rows, strict=True):

@@ -358,7 +358,10 @@ class GroupReading:
         self._combine_groups()
 
     def _combine_groups(self) -> None:
-        """Combine the groups that were added since the last combination with the earlier groups."""
+        """Combine the groups that were added since the last combination with the earlier groups.
+
+        If an engine sums up the groups anyway, few groups stay uncombined.
+        """
         groups = pa.concat_tables([self._groups, *(table for table in self._uncombined if table.num_rows)])
         if groups.num_rows > (0 if self._combines_few else _ENGINE_COMBINED_GROUPS_MAX):
             # Do not report the error here: the engine sums up the groups again, and reports it.

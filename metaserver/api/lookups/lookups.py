@@ -243,6 +243,7 @@ async def _parse_request(call: Call, body: bytes, metadata: TableMetadata) -> _K
     if len(rows) > JSON_KEYS_MAX:
         raise TooLarge(f"The request has {len(rows):,} keys in JSON; send more than {JSON_KEYS_MAX:,} as Arrow")
     columns = lookup.columns
+    # A key that is an object names the columns of the index.
     if lookup.index is None and columns is None and rows and isinstance(rows[0], dict):
         columns = list(rows[0])
     snapshot_id = resolve_snapshot_id(metadata, lookup.snapshot_id, lookup.ref, lookup.as_of)
@@ -323,6 +324,7 @@ async def _convert_keys(
     """
     if isinstance(requested_keys, pa.Table):
         arrays, shared_bytes = await asyncio.to_thread(extract_term_arrays, terms, requested_keys)
+        # Rows of a dictionary array share values, but each key has its own copy.
         if shared_bytes > (limit := call.components.settings.body_limit_bytes):
             raise TooLarge(
                 f"The keys take {shared_bytes:,} bytes if each row has its own value; the limit is {limit:,}. Send "
@@ -401,6 +403,7 @@ class _LookupAnswer:
         """
         located_rows = self.located
         file_numbers, paths, file_columns = self._list_files()
+        # Cut off the closing brace, because the rows and the missing keys follow as further fields.
         pieces = [encode_json(self._describe_answer())[:-1] + b',"rows":[']
         for start in range(0, len(located_rows.query), _ROWS_PER_PIECE):
             part = slice(start, start + _ROWS_PER_PIECE)

@@ -159,7 +159,7 @@ async def list_files(call: Call) -> web.Response:
     prefix = _read_prefix(call, metadata)
     planner = call.components.planner
     scan = None
-    if content != "deletes" and view.delete_file_count:
+    if content != "deletes" and view.delete_file_count:  # A plan finds the delete files of each data file.
         scan = await planner.bind_and_plan(metadata, ScanRequest(snapshot_id=page.snapshot_id))
 
     data = find_files_by_prefix(view if content != "deletes" else TableView((), ()), prefix)
@@ -273,7 +273,7 @@ def _read_page_request(call: Call, metadata: TableMetadata, listing_parts: tuple
     page_max = ARROW_ITEMS_MAX if wants_arrow else call.components.settings.page_limit
     limit = parse_page_size(call.query.get("limit", str(page_max)), "limit", page_max)
     parts = (metadata.table_uuid, call.query.get("partition", ""), *listing_parts)
-    checksum = zlib.crc32(encode_json(parts))
+    checksum = zlib.crc32(encode_json(parts))  # A page token is valid only for requests with the same parts.
     page_token = call.query.get("page-token")
     if not page_token:
         return _Page(find_requested_snapshot(call.query, metadata), 0, limit, checksum, wants_arrow)

@@ -360,6 +360,7 @@ async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata
         return parse() if len(filter_json) <= _IN_LOOP_BYTES_MAX else await call.run_in_turn(parse)
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
+    # Only attributes of dimension tables whose names occur in the text are added to the schema.
     lower_sql = body.where.lower()
     names = [name for name in list_attribute_names(metadata) if name.lower() in lower_sql]
     schema = add_to_schema(metadata.current_schema, find_attribute_columns(metadata, names))
@@ -452,7 +453,8 @@ def _collect_columns(expression: Expression, listed_ids: set[int]) -> Iterator[C
 def _collect_residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
     """Return the residuals with their numbers of files, and whether the list is complete.
 
-    The residual with the most files is first.
+    A residual is the part of the filter that the partition of a file does not decide. The residual with the most files
+    is first. The partitions with the most files are handled first, until a limit is reached.
     """
     files_by_partition = group_by_partition(find_files_at(scan.view, scan.entry_ids))
     partitions_by_files = sorted(

@@ -300,7 +300,7 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], tab
 
 
 async def _bind_exempt_condition(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
-    """Return the condition on rows that the join does not remove."""
+    """Return the condition on rows that the join does not remove, or FALSE if it may remove every row."""
     filter_json = bytes(spec.exempt_condition)
     if not filter_json:
         return FALSE
@@ -336,7 +336,8 @@ async def _bind_outside(call: Call, spec: JoinSpec, metadata: TableMetadata) -> 
     """Return a condition that is true for all rows of the other table for which the filter is not true.
 
     Returns:
-        None if no such condition is known.
+        None if no such condition is known, because the client's filter is only a part of its condition or is SQL.
+        FALSE if there is no filter, so that all rows satisfy it.
     """
     filter_json = bytes(spec.filter)
     if not spec.exact or spec.predicate is not None:

@@ -431,7 +431,12 @@ class NewPlanTable:
             self._identity += f" {hmac.digest(key, self._identity.encode() + tables, hashlib.sha256).hex()}"
 
     async def find_or_make(self) -> PlanTableResponse:
-        """Return the shared plan table of equal requests, or make the plan table."""
+        """Return the shared plan table of equal requests, or make the plan table.
+
+        The answer has no plan table if the table has no snapshot, or if the request requires the schema of the snapshot
+        and the table has another schema now. A recent refusal to make the same plan table is repeated. Equal concurrent
+        requests share one plan.
+        """
         body, entry, snapshot = self._body, self._entry, self._bound_scan.snapshot
         if snapshot is None:
             return PlanTableResponse(None, None, None, 0, 0, 0, 0)
@@ -554,16 +559,21 @@ class NewPlanTable:
 
 
 def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
-    """Return the reason why DuckDB would read any plan table wrongly, and whether it would read the table wrongly.
+    """Return the problems that DuckDB would have with the snapshot of a plan.
 
-    The reason is an empty text if DuckDB reads plan tables correctly.
+    Returns:
+        The reason why DuckDB would apply the equality deletes of the snapshot wrongly, or an empty text. And if there
+        is no such reason, whether DuckDB could leave out files of the table that a query needs.
     """
     misread = explain_misread_deletes(scan_plan.view, scan_plan.metadata)
     return misread, not misread and is_misleading(scan_plan.view, scan_plan.metadata)
 
 
 def measure_plan(scan: ScanPlan) -> tuple[int, int, int, int | None]:
-    """Return the numbers of files and bytes that the plan keeps, and the numbers of the snapshot."""
+    """Return the numbers of files and bytes that the plan keeps, and the numbers of the snapshot.
+
+    The bytes of the snapshot are None if the plan did not load all of its manifests.
+    """
     kept_bytes = int(find_files_at(scan.view, scan.entry_ids).read_longs("file_size_in_bytes").sum())
     all_bytes = None
     if scan.view.file_count == scan.considered:

@@ -86,9 +86,12 @@ class PointerCache:
     """
 
     def __init__(self, tables: Tables, changes: CommitCounter | None) -> None:
-        """Create an empty cache.
+        """Create an empty cache of table entries.
 
-        If `changes` is None, the pointer is read from the database, once for all requests that arrive together.
+        Args:
+            tables: The tables of the catalog.
+            changes: The counter of commits to the database. If it is None, nothing is cached, and an entry is read from
+                the database once for all requests that arrive together.
         """
         self._tables = tables
         self._changes = changes
@@ -97,7 +100,10 @@ class PointerCache:
         self._reads = SharedReads[tuple[NamespacePath, str], Entry](lambda key: tables.load_entry(*key))
 
     async def load_entry(self, namespace: NamespacePath, name: str) -> Entry:
-        """Return the table's entry as `Tables.load_entry` does."""
+        """Return the table's entry as `Tables.load_entry` does.
+
+        The cache is cleared when the counter shows a commit to any table, or when it is full.
+        """
         change_number = None if self._changes is None else self._changes.read_number()
         if change_number is None:
             return await self._reads.load((namespace, name))
@@ -456,7 +462,11 @@ class _ClientScan:
         return await self._app[COMPONENTS].planner.plan(await self.bind(), self._entry)
 
     async def start_if_long(self, bound_scan: BoundScan) -> str | None:
-        """Start a long plan and return its id, or return None if the plan should be answered synchronously."""
+        """Start a long plan and return its id, or return None if the plan should be answered synchronously.
+
+        The answer is synchronous if the client does not poll, if the plan is short, if the caller has too many running
+        plans, or if the id, which contains the request, would be too long.
+        """
         if not self._dialect.polls:
             return None
         entries_to_decode = await self._app[COMPONENTS].planner.estimate_entries_to_decode(bound_scan, self._entry)
@@ -483,7 +493,12 @@ class _ClientScan:
     ) -> web.StreamResponse:
         """Send the complete answer of a plan, or the plan tasks that cover it.
 
-        If there is a fingerprint, the answer contains it, and the client may report the time of this statement.
+        Args:
+            http_request: The request.
+            scan_plan: The plan.
+            credentials: The JSON of the storage credentials, which may be empty.
+            min_rows: If it is not 0, only the first files that have this many rows are sent.
+            fingerprint: The fingerprint of the statement, with which the client may report its time, or an empty text.
         """
         limit = self._app[COMPONENTS].settings.plan_inline_limit
         writer = self._make_writer(scan_plan)
@@ -604,6 +619,7 @@ def _find_columns(metadata: TableMetadata, request: PinnedRequest) -> list[int]:
     Raises:
         BadRequest: A name is not in any schema of the table.
     """
+    # A name means a column of the newest schema that has it.
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     schemas = [metadata.current_schema, *newest_first]
     normalize_name = (lambda name: name) if request.case_sensitive else str.lower

@@ -189,7 +189,11 @@ class _EventPage:
         self._document_bytes = 0
 
     async def read(self, position: _Position) -> tuple[list[CatalogEvent], _Position]:
-        """Return the events after a position, and the position of the next page."""
+        """Return the events after a position, and the position of the next page.
+
+        Instants, the recorded actions, are read in batches until a batch has events for the page. At most
+        `INSTANTS_MAX` instants are read, so a page may be empty before the end of the log.
+        """
         for _ in range(INSTANTS_MAX // _INSTANTS_PER_BATCH):
             batch = await self._store.list_instants(InstantFilter(since=position.after), _INSTANTS_PER_BATCH)
             position = await self._read_batch(position, batch)
@@ -198,7 +202,11 @@ class _EventPage:
         return self._events, position
 
     async def _read_batch(self, position: _Position, batch: Sequence[Instant]) -> _Position:
-        """Add the events of a batch of instants to the page, and return the position after them."""
+        """Add the events of a batch of instants to the page, and return the position after them.
+
+        Each event states the number of events of its request. So instants are grouped by request, and the last group of
+        a full batch is left to the next batch, which may have the rest of it.
+        """
         visible_events = await self._find_operations(batch)
         groups = [list(group) for _, group in itertools.groupby(batch, _find_request_id)]
         if len(groups) > 1 and len(batch) == _INSTANTS_PER_BATCH:
@@ -269,10 +277,14 @@ class _EventPage:
         self._rights.update((securable, securable in allowed_securables) for securable in unchecked_securables)
 
     def _make_operation(self, instant: Instant, present_securables: Sequence[Securable]) -> dict[str, Any] | None:
-        """Return the operation of an instant as the caller may see it, or None.
+        """Return the operation of an instant as the caller may see it, or None if the caller may not see it.
 
-        If the caller may not see the old name of a renamed table, the table begins for it. If the caller may not see
-        the new name, the table ends for it.
+        A rename is a creation for a caller that may not see the old name. It is a drop for a caller that may not see
+        the new name.
+
+        Args:
+            instant: The instant.
+            present_securables: The names that the entry has now. The caller must have the right on each of them.
         """
         operation_type = _find_type(instant)
         source = _find_source(instant)
@@ -373,6 +385,8 @@ class _EventPage:
         self, base_location: str | None, location: str, kind: EntryKind, limit_bytes: int
     ) -> bytes:
         """Return the updates that turn the metadata in one file into those in another, as JSON.
+
+        The document of the last comparison is reused, because the next event of a table usually begins with it.
 
         Raises:
             TooLarge: A file that must be read exceeds the limit.

@@ -88,7 +88,7 @@ async def prepare_stream_table(
 async def check_not_based_on_fresh(
     call: Call, namespace: NamespacePath, name: str, updates: Sequence[dict[str, Any]]
 ) -> None:
-    """Check that no snapshot of a transaction is based on a fresh snapshot.
+    """Check that no snapshot of a transaction is based on a fresh snapshot, which has rows that are not in files yet.
 
     Raises:
         BadRequest: A snapshot is based on a fresh snapshot.

@@ -198,6 +198,8 @@ async def append_joined(call: Call, target: RowTarget, preparation: RowPreparati
 async def _append_to_log(call: Call, appends: Sequence[TableRows], producer_key: ProducerKey | None) -> Acknowledgement:
     """Append rows to the log.
 
+    If the outcome is unknown, a request of a producer keeps the original error, because it can be repeated safely.
+
     Raises:
         CommitUnknown: It is unknown whether the log has the rows.
     """

@@ -121,6 +121,8 @@ async def _append_to_named(
 ) -> AppendedToTables:
     """Append the rows of a request to the current state of its tables.
 
+    The rows of all tables are prepared first, so that a row that does not fit changes no table.
+
     Raises:
         BadRequest: A row does not fit, or a table is named twice.
         TooLarge: The decoded rows are too large.

@@ -68,6 +68,7 @@ def _find_snapshot_of_ref(metadata: TableMetadata, name: str) -> int | None:
     Raises:
         BadRequest: The table does not have this branch or tag.
     """
+    # Old metadata have no entry for the branch main.
     ref = metadata.refs.get(name)
     if ref is not None:
         return ref.snapshot_id
