@@ -391,6 +391,7 @@ async def remove_grant(call: Call) -> None:
 async def list_audit(call: Call) -> AuditPage:
     """Return a page of the audit log."""
     after, size = _read_paging(call)
+    # One record more than the page shows whether there is a next page.
     records = await call.components.store.read_audit_records(after, size + 1)
     return AuditPage(
         records[:size], call.components.catalog.pages.encode(records[size - 1].id) if len(records) > size else None
@@ -472,7 +473,10 @@ async def _may_manage_above(call: Call, securable: Securable) -> bool:
 
 
 def _describe_grant(grant: Grant) -> GrantAnswer:
-    """Return a grant in the form of an answer."""
+    """Return a grant in the form of an answer.
+
+    A stored grant has its role or its privilege in the field `role`. An answer has a field for each.
+    """
     is_privilege = grant.role in set(Privilege)
     return GrantAnswer(
         principal=grant.principal,
@@ -486,7 +490,7 @@ def _describe_grant(grant: Grant) -> GrantAnswer:
 
 
 def _read_paging(call: Call) -> tuple[str | None, int]:
-    """Return the page token and the page size of a request."""
+    """Return the decrypted page token and the page size of a request."""
     token, size = call.read_paging()
     return call.components.catalog.pages.decode(token or ""), size
 

@@ -135,7 +135,10 @@ async def advise_table(call: Call) -> Advice:
     ),
 ).takes(ReportedProposal)
 async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedProposal:
-    """Record that a proposal was applied, and measure the table again."""
+    """Record that a proposal was applied, and measure the table again.
+
+    If the table cannot be measured, the proposal is recorded without a measurement.
+    """
     loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded_table.entry is not None
     uuid, history = loaded_table.entry.uuid, call.components.history
@@ -159,7 +162,7 @@ async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedPr
 
 
 async def run_simulation(call: Call, work: Callable[[], T]) -> T:
-    """Run `work` in a thread, and return its result."""
+    """Run `work`, a simulation, in a thread, and return its result. One simulation runs at a time."""
     return await call.components.worker_limits.simulating.run(call.principal.name, work)
 
 
@@ -225,7 +228,7 @@ async def read_advised_table(
 
 
 def _read_shapes(shapes: Sequence[QueryShapeSums], metadata: TableMetadata) -> list[RecordedShape]:
-    """Return the most frequent shapes that can be replayed."""
+    """Return the first shapes whose statements can be simulated. `shapes` begins with the most frequent shape."""
     return [shape for sums in shapes[:SHAPES_MAX] if (shape := _make_recorded_shape(sums, metadata)) is not None]
 
 

@@ -459,7 +459,7 @@ async def _begin_trial(trials: _Trials, stored_trial: _StoredTrial) -> AdviceSte
     }
     try:
         await trials.set_properties(properties, removals)
-    except CommitConflict as error:
+    except CommitConflict as error:  # A user has defined one of the properties.
         await trials.change(stored_trial, state=FAILED, reason=error.message, spent_bytes=0, spent_seconds=0.0)
         return AdviceStep("none", error.message)
     for replaced_trial in replaced_trials:

@@ -286,6 +286,7 @@ def _make_statement_sums(sums: QuerySums) -> StatementSums:
 
 def _make_statement_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> StatementShape:
     """Return a shape of the history in the form of an answer."""
+    # The text is empty for the statements of all shapes that exceed the limit of shapes.
     shape = QueryShape.parse(shape_sums.shape) or QueryShape("other")
     return StatementShape(
         fingerprint=shape_sums.fingerprint,

@@ -105,7 +105,7 @@ def _list_folders(settings: Settings) -> list[Path]:
 
 
 def _measure_lacking_bytes(folders: Iterable[Path], minimum_bytes: int) -> int:
-    """Return the free space in bytes that the fullest disk lacks.
+    """Return the free space in bytes that the fullest disk lacks. It is 0 or negative if no disk lacks space.
 
     A disk needs `minimum_bytes` bytes of free space, or a twentieth of its size if this is less. If a folder does not
     exist yet, the disk of its nearest existing parent is measured.

@@ -173,7 +173,10 @@ class _FilesPage:
         return files.read_longs(name.replace("-", "_"))
 
     def _read_contents(self) -> Longs:
-        """Return the content type of each file. In format version 1, all files are data files."""
+        """Return the content type of each file.
+
+        Format version 1 has only data files and no field for the type, so a missing (negative) value becomes 0, data.
+        """
         return np.clip(self._files.read_longs("content"), 0, len(CONTENTS) - 1)
 
     def _read_formats(self) -> tuple[Longs, list[str]]:
@@ -345,7 +348,11 @@ class PartitionListing:
     def _set_last_snapshots(
         self, files: FoundFiles, files_by_partition: FilesByPartition, items: list[dict[str, Any]]
     ) -> None:
-        """Set the latest known snapshot that added a file to each partition."""
+        """Set the latest known snapshot that added a file to each partition.
+
+        Snapshots that have expired are unknown, and have no time. An earlier call may have set the snapshot of the
+        partition's other files, so only a later snapshot replaces it.
+        """
         ids, id_positions = np.unique(files.read_snapshot_ids(), return_inverse=True)
         snapshots = [self._metadata.snapshot(int(id_)) for id_ in ids]
         times = np.array(

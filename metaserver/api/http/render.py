@@ -121,7 +121,7 @@ def _make_etag(*parts: str | bool) -> str:
 
 
 def _compute_plan_etag(*parts: str | bool) -> str:
-    """Compute an ETag without the cache, because each statement has different plans."""
+    """Compute an ETag without the cache of `_make_etag`, because each statement has different plans."""
     return _make_etag.__wrapped__(*parts)
 
 
@@ -130,6 +130,7 @@ def answer_not_modified(call: Call, etag: str) -> web.Response | None:
     header = call.headers.get("If-None-Match")
     if header is None:
         return None
+    # If-None-Match compares tags weakly, so the mark W/ is ignored.
     client_tags = {tag.strip().removeprefix("W/") for tag in header.split(",")}
     if "*" in client_tags or etag.removeprefix("W/") in client_tags:
         return web.Response(status=304, headers={"ETag": etag, "Vary": _VARY})

@@ -91,6 +91,7 @@ class WorkerLimits:
     """
 
     def __init__(self, *, requests: int, watchers: int, body_bytes: int, has_logins: bool = True) -> None:
+        # The last argument is the share of one client. It is at most a half, so that a client cannot use a whole limit.
         self.working = HolderLimit("requests at once", requests, max(1, requests // 2))
         self.reading = HolderLimit("requests that send their bodies", requests, max(1, requests // 2))
         self.logging_in = HolderLimit("concurrent logins", requests, max(1, requests // 2))

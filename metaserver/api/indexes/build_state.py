@@ -180,6 +180,9 @@ async def move_build(call: Call, instant: Instant, state: InstantState, fields: 
 async def require_no_other_build(call: Call, table: TableIndexes, name: str, *, own_id: str = "") -> None:
     """Check that no other build of the index is in progress.
 
+    A build that has been inactive for `EXCLUSIVE_MS` does not count. If the caller has a build itself, `own_id` is its
+    id.
+
     Raises:
         CommitConflict: Another build is in progress.
     """

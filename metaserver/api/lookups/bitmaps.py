@@ -393,7 +393,7 @@ class _Page:
         for entry_id, position, row_count, deletes in zip(
             entry_ids.tolist(), file_positions, records, self._scan.find_deletes_by_file(entry_ids), strict=True
         ):
-            if row_count < 0:
+            if row_count < 0:  # The number of rows is unknown, so any row may match.
                 files.append(_CandidateFile(entry_id, row_count, None, False, len(deletes)))
                 continue
             bits, exact = matcher.match_rows(self._scan.compute_residual(entry_id), position, row_count)
@@ -496,7 +496,7 @@ class _Page:
                 path, file.records, rows, file.count, file.exact, file.delete_files, file.undecided
             )
             pieces.append(encode_json(selected_file))
-        head = encode_json(self._describe_page(snapshot_id, token))[:-1]
+        head = encode_json(self._describe_page(snapshot_id, token))[:-1]  # The files follow before the closing brace.
         return b"".join((head, b',"files":[', b",".join(pieces), b"]}"))
 
     def encode_arrow(self, snapshot_id: int | None, token: str | None) -> bytes:
@@ -535,7 +535,7 @@ class _Page:
 def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]:
     """Return the files whose deletes are evaluated, with a copy of their bits.
 
-    In the other files with deletes, all rows are undecided.
+    In files with too many candidates, all rows are undecided. Files with an unknown number of rows stay unchanged.
     """
     files_with_deletes = []
     for file in files:

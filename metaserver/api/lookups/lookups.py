@@ -441,6 +441,7 @@ class _LookupAnswer:
         )
         sink = pa.BufferOutputStream()
         writer = None
+        # An answer without rows has one empty batch, which defines the schema of the stream.
         for start in range(0, max(1, len(located_rows.query)), _ROWS_PER_BATCH):
             part = slice(start, start + _ROWS_PER_BATCH)
             files = pa.array(file_numbers[located_rows.data_file[part]].astype(np.int32))

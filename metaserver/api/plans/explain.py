@@ -377,7 +377,17 @@ def _explain_scan(
     samples: Samples,
     properties: Mapping[str, str],
 ) -> ExplainResponse:
-    """Return the explanation of a plan."""
+    """Return the explanation of a plan.
+
+    Args:
+        scan: The plan.
+        sql_filter: The filter, with the parts of its SQL text that the plan does not use.
+        files_max: The maximum number of kept files to list. If it is 0, the answer has no list.
+        outcomes: The outcomes of the joins.
+        reasons: The reasons why predicates and joins leave out no files.
+        samples: The sampled rows, from which the effects of layouts and indexes are estimated.
+        properties: The properties of the table.
+    """
     estimates = estimate_layouts(scan, samples, properties)
     files = find_files_at(scan.view, scan.entry_ids)
     deletes = {delete for deletes_of_file in scan.find_deletes_by_file(scan.entry_ids) for delete in deletes_of_file}
@@ -441,7 +451,10 @@ def _describe_stage(stage: PruningStage) -> ExplainedStage:
 
 
 def _collect_columns(expression: Expression, listed_ids: set[int]) -> Iterator[ComparedColumn]:
-    """Yield the distinct columns of the expression, in the order of the predicates."""
+    """Yield the columns of the expression in the order of the predicates.
+
+    Columns in `listed_ids` were yielded already, and are left out. The function adds the yielded columns to the set.
+    """
     if isinstance(expression, And | Or):
         for child in expression.children:
             yield from _collect_columns(child, listed_ids)

@@ -260,7 +260,16 @@ async def _resolve_join(call: Call, metadata: TableMetadata, spec: JoinSpec) -> 
 
 
 def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], table_name: str) -> tuple[str, ...]:
-    """Check the comparison of a join, and return its operators, one for each pair of columns.
+    """Check the comparison of a join, and return its operators.
+
+    Args:
+        spec: The join in the request.
+        transform: The transform of the join: the extremes min and max, a range, a period of a time, or identity.
+        pairs: The pairs of columns that are compared.
+        table_name: The name of the other table, for messages.
+
+    Returns:
+        The operators for the bound, and for the end if the join has one. They are empty for transforms without order.
 
     Raises:
         BadRequest: The join compares columns that its transform does not allow.

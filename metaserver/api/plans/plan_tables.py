@@ -265,7 +265,7 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     new_plan_table = NewPlanTable(call, loaded_table, body, bound_scan, holder, joined_tables)
     answer = await new_plan_table.find_or_make()
     statement = count_requested_statement(call, loaded_table, body, bound_scan, answer, new_plan_table.sampler)
-    if holder is not None:
+    if holder is not None:  # With an audience, the plan is a snapshot of the table and has no name.
         answer = msgspec.structs.replace(answer, name=None)
     return msgspec.structs.replace(answer, joins=outcomes, statement=statement)
 

@@ -325,7 +325,7 @@ async def cancel_planning(call: Call) -> None:
     """Cancel a running plan of the caller."""
     loaded_table = await _load_table_or_plan(call)
     plan_id = call.variables["plan_id"]
-    _open_plan_id(call, plan_id, loaded_table)
+    _open_plan_id(call, plan_id, loaded_table)  # This checks that the plan belongs to the table.
     call.app[PENDING].cancel(plan_id, call.principal.name)
 
 

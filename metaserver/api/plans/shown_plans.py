@@ -12,6 +12,7 @@ async def list_shown_plans(call: Call, entry: Entry) -> list[PlanSnapshot]:
     if call.audience is None:
         return []
     plan_snapshots = await call.components.catalog.plan_tables.list_visible_plans(entry, call.audience)
+    # Plans with the same joined tables need only one check.
     joined_tables_of_plans = {plan.joined_tables for plan in plan_snapshots}
     is_usable = {
         joined_tables: await may_use_plan(call.components, call.principal, joined_tables)

@@ -251,6 +251,7 @@ class _EventPage:
                 securables_by_uuid.setdefault(entry.uuid, []).append(
                     Securable(entry.namespace, entry.kind.value, entry.name)
                 )
+        # An entry that no longer exists has no name, so the right on its namespace is checked.
         securables_by_candidate = [
             securables_by_uuid.get(instant.uuid) or [Securable(instant.namespace)] for instant in candidates
         ]
@@ -332,7 +333,10 @@ class _EventPage:
         )
 
     def _is_named(self, path: tuple[str, ...]) -> bool:
-        """Return whether the request names the object or a namespace that contains it."""
+        """Return whether the request names the object or a namespace that contains it.
+
+        An empty name in the request is the whole catalog.
+        """
         assert self._paths is not None
         return any(path[:levels] in self._paths for levels in range(len(path) + 1))
 
@@ -492,7 +496,7 @@ def _find_target(instant: Instant) -> Securable | None:
 
 
 def _find_request_id(instant: Instant) -> str:
-    """Return the id of the request that caused an instant."""
+    """Return the id of the request that caused an instant, or the id of the instant if it has none."""
     return str(instant.summary.get("request-id") or instant.id)
 
 

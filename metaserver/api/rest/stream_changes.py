@@ -150,7 +150,9 @@ async def check_overwritten(call: Call, entry: Entry, metadata: TableMetadata) -
 
 
 async def check_returning(call: Call, entry: Entry | None, metadata: TableMetadata) -> None:
-    """Check that the rows that wait for a table without a name fit other metadata of the table.
+    """Check that the waiting rows of a table fit the metadata with which the table is registered again.
+
+    A table that was unregistered has no name, but rows that were appended before may still wait for a flush.
 
     Args:
         call: The call.

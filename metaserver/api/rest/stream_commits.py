@@ -122,7 +122,9 @@ async def _find_fresh_parent(
 async def _check_asserts_parent(
     call: Call, entry: Entry, snapshot: dict[str, Any], requirements: Sequence[dict[str, Any]]
 ) -> None:
-    """Check that a commit on a snapshot that the table does not have will fail by its requirements.
+    """Check that a commit based on a snapshot that the table lacks cannot succeed.
+
+    A requirement on the branch makes such a commit fail later. Without this requirement, it is refused here.
 
     Raises:
         BadRequest: The commit has no requirement on the branch.

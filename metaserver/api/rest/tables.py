@@ -277,7 +277,8 @@ async def report_metrics(call: Call, data: bytes) -> None:
     if entry is None or report["report-type"] != "scan-report":
         return
     metadata = await catalog.documents.table(entry.metadata_location)
-    # This code runs here because the cache belongs to the event loop.
+    # Whether the report is about a plan snapshot, and how old the oldest partition of the plan is. This code runs here
+    # and not in a thread, because the cache belongs to the event loop.
     plans = catalog.column_usage.plans
     plan_and_age = report["snapshot-id"] in plans, plans.get(report["snapshot-id"])
 

@@ -333,7 +333,7 @@ def _write_column(column_id: int, name: str, columns: Mapping[int, tuple[str, ..
 
 
 def _write_order(key: OrderKey, names: tuple[str, ...]) -> str:
-    """Return the SQL of a key of the order."""
+    """Return the SQL of a key of the order, which refers to an output column by its position."""
     return f"{names.index(key.by) + 1}{' DESC' if key.descending else ''}"
 
 

@@ -362,7 +362,10 @@ def _make_own_url(call: Call, settings: Settings) -> str:
 
 
 def _find_own_certificates(call: Call, settings: Settings) -> str:
-    """Return the certificates of this server for a worker that uses the bound address, or no text without TLS."""
+    """Return the certificates that a worker trusts when it connects to the bound address of this server.
+
+    The text is empty without TLS, and with `services_url`, whose host name the certificates contain.
+    """
     certificate = call.components.certificate
     return "" if certificate is None or settings.services_url else certificate.leaves()
 

@@ -327,6 +327,7 @@ def _describe_step(step: Files | End) -> dict[str, str]:
     """Return the metadata of the answer for a step without rows of the log."""
     if isinstance(step, End):
         return {"step": "end", "position": step.position.encode()}
+    # The first snapshot of a table has no parent, so its start is 0.
     metadata = {"step": "files", "position": step.position.encode(), "snapshot-id": str(step.snapshot_id)}
     return metadata if step.is_scan else {**metadata, "start-snapshot-id": str(step.parent_id or 0)}
 
@@ -356,7 +357,7 @@ def _decode_rows(
 
 
 def _add_kinds(batch: pa.RecordBatch, kinds: bytes) -> pa.RecordBatch:
-    """Return a batch with the kind of each row in another column."""
+    """Return a batch with the kind of each row in another column. Without kinds, all rows are inserts."""
     names = [_KIND_NAMES[RowKind(kind)] for kind in kinds] or ["insert"] * batch.num_rows
     return batch.append_column(_CHANGE_TYPE, pa.array(names, pa.string()))
 

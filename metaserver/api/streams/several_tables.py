@@ -81,7 +81,10 @@ class AppendedToTables(msgspec.Struct, frozen=True):
     ),
 ).takes(RowsOfTables)
 async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTables:
-    """Append rows to several stream tables, all or none."""
+    """Append rows to several stream tables, all or none.
+
+    The rows of a large body first wait for room in the memory of their tables.
+    """
     if not 1 <= len(body.tables) <= TABLES_MAX:
         raise BadRequest(f"tables has {len(body.tables)} tables; name 1 to {TABLES_MAX}")
     names = [(check_namespace(table.namespace), table.name) for table in body.tables]

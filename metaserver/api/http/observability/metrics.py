@@ -313,7 +313,10 @@ class JobMetrics:
         )
 
     def count_ended_job(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None:
-        """Count a job, and the bytes of a rewrite."""
+        """Count a job, and the bytes of a rewrite.
+
+        `totals` are the numbers that the job reports. Only rewrites report bytes.
+        """
         for kind, name in (("replaced", "bytes_before"), ("written", "bytes_after"), ("wasted", "bytes_wasted")):
             if isinstance(size_bytes := totals.get(name), int):
                 self._bytes.labels(service, kind).inc(size_bytes)
