@@ -151,7 +151,10 @@ def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
 def _describe_response(
     answer: ResponseSpec, make_schema: Callable[[Any], dict[str, Any]], streams: bool
 ) -> dict[str, Any]:
-    """Return the OpenAPI object of a response."""
+    """Return the OpenAPI object of a response.
+
+    If `streams` is true, the client may request the answer as server-sent events.
+    """
     response: dict[str, Any] = {"description": answer.description}
     if answer.schema is not None:
         response["content"] = {"application/json": {"schema": make_schema(answer.schema)}}

@@ -472,7 +472,10 @@ async def _begin_trial(trials: _Trials, stored_trial: _StoredTrial) -> AdviceSte
 
 
 def _find_replaced(stored_trials: Sequence[_StoredTrial], change: ProposedChange) -> list[_StoredTrial]:
-    """Return the trials that a clustering replaces, because a table has only one clustering."""
+    """Return the trials that a change replaces.
+
+    Only a clustering replaces trials, those with another clustering, because a table has only one.
+    """
     if change.kind != "cluster":
         return []
     return [stored_trial for stored_trial in stored_trials if stored_trial.applied.proposal.change.kind == "cluster"]

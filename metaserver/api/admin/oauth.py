@@ -182,7 +182,7 @@ def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str |
 
 
 async def _find_login(authenticator: Authenticator, name: str | None, secret: str) -> Login:
-    """Return the login that belongs to a client secret.
+    """Return the login that belongs to a client secret. `name` is the client id, or None if the client sent none.
 
     Raises:
         _Refusal: The secret is invalid, or belongs to another client.
@@ -236,7 +236,8 @@ async def _exchange_token(
 async def _log_in_subject(authenticator: Authenticator, subject_token: str, holder_login: Login | None) -> Login:
     """Return the login of the token to exchange.
 
-    The token may have expired if the request has the credentials of its holder.
+    `holder_login` is the login of the credentials in the request, or None if it has none. With the credentials of its
+    holder, the token may have expired.
 
     Raises:
         _Refusal: The token is invalid, or belongs to a different client.

@@ -90,7 +90,7 @@ class Listing(Protocol):
 
 
 def make_items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
-    """Return the items from `start` up to and not including `end` as JSON objects."""
+    """Return the items of a listing from `start` up to and not including `end`, as JSON objects with these fields."""
     columns = listing.lists(names, start, end)
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
@@ -238,7 +238,14 @@ class ColumnStats:
         return columns.stream(metadata)
 
     def _add_bounds(self, columns: RecordBatchWriter, name: str, stats: FoundStatistics, side: str) -> None:
-        """Add a column with the lower or upper bounds."""
+        """Add a column with the lower or upper bounds. Bounds that are integers are copied without a conversion.
+
+        Args:
+            columns: The writer of the columns.
+            name: The name of the new column.
+            stats: The statistics of the files.
+            side: "lower" or "upper".
+        """
         kind = arrow.find_arrow_type(self._column.kind)
         integer_bounds = stats.read_integer_bounds(side) if arrow.is_integer(kind) else None
         if integer_bounds is not None:

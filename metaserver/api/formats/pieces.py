@@ -106,7 +106,14 @@ async def send_pieces(request: web.Request, pieces: Iterator[bytes], *, run: Run
 async def _stream_pieces(
     request: web.Request, encoder: _Encoder, read_next: Callable[[], bytes | None], run: Run | None
 ) -> web.StreamResponse:
-    """Send the buffer, and then each further piece as soon as it exists."""
+    """Send the buffer, and then each further piece as soon as it exists.
+
+    Args:
+        request: The request.
+        encoder: The encoder with the buffered pieces.
+        read_next: Returns the next piece, or None at the end.
+        run: A function that runs `read_next` outside the event loop, or None to run it in the event loop.
+    """
     response = await _begin_response(request, encoder)
     with _abort_on_error(request):
         await _write_pieces(response, encoder.take())

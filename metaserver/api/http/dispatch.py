@@ -302,7 +302,13 @@ class Call:
         }
 
     async def record_refusal(self, operation: str, resource: str, error: RequestError) -> None:
-        """Record in the audit log that a part of the request was refused, as if it had been a request."""
+        """Record in the audit log that a part of the request was refused, as if it had been a request.
+
+        Args:
+            operation: The operation of the part.
+            resource: The path of a request for only this part.
+            error: The refusal.
+        """
         await self.components.audit.record(
             principal_name=self.principal.name,
             operation=operation,

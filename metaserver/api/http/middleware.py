@@ -144,7 +144,11 @@ class _RequestPipeline:
         seconds: float,
         request_id: str,
     ) -> None:
-        """Log an answered request."""
+        """Log an answered request.
+
+        The line has the trace id that the client sent, so that logs and traces can be joined. `template` is the path of
+        the route with variables in braces.
+        """
         fields = {
             "method": request.method,
             "route": template,
@@ -226,7 +230,11 @@ class _RequestPipeline:
         description: Description,
         request_id: str,
     ) -> tuple[web.StreamResponse, Exception | None]:
-        """Answer a request within a span of the tracer."""
+        """Answer a request within a span of the tracer, which continues the trace of the client.
+
+        Returns:
+            The answer, and the error from which it was made, or None if there was no error.
+        """
         attributes = {
             "http.request.method": request.method,
             "http.route": template,

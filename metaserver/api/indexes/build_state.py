@@ -168,7 +168,13 @@ async def record_progress(call: Call, build: Build) -> None:
 
 
 async def move_build(call: Call, instant: Instant, state: InstantState, fields: dict[str, Any]) -> None:
-    """Move the instant of a build to a state, and add fields to its summary."""
+    """Move a build to a state on the timeline, and add fields to the summary of its instant.
+
+    The summary also gets the present time as the time of the last activity.
+
+    Raises:
+        CommitConflict: The build is in another state now.
+    """
     now_ms = call.components.clock.now_ms()
     summary = {**instant.summary, **fields, "active-ms": now_ms}
     await call.components.store.transact(

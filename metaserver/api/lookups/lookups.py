@@ -319,6 +319,12 @@ async def _convert_keys(
 ) -> tuple[list[Keys], Mask | None]:
     """Convert the keys of a request to the form of the index, in a thread if there are many.
 
+    Args:
+        call: The request.
+        terms: The columns of the index, in the order of the values in the keys.
+        requested_keys: An Arrow table, or JSON rows.
+        body_bytes: The size of the request's body.
+
     Raises:
         TooLarge: The keys need more memory than a request body may have.
     """

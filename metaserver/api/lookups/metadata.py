@@ -99,7 +99,13 @@ class _Page:
 
 
 def _describe_answers(summary: str, list_field: str, schema: str) -> tuple[ResponseSpec, ...]:
-    """Return the descriptions of the answers of a listing."""
+    """Return the descriptions of the answers of a listing.
+
+    Args:
+        summary: The description of the answer.
+        list_field: The field of the answer that has the items.
+        schema: The name of the schema of an item.
+    """
     page = {
         "type": "object",
         "required": ["snapshot-id", list_field, "next-page-token"],
@@ -307,7 +313,10 @@ def _make_delete_view(view: TableView) -> TableView:
 
 
 async def _answer_page(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> web.Response:
-    """Return the response with a page of a listing."""
+    """Return the response with a page of a listing, as JSON or Arrow.
+
+    In JSON, `list_name` is the field with the items. `names` are the fields of an item.
+    """
     encode_page: Callable[[], bytes | bytearray] = partial(
         _encode_arrow if page.encode_arrow else _encode_json, page, list_name, names, listing
     )

@@ -182,6 +182,7 @@ async def evaluate_joins(
     _check_join_count(joins)
     app = call.app
     requested_joins = [await _resolve_join(call, bound_scan.metadata, join) for join in joins]
+    # Indexes of the table on attributes of the joined tables can evaluate conditions of the joins.
     requested_joins = await add_star_conditions(app[COMPONENTS].planner, bound_scan, entry, requested_joins)
     until_s = app[COMPONENTS].clock.monotonic() + app[COMPONENTS].settings.join_wait_s
     filters = await build_join_filters(app[DIMENSIONS], requested_joins, until_s)
@@ -402,7 +403,10 @@ def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = Fals
 
 
 def _bind_pair(metadata: TableMetadata, other_metadata: TableMetadata, own_name: str, other_name: str) -> Pair:
-    """Return the pair of columns by which the tables are joined."""
+    """Return the pair of columns by which the tables are joined.
+
+    `own_name` is a column of the table of the scan, and `other_name` is a column of the other table.
+    """
     own_column, other_column = (
         _find_column(metadata.current_schema, own_name),
         _find_column(other_metadata.current_schema, other_name),

@@ -515,7 +515,10 @@ class _ClientScan:
         return await self._send(http_request, writer, _Page(entry_ids, 0, ROWS_MAX, limit), head, tail)
 
     async def answer_task(self, http_request: web.Request, scan_plan: ScanPlan, task: PlanTask) -> web.StreamResponse:
-        """Send the files of a plan task, or further plan tasks that cover them."""
+        """Send the files of a plan task, or further plan tasks if the files do not fit into one answer.
+
+        A task covers a range of entry ids, the numbers of the files in the snapshot. The plan keeps some of them.
+        """
         start, end = scan_plan.entry_ids.searchsorted((task.first_row, task.end_row)).tolist()
         entry_ids = scan_plan.entry_ids[start:end]
         page = _Page(entry_ids, task.first_row, task.end_row, inline_limit=len(entry_ids))
@@ -524,7 +527,10 @@ class _ClientScan:
     async def _send(
         self, http_request: web.Request, writer: ScanTaskWriter, page: _Page, head: bytes, tail: bytes
     ) -> web.StreamResponse:
-        """Send the files of the page, or the plan tasks that cover them."""
+        """Send the files of the page, or the plan tasks that cover them.
+
+        `head` and `tail` are the JSON before and after the files. The answer to a long filter is written in threads.
+        """
         if self._request.has_long_filter:
             run: Run | None = self._run_work_in_turn
             plan_tasks = await self._run_work_in_turn(partial(self._make_plan_tasks, writer, page))

@@ -343,7 +343,10 @@ class _EventPage:
     async def _make_event(
         self, instant: Instant, operation: dict[str, Any], request_id: str, event_count: int
     ) -> CatalogEvent:
-        """Return the event of an instant, with its updates."""
+        """Return the event of an instant, with its updates.
+
+        The metadata file after each change is kept, because the next change of the same entry is compared with it.
+        """
         assert instant.position is not None
         operation_type = operation["operation-type"]
         if operation_type in ("create-table", "update-table", "create-view", "update-view"):

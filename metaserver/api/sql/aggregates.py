@@ -322,7 +322,7 @@ def _write_measure(measure: Measure, columns: Mapping[int, tuple[str, ...]]) -> 
 
 
 def _write_column(column_id: int, name: str, columns: Mapping[int, tuple[str, ...]]) -> str:
-    """Return the SQL of a column.
+    """Return the SQL of a column, its quoted names from the root joined by dots.
 
     Raises:
         BadRequest: The name does not belong to a present column.

@@ -144,7 +144,10 @@ class CubeAnswers:
         return answer
 
     def respond(self, call: Call, entry: Entry, answer: _EncodedAnswer, kind: Format) -> web.Response:
-        """Return the response with an answer, as a statement with a new id, and count the statement."""
+        """Return the response with an answer, as a statement with a new id, and count the statement.
+
+        An answer from memory has a placeholder, which the new id replaces.
+        """
         components, principal = call.components, call.principal
         # The rows of the files are not read, so the files count as removed.
         files = answer.read.files_in
