@@ -87,7 +87,11 @@ class FinishedStep(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_f
 
 @dataclass(frozen=True)
 class _StoredTrial:
-    """A trial with its stored text. A change of the trial requires that the stored text is still the same."""
+    """A trial, which is a change of a table whose effect is measured, with its stored text.
+
+    A change of the trial requires that the stored text is still the same, so that concurrent requests do not overwrite
+    each other.
+    """
 
     applied: AppliedProposal
     trial: Trial
@@ -364,7 +368,7 @@ async def _load_policy(call: Call, metadata: TableMetadata) -> tuple[TableMetada
 
 
 async def _withdraw_trials(trials: _Trials) -> None:
-    """End the trials whose properties a user has changed or removed."""
+    """End the trials whose properties a user has changed or removed, because the choice of the user has precedence."""
     current_properties = trials.loaded.metadata.properties
     for stored_trial in trials.find(WAITING, MEASURING, KEPT):
         changed_names = [
@@ -375,7 +379,10 @@ async def _withdraw_trials(trials: _Trials) -> None:
 
 
 async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -> None:
-    """Judge each trial whose measuring period has ended, and undo the changes that do not pay."""
+    """Judge each trial whose measuring period has ended, and undo the changes that do not pay.
+
+    A kept change is judged again after each further period, because the statements may change.
+    """
     for stored_trial in trials.find(MEASURING, KEPT):
         if trials.now_ms - stored_trial.trial.since_ms < policy.measure_ms:
             continue

@@ -245,7 +245,7 @@ def list_earlier_files(registered: IndexFiles, definition: IndexDefinition) -> l
     answers=(_ONE_BUILD, _NO_BUILD),
 )
 async def load_index_build(call: Call) -> dict[str, Any]:
-    """Return the progress of a build."""
+    """Return the progress of an index build."""
     return describe_build(await load_requested_build(call))
 
 

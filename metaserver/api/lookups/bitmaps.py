@@ -167,7 +167,12 @@ class _Predicate:
 class _Selection:
     """The parsed request.
 
-    `last_entry_id` is the last file of the previous page, as an entry id. `checksum` is the checksum in page tokens.
+    Attributes:
+        bound_scan: The scan of the snapshot with the predicate as its filter.
+        predicate: The predicate.
+        snapshot_id: The snapshot, or None for a table without snapshots.
+        last_entry_id: The number of the last file of the previous page in the snapshot, or -1 if there is none.
+        checksum: The checksum in page tokens, which identifies the request.
     """
 
     bound_scan: BoundScan
@@ -295,7 +300,7 @@ def _compute_checksum(body: SelectRowsRequest, metadata: TableMetadata) -> int:
 
 
 def _find_start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
-    """Return the snapshot, and the entry id of the last file of the previous page, or -1 if there is none.
+    """Return the snapshot, and the number of the last file of the previous page, or -1 on the first page.
 
     Raises:
         BadRequest: The request is invalid.

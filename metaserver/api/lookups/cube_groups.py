@@ -189,7 +189,10 @@ async def read_groups(
 
 
 def _count_use(call: Call, entry: Entry, definition: IndexDefinition, group_reading: GroupReading) -> None:
-    """Count the use of the cube. The covered files count as removed, because their rows are not read."""
+    """Count the use of the cube, an index of pre-computed aggregates, for the statistics of indexes.
+
+    The covered files count as removed, because their rows are not read.
+    """
     call.components.usage.note(
         entry.uuid,
         definition.id,
@@ -254,7 +257,7 @@ def _is_expensive(condition: Expression) -> bool:
 
 
 def _parse_ids(text: str) -> Ids:
-    """Return the identities of data files.
+    """Return the ids of data files, uint64[n, 2], from a text in base64. An id has two little-endian numbers.
 
     Raises:
         BadRequest: The text is not base64, or has the wrong length.

@@ -469,7 +469,7 @@ class _LookupAnswer:
 
 
 def list_paths(view: TableView, positions: Any) -> list[str]:
-    """Return the paths of the data files at these ascending positions in the view."""
+    """Return the paths of the data files at these ascending positions in a view, the list of a snapshot's files."""
     texts = (
         find_files_at(view, view.find_entry_ids(positions)).read_texts("file_path").list_values()
         if len(positions)

@@ -308,7 +308,10 @@ async def _load_view(call: Call, metadata: TableMetadata, page: _Page) -> TableV
 
 
 def _make_delete_view(view: TableView) -> TableView:
-    """Return a view with the delete files in place of the data files."""
+    """Return a view, the list of a snapshot's files, with the delete files in place of the data files.
+
+    So code for data files also reads the delete files.
+    """
     return TableView(view.delete_manifests, view.delete_blocks)
 
 

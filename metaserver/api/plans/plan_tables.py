@@ -249,7 +249,10 @@ The key is the name that the plan table would have, which covers all values on w
     ),
 ).takes_bytes(PlanTableRequest)
 async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
-    """Create a plan table."""
+    """Create a plan table, which has only the files that a plan keeps, or return the plan table of equal requests.
+
+    With an audience, the value of the header X-Seamark-Plans, the plan is a snapshot of the table instead.
+    """
     named_snapshot = _read_named_snapshot(call, data)
     loaded_table = await load_to_read(
         call, call.namespace, call.name, named_snapshot.snapshot_id, is_named=named_snapshot.ref is not None
@@ -323,7 +326,10 @@ class _NamedSnapshot(msgspec.Struct, rename="kebab"):
 
 
 def _read_named_snapshot(call: Call, data: bytes) -> _NamedSnapshot:
-    """Return the snapshot that a request for a fresh plan names. The other fields of the body are decoded later."""
+    """Return the snapshot that a request names, if the request may read rows that are not in files yet.
+
+    Such a request must load the table with these rows first. The other fields of the body are decoded later.
+    """
     if FRESH_HEADER not in call.headers:
         return _NamedSnapshot()
     return parse_body(data, _NamedSnapshot)
@@ -457,7 +463,10 @@ class NewPlanTable:
         return await self._app[MAKING].run(key, self._make)
 
     async def _make(self) -> PlanTableResponse:
-        """Plan the scan, and make its plan table."""
+        """Plan the scan, and make its plan table.
+
+        The sampler later samples the values of the filter for the query history.
+        """
         components = self._app[COMPONENTS]
         scan_plan = await components.planner.plan(self._bound_scan, self._entry)
         self.sampler = make_sampler(components, self._bound_scan, scan_plan, has_sizes=True)

@@ -350,7 +350,7 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
 
 
 async def _load_table_or_plan(call: Call) -> LoadedTable:
-    """Return the table or the plan table that the request names."""
+    """Return the table that the request names, or the plan table, which has only the files that a plan keeps."""
     catalog = call.components.catalog
     return await (catalog.plan_tables.read if is_plan_name(call.name) else catalog.tables.load)(
         call.namespace, call.name
@@ -563,7 +563,9 @@ class _ClientScan:
 
     @property
     def _wants_exact_residuals(self) -> bool:
-        """Whether the client may filter rows by residuals alone.
+        """Whether the client may filter rows by residuals, the rest of the filter for each file, alone.
+
+        Then each residual must be exact. The client states it in a header, or is known to do so.
 
         Raises:
             BadRequest: The header has an unknown value.

@@ -236,7 +236,11 @@ class _EventPage:
         )
 
     async def _find_operations(self, batch: Sequence[Instant]) -> dict[str, dict[str, Any]]:
-        """Return the operations that the caller may see, without updates, by the position of their instants."""
+        """Return the operations that the caller may see, without updates, by the position of their instants.
+
+        The caller must have rights on the present names of an entry, and on its old and new name if it was renamed. All
+        rights of the batch are checked together.
+        """
         candidates = [
             instant
             for instant in batch
@@ -455,7 +459,7 @@ def _compare_sources(
 
 
 def _moves_pointer(instant: Instant) -> bool:
-    """Return whether the instant changes the metadata file of a table or view."""
+    """Return whether the instant, a recorded action, has changed the metadata file of a table or view."""
     return instant.action in _POINTER_ACTIONS and instant.state is InstantState.COMPLETED
 
 

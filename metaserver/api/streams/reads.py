@@ -300,7 +300,7 @@ async def _wait_for_rows(
 
 @asynccontextmanager
 async def _watch_table(call: Call, uuid: str) -> AsyncIterator[Watcher]:
-    """Wake a watcher for each commit of a table from now on."""
+    """Yield a watcher that wakes for each commit of a table after the context has begun."""
     timeline = call.components.timeline
     async with timeline.watch_instants(InstantFilter(uuid=uuid, since=await timeline.load_head())) as watcher:
         yield watcher

@@ -300,7 +300,7 @@ def _prepare_rows(decoded_body: _DecodedBody, preparation: RowPreparation) -> Pr
 
 
 def _read_envelope(query: Mapping[str, str]) -> bool:
-    """Return whether the rows are envelopes of Debezium.
+    """Return whether the rows are envelopes of Debezium, which contain a row before and after a change.
 
     Raises:
         BadRequest: The envelope is unknown.
