@@ -66,7 +66,7 @@ def build_app(components: ServerComponents) -> web.Application:
     Like each application of aiohttp, it may be started and stopped only once.
     """
     app = web.Application(middlewares=[build_middleware(components)])
-    app._router = Router()  # The argument of aiohttp for this limit is deprecated.
+    app._router = Router()  # The argument `router` of aiohttp is deprecated.
     if components.settings.stale_limit_s:
         app.on_response_prepare.append(add_age)
     app[COMPONENTS] = components

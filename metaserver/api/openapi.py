@@ -70,6 +70,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route, description in described_routes:
         assert route.resource is not None
+        # Variables in the paths of aiohttp contain a pattern, such as {name:[^/]+}.
         path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.resource.canonical)
         paths.setdefault(path, {})[route.method.lower()] = _describe_operation(description, schemas)
     return {
@@ -150,7 +151,10 @@ def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
 def _describe_response(
     answer: ResponseSpec, make_schema: Callable[[Any], dict[str, Any]], streams: bool
 ) -> dict[str, Any]:
-    """Return the OpenAPI object of a response."""
+    """Return the OpenAPI object of a response.
+
+    If `streams` is true, the client may request the answer as server-sent events.
+    """
     response: dict[str, Any] = {"description": answer.description}
     if answer.schema is not None:
         response["content"] = {"application/json": {"schema": make_schema(answer.schema)}}

@@ -102,6 +102,7 @@ def _check_home(home: Path) -> None:
         raise ConfigError(
             f"Cannot create the home folder {home}, because a file has this name; choose another folder with --home"
         )
+    # Shared folders such as /tmp have the sticky bit.
     if status.st_mode & stat.S_ISVTX or home.resolve() == Path("/"):
         raise ConfigError(
             f"The home folder {home} is shared with other programs; choose a folder inside it with --home"
@@ -126,12 +127,16 @@ def _describe_account(uid: int) -> str:
 
 
 def _is_used(home: Path) -> bool:
-    """Return whether a server has used the home folder."""
+    """Return whether a server has used the home folder, which then has secret files or folders of the server."""
     return any(name.endswith(_SECRET_SUFFIXES) or name in _SERVER_FOLDERS for name in os.listdir(home))
 
 
 def _tighten_contents(home: Path) -> list[Path]:
-    """Make the files and folders in the home folder private, and return those that were not."""
+    """Make the files and folders in the home folder private, and return those that were not.
+
+    A link is refused if it has the name of a secret file, or if another account could change its target. Other links
+    are left unchanged.
+    """
     repaired_paths: list[Path] = []
     for name in sorted(os.listdir(home)):
         path = home / name
@@ -219,6 +224,7 @@ def create_private(path: Path, data: bytes) -> None:
 def write_server_file(settings: Settings, url: str, port: int) -> Path:
     """Write the address of the running server to `<home>/server.json`, for scripts that use port 0."""
     path = settings.home / SERVER_FILE_NAME
+    # The file is renamed when it is complete, so that a script never reads a part of it.
     new_path = path.with_name(f".server-{os.getpid()}.json")
     new_path.unlink(missing_ok=True)
     create_private(new_path, encode_json({"port": port, "pid": os.getpid(), "url": url, "auth": settings.auth}))
@@ -257,7 +263,7 @@ def lock_home(settings: Settings, command: str | None = None) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
+            if error.errno not in (errno.EAGAIN, errno.EACCES):  # The file system has no locks, as some network disks.
                 raise ConfigError(f"Cannot lock {path}: {error.strerror}; keep the home on a local disk") from None
             holder = f"from the home {settings.home}: {_describe_server(settings, lock)}"
             raise ConfigError(

@@ -32,7 +32,10 @@ class TooMuchMemory(RetryLater):
 
 
 class _Charge:
-    """An object that lives as long as the metadata to which it belongs."""
+    """An object that lives as long as the metadata to which it belongs.
+
+    When it is freed, the memory of the metadata is no longer counted.
+    """
 
     __slots__ = ("__weakref__",)
 
@@ -54,7 +57,8 @@ class LargeMetadata:
     def count(self, metadata: TableMetadata, principal: str, size_bytes: int) -> None:
         """Count the memory of metadata until they are freed.
 
-        The metadata of one table are always accepted if the principal uses no other large metadata.
+        A principal may use half of the limit. Metadata that are larger count as this half. So the metadata of one table
+        are accepted if the principal uses no other large metadata, and other principals leave room.
 
         Args:
             metadata: The metadata.
@@ -79,7 +83,7 @@ class LargeMetadata:
         finalize(charge, self._release, principal, size_bytes).atexit = False
 
     def has_room(self, principal: str, size_bytes: int) -> bool:
-        """Return whether `count` accepts metadata of this size."""
+        """Return whether `count` accepts metadata of this size. A principal may use half of the limit."""
         if not principal:
             return True
         share_bytes = self._limit_bytes // 2

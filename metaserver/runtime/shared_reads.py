@@ -17,7 +17,11 @@ V = TypeVar("V")
 
 
 class SharedReads(Generic[K, V]):
-    """The running and the next reads by key. An instance belongs to one event loop."""
+    """Reads that concurrent callers share, by key. An instance belongs to one event loop.
+
+    A caller joins the next read of its key, and not the running read, which may have begun before a change that the
+    caller knows. So there are at most two reads of a key: the running read, and the next read for all later callers.
+    """
 
     def __init__(self, read: Callable[[K], Awaitable[V]]) -> None:
         self._read = read
@@ -25,7 +29,7 @@ class SharedReads(Generic[K, V]):
         self._next: dict[K, asyncio.Task[V]] = {}
 
     async def load(self, key: K) -> V:
-        """Return the result of a read that begins after the call. An error of the read is raised for all its callers.
+        """Return the result of a read that begins after the call. All callers of a read also share its error.
 
         A request that allows stale answers reads alone, because other requests must not get its answer.
         """

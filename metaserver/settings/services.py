@@ -53,7 +53,7 @@ def setting(
 def _add_switches(settings: type[_Class]) -> type[_Class]:
     """Add a setting to a class for each switch that enables a table service, after the settings of the class itself.
 
-    `dataclass` then makes fields of them.
+    An annotation and a class attribute declare each setting, so the decorator `dataclass` makes a field of it.
     """
     for service in SERVICES.values():
         if service.setting is not None:

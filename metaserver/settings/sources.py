@@ -211,7 +211,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def convert_setting(name: str, value: Any, source: str) -> Any:
-    """Convert `value` to the type of the setting `name`.
+    """Convert `value` to the type of the setting `name`, and check it. In a list, each item is checked.
+
+    Args:
+        name: The name of the setting.
+        value: The value from the source.
+        source: The source of the value, for messages, such as "the flag --port".
 
     Raises:
         ConfigError: The value has the wrong type or is outside the limits. The message names `source` and says what is
@@ -245,7 +250,11 @@ def convert_setting(name: str, value: Any, source: str) -> Any:
 
 
 def _suggest_location(text: str) -> str:
-    """Return the URL that a path, or a URL in the style of Hadoop or Java, probably means, or an empty text."""
+    """Return the URL that a wrong location probably means, or an empty text.
+
+    A scheme that another system uses for the same storage, such as s3a for S3, becomes the scheme of Seamark. A path,
+    which may begin with `file:`, becomes an absolute file URL.
+    """
     scheme, separator, after_scheme = text.partition("://")
     rules = find_rules(scheme)
     if rules is not None and scheme in rules.aliases:

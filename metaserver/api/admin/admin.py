@@ -249,7 +249,11 @@ async def revoke(call: Call) -> None:
     answers=(ResponseSpec(200, "One page, by principal", GrantPage),),
 )
 async def list_grants(call: Call) -> GrantPage:
-    """Return a page of the grants that the caller may see."""
+    """Return a page of the grants that the caller may see.
+
+    One request reads a limited number of stored grants. If the caller may see few of them, the page is short or empty,
+    but it still has the token of the next page.
+    """
     principal = call.query.get("principal")
     if principal is not None:
         check_name(principal, "principal")
@@ -279,6 +283,7 @@ async def _select_visible(call: Call, grants: Sequence[Grant]) -> list[Grant]:
     managed_grants = set(
         await call.select([grant for grant in foreign_grants if grant.kind != SERVER], get_securable, "addGrant")
     )
+    # All grants on the server have the same object, so one check suffices.
     if any(grant.kind == SERVER for grant in foreign_grants) and await call.may(THE_SERVER, "addGrant"):
         managed_grants.update(grant for grant in foreign_grants if grant.kind == SERVER)
     # A caller that manages the grants of a namespace also sees the denials in it, because it may remove them.
@@ -325,6 +330,8 @@ async def add_grant(call: Call, body: AddGrantRequest) -> None:
     if grant.deny and grant.principal != call.principal.name:
         # The owner of a table may give its rights to others, but not deny rights that others have by the namespace.
         await call.allow(get_securable(grant).container)
+    # Only callers that may grant rights on the whole warehouse are exempt from the limits and from the check that the
+    # object exists.
     limits = None
     if grant.kind != SERVER and not await call.may(WAREHOUSE):
         limits = _LIMITS
@@ -365,6 +372,7 @@ async def remove_grant(call: Call) -> None:
             deny=read_boolean_query(query, "deny"),
         )
     )
+    # A manager of an outer level may remove a denial even if the denial applies to this manager.
     if not (grant.deny and await _may_manage_above(call, get_securable(grant))):
         await _check_may_manage(call, grant)
     await call.components.store.transact([RemoveGrant(grant)])
@@ -383,6 +391,7 @@ async def remove_grant(call: Call) -> None:
 async def list_audit(call: Call) -> AuditPage:
     """Return a page of the audit log."""
     after, size = _read_paging(call)
+    # One record more than the page shows whether there is a next page.
     records = await call.components.store.read_audit_records(after, size + 1)
     return AuditPage(
         records[:size], call.components.catalog.pages.encode(records[size - 1].id) if len(records) > size else None
@@ -412,10 +421,11 @@ def _make_grant(request: AddGrantRequest) -> Grant:
 async def _check_may_manage(call: Call, grant: Grant) -> None:
     """Check that the caller may add and remove this grant.
 
-    A role of the operator may have rights on every object, including the server. So only admins of the server manage
-    its members. In a further warehouse, which has no rights on the server, the admins of the warehouse manage them. An
-    admin of the server's own warehouse is an admin of the server, so only an admin of the server adds and removes this
-    grant.
+    Most grants need the right to manage the grants of their object. Two kinds of grants need more:
+
+    - Members of a role that the operator defines. The role may have rights on every object, so the caller must be an
+      admin of the server. In a further warehouse, the caller must be an admin of the warehouse.
+    - Admins of the server's own warehouse. They are also admins of the server, so the caller must be one, too.
 
     Raises:
         Forbidden: The caller may not manage the grant.
@@ -433,7 +443,7 @@ async def _check_may_manage(call: Call, grant: Grant) -> None:
 async def _check_entry_exists(call: Call, grant: Grant) -> None:
     """Check that the table, view or function of a grant exists.
 
-    A denial may be on the name of an object that is created later. Any grant may be on such a namespace.
+    Denials and grants on namespaces are not checked, because they may be made before the object is created.
 
     Raises:
         NoSuchTable, NoSuchView, NoSuchFunction: The object does not exist.
@@ -463,7 +473,10 @@ async def _may_manage_above(call: Call, securable: Securable) -> bool:
 
 
 def _describe_grant(grant: Grant) -> GrantAnswer:
-    """Return a grant in the form of an answer."""
+    """Return a grant in the form of an answer.
+
+    A stored grant has its role or its privilege in the field `role`. An answer has a field for each.
+    """
     is_privilege = grant.role in set(Privilege)
     return GrantAnswer(
         principal=grant.principal,
@@ -477,7 +490,7 @@ def _describe_grant(grant: Grant) -> GrantAnswer:
 
 
 def _read_paging(call: Call) -> tuple[str | None, int]:
-    """Return the page token and the page size of a request."""
+    """Return the decrypted page token and the page size of a request."""
     token, size = call.read_paging()
     return call.components.catalog.pages.decode(token or ""), size
 

@@ -102,7 +102,10 @@ class ReportedProposal(msgspec.Struct, frozen=True, rename="kebab", forbid_unkno
     ),
 )
 async def advise_table(call: Call) -> Advice:
-    """Propose layouts and indexes for the statements that read the table, with their predicted gain and cost."""
+    """Propose layouts and indexes for the statements that read the table, with their predicted gain and cost.
+
+    `read_advised_table` returns a text instead of a function if there can be no proposals. The text is the reason.
+    """
     days = read_number(call, "days", DAYS, DAYS_MAX)
     loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded_table.entry is not None
@@ -132,7 +135,10 @@ async def advise_table(call: Call) -> Advice:
     ),
 ).takes(ReportedProposal)
 async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedProposal:
-    """Record that a proposal was applied, and measure the table again."""
+    """Record that a proposal was applied, and measure the table again.
+
+    If the table cannot be measured, the proposal is recorded without a measurement.
+    """
     loaded_table = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded_table.entry is not None
     uuid, history = loaded_table.entry.uuid, call.components.history
@@ -156,7 +162,7 @@ async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedPr
 
 
 async def run_simulation(call: Call, work: Callable[[], T]) -> T:
-    """Run `work` in a thread, and return its result."""
+    """Run `work`, a simulation, in a thread, and return its result. One simulation runs at a time."""
     return await call.components.worker_limits.simulating.run(call.principal.name, work)
 
 
@@ -222,18 +228,23 @@ async def read_advised_table(
 
 
 def _read_shapes(shapes: Sequence[QueryShapeSums], metadata: TableMetadata) -> list[RecordedShape]:
-    """Return the most frequent shapes that can be replayed."""
+    """Return the first shapes whose statements can be simulated. `shapes` begins with the most frequent shape."""
     return [shape for sums in shapes[:SHAPES_MAX] if (shape := _make_recorded_shape(sums, metadata)) is not None]
 
 
 def _make_recorded_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> RecordedShape | None:
-    """Return a shape with its samples, or None if it cannot be read, or neither compares nor aggregates columns."""
+    """Return a shape of statements with its sampled filters.
+
+    Returns:
+        None if the stored shape cannot be read, or if its statements neither compare nor aggregate columns. No layout
+        and no index makes such statements faster.
+    """
     shape = QueryShape.parse(shape_sums.shape) if shape_sums.shape else None
     if shape is None or not (shape.conjuncts or shape.aggregates):
         return None
     try:
         samples = convert_json(shape_sums.samples, list[FilterSample]) if shape_sums.samples else []
-    except msgspec.MsgspecError:
+    except msgspec.MsgspecError:  # A different version of the server may have written the samples.
         samples = []
     filters = [
         bound_filter
@@ -253,7 +264,10 @@ def _bind_filter(filter_json: str, metadata: TableMetadata) -> Expression | None
 
 
 def _find_compared_columns(recorded_shapes: Sequence[RecordedShape], metadata: TableMetadata) -> dict[int, str]:
-    """Return the columns that the most statements compare or group by: the types, by column id."""
+    """Return the types, by column id, of the columns that the most statements compare or group by.
+
+    There are at most `COLUMNS_MAX` columns. Columns of types that cannot be sampled are left out.
+    """
     statement_counts: dict[int, int] = {}
     for record in recorded_shapes:
         for column_id in record.shape.compared_columns | frozenset(record.shape.grouping):
@@ -307,6 +321,7 @@ def _compute_average_reads(sums: QuerySums) -> Reads | None:
     if not sums.statements:
         return None
     average_files = sums.files_left / sums.statements
+    # The bytes of some statements are unknown. `sized` is the number of statements with known bytes.
     average_bytes = sums.bytes_left // sums.sized if sums.sized else 0
     return make_reads(average_files, average_bytes, [sums])
 

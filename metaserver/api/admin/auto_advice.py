@@ -87,7 +87,11 @@ class FinishedStep(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_f
 
 @dataclass(frozen=True)
 class _StoredTrial:
-    """A trial with its stored text. A change of the trial requires that the stored text is still the same."""
+    """A trial, which is a change of a table whose effect is measured, with its stored text.
+
+    A change of the trial requires that the stored text is still the same, so that concurrent requests do not overwrite
+    each other.
+    """
 
     applied: AppliedProposal
     trial: Trial
@@ -253,7 +257,12 @@ class _Trials:
     ),
 )
 async def take_advice_step(call: Call) -> AdviceStep:
-    """Take the next step of the policy `auto`: judge and undo changes, or begin a change."""
+    """Take the next step of the policy `auto`: judge and undo changes, or begin a change.
+
+    A trial is a change whose effect is measured. First, a job that already applies a change may finish it within
+    `_CLAIM_MS`. Then the first trial that waits begins. If none waits, the measured trials are judged, and a new trial
+    starts if no trial is still measured.
+    """
     trials = await _load_trials(call)
     effective_metadata, policy = await _load_policy(call, trials.loaded.metadata)
     if not call.components.history.is_on:
@@ -359,7 +368,7 @@ async def _load_policy(call: Call, metadata: TableMetadata) -> tuple[TableMetada
 
 
 async def _withdraw_trials(trials: _Trials) -> None:
-    """End the trials whose properties a user has changed or removed."""
+    """End the trials whose properties a user has changed or removed, because the choice of the user has precedence."""
     current_properties = trials.loaded.metadata.properties
     for stored_trial in trials.find(WAITING, MEASURING, KEPT):
         changed_names = [
@@ -370,14 +379,17 @@ async def _withdraw_trials(trials: _Trials) -> None:
 
 
 async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -> None:
-    """Judge each trial whose measuring period has ended, and undo the changes that do not pay."""
+    """Judge each trial whose measuring period has ended, and undo the changes that do not pay.
+
+    A kept change is judged again after each further period, because the statements may change.
+    """
     for stored_trial in trials.find(MEASURING, KEPT):
         if trials.now_ms - stored_trial.trial.since_ms < policy.measure_ms:
             continue
         # Leave out the hour in which the change was applied, because it has statements from before the change.
         shapes = await call.components.history.list_shapes_since(trials.uuid, stored_trial.trial.since_ms + _HOUR_MS)
         verdict = judge_trial(stored_trial.trial, shapes)
-        if verdict.pays is None:
+        if verdict.pays is None:  # There are too few statements so far.
             continue
         applied_proposal = replace(stored_trial.applied, recorded=verdict.reads)
         if verdict.pays:
@@ -454,7 +466,7 @@ async def _begin_trial(trials: _Trials, stored_trial: _StoredTrial) -> AdviceSte
     }
     try:
         await trials.set_properties(properties, removals)
-    except CommitConflict as error:
+    except CommitConflict as error:  # A user has defined one of the properties.
         await trials.change(stored_trial, state=FAILED, reason=error.message, spent_bytes=0, spent_seconds=0.0)
         return AdviceStep("none", error.message)
     for replaced_trial in replaced_trials:
@@ -467,7 +479,10 @@ async def _begin_trial(trials: _Trials, stored_trial: _StoredTrial) -> AdviceSte
 
 
 def _find_replaced(stored_trials: Sequence[_StoredTrial], change: ProposedChange) -> list[_StoredTrial]:
-    """Return the trials that a clustering replaces, because a table has only one clustering."""
+    """Return the trials that a change replaces.
+
+    Only a clustering replaces trials, those with another clustering, because a table has only one.
+    """
     if change.kind != "cluster":
         return []
     return [stored_trial for stored_trial in stored_trials if stored_trial.applied.proposal.change.kind == "cluster"]

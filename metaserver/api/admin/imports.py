@@ -127,6 +127,7 @@ async def import_tables(call: Call, body: ImportTablesRequest) -> ImportTablesAn
         call.caller, call.namespace, locations, dry_run=body.dry_run, check_properties=partial(_check_properties, call)
     )
     results_by_name: dict[str, ImportResult] = {**errors_by_name, **dict(zip(locations, results, strict=True))}
+    # Each missing right is recorded in the audit log as if the import of the table had been a request.
     for name, result in results_by_name.items():
         if isinstance(result, RequestError) and (name in errors_by_name or isinstance(result, Forbidden)):
             await call.record_refusal("importTable", _make_import_path(call.namespace, name), result)

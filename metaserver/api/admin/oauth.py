@@ -112,7 +112,7 @@ async def _get_access_token(request: web.Request) -> tuple[str, int]:
     components = request.app[COMPONENTS]
     authenticator, certificate = components.authenticator, read_client_certificate(components, request)
     authenticator.check_certificate(certificate)
-    if authenticator.open:
+    if authenticator.open:  # The server requires no login, so the token belongs to no principal.
         request[PRINCIPAL] = await authenticator.authenticate(request.headers, request.remote, certificate)
         return authenticator.issuer.issue(None)
     if grant_type == _EXCHANGE:
@@ -172,6 +172,7 @@ def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str |
         name, _, secret = base64.b64decode(encoded_credentials.strip(), validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
         raise _Refusal("invalid_client", "The Authorization header is not Basic credentials in base64") from None
+    # In HTTP Basic, both parts are also form-encoded (RFC 6749, 2.3.1).
     basic_credentials = (unquote_plus(name) or None, unquote_plus(secret))
     if not secret:  # Some clients send a secret without an id as the user name.
         basic_credentials = (None, unquote_plus(name))
@@ -181,7 +182,7 @@ def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str |
 
 
 async def _find_login(authenticator: Authenticator, name: str | None, secret: str) -> Login:
-    """Return the login that belongs to a client secret.
+    """Return the login that belongs to a client secret. `name` is the client id, or None if the client sent none.
 
     Raises:
         _Refusal: The secret is invalid, or belongs to another client.
@@ -213,7 +214,11 @@ def _check_exchange(form: dict[str, str]) -> None:
 async def _exchange_token(
     request: web.Request, subject_token: str, client: tuple[str | None, str] | None
 ) -> tuple[str, int]:
-    """Return the token and its lifetime in seconds."""
+    """Exchange a token for an access token, and return it with its lifetime in seconds.
+
+    An access token of this server is replaced by a new token. The new token expires no later than the old token, unless
+    the request also has the credentials of the client. All other tokens are returned unchanged.
+    """
     authenticator = request.app[COMPONENTS].authenticator
     holder_login = await _find_login(authenticator, *client) if client is not None else None
     login = await _log_in_subject(authenticator, subject_token, holder_login)
@@ -231,7 +236,8 @@ async def _exchange_token(
 async def _log_in_subject(authenticator: Authenticator, subject_token: str, holder_login: Login | None) -> Login:
     """Return the login of the token to exchange.
 
-    The token may have expired if the request has the credentials of its holder.
+    `holder_login` is the login of the credentials in the request, or None if it has none. With the credentials of its
+    holder, the token may have expired.
 
     Raises:
         _Refusal: The token is invalid, or belongs to a different client.

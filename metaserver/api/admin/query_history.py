@@ -285,7 +285,8 @@ def _make_statement_sums(sums: QuerySums) -> StatementSums:
 
 
 def _make_statement_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> StatementShape:
-    """Return a shape of the history in the form of an answer."""
+    """Return a shape, which is a class of statements that differ only in their values, in the form of an answer."""
+    # The text is empty for the statements of all shapes that exceed the limit of shapes.
     shape = QueryShape.parse(shape_sums.shape) or QueryShape("other")
     return StatementShape(
         fingerprint=shape_sums.fingerprint,
@@ -318,12 +319,12 @@ def name_column(metadata: TableMetadata, column_id: int) -> str:
 
 
 def show_conditions(shape: QueryShape, metadata: TableMetadata) -> list[str]:
-    """Return the conditions of a shape as texts, with `?` in place of each value."""
+    """Return the conditions of a shape of statements as texts, with `?` in place of each value."""
     return [" or ".join(_show_term(term, metadata) for term in conjunct) for conjunct in shape.conjuncts]
 
 
 def _show_term(term: ShapeTerm, metadata: TableMetadata) -> str:
-    """Return a term of a shape as text, without its values."""
+    """Return a term, a comparison of one column in a shape of statements, as text without its values."""
     name = name_column(metadata, term.column_id)
     subject = name if term.transform == "identity" else f"{term.transform}({name})"
     if term.op in ("in", "not-in"):

@@ -43,7 +43,10 @@ class Readiness:
         self._holder = str(clock.uuid4())
 
     async def check(self) -> dict[str, str]:
-        """Return the state of each checked component: "ok", or the problem without hosts and paths."""
+        """Return the state of each checked component: "ok", or the problem without hosts and paths.
+
+        The answers are cached for `INTERVAL_S`. Problems are cached for a shorter time, so that a recovery soon shows.
+        """
         if self._clock.monotonic() < self._cached_until_s:
             return self._answers
         async with self._check_lock:
@@ -75,6 +78,7 @@ class Readiness:
     async def _check_writes(self) -> str:
         """Return "ok" if the database accepts a write, or the problem."""
         now_ms = self._clock.now_ms()
+        # This lease ends when it begins, so it only tests whether the database accepts the write.
         probe = TakeLease(name=_LEASE, holder=self._holder, now_ms=now_ms, until_ms=now_ms)
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -101,7 +105,7 @@ def _list_folders(settings: Settings) -> list[Path]:
 
 
 def _measure_lacking_bytes(folders: Iterable[Path], minimum_bytes: int) -> int:
-    """Return the free space in bytes that the fullest disk lacks.
+    """Return the free space in bytes that the fullest disk lacks. It is 0 or negative if no disk lacks space.
 
     A disk needs `minimum_bytes` bytes of free space, or a twentieth of its size if this is less. If a folder does not
     exist yet, the disk of its nearest existing parent is measured.

@@ -52,6 +52,8 @@ _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
 async def list_running_jobs(call: Call) -> JobList:
     """List the running jobs of table services, and the jobs that start next."""
     state = await load_jobs(call.components.store, call.components.clock.now_ms())
+    # The state does not list all waiting jobs of these namespaces, so the list lacks no job only if the caller may see
+    # none of them.
     visible_namespaces = await call.select(state.unlisted, Securable)
     return JobList(
         await call.select(state.running, lambda job: Securable(job.namespace, TABLE, job.table)),
@@ -107,7 +109,7 @@ async def load_table_health(call: Call) -> TableHealth:
     problems = find_service_problems(metadata, health, state, failed_runs)
     stream_problems: tuple[Problem, ...] = ()
     if loaded_table.entry is not None and loaded_table.entry.flushed:
-        may_list_files = await call.may(call.securable, "listFiles")
+        may_list_files = await call.may(call.securable, "listFiles")  # Errors of flushes may name files.
         streams, uuid = call.components.streams, loaded_table.entry.uuid
         stream_problems = tuple(
             find_stream_problems(uuid, metadata, streams, settings, now_ms, shows_errors=may_list_files)

@@ -156,7 +156,11 @@ class _Advisor:
         return sum(column_read.reads for column_read in self.reads if column_read.column_id == column_id)
 
     def _advise_columns(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
-        """Yield the advice for each column, for the smallest age of partitions in which no query reads the column."""
+        """Yield the advice for each column, for the smallest age of partitions in which no query reads the column.
+
+        A read of a nested column, and a read of all columns, which has the id `EVERY_COLUMN`, are also reads of the
+        column. Columns that the table must keep get no advice.
+        """
         files, schema = find_files_by_prefix(self.view), self.metadata.current_schema
         ends_ms = self._find_partition_ends_ms(files.list_entry_ids())
         for field in schema.fields:
@@ -193,7 +197,11 @@ class _Advisor:
                     break
 
     def _find_partition_ends_ms(self, rows: Longs) -> Longs:
-        """Return the end of each file's partition in milliseconds, int64[files]; MISSING if it has no time."""
+        """Return the end of each file's partition in milliseconds, or MISSING if the partition has no time.
+
+        Args:
+            rows: The numbers of the files in the view, which is the list of the snapshot's files in blocks.
+        """
         ends_by_block = []
         for block_number, block_rows in group_by_block(self.view, rows):
             ends = find_partition_ends_ms(self.view, block_number, block_rows, self.metadata)
@@ -203,7 +211,8 @@ class _Advisor:
     def _find_boundary_ms(self, time: TimeColumn, age_d: int) -> int:
         """Return the time before which partitions must end to have this age, in milliseconds.
 
-        The time is a boundary of partitions in each spec that partitions by the column.
+        The time is a boundary of partitions in each spec that partitions by the column. So it is the start of a day,
+        or of a month or year if a spec has partitions of this length.
         """
         boundary = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.now_ms) - timedelta(days=age_d)
         boundary = boundary.replace(hour=0, minute=0, second=0, microsecond=0)

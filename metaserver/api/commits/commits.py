@@ -73,6 +73,8 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
     namespace, name = call.namespace, call.name
     read_change = partial(read_request, body, files_max=call.components.settings.commit_files_limit)
     change = read_change() if call.caller.request_bytes <= LARGE_BYTES else await asyncio.to_thread(read_change)
+    # A change that depends on the rows it has read conflicts with rows of a stream that are not in files yet. So these
+    # rows are written to files first. A replacement keeps all rows, and has no such conflict.
     if change.reads and change.operation != REPLACE:
         entry = await call.components.store.load_entry(EntryKind.TABLE, namespace, name)
         if entry is not None:
@@ -89,7 +91,9 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
 
 
 async def _add_location(call: Call, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
-    """Return the answer with the current metadata location of the table, if it is an answer to a repeated request.
+    """Add the current metadata location of the table to the answer to a repeated request.
+
+    The answer to a first request already has the location. The recorded answer to a repeated request lacks it.
 
     Raises:
         CommitUnknown: The name no longer refers to the table, although the change was committed.

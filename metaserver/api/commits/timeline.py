@@ -125,13 +125,13 @@ async def list_table_timeline(call: Call) -> Answer:
 
 
 async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:
-    """Return a filter for the instants of a table.
+    """Return a filter for the instants, the recorded actions, of a table or view.
 
-    If the name exists, the filter has the UUID of the table, so that the timeline includes its earlier names.
+    If the name exists, the filter has the UUID of the entry, so that the timeline includes its earlier names.
     Otherwise, the filter has the name.
 
     Raises:
-        NoSuchTable: No table has or had the name.
+        NoSuchTable: No table or view has or had the name.
     """
     for kind in (EntryKind.TABLE, EntryKind.VIEW):
         entry = await store.load_entry(kind, namespace, name)
@@ -144,7 +144,10 @@ async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: 
 
 
 async def _answer_instants(call: Call, instant_filter: InstantFilter, securable: Securable) -> Answer:
-    """Answer with the instants that match `instant_filter`. The caller needs rights on `securable`."""
+    """Answer with the instants, the recorded actions, that match `instant_filter`: as a list or as an event stream.
+
+    A list may wait for new instants. After the wait, the caller's rights on `securable` are checked again.
+    """
     timeline = call.components.timeline
     instant_filter, limit, wait_s = _read_query(call, instant_filter)
     if instant_filter.since == LATEST:
@@ -162,7 +165,7 @@ async def _answer_instants(call: Call, instant_filter: InstantFilter, securable:
 
 
 async def _select_visible(call: Call, instants: list[Instant]) -> list[Instant]:
-    """Return the instants of entries that the caller may browse."""
+    """Return the instants of tables, views and namespaces that the caller may browse."""
     return await call.select(instants, lambda instant: Securable(instant.namespace, instant.kind.value, instant.name))
 
 

@@ -59,7 +59,9 @@ def _parse_weight(parameters: Sequence[str]) -> float:
 def encode_stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> bytes:
     """Return an Arrow IPC stream with one record batch.
 
-    In the names of columns, `-` is replaced by `_`.
+    Args:
+        columns: The columns by name. In the names in the stream, `-` is replaced by `_`.
+        metadata: The metadata of the schema.
     """
     fields = [pa.field(name.replace("-", "_"), array.type) for name, array in columns.items()]
     schema = pa.schema(fields, metadata=dict(metadata))
@@ -88,6 +90,10 @@ def make_integer_array(values: Longs, kind: pa.DataType | None = None) -> pa.Arr
 
 def make_text_array(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
     """Convert strings to an Arrow array.
+
+    Args:
+        strings: The strings.
+        kind: The type of the array, which has 32-bit offsets, such as binary. The default is string.
 
     Raises:
         TooLarge: The strings do not fit into one array.
@@ -155,7 +161,10 @@ def make_bound_array(values: Longs | npt.NDArray[np.float64] | Strings, kind: st
 
 
 def _convert_long_decimals(values: Strings, arrow_type: pa.DataType) -> pa.Array:
-    """Convert decimals from the form with 2**127 added, big-endian, to Arrow's little-endian form."""
+    """Convert decimals of 128 bits to Arrow's little-endian form.
+
+    The values are big-endian, with 2**127 added, so that their order as bytes is that of the numbers.
+    """
     is_present = values.present != 0
     words = np.zeros((len(is_present), 2), dtype=np.uint64)
     words[is_present] = values.data.view(">u8").reshape(-1, 2)[:, ::-1]

@@ -127,13 +127,25 @@ def _make_schema(fields: tuple[tuple[str, Any], ...], metadata: tuple[tuple[str,
 
 
 def _encode_head(rows: int, null_counts: Sequence[int], spans: Sequence[tuple[int, int]], body_size: int) -> bytes:
-    """Encode the message of a record batch without its body."""
+    """Encode the message of a record batch without its body.
+
+    The message consists of the Flatbuffers tables `Message` and `RecordBatch`. Each table begins with the distance to
+    its vtable, which lists the offsets of its fields.
+
+    Args:
+        rows: The number of rows.
+        null_counts: The number of nulls of each column.
+        spans: The start and size of each buffer in the body.
+        body_size: The size of the body in bytes.
+    """
     nodes_end = _NODES + 4 + _SPAN_BYTES * len(null_counts)
     tables = _TABLES.pack(
         _MESSAGE,
-        *(12, 24, 16, 18, 4, 8),  # The sizes of the vtable and of the table come first, then the offset of each field.
-        *(10, 24, 8, 4, 16),
+        # The vtable of `Message`: the sizes of the vtable and of the table come first, then the offset of each field.
+        *(12, 24, 16, 18, 4, 8),
+        *(10, 24, 8, 4, 16),  # The vtable of `RecordBatch`.
         *(_MESSAGE - _MESSAGE_VTABLE, _BATCH - (_MESSAGE + 4), body_size, _VERSION_5, _RECORD_BATCH),
+        # The offsets to the nodes and the buffers count from the fields that contain them.
         *(_BATCH - _BATCH_VTABLE, _NODES - (_BATCH + 4), rows, nodes_end + 4 - (_BATCH + 16)),
         len(null_counts),
     )

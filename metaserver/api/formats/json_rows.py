@@ -32,7 +32,11 @@ def write_json_rows(rows: pa.Table, fields: Sequence[Field]) -> list[dict[str, A
 
 
 def _convert_array(array: pa.Array, kind: Type) -> list[Any]:
-    """Return the JSON of each value."""
+    """Return the values of a column in the form of Iceberg's JSON single values.
+
+    The function calls itself for the columns in a struct, list or map. A map becomes a list of keys and a list of
+    values, because keys need not be texts.
+    """
     if isinstance(kind, StructType):
         names = [field.name for field in kind.fields]
         children = [
@@ -75,6 +79,6 @@ def _read_values(array: pa.Array, kind: str) -> list[Any]:
     if name == "decimal":
         scale = array.type.scale
         return [None if value is None else int(value.scaleb(scale)) for value in array.to_pylist()]
-    integers = _INTEGERS.get(name.removesuffix("_ns"))
+    integers = _INTEGERS.get(name.removesuffix("_ns"))  # Types of nanoseconds are stored in the same integers.
     values: list[Any] = (array if integers is None else array.cast(integers)).to_pylist()
     return values

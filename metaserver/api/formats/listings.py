@@ -90,7 +90,7 @@ class Listing(Protocol):
 
 
 def make_items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
-    """Return the items from `start` up to and not including `end` as JSON objects."""
+    """Return the items of a listing from `start` up to and not including `end`, as JSON objects with these fields."""
     columns = listing.lists(names, start, end)
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
@@ -98,7 +98,8 @@ def make_items(listing: Listing, names: Sequence[str], start: int, end: int) -> 
 class FileListing:
     """The data files of a snapshot, followed by its delete files.
 
-    `scan` is a plan of the whole snapshot, which determines the delete files of each data file.
+    `scan` is a plan of the whole snapshot, which determines the delete files of each data file. Without it, the column
+    `delete-files` is 0.
     """
 
     def __init__(self, metadata: TableMetadata, data: FoundFiles, deletes: FoundFiles, scan: ScanPlan | None) -> None:
@@ -172,7 +173,10 @@ class _FilesPage:
         return files.read_longs(name.replace("-", "_"))
 
     def _read_contents(self) -> Longs:
-        """Return the content type of each file. In format version 1, all files are data files."""
+        """Return the content type of each file.
+
+        Format version 1 has only data files and no field for the type, so a missing (negative) value becomes 0, data.
+        """
         return np.clip(self._files.read_longs("content"), 0, len(CONTENTS) - 1)
 
     def _read_formats(self) -> tuple[Longs, list[str]]:
@@ -194,7 +198,10 @@ class _FilesPage:
         return self._files_by_partition.numbers, values
 
     def _count_delete_files(self) -> Longs:
-        """Return the number of delete files of each data file, or MISSING for delete files."""
+        """Return the number of delete files of each data file, or MISSING for delete files.
+
+        All files of the page are of one kind, so the first file shows the kind.
+        """
         files = self._files.file_count
         if files and self._files.segments[0].block.content != 0:
             return np.full(files, MISSING, dtype=np.int64)
@@ -231,7 +238,14 @@ class ColumnStats:
         return columns.stream(metadata)
 
     def _add_bounds(self, columns: RecordBatchWriter, name: str, stats: FoundStatistics, side: str) -> None:
-        """Add a column with the lower or upper bounds."""
+        """Add a column with the lower or upper bounds. Bounds that are integers are copied without a conversion.
+
+        Args:
+            columns: The writer of the columns.
+            name: The name of the new column.
+            stats: The statistics of the files.
+            side: "lower" or "upper".
+        """
         kind = arrow.find_arrow_type(self._column.kind)
         integer_bounds = stats.read_integer_bounds(side) if arrow.is_integer(kind) else None
         if integer_bounds is not None:
@@ -341,7 +355,11 @@ class PartitionListing:
     def _set_last_snapshots(
         self, files: FoundFiles, files_by_partition: FilesByPartition, items: list[dict[str, Any]]
     ) -> None:
-        """Set the latest known snapshot that added a file to each partition."""
+        """Set the latest known snapshot that added a file to each partition.
+
+        Snapshots that have expired are unknown, and have no time. An earlier call may have set the snapshot of the
+        partition's other files, so only a later snapshot replaces it.
+        """
         ids, id_positions = np.unique(files.read_snapshot_ids(), return_inverse=True)
         snapshots = [self._metadata.snapshot(int(id_)) for id_ in ids]
         times = np.array(

@@ -79,7 +79,7 @@ async def send_pieces(request: web.Request, pieces: Iterator[bytes], *, run: Run
     Args:
         request: The request.
         pieces: The pieces of the JSON text.
-        run: A function that makes the pieces outside the event loop, one at a time. It is for pieces that take longer.
+        run: A function that runs `next` outside the event loop. It is for pieces that take long to make.
     """
     encoder = _Encoder(gzip=accepts_gzip(request.headers))
     monotonic = request.app[COMPONENTS].clock.monotonic
@@ -93,7 +93,7 @@ async def send_pieces(request: web.Request, pieces: Iterator[bytes], *, run: Run
             await asyncio.sleep(0)
             until_s = monotonic() + SLICE_S
     body = encoder.finish()
-    size = sum(map(len, body))
+    size = sum(map(len, body))  # Joining megabytes into one body would block the event loop.
     if size <= BODY_BYTES_MAX:
         return web.Response(body=b"".join(body), headers=encoder.headers)
     response = await _begin_response(request, encoder, size)
@@ -106,7 +106,14 @@ async def send_pieces(request: web.Request, pieces: Iterator[bytes], *, run: Run
 async def _stream_pieces(
     request: web.Request, encoder: _Encoder, read_next: Callable[[], bytes | None], run: Run | None
 ) -> web.StreamResponse:
-    """Send the buffer, and then each further piece as soon as it exists."""
+    """Send the buffer, and then each further piece as soon as it exists.
+
+    Args:
+        request: The request.
+        encoder: The encoder with the buffered pieces.
+        read_next: Returns the next piece, or None at the end.
+        run: A function that runs `read_next` outside the event loop, or None to run it in the event loop.
+    """
     response = await _begin_response(request, encoder)
     with _abort_on_error(request):
         await _write_pieces(response, encoder.take())

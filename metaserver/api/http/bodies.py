@@ -223,11 +223,13 @@ def end_unread(request: web.Request, response: web.StreamResponse) -> None:
 
     The server does not know where the next request begins, and reading the rest of the body would cost too much.
     """
+    # A body whose encoding is invalid also seems to be at its end, but was not read.
     if request.content.is_eof() and (response.status < 400 or _UNREADABLE not in request):
         return
     response.force_close()
     response.headers["Connection"] = "close"
     length = request.content_length
+    # Do not wait for the rest of a large body. A small body is read, because some clients send it before they read.
     is_large = length is None or length > _LINGERING_BYTES or "Content-Encoding" in request.headers
     if is_large and isinstance(request.protocol, Connection):
         request.protocol.leave_unread()

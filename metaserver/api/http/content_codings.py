@@ -119,6 +119,7 @@ class Inflater:
             output = stream.decompress(compressed_bytes, size)
         except zlib.error:
             raise self._make_bad_request("is corrupt") from None
+        # After a full output, zlib may have more output without more input.
         self._is_full = len(output) == size and not stream.eof
         if stream.eof:  # The bytes after the end belong to the next member.
             unused_bytes = len(stream.unused_data)

@@ -95,7 +95,7 @@ def list_served_paths(app: web.Application, template: str) -> list[str]:
 
 def list_served_endpoints(app: web.Application) -> list[str]:
     """Return all registered Iceberg operations as `METHOD template` of the specification, sorted."""
-    skipped_prefix = _make_prefix_path(app)
+    skipped_prefix = _make_prefix_path(app)  # The server also serves each path with this prefix.
     endpoints = set()
     for route in app.router.routes():
         if route.resource is None:
@@ -276,6 +276,8 @@ class Call:
     async def find_refusals(self, securables: Sequence[Securable], operation: str) -> dict[Securable, RequestError]:
         """Return the objects on which the caller may not do an operation, each with the error that `allow` raises.
 
+        All objects are checked in one call. Only the refused objects are checked again, to get their errors.
+
         Raises:
             RetryLater: The policy server gives no decision.
         """
@@ -300,7 +302,13 @@ class Call:
         }
 
     async def record_refusal(self, operation: str, resource: str, error: RequestError) -> None:
-        """Record in the audit log that a part of the request was refused, as if it had been a request."""
+        """Record in the audit log that a part of the request was refused, as if it had been a request.
+
+        Args:
+            operation: The operation of the part.
+            resource: The path of a request for only this part.
+            error: The refusal.
+        """
         await self.components.audit.record(
             principal_name=self.principal.name,
             operation=operation,
@@ -347,7 +355,10 @@ class Call:
     async def select(
         self, items: Sequence[B], find_securable: Callable[[B], Securable], operation: str | None = None
     ) -> list[B]:
-        """Return the items on whose objects the caller may do an operation, by default that of the route."""
+        """Return the items on whose objects the caller may do an operation, by default that of the route.
+
+        If the caller has the same rights on all objects, the items are not checked one by one.
+        """
         authorizer, operation = self.components.authorizer, operation or self._route.operation
         if authorizer.is_uniform(self.principal, operation, WAREHOUSE.namespace):
             return list(items)
@@ -457,7 +468,8 @@ class Route(Description, frozen=True):
     def takes(self, body: type[B]) -> Callable[[Callable[[Call, B], Awaitable[Answer]]], Endpoint]:
         """Make an endpoint of a handler with a JSON body.
 
-        `body` is the type of the JSON body, from which the OpenAPI schema is derived.
+        `body` is the type of the JSON body, from which the OpenAPI schema is derived. If a cached file is damaged, the
+        handler runs again, because the cache then reads the file again. Changes are not repeated.
         """
         self._check_body()
         open_call, encode, is_change = self._make_opener(), self._make_encoder(), is_audited_change(self.operation)
@@ -492,6 +504,8 @@ class Route(Description, frozen=True):
         self, body: Any = None, *, await_room: AwaitRoom | None = None
     ) -> Callable[[Callable[[Call, bytes], Awaitable[Answer]]], Endpoint]:
         """Make an endpoint of a handler that parses the body itself.
+
+        If a cached file is damaged, the handler runs again, as in `takes`.
 
         Args:
             body: The type from which the OpenAPI schema is derived.

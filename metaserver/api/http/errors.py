@@ -84,6 +84,7 @@ def from_http_exception(error: web.HTTPException, request: web.Request) -> web.R
         return from_seamark_error(error_class(f"The namespace is empty in {request.path[:200]}"), head=is_head)
     elif error.status == 404:
         message = f"No such route: {request.method} {request.path[:200]}"
+        # A client whose URI of the catalog has a path begins with a request for the configuration below this path.
         if first_request := _FIRST_REQUEST.fullmatch(request.path[:200]):
             message = f"{message}; leave {first_request[1]!r} out of the URI of the catalog, which has no path"
     elif isinstance(error, web.HTTPMethodNotAllowed):

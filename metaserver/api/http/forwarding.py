@@ -28,7 +28,11 @@ _MOUNT = "/warehouses/"
 
 
 async def forward(request: web.Request, warehouses: Warehouses) -> web.StreamResponse | None:
-    """Return the answer of the warehouse that the path names, or None if the warehouse does not exist."""
+    """Return the answer of the warehouse that the path names, or None if the warehouse does not exist.
+
+    The warehouse gets a path below its mount path without the mount path. A path `/v1/{name}/…` stays unchanged,
+    because the name is the prefix of the warehouse in the REST specification.
+    """
     name = request.match_info["warehouse"]
     try:
         async with warehouses.use(name) as warehouse:

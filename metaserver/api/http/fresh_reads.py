@@ -30,7 +30,10 @@ async def load_to_read(
     *,
     is_named: bool = False,
 ) -> LoadedTable:
-    """Return a table as the headers of the request say.
+    """Return a table, with a fresh snapshot if the headers of the request require it.
+
+    A fresh snapshot contains rows of a stream that are not in files yet. Only the current state of a table can be
+    fresh, so a snapshot that the request names is returned unchanged if the table has it.
 
     Args:
         call: The request.
@@ -42,7 +45,7 @@ async def load_to_read(
     Raises:
         NoSuchTable: There is no such table.
         BadRequest: The table has no such snapshot, and had no such fresh snapshot.
-        RetryLater: This server does not have the rows of a token yet.
+        RetryLater: This server lacks rows that a token in the headers requires.
     """
     loaded_table = await call.components.catalog.tables.load(namespace, name)
     entry, metadata = loaded_table.entry, loaded_table.metadata
@@ -62,7 +65,7 @@ async def load_fresh(call: Call, entry: Entry, metadata: TableMetadata | None = 
     """Return a stream table with all rows that were acknowledged before the call.
 
     Raises:
-        RetryLater: This server does not have the rows of a token yet.
+        RetryLater: This server lacks rows that a token in the headers requires.
     """
     fresh_table = await call.components.streams.load_fresh(entry, metadata)
     check_required_rows(call.headers, entry, fresh_table.offsets)
@@ -70,7 +73,7 @@ async def load_fresh(call: Call, entry: Entry, metadata: TableMetadata | None = 
 
 
 async def find_fresh_snapshot(call: Call, entry: Entry, metadata: TableMetadata, snapshot_id: int) -> Snapshot:
-    """Return a fresh snapshot that an earlier answer of any server had.
+    """Return a snapshot with rows that were not in files yet, which an earlier answer of any server contained.
 
     Raises:
         BadRequest: There is no such snapshot, or it has expired.
@@ -85,7 +88,9 @@ async def find_fresh_snapshot(call: Call, entry: Entry, metadata: TableMetadata,
 
 
 def check_required_rows(headers: Mapping[str, str], entry: Entry, offsets: Mapping[int, int]) -> None:
-    """Check that an answer has the rows of the request's tokens.
+    """Check that an answer has the rows that the tokens in the headers require.
+
+    An answer to appended rows contains a token, which a client sends to read its own rows.
 
     Args:
         headers: The headers of the request.

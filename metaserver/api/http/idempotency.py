@@ -98,7 +98,9 @@ async def _await_answer(answer: web.Response | Awaitable[web.Response]) -> web.R
 
 
 async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response) -> IdempotencyRecord | None:
-    """Record a refusal.
+    """Record a refusal, so that a repeated request gets the same answer.
+
+    Each principal may record only a limited number of refusals.
 
     Returns:
         None, or the record of another request with this key if that request was recorded first.
@@ -144,7 +146,15 @@ async def _replay_answer(
     answer_type: type[T] | None,
     recover: Callable[[], Awaitable[T]] | None,
 ) -> web.Response:
-    """Answer a repeated request from the record of the first request."""
+    """Answer a repeated request from the record of the first request.
+
+    Args:
+        call: The repeated request.
+        first_record: The record of the first request.
+        answer: Makes the answer of the state of the table or view.
+        answer_type: The type of this state, or None if the recorded body is the answer.
+        recover: Makes the state if the catalog can no longer determine it. None raises the error instead.
+    """
     if first_record.metadata_location is not None and answer_type is not None:
         try:
             entry_state = await call.components.catalog.replay(first_record)

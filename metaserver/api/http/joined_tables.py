@@ -22,7 +22,11 @@ _OPERATION = "makePlanTable"
 async def may_use_plan(
     components: ServerComponents, principal: Principal, joined_tables: Iterable[PlanJoin] | None
 ) -> bool:
-    """Return whether a principal may use a plan that depends on these tables. None means that they are unknown."""
+    """Return whether a principal may read all tables on which a plan depends.
+
+    Each table must also still be the planned table, and not a new table of the same name. If the tables are unknown
+    (None), only a principal that may read all tables may use the plan.
+    """
     if components.authorizer.is_uniform(principal, _OPERATION, WAREHOUSE.namespace):
         return True
     if joined_tables is None:

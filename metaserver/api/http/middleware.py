@@ -125,7 +125,10 @@ class _RequestPipeline:
         return response
 
     def _read_staleness(self, request: web.Request, description: Description) -> Staleness | None:
-        """Return the staleness that a read-only request allows, or None if it allows no stale answer."""
+        """Return how old the answer to a read-only request may be, or None if it may not be stale.
+
+        The request states the age in `Cache-Control`. The setting `stale_limit_s` limits it.
+        """
         cache_control = request.headers.get("Cache-Control")
         if cache_control is None or description.public or description.waits or is_audited_change(description.operation):
             return None
@@ -141,7 +144,11 @@ class _RequestPipeline:
         seconds: float,
         request_id: str,
     ) -> None:
-        """Log an answered request."""
+        """Log an answered request.
+
+        The line has the trace id that the client sent, so that logs and traces can be joined. `template` is the path of
+        the route with variables in braces.
+        """
         fields = {
             "method": request.method,
             "route": template,
@@ -223,7 +230,11 @@ class _RequestPipeline:
         description: Description,
         request_id: str,
     ) -> tuple[web.StreamResponse, Exception | None]:
-        """Answer a request within a span of the tracer."""
+        """Answer a request within a span of the tracer, which continues the trace of the client.
+
+        Returns:
+            The answer, and the error from which it was made, or None if there was no error.
+        """
         attributes = {
             "http.request.method": request.method,
             "http.route": template,

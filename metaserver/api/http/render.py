@@ -95,7 +95,14 @@ async def compute_table_etag(
 ) -> str:
     """Return the ETag of the answer that `make_table_answer` would return.
 
-    For a plan, `of_name` is the planned table, whose rights apply.
+    Args:
+        call: The request.
+        metadata_location: The location of the metadata file.
+        namespace: The namespace of the table.
+        name: The name of the table.
+        mode: The snapshots that the answer contains.
+        plan_snapshots: The plan snapshots that are added to the answer.
+        of_name: For a plan table, the name of the planned table, whose rights apply.
     """
     settings = call.components.settings
     path = make_table_path(namespace, name, settings.prefix)
@@ -114,7 +121,7 @@ def _make_etag(*parts: str | bool) -> str:
 
 
 def _compute_plan_etag(*parts: str | bool) -> str:
-    """Compute an ETag without the cache, because each statement has different plans."""
+    """Compute an ETag without the cache of `_make_etag`, because each statement has different plans."""
     return _make_etag.__wrapped__(*parts)
 
 
@@ -123,6 +130,7 @@ def answer_not_modified(call: Call, etag: str) -> web.Response | None:
     header = call.headers.get("If-None-Match")
     if header is None:
         return None
+    # If-None-Match compares tags weakly, so the mark W/ is ignored.
     client_tags = {tag.strip().removeprefix("W/") for tag in header.split(",")}
     if "*" in client_tags or etag.removeprefix("W/") in client_tags:
         return web.Response(status=304, headers={"ETag": etag, "Vary": _VARY})
@@ -141,8 +149,10 @@ async def make_table_answer(
 ) -> web.Response:
     """Return a LoadTableResult of a table.
 
-    `compress` is False for answers that are requested only once. `plan_snapshots` are added after the snapshots of the
-    table.
+    A staged table is not committed yet. Its answer has no metadata location and no ETag.
+
+    `compress` is False for answers that are requested only once. `plan_snapshots` are snapshots that consist of the
+    files of a plan, and are added to the snapshots of the table.
     """
     is_staged = loaded_table.entry is None
     snapshots = loaded_table.metadata.snapshots_by_id
@@ -252,7 +262,10 @@ async def _answer_with_location(
 
 
 def _add_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> bytes:
-    """Return the document with plan snapshots before its first snapshot."""
+    """Return the JSON document with plan snapshots before its first snapshot.
+
+    The bytes are changed without parsing them. A document without a list of snapshots is returned unchanged.
+    """
     head, separator, tail = document.partition(_SNAPSHOTS)
     if not separator:
         return document
@@ -372,9 +385,11 @@ async def build_access_config(
 
 
 async def _compute_grant_stamp(call: Call, securable: Securable) -> tuple[str | bool, ...]:
-    """Return the values besides the table on which the keys in an answer depend.
+    """Return the values besides the table on which the storage keys in an answer depend.
 
-    Different principals must not use the same keys.
+    The values are a part of the ETag, so that a client loads the table again when its keys or rights change. The keys
+    of the gateway belong to one principal, so they also depend on its name. Clouds issue the same keys to all
+    principals with the same rights.
     """
     components = call.components
     if not await call.may(securable, "loadCredentials"):

@@ -32,7 +32,7 @@ class HolderLimit:
         self._slots_by_holder: Counter[str] = Counter()
 
     def take(self, holder: str | None, amount: int = 1) -> None:
-        """Take `amount` for a holder. If an error is raised, nothing is taken.
+        """Take `amount` for a holder, or without a share if `holder` is None. If an error is raised, nothing is taken.
 
         Raises:
             RetryLater: The total would exceed the limit.
@@ -91,6 +91,7 @@ class WorkerLimits:
     """
 
     def __init__(self, *, requests: int, watchers: int, body_bytes: int, has_logins: bool = True) -> None:
+        # The last argument is the share of one client. It is at most a half, so that a client cannot use a whole limit.
         self.working = HolderLimit("requests at once", requests, max(1, requests // 2))
         self.reading = HolderLimit("requests that send their bodies", requests, max(1, requests // 2))
         self.logging_in = HolderLimit("concurrent logins", requests, max(1, requests // 2))

@@ -23,7 +23,8 @@ IN_LOOP_CHARACTERS = 500
 async def read_in_turn(call: Call, characters: int, read_value: Callable[[], T]) -> T:
     """Return the result of `read_value`, which parses a text of this many characters.
 
-    The texts of one principal are parsed one after another, so other principals wait for at most one of them.
+    A short text is parsed at once in the event loop. The long texts of one principal are parsed one after another, so
+    other principals wait for at most one of them.
     """
     await load_modules(_sql)
     if characters <= IN_LOOP_CHARACTERS:

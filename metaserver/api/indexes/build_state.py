@@ -143,6 +143,7 @@ def compute_progress(build: Build) -> dict[str, Any]:
     summary, began_ms = build.instant.summary, build.instant.requested_ms
     indexed_rows = sum(file.rows for file in files)
     latest_ms = max((file.created_ms for file in files), default=began_ms)
+    # The estimated end assumes that the remaining rows take as long per row as the indexed rows.
     rows_left = max(0, summary["rows-total"] - indexed_rows)
     return {
         "files-done": sum(file.files for file in files),
@@ -167,7 +168,13 @@ async def record_progress(call: Call, build: Build) -> None:
 
 
 async def move_build(call: Call, instant: Instant, state: InstantState, fields: dict[str, Any]) -> None:
-    """Move the instant of a build to a state, and add fields to its summary."""
+    """Move a build to a state on the timeline, and add fields to the summary of its instant.
+
+    The summary also gets the present time as the time of the last activity.
+
+    Raises:
+        CommitConflict: The build is in another state now.
+    """
     now_ms = call.components.clock.now_ms()
     summary = {**instant.summary, **fields, "active-ms": now_ms}
     await call.components.store.transact(
@@ -178,6 +185,9 @@ async def move_build(call: Call, instant: Instant, state: InstantState, fields: 
 
 async def require_no_other_build(call: Call, table: TableIndexes, name: str, *, own_id: str = "") -> None:
     """Check that no other build of the index is in progress.
+
+    A build that has been inactive for `EXCLUSIVE_MS` does not count. If the caller has a build itself, `own_id` is its
+    id.
 
     Raises:
         CommitConflict: Another build is in progress.

@@ -126,9 +126,15 @@ class FinishBuildRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=T
 
 
 class _Token(msgspec.Struct, frozen=True, array_like=True):
-    """The position in a listing, which continues with row `row` of the snapshot with the number `at`.
+    """The position in a listing of the files that a build has to index.
 
-    The files of a view keep their positions while files are indexed, so pages neither skip nor repeat files.
+    The files of a snapshot keep their positions while they are indexed, so pages neither skip nor repeat files.
+
+    Attributes:
+        build: The id of the build.
+        snapshots: The snapshots whose files are listed, one after another.
+        at: The number of the next snapshot in `snapshots`.
+        row: The position of the next file in this snapshot.
     """
 
     build: str
@@ -239,7 +245,7 @@ def list_earlier_files(registered: IndexFiles, definition: IndexDefinition) -> l
     answers=(_ONE_BUILD, _NO_BUILD),
 )
 async def load_index_build(call: Call) -> dict[str, Any]:
-    """Return the progress of a build."""
+    """Return the progress of an index build."""
     return describe_build(await load_requested_build(call))
 
 
@@ -325,7 +331,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
 
 
 def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
-    """Return the files at these positions in a view as items of the answer."""
+    """Return the files at these positions among the data files of a snapshot as items of the answer."""
     entry_ids = np.concatenate(
         [np.empty(0, dtype=np.int64), *map(files.view.list_block_entry_ids, range(len(files.view.blocks)))]
     )
@@ -382,6 +388,7 @@ async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, 
     if len(body.refused_files) > REFUSED_MAX:
         raise BadRequest(f"The request has more than {REFUSED_MAX} refused files; send only the first")
     build = await load_requested_build(call)
+    # If the index was redefined during the build, the reasons do not apply to the new definition.
     if build.definition.id == build.instant.summary["definition"]:
         reasons = [(file.file_path, file.reason) for file in body.refused_files]
         call.app[REFUSED_FILES].add((build.table.entry.uuid, build.definition.id), reasons)

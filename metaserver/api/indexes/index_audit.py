@@ -106,7 +106,10 @@ class RebuildRegistryResponse(msgspec.Struct, rename="kebab"):
     ),
 ).takes(QuarantineIndexFileRequest)
 async def quarantine_index_file(call: Call, body: QuarantineIndexFileRequest) -> QuarantineIndexFileResponse:
-    """Quarantine an index file that an audit found wrong, so that plans no longer use it."""
+    """Quarantine an index file that an audit found wrong, so that plans no longer use it.
+
+    If the request sets `check`, the server reads the file first, and quarantines it only if it is damaged.
+    """
     if not body.reason.strip():
         raise BadRequest("reason is empty; describe what is wrong with the index file")
     table = await load_requested_table(call)

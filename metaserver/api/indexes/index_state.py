@@ -73,7 +73,12 @@ class SnapshotFiles:
 
 
 class NewFiles(NamedTuple):
-    """The files of a snapshot. `fresh`, bool[files], says which files are in no earlier snapshot of the list."""
+    """The files of one snapshot in a list of snapshots.
+
+    Attributes:
+        files: The files.
+        fresh: Whether each file is in no earlier snapshot of the list, bool[files].
+    """
 
     files: SnapshotFiles
     fresh: Mask

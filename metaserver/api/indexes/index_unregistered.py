@@ -111,5 +111,10 @@ async def _are_unreferenced(
 
 
 def _find_positions(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:
-    """Return the position of each file in a view, int64[n]; it is negative if the view does not have the file."""
+    """Return the position of each file among the files of a snapshot, int64[n], or a negative number if it is absent.
+
+    Args:
+        view: The files of the snapshot.
+        ids: The identities of the files to find, uint64[n, 2].
+    """
     return compute_view_file_ids(view).find(ids)

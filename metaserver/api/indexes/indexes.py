@@ -189,6 +189,7 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def parameters(self) -> dict[str, float]:
         """The parameters of the index that the request sets."""
+        # The fields of the subclass, which are the parameters, follow the fields of this class.
         parameter_names = self.__struct_fields__[len(PutIndexRequest.__struct_fields__) :]
         return {name: value for name in parameter_names if (value := getattr(self, name)) is not None}
 
@@ -318,7 +319,7 @@ async def put_index(call: Call, body_bytes: bytes) -> dict[str, Any]:
 async def drop_index(call: Call) -> None:
     """Drop an index. Until housekeeping deletes its index files, an equal new definition reuses them."""
     name = call.names[1]
-    if name.startswith(BUCKET_PREFIX):
+    if name.startswith(BUCKET_PREFIX):  # The check refuses the names of bucket indexes with a clear message.
         check_name(name)
 
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
@@ -406,7 +407,11 @@ def _check_filter_name(definition: IndexDefinition, definitions: Definitions) ->
 
 
 def _identify_attribute(definition: IndexDefinition) -> tuple[object, ...] | None:
-    """Return the attribute that filters can name by the index, without its snapshot, or None if there is none."""
+    """Return the attribute of a dimension table that filters can name by the index, without its snapshot.
+
+    Returns:
+        None if the first term of the index looks up no attribute, or if the index is a cube, which filters cannot name.
+    """
     lookup = parse_lookup(definition.terms[0].transform)
     if lookup is None or KINDS[definition.kind].aggregates:
         return None
@@ -511,7 +516,11 @@ async def _describe_index(
 def _describe_bucket_index(
     metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefinition
 ) -> dict[str, Any]:
-    """Return a bucket index as JSON. It covers the files of every partition spec with this bucket."""
+    """Return a bucket index as JSON.
+
+    A bucket index is a partition field with the transform bucket. It covers the files of every partition spec with this
+    field. It has no index files, so the values that describe index files are 0.
+    """
     term = definition.terms[0]
     spec_ids = [
         spec.spec_id
@@ -595,7 +604,7 @@ def find_defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
             f"The definition of the index {name} is invalid: {definitions.problems[name]}; define it again"
         )
     if name not in definitions.by_name:
-        if name.startswith(BUCKET_PREFIX):
+        if name.startswith(BUCKET_PREFIX):  # The check refuses the names of bucket indexes with a clear message.
             check_name(name)
         raise _make_missing_error(name, definitions.by_name)
     return definitions.by_name[name]

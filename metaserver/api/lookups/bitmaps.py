@@ -167,7 +167,12 @@ class _Predicate:
 class _Selection:
     """The parsed request.
 
-    `last_entry_id` is the last file of the previous page, as an entry id. `checksum` is the checksum in page tokens.
+    Attributes:
+        bound_scan: The scan of the snapshot with the predicate as its filter.
+        predicate: The predicate.
+        snapshot_id: The snapshot, or None for a table without snapshots.
+        last_entry_id: The number of the last file of the previous page in the snapshot, or -1 if there is none.
+        checksum: The checksum in page tokens, which identifies the request.
     """
 
     bound_scan: BoundScan
@@ -295,7 +300,7 @@ def _compute_checksum(body: SelectRowsRequest, metadata: TableMetadata) -> int:
 
 
 def _find_start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
-    """Return the snapshot, and the entry id of the last file of the previous page, or -1 if there is none.
+    """Return the snapshot, and the number of the last file of the previous page, or -1 on the first page.
 
     Raises:
         BadRequest: The request is invalid.
@@ -339,7 +344,11 @@ class _Page:
         self.last: int | None = None
 
     async def fill(self, after_id: int, metadata: TableMetadata, entry: Entry) -> None:
-        """Add the files after the file `after_id`, up to the limits of the page."""
+        """Add the files after the file `after_id`, up to the limits of the page.
+
+        The files are matched in batches. A batch has several files only if they have at most `CANDIDATES_MAX` rows. The
+        first batch is always matched, so that each page makes progress, and further batches only within the time limit.
+        """
         matcher = PredicateMatcher(
             await self._list_indexes(metadata, entry), self._predicate.meaning, self._body.where is not None
         )
@@ -389,7 +398,7 @@ class _Page:
         for entry_id, position, row_count, deletes in zip(
             entry_ids.tolist(), file_positions, records, self._scan.find_deletes_by_file(entry_ids), strict=True
         ):
-            if row_count < 0:
+            if row_count < 0:  # The number of rows is unknown, so any row may match.
                 files.append(_CandidateFile(entry_id, row_count, None, False, len(deletes)))
                 continue
             bits, exact = matcher.match_rows(self._scan.compute_residual(entry_id), position, row_count)
@@ -416,9 +425,14 @@ class _Page:
     def _select_candidates(
         self, files_with_deletes: list[_CandidateFile], word_slice: slice
     ) -> tuple[list[Longs], Longs]:
-        """Return the rows of each file in this part of the words of its bits, and the file of each row.
+        """Return the candidate rows of each file in a part of its bitmap, and the file of each row.
 
-        The second item contains the position of each row's file in the view.
+        Args:
+            files_with_deletes: The files.
+            word_slice: The part of the bitmaps. A bitmap has a bit for each row of its file, in words of 64 bits.
+
+        Returns:
+            The rows of each file, and for each row the position of its file in the view.
         """
         rows = [
             list_positions(file.bits[word_slice]) + _WORD_BITS * word_slice.start
@@ -487,7 +501,7 @@ class _Page:
                 path, file.records, rows, file.count, file.exact, file.delete_files, file.undecided
             )
             pieces.append(encode_json(selected_file))
-        head = encode_json(self._describe_page(snapshot_id, token))[:-1]
+        head = encode_json(self._describe_page(snapshot_id, token))[:-1]  # The files follow before the closing brace.
         return b"".join((head, b',"files":[', b",".join(pieces), b"]}"))
 
     def encode_arrow(self, snapshot_id: int | None, token: str | None) -> bytes:
@@ -526,7 +540,7 @@ class _Page:
 def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]:
     """Return the files whose deletes are evaluated, with a copy of their bits.
 
-    In the other files with deletes, all rows are undecided.
+    In files with too many candidates, all rows are undecided. Files with an unknown number of rows stay unchanged.
     """
     files_with_deletes = []
     for file in files:
@@ -542,9 +556,13 @@ def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]
 
 
 def _apply_deletion(files: list[_CandidateFile], word_slice: slice, rows: list[Longs], deletion: RowDeletion) -> None:
-    """Apply deletions to the bits of files.
+    """Clear the bits of deleted rows, and count the undecided rows.
 
-    `rows` are the rows of each file in this part of the words of its bits.
+    Args:
+        files: The files.
+        word_slice: The part of the files' bitmaps that `rows` belong to, in words.
+        rows: The candidate rows of each file in this part.
+        deletion: The deletions of all rows, in the order of the files.
     """
     start = 0
     for file, file_rows in zip(files, rows, strict=True):

@@ -189,7 +189,10 @@ async def read_groups(
 
 
 def _count_use(call: Call, entry: Entry, definition: IndexDefinition, group_reading: GroupReading) -> None:
-    """Count the use of the cube. The covered files count as removed, because their rows are not read."""
+    """Count the use of the cube, an index of pre-computed aggregates, for the statistics of indexes.
+
+    The covered files count as removed, because their rows are not read.
+    """
     call.components.usage.note(
         entry.uuid,
         definition.id,
@@ -254,7 +257,7 @@ def _is_expensive(condition: Expression) -> bool:
 
 
 def _parse_ids(text: str) -> Ids:
-    """Return the identities of data files.
+    """Return the ids of data files, uint64[n, 2], from a text in base64. An id has two little-endian numbers.
 
     Raises:
         BadRequest: The text is not base64, or has the wrong length.
@@ -358,7 +361,10 @@ class GroupReading:
         self._combine_groups()
 
     def _combine_groups(self) -> None:
-        """Combine the groups that were added since the last combination with the earlier groups."""
+        """Combine the groups that were added since the last combination with the earlier groups.
+
+        If an engine sums up the groups anyway, few groups stay uncombined.
+        """
         groups = pa.concat_tables([self._groups, *(table for table in self._uncombined if table.num_rows)])
         if groups.num_rows > (0 if self._combines_few else _ENGINE_COMBINED_GROUPS_MAX):
             # Do not report the error here: the engine sums up the groups again, and reports it.

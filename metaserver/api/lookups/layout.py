@@ -178,7 +178,17 @@ def _compute_layout(
     bars: int,
     points: int,
 ) -> ColumnLayout:
-    """Compute the layout of a column in several snapshots, on the same axis."""
+    """Compute the layout of a column in several snapshots, on the same axis.
+
+    Args:
+        name: The name of the column.
+        column: The column.
+        by_rank: Whether positions on the axis are proportional to the ranks of bounds instead of their values.
+        snapshot_ids: The ids of the snapshots.
+        views: The files of each snapshot.
+        bars: The maximum number of groups of files.
+        points: The maximum number of values at which the files are counted.
+    """
     files_by_snapshot = [find_files_by_prefix(view) for view in views]
     axis, ranges = read_layouts(files_by_snapshot, column, by_rank)
     return ColumnLayout(
@@ -196,7 +206,16 @@ def _compute_layout(
 def _make_snapshot_layout(
     snapshot_id: int | None, files: FoundFiles, ranges: Ranges, axis: Axis, bars: int, points: int
 ) -> SnapshotLayout:
-    """Compute the layout of a column in one snapshot."""
+    """Compute the layout of a column in one snapshot.
+
+    Args:
+        snapshot_id: The id of the snapshot.
+        files: The data files of the snapshot.
+        ranges: The bounds of the column in the files, as ranks on the axis.
+        axis: The axis that all compared snapshots share.
+        bars: The maximum number of groups of files.
+        points: The maximum number of values at which the files are counted.
+    """
     ranks = axis.list_ranks(points)
     return SnapshotLayout(
         snapshot_id=snapshot_id,

@@ -243,6 +243,7 @@ async def _parse_request(call: Call, body: bytes, metadata: TableMetadata) -> _K
     if len(rows) > JSON_KEYS_MAX:
         raise TooLarge(f"The request has {len(rows):,} keys in JSON; send more than {JSON_KEYS_MAX:,} as Arrow")
     columns = lookup.columns
+    # A key that is an object names the columns of the index.
     if lookup.index is None and columns is None and rows and isinstance(rows[0], dict):
         columns = list(rows[0])
     snapshot_id = resolve_snapshot_id(metadata, lookup.snapshot_id, lookup.ref, lookup.as_of)
@@ -318,11 +319,18 @@ async def _convert_keys(
 ) -> tuple[list[Keys], Mask | None]:
     """Convert the keys of a request to the form of the index, in a thread if there are many.
 
+    Args:
+        call: The request.
+        terms: The columns of the index, in the order of the values in the keys.
+        requested_keys: An Arrow table, or JSON rows.
+        body_bytes: The size of the request's body.
+
     Raises:
         TooLarge: The keys need more memory than a request body may have.
     """
     if isinstance(requested_keys, pa.Table):
         arrays, shared_bytes = await asyncio.to_thread(extract_term_arrays, terms, requested_keys)
+        # Rows of a dictionary array share values, but each key has its own copy.
         if shared_bytes > (limit := call.components.settings.body_limit_bytes):
             raise TooLarge(
                 f"The keys take {shared_bytes:,} bytes if each row has its own value; the limit is {limit:,}. Send "
@@ -401,6 +409,7 @@ class _LookupAnswer:
         """
         located_rows = self.located
         file_numbers, paths, file_columns = self._list_files()
+        # Cut off the closing brace, because the rows and the missing keys follow as further fields.
         pieces = [encode_json(self._describe_answer())[:-1] + b',"rows":[']
         for start in range(0, len(located_rows.query), _ROWS_PER_PIECE):
             part = slice(start, start + _ROWS_PER_PIECE)
@@ -438,6 +447,7 @@ class _LookupAnswer:
         )
         sink = pa.BufferOutputStream()
         writer = None
+        # An answer without rows has one empty batch, which defines the schema of the stream.
         for start in range(0, max(1, len(located_rows.query)), _ROWS_PER_BATCH):
             part = slice(start, start + _ROWS_PER_BATCH)
             files = pa.array(file_numbers[located_rows.data_file[part]].astype(np.int32))
@@ -459,7 +469,7 @@ class _LookupAnswer:
 
 
 def list_paths(view: TableView, positions: Any) -> list[str]:
-    """Return the paths of the data files at these ascending positions in the view."""
+    """Return the paths of the data files at these ascending positions in a view, the list of a snapshot's files."""
     texts = (
         find_files_at(view, view.find_entry_ids(positions)).read_texts("file_path").list_values()
         if len(positions)

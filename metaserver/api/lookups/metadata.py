@@ -99,7 +99,13 @@ class _Page:
 
 
 def _describe_answers(summary: str, list_field: str, schema: str) -> tuple[ResponseSpec, ...]:
-    """Return the descriptions of the answers of a listing."""
+    """Return the descriptions of the answers of a listing.
+
+    Args:
+        summary: The description of the answer.
+        list_field: The field of the answer that has the items.
+        schema: The name of the schema of an item.
+    """
     page = {
         "type": "object",
         "required": ["snapshot-id", list_field, "next-page-token"],
@@ -159,7 +165,7 @@ async def list_files(call: Call) -> web.Response:
     prefix = _read_prefix(call, metadata)
     planner = call.components.planner
     scan = None
-    if content != "deletes" and view.delete_file_count:
+    if content != "deletes" and view.delete_file_count:  # A plan finds the delete files of each data file.
         scan = await planner.bind_and_plan(metadata, ScanRequest(snapshot_id=page.snapshot_id))
 
     data = find_files_by_prefix(view if content != "deletes" else TableView((), ()), prefix)
@@ -273,7 +279,7 @@ def _read_page_request(call: Call, metadata: TableMetadata, listing_parts: tuple
     page_max = ARROW_ITEMS_MAX if wants_arrow else call.components.settings.page_limit
     limit = parse_page_size(call.query.get("limit", str(page_max)), "limit", page_max)
     parts = (metadata.table_uuid, call.query.get("partition", ""), *listing_parts)
-    checksum = zlib.crc32(encode_json(parts))
+    checksum = zlib.crc32(encode_json(parts))  # A page token is valid only for requests with the same parts.
     page_token = call.query.get("page-token")
     if not page_token:
         return _Page(find_requested_snapshot(call.query, metadata), 0, limit, checksum, wants_arrow)
@@ -302,12 +308,18 @@ async def _load_view(call: Call, metadata: TableMetadata, page: _Page) -> TableV
 
 
 def _make_delete_view(view: TableView) -> TableView:
-    """Return a view with the delete files in place of the data files."""
+    """Return a view, the list of a snapshot's files, with the delete files in place of the data files.
+
+    So code for data files also reads the delete files.
+    """
     return TableView(view.delete_manifests, view.delete_blocks)
 
 
 async def _answer_page(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> web.Response:
-    """Return the response with a page of a listing."""
+    """Return the response with a page of a listing, as JSON or Arrow.
+
+    In JSON, `list_name` is the field with the items. `names` are the fields of an item.
+    """
     encode_page: Callable[[], bytes | bytearray] = partial(
         _encode_arrow if page.encode_arrow else _encode_json, page, list_name, names, listing
     )

@@ -163,7 +163,11 @@ def find_schema_of_report(metadata: TableMetadata, report: Mapping[str, Any]) ->
 
 
 def _find_minimum_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
-    """Return a lower bound of the time column in all rows that satisfy the filter, or None if there is no bound."""
+    """Return a lower bound of the time column in all rows that satisfy the filter.
+
+    Returns:
+        None if the filter sets no lower bound, or if the table is not partitioned by exactly one time column.
+    """
     time_columns = find_time_columns(metadata, metadata.default_spec)
     conjuncts = bound.children if isinstance(bound, And) else (bound,)
     if len(time_columns) != 1:

@@ -238,6 +238,7 @@ async def _bind_filter(call: Call, request: PlanTableRequest, metadata: TableMet
     """
 
     def bind_parsed_filter() -> BoundScan:
+        # The first item of the result is the request itself.
         return bind_request((request, read_filter(request, metadata)), metadata)[1]
 
     return await read_in_turn(call, len(bytes(request.filter)) + len(request.predicate or ""), bind_parsed_filter)

@@ -360,6 +360,7 @@ async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata
         return parse() if len(filter_json) <= _IN_LOOP_BYTES_MAX else await call.run_in_turn(parse)
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
+    # Only attributes of dimension tables whose names occur in the text are added to the schema.
     lower_sql = body.where.lower()
     names = [name for name in list_attribute_names(metadata) if name.lower() in lower_sql]
     schema = add_to_schema(metadata.current_schema, find_attribute_columns(metadata, names))
@@ -376,7 +377,17 @@ def _explain_scan(
     samples: Samples,
     properties: Mapping[str, str],
 ) -> ExplainResponse:
-    """Return the explanation of a plan."""
+    """Return the explanation of a plan.
+
+    Args:
+        scan: The plan.
+        sql_filter: The filter, with the parts of its SQL text that the plan does not use.
+        files_max: The maximum number of kept files to list. If it is 0, the answer has no list.
+        outcomes: The outcomes of the joins.
+        reasons: The reasons why predicates and joins leave out no files.
+        samples: The sampled rows, from which the effects of layouts and indexes are estimated.
+        properties: The properties of the table.
+    """
     estimates = estimate_layouts(scan, samples, properties)
     files = find_files_at(scan.view, scan.entry_ids)
     deletes = {delete for deletes_of_file in scan.find_deletes_by_file(scan.entry_ids) for delete in deletes_of_file}
@@ -440,7 +451,10 @@ def _describe_stage(stage: PruningStage) -> ExplainedStage:
 
 
 def _collect_columns(expression: Expression, listed_ids: set[int]) -> Iterator[ComparedColumn]:
-    """Yield the distinct columns of the expression, in the order of the predicates."""
+    """Yield the columns of the expression in the order of the predicates.
+
+    Columns in `listed_ids` were yielded already, and are left out. The function adds the yielded columns to the set.
+    """
     if isinstance(expression, And | Or):
         for child in expression.children:
             yield from _collect_columns(child, listed_ids)
@@ -452,7 +466,8 @@ def _collect_columns(expression: Expression, listed_ids: set[int]) -> Iterator[C
 def _collect_residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
     """Return the residuals with their numbers of files, and whether the list is complete.
 
-    The residual with the most files is first.
+    A residual is the part of the filter that the partition of a file does not decide. The residual with the most files
+    is first. The partitions with the most files are handled first, until a limit is reached.
     """
     files_by_partition = group_by_partition(find_files_at(scan.view, scan.entry_ids))
     partitions_by_files = sorted(

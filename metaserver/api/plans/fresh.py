@@ -39,7 +39,8 @@ class FreshPlan(NamedTuple):
 
     Attributes:
         loaded: The table. If `snapshot` is not None, it is the current snapshot of the table.
-        snapshot: The fresh snapshot that the plan reads, or None if it reads a snapshot of the table.
+        snapshot: The fresh snapshot that the plan reads, or None if it reads a snapshot of the table. A fresh snapshot
+            has rows that are not in files of the table yet.
         is_live: Whether the plan reads the current state of the table, even if the request names an older snapshot.
     """
 
@@ -49,7 +50,11 @@ class FreshPlan(NamedTuple):
 
 
 async def choose_fresh_plan(call: Call, entry: Entry, data: bytes, dialect: ClientDialect) -> FreshPlan:
-    """Return the table and the snapshot that a plan request with this body reads."""
+    """Return the table and the snapshot that a plan request with this body reads.
+
+    A request for the current state reads a fresh snapshot. A statement that rewrites files cannot use a fresh snapshot,
+    so its rows are first written to files of the table.
+    """
     body = await call.parse(data, PlanTableScan)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     if reads_fresh(call.headers) and body.snapshot_id is not None and metadata.snapshot(body.snapshot_id) is None:
@@ -66,7 +71,12 @@ async def choose_fresh_plan(call: Call, entry: Entry, data: bytes, dialect: Clie
 
 
 def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect, now_ms: int) -> bool:
-    """Return whether the request reads the current state of the table."""
+    """Return whether the request reads the current state of the table.
+
+    An engine that changes files first loads the table, and then plans the loaded snapshot. Flushes and replacements may
+    have added snapshots since. They do not change the rows, so the loaded snapshot is still the current state if only
+    such snapshots of the last `REPLACED_MS_MAX` follow it.
+    """
     if body.start_snapshot_id is not None or body.end_snapshot_id is not None:
         return False
     if body.snapshot_id is None:
@@ -84,7 +94,7 @@ def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialec
 
 
 def add_fresh_snapshot(loaded_table: LoadedTable, request: PinnedRequest) -> LoadedTable:
-    """Return the table, with the fresh snapshot that the request reads, if it reads a fresh snapshot."""
+    """Return the table, with the fresh snapshot of the request as its current snapshot if there is one."""
     if not request.fresh:
         return loaded_table
     metadata = with_fresh_snapshot(loaded_table.metadata, convert_json(request.fresh, Snapshot))

@@ -182,6 +182,7 @@ async def evaluate_joins(
     _check_join_count(joins)
     app = call.app
     requested_joins = [await _resolve_join(call, bound_scan.metadata, join) for join in joins]
+    # Indexes of the table on attributes of the joined tables can evaluate conditions of the joins.
     requested_joins = await add_star_conditions(app[COMPONENTS].planner, bound_scan, entry, requested_joins)
     until_s = app[COMPONENTS].clock.monotonic() + app[COMPONENTS].settings.join_wait_s
     filters = await build_join_filters(app[DIMENSIONS], requested_joins, until_s)
@@ -260,7 +261,16 @@ async def _resolve_join(call: Call, metadata: TableMetadata, spec: JoinSpec) -> 
 
 
 def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], table_name: str) -> tuple[str, ...]:
-    """Check the comparison of a join, and return its operators, one for each pair of columns.
+    """Check the comparison of a join, and return its operators.
+
+    Args:
+        spec: The join in the request.
+        transform: The transform of the join: the extremes min and max, a range, a period of a time, or identity.
+        pairs: The pairs of columns that are compared.
+        table_name: The name of the other table, for messages.
+
+    Returns:
+        The operators for the bound, and for the end if the join has one. They are empty for transforms without order.
 
     Raises:
         BadRequest: The join compares columns that its transform does not allow.
@@ -300,7 +310,7 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], tab
 
 
 async def _bind_exempt_condition(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
-    """Return the condition on rows that the join does not remove."""
+    """Return the condition on rows that the join does not remove, or FALSE if it may remove every row."""
     filter_json = bytes(spec.exempt_condition)
     if not filter_json:
         return FALSE
@@ -336,7 +346,8 @@ async def _bind_outside(call: Call, spec: JoinSpec, metadata: TableMetadata) -> 
     """Return a condition that is true for all rows of the other table for which the filter is not true.
 
     Returns:
-        None if no such condition is known.
+        None if no such condition is known, because the client's filter is only a part of its condition or is SQL.
+        FALSE if there is no filter, so that all rows satisfy it.
     """
     filter_json = bytes(spec.filter)
     if not spec.exact or spec.predicate is not None:
@@ -392,7 +403,10 @@ def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = Fals
 
 
 def _bind_pair(metadata: TableMetadata, other_metadata: TableMetadata, own_name: str, other_name: str) -> Pair:
-    """Return the pair of columns by which the tables are joined."""
+    """Return the pair of columns by which the tables are joined.
+
+    `own_name` is a column of the table of the scan, and `other_name` is a column of the other table.
+    """
     own_column, other_column = (
         _find_column(metadata.current_schema, own_name),
         _find_column(other_metadata.current_schema, other_name),

@@ -83,7 +83,7 @@ class PendingPlans:
         if task.cancelled() or task.exception() is not None:  # The next poll repeats the plan, and receives the error.
             del self._tasks[key]
             return
-        self._tasks[key] = self._tasks.pop(key)
+        self._tasks[key] = self._tasks.pop(key)  # Move the task to the end, so that the oldest finished plan is first.
         finished_keys = [finished_key for finished_key, finished_task in self._tasks.items() if finished_task.done()]
         for finished_key in finished_keys[:-FINISHED_PLANS_MAX]:
             del self._tasks[finished_key]

@@ -87,6 +87,7 @@ async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlan
     lease_s = grant_lease_s(body.lease_s, call.components.settings)
     plans, principal = call.components.catalog.plan_tables, call.principal.name
     plan = await plans.share(namespace, name, lease_s, principal) if is_plan_name(name) else None
+    # `share` also returns None if the lease would exceed the limit of the principal.
     if plan is None and not await plans.has_room(principal):
         raise build_plan_limit_error(principal)
     if plan is None:

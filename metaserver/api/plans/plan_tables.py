@@ -249,7 +249,10 @@ The key is the name that the plan table would have, which covers all values on w
     ),
 ).takes_bytes(PlanTableRequest)
 async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
-    """Create a plan table."""
+    """Create a plan table, which has only the files that a plan keeps, or return the plan table of equal requests.
+
+    With an audience, the value of the header X-Seamark-Plans, the plan is a snapshot of the table instead.
+    """
     named_snapshot = _read_named_snapshot(call, data)
     loaded_table = await load_to_read(
         call, call.namespace, call.name, named_snapshot.snapshot_id, is_named=named_snapshot.ref is not None
@@ -265,7 +268,7 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     new_plan_table = NewPlanTable(call, loaded_table, body, bound_scan, holder, joined_tables)
     answer = await new_plan_table.find_or_make()
     statement = count_requested_statement(call, loaded_table, body, bound_scan, answer, new_plan_table.sampler)
-    if holder is not None:
+    if holder is not None:  # With an audience, the plan is a snapshot of the table and has no name.
         answer = msgspec.structs.replace(answer, name=None)
     return msgspec.structs.replace(answer, joins=outcomes, statement=statement)
 
@@ -323,7 +326,10 @@ class _NamedSnapshot(msgspec.Struct, rename="kebab"):
 
 
 def _read_named_snapshot(call: Call, data: bytes) -> _NamedSnapshot:
-    """Return the snapshot that a request for a fresh plan names. The other fields of the body are decoded later."""
+    """Return the snapshot that a request names, if the request may read rows that are not in files yet.
+
+    Such a request must load the table with these rows first. The other fields of the body are decoded later.
+    """
     if FRESH_HEADER not in call.headers:
         return _NamedSnapshot()
     return parse_body(data, _NamedSnapshot)
@@ -431,7 +437,12 @@ class NewPlanTable:
             self._identity += f" {hmac.digest(key, self._identity.encode() + tables, hashlib.sha256).hex()}"
 
     async def find_or_make(self) -> PlanTableResponse:
-        """Return the shared plan table of equal requests, or make the plan table."""
+        """Return the shared plan table of equal requests, or make the plan table.
+
+        The answer has no plan table if the table has no snapshot, or if the request requires the schema of the snapshot
+        and the table has another schema now. A recent refusal to make the same plan table is repeated. Equal concurrent
+        requests share one plan.
+        """
         body, entry, snapshot = self._body, self._entry, self._bound_scan.snapshot
         if snapshot is None:
             return PlanTableResponse(None, None, None, 0, 0, 0, 0)
@@ -452,7 +463,10 @@ class NewPlanTable:
         return await self._app[MAKING].run(key, self._make)
 
     async def _make(self) -> PlanTableResponse:
-        """Plan the scan, and make its plan table."""
+        """Plan the scan, and make its plan table.
+
+        The sampler later samples the values of the filter for the query history.
+        """
         components = self._app[COMPONENTS]
         scan_plan = await components.planner.plan(self._bound_scan, self._entry)
         self.sampler = make_sampler(components, self._bound_scan, scan_plan, has_sizes=True)
@@ -554,16 +568,21 @@ class NewPlanTable:
 
 
 def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
-    """Return the reason why DuckDB would read any plan table wrongly, and whether it would read the table wrongly.
+    """Return the problems that DuckDB would have with the snapshot of a plan.
 
-    The reason is an empty text if DuckDB reads plan tables correctly.
+    Returns:
+        The reason why DuckDB would apply the equality deletes of the snapshot wrongly, or an empty text. And if there
+        is no such reason, whether DuckDB could leave out files of the table that a query needs.
     """
     misread = explain_misread_deletes(scan_plan.view, scan_plan.metadata)
     return misread, not misread and is_misleading(scan_plan.view, scan_plan.metadata)
 
 
 def measure_plan(scan: ScanPlan) -> tuple[int, int, int, int | None]:
-    """Return the numbers of files and bytes that the plan keeps, and the numbers of the snapshot."""
+    """Return the numbers of files and bytes that the plan keeps, and the numbers of the snapshot.
+
+    The bytes of the snapshot are None if the plan did not load all of its manifests.
+    """
     kept_bytes = int(find_files_at(scan.view, scan.entry_ids).read_longs("file_size_in_bytes").sum())
     all_bytes = None
     if scan.view.file_count == scan.considered:

@@ -157,6 +157,9 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
 async def _resolve_reference(call: Call, table: PlanViewReference, audience: str | None) -> ReplacedReference:
     """Find the plan that replaces a name, and check the caller's right.
 
+    The plan is a plan snapshot of a table, a plan table, or a plan view. With an audience, which is the value of the
+    header X-Seamark-Plans, plan tables have no names, so a name is that of a plan view.
+
     Raises:
         BadRequest: The entry is invalid.
         NoSuchTable, NoSuchView: The plan does not exist.

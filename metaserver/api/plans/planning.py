@@ -86,9 +86,12 @@ class PointerCache:
     """
 
     def __init__(self, tables: Tables, changes: CommitCounter | None) -> None:
-        """Create an empty cache.
+        """Create an empty cache of table entries.
 
-        If `changes` is None, the pointer is read from the database, once for all requests that arrive together.
+        Args:
+            tables: The tables of the catalog.
+            changes: The counter of commits to the database. If it is None, nothing is cached, and an entry is read from
+                the database once for all requests that arrive together.
         """
         self._tables = tables
         self._changes = changes
@@ -97,7 +100,10 @@ class PointerCache:
         self._reads = SharedReads[tuple[NamespacePath, str], Entry](lambda key: tables.load_entry(*key))
 
     async def load_entry(self, namespace: NamespacePath, name: str) -> Entry:
-        """Return the table's entry as `Tables.load_entry` does."""
+        """Return the table's entry as `Tables.load_entry` does.
+
+        The cache is cleared when the counter shows a commit to any table, or when it is full.
+        """
         change_number = None if self._changes is None else self._changes.read_number()
         if change_number is None:
             return await self._reads.load((namespace, name))
@@ -319,7 +325,7 @@ async def cancel_planning(call: Call) -> None:
     """Cancel a running plan of the caller."""
     loaded_table = await _load_table_or_plan(call)
     plan_id = call.variables["plan_id"]
-    _open_plan_id(call, plan_id, loaded_table)
+    _open_plan_id(call, plan_id, loaded_table)  # This checks that the plan belongs to the table.
     call.app[PENDING].cancel(plan_id, call.principal.name)
 
 
@@ -344,7 +350,7 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
 
 
 async def _load_table_or_plan(call: Call) -> LoadedTable:
-    """Return the table or the plan table that the request names."""
+    """Return the table that the request names, or the plan table, which has only the files that a plan keeps."""
     catalog = call.components.catalog
     return await (catalog.plan_tables.read if is_plan_name(call.name) else catalog.tables.load)(
         call.namespace, call.name
@@ -456,7 +462,11 @@ class _ClientScan:
         return await self._app[COMPONENTS].planner.plan(await self.bind(), self._entry)
 
     async def start_if_long(self, bound_scan: BoundScan) -> str | None:
-        """Start a long plan and return its id, or return None if the plan should be answered synchronously."""
+        """Start a long plan and return its id, or return None if the plan should be answered synchronously.
+
+        The answer is synchronous if the client does not poll, if the plan is short, if the caller has too many running
+        plans, or if the id, which contains the request, would be too long.
+        """
         if not self._dialect.polls:
             return None
         entries_to_decode = await self._app[COMPONENTS].planner.estimate_entries_to_decode(bound_scan, self._entry)
@@ -483,7 +493,12 @@ class _ClientScan:
     ) -> web.StreamResponse:
         """Send the complete answer of a plan, or the plan tasks that cover it.
 
-        If there is a fingerprint, the answer contains it, and the client may report the time of this statement.
+        Args:
+            http_request: The request.
+            scan_plan: The plan.
+            credentials: The JSON of the storage credentials, which may be empty.
+            min_rows: If it is not 0, only the first files that have this many rows are sent.
+            fingerprint: The fingerprint of the statement, with which the client may report its time, or an empty text.
         """
         limit = self._app[COMPONENTS].settings.plan_inline_limit
         writer = self._make_writer(scan_plan)
@@ -500,7 +515,10 @@ class _ClientScan:
         return await self._send(http_request, writer, _Page(entry_ids, 0, ROWS_MAX, limit), head, tail)
 
     async def answer_task(self, http_request: web.Request, scan_plan: ScanPlan, task: PlanTask) -> web.StreamResponse:
-        """Send the files of a plan task, or further plan tasks that cover them."""
+        """Send the files of a plan task, or further plan tasks if the files do not fit into one answer.
+
+        A task covers a range of entry ids, the numbers of the files in the snapshot. The plan keeps some of them.
+        """
         start, end = scan_plan.entry_ids.searchsorted((task.first_row, task.end_row)).tolist()
         entry_ids = scan_plan.entry_ids[start:end]
         page = _Page(entry_ids, task.first_row, task.end_row, inline_limit=len(entry_ids))
@@ -509,7 +527,10 @@ class _ClientScan:
     async def _send(
         self, http_request: web.Request, writer: ScanTaskWriter, page: _Page, head: bytes, tail: bytes
     ) -> web.StreamResponse:
-        """Send the files of the page, or the plan tasks that cover them."""
+        """Send the files of the page, or the plan tasks that cover them.
+
+        `head` and `tail` are the JSON before and after the files. The answer to a long filter is written in threads.
+        """
         if self._request.has_long_filter:
             run: Run | None = self._run_work_in_turn
             plan_tasks = await self._run_work_in_turn(partial(self._make_plan_tasks, writer, page))
@@ -542,7 +563,9 @@ class _ClientScan:
 
     @property
     def _wants_exact_residuals(self) -> bool:
-        """Whether the client may filter rows by residuals alone.
+        """Whether the client may filter rows by residuals, the rest of the filter for each file, alone.
+
+        Then each residual must be exact. The client states it in a header, or is known to do so.
 
         Raises:
             BadRequest: The header has an unknown value.
@@ -604,6 +627,7 @@ def _find_columns(metadata: TableMetadata, request: PinnedRequest) -> list[int]:
     Raises:
         BadRequest: A name is not in any schema of the table.
     """
+    # A name means a column of the newest schema that has it.
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     schemas = [metadata.current_schema, *newest_first]
     normalize_name = (lambda name: name) if request.case_sensitive else str.lower

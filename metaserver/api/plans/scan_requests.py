@@ -133,6 +133,9 @@ def pin_request(
 def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: int | None) -> tuple[bool, bool]:
     """Return what the selected columns show about the use of the files.
 
+    A statement that rewrites files selects either the column with the file path, or all columns. With the columns of
+    merge-on-read and its table properties, the statement writes deletes instead.
+
     Returns:
         (whether the request selects all columns of the table and no others, whether the request may belong to a
         statement that writes all rows of the files again)

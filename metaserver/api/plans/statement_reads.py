@@ -344,7 +344,14 @@ def make_sampler(
 
 
 def _sample_filter(bound: Expression, view: TableView | None, literals: str, key: bytes) -> FilterSample | None:
-    """Return a sample of a filter, or None if the filter has no predicates."""
+    """Return a sample of a filter, or None if the filter has no predicates.
+
+    Args:
+        bound: The filter.
+        view: The files of the snapshot, from which the widths of ranges are computed, or None without widths.
+        literals: The setting for values. If they are dropped, the sample has neither the filter nor its digest.
+        key: The key of the digest, so that the digest does not reveal the values.
+    """
     if not collect_predicates(bound):
         return None
     widths = () if view is None else compute_widths(bound, find_limits(view, bound))

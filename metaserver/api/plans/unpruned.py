@@ -74,7 +74,10 @@ def _explain_join(outcome: JoinOutcome, columns: str) -> str:
 def _select_outermost(
     joins: Sequence[JoinSpec], outcomes: Sequence[JoinOutcome]
 ) -> Iterator[tuple[JoinSpec, JoinOutcome]]:
-    """Yield each outermost join with its outcome."""
+    """Yield each outermost join with its outcome.
+
+    In `outcomes`, the outcomes of the nested joins of a join follow the outcome of the join.
+    """
     position = 0
     for join in joins:
         yield join, outcomes[position]

@@ -59,7 +59,8 @@ async def _find_settings(call: Call) -> Settings:
     """Return the settings of the warehouse that the client requests.
 
     The name of the server's warehouse is the configured prefix. Without a prefix, the warehouse has no name. A client
-    may also send a URI, which states where it expects its files. The URI must be the location of a warehouse.
+    may also send a URI, which states where it expects its files. The URI must be the location of a warehouse. Iceberg's
+    compliance kit requests a fixed name, which a server without a prefix accepts.
 
     Raises:
         NoSuchWarehouse: The server has no warehouse with this URI or name.

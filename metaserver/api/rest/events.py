@@ -189,7 +189,11 @@ class _EventPage:
         self._document_bytes = 0
 
     async def read(self, position: _Position) -> tuple[list[CatalogEvent], _Position]:
-        """Return the events after a position, and the position of the next page."""
+        """Return the events after a position, and the position of the next page.
+
+        Instants, the recorded actions, are read in batches until a batch has events for the page. At most
+        `INSTANTS_MAX` instants are read, so a page may be empty before the end of the log.
+        """
         for _ in range(INSTANTS_MAX // _INSTANTS_PER_BATCH):
             batch = await self._store.list_instants(InstantFilter(since=position.after), _INSTANTS_PER_BATCH)
             position = await self._read_batch(position, batch)
@@ -198,7 +202,11 @@ class _EventPage:
         return self._events, position
 
     async def _read_batch(self, position: _Position, batch: Sequence[Instant]) -> _Position:
-        """Add the events of a batch of instants to the page, and return the position after them."""
+        """Add the events of a batch of instants to the page, and return the position after them.
+
+        Each event states the number of events of its request. So instants are grouped by request, and the last group of
+        a full batch is left to the next batch, which may have the rest of it.
+        """
         visible_events = await self._find_operations(batch)
         groups = [list(group) for _, group in itertools.groupby(batch, _find_request_id)]
         if len(groups) > 1 and len(batch) == _INSTANTS_PER_BATCH:
@@ -228,7 +236,11 @@ class _EventPage:
         )
 
     async def _find_operations(self, batch: Sequence[Instant]) -> dict[str, dict[str, Any]]:
-        """Return the operations that the caller may see, without updates, by the position of their instants."""
+        """Return the operations that the caller may see, without updates, by the position of their instants.
+
+        The caller must have rights on the present names of an entry, and on its old and new name if it was renamed. All
+        rights of the batch are checked together.
+        """
         candidates = [
             instant
             for instant in batch
@@ -243,6 +255,7 @@ class _EventPage:
                 securables_by_uuid.setdefault(entry.uuid, []).append(
                     Securable(entry.namespace, entry.kind.value, entry.name)
                 )
+        # An entry that no longer exists has no name, so the right on its namespace is checked.
         securables_by_candidate = [
             securables_by_uuid.get(instant.uuid) or [Securable(instant.namespace)] for instant in candidates
         ]
@@ -269,10 +282,14 @@ class _EventPage:
         self._rights.update((securable, securable in allowed_securables) for securable in unchecked_securables)
 
     def _make_operation(self, instant: Instant, present_securables: Sequence[Securable]) -> dict[str, Any] | None:
-        """Return the operation of an instant as the caller may see it, or None.
+        """Return the operation of an instant as the caller may see it, or None if the caller may not see it.
 
-        If the caller may not see the old name of a renamed table, the table begins for it. If the caller may not see
-        the new name, the table ends for it.
+        A rename is a creation for a caller that may not see the old name. It is a drop for a caller that may not see
+        the new name.
+
+        Args:
+            instant: The instant.
+            present_securables: The names that the entry has now. The caller must have the right on each of them.
         """
         operation_type = _find_type(instant)
         source = _find_source(instant)
@@ -320,14 +337,20 @@ class _EventPage:
         )
 
     def _is_named(self, path: tuple[str, ...]) -> bool:
-        """Return whether the request names the object or a namespace that contains it."""
+        """Return whether the request names the object or a namespace that contains it.
+
+        An empty name in the request is the whole catalog.
+        """
         assert self._paths is not None
         return any(path[:levels] in self._paths for levels in range(len(path) + 1))
 
     async def _make_event(
         self, instant: Instant, operation: dict[str, Any], request_id: str, event_count: int
     ) -> CatalogEvent:
-        """Return the event of an instant, with its updates."""
+        """Return the event of an instant, with its updates.
+
+        The metadata file after each change is kept, because the next change of the same entry is compared with it.
+        """
         assert instant.position is not None
         operation_type = operation["operation-type"]
         if operation_type in ("create-table", "update-table", "create-view", "update-view"):
@@ -373,6 +396,8 @@ class _EventPage:
         self, base_location: str | None, location: str, kind: EntryKind, limit_bytes: int
     ) -> bytes:
         """Return the updates that turn the metadata in one file into those in another, as JSON.
+
+        The document of the last comparison is reused, because the next event of a table usually begins with it.
 
         Raises:
             TooLarge: A file that must be read exceeds the limit.
@@ -434,7 +459,7 @@ def _compare_sources(
 
 
 def _moves_pointer(instant: Instant) -> bool:
-    """Return whether the instant changes the metadata file of a table or view."""
+    """Return whether the instant, a recorded action, has changed the metadata file of a table or view."""
     return instant.action in _POINTER_ACTIONS and instant.state is InstantState.COMPLETED
 
 
@@ -478,7 +503,7 @@ def _find_target(instant: Instant) -> Securable | None:
 
 
 def _find_request_id(instant: Instant) -> str:
-    """Return the id of the request that caused an instant."""
+    """Return the id of the request that caused an instant, or the id of the instant if it has none."""
     return str(instant.summary.get("request-id") or instant.id)
 
 

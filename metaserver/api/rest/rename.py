@@ -38,7 +38,10 @@ async def rename_view(call: Call, body: _Rename) -> web.Response:
 
 
 async def _rename_entry(call: Call, body: _Rename, entries: Tables | Views, kind: str) -> web.Response:
-    """Rename a table or a view, whose kind is `kind`."""
+    """Rename a table or a view, whose kind is `kind`.
+
+    The caller needs the right to rename the entry, and the right to create entries in the new namespace.
+    """
     for role, identifier in (("source", body.source), ("destination", body.destination)):
         check_namespace(identifier.namespace)
         check_name(identifier.name, f"{role} name")

@@ -13,7 +13,11 @@ from seamark.metaserver.objects.storages import find_storage
 
 @Route("POST", "/v1/{prefix}/namespaces/{namespace}/tables/{table}/sign", "signRequest").takes(dict[str, Any])
 async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
-    """Sign a request to S3 for a client."""
+    """Sign a request to S3 for a client.
+
+    The request must be for a file of the table. The parameter `stage` identifies a table whose creation is staged, so
+    that it is not in the catalog yet.
+    """
     catalog = call.components.catalog
     stage = call.query.get("stage")
     if stage is None:

@@ -54,7 +54,11 @@ class HeldTables(NamedTuple):
 
 
 class _Effect(Enum):
-    """The effect of a commit on a stream table."""
+    """The effect of a commit on a stream table.
+
+    `NONE`: waiting rows are written as before. `CHANGED`: waiting rows must be flushed before the commit. `REFUSED`:
+    the commit will fail, so the stream needs no work.
+    """
 
     NONE = auto()
     CHANGED = auto()
@@ -107,7 +111,10 @@ async def hold_appends(call: Call, changes: Sequence[TableChange]) -> AsyncItera
 
 
 async def _flush_tables(call: Call, changed_tables: Sequence[tuple[Entry, bool]]) -> None:
-    """Flush the tables that have rows in a log. Each table has a flag whether its schemas or its rows are removed.
+    """Flush the stream tables among some tables before a commit.
+
+    The flag of a table is True if the commit removes schemas, partition specs or rows. Then an error of the flush ends
+    the commit. Otherwise, only temporary errors do.
 
     Raises:
         BadRequest: Another server may have rows of a table that wait for a flush.
@@ -143,7 +150,9 @@ async def check_overwritten(call: Call, entry: Entry, metadata: TableMetadata) -
 
 
 async def check_returning(call: Call, entry: Entry | None, metadata: TableMetadata) -> None:
-    """Check that the rows that wait for a table without a name fit other metadata of the table.
+    """Check that the waiting rows of a table fit the metadata with which the table is registered again.
+
+    A table that was unregistered has no name, but rows that were appended before may still wait for a flush.
 
     Args:
         call: The call.
@@ -199,7 +208,11 @@ def _find_effect(
     *,
     is_reset: bool,
 ) -> _Effect:
-    """Return the effect of a commit on the key of a stream table, and on how the files of the table are written."""
+    """Return the effect of a commit on the key of a stream table, and on how the files of the table are written.
+
+    If the commit removes schemas, partition specs or rows (`is_reset`), it always changes the stream unless it fails.
+    Otherwise, only the relevant updates are applied, and the results are compared.
+    """
     if _fails_requirement(updates, requirements, metadata):
         return _Effect.REFUSED
     if not is_reset:

@@ -88,7 +88,7 @@ async def prepare_stream_table(
 async def check_not_based_on_fresh(
     call: Call, namespace: NamespacePath, name: str, updates: Sequence[dict[str, Any]]
 ) -> None:
-    """Check that no snapshot of a transaction is based on a fresh snapshot.
+    """Check that no snapshot of a transaction is based on a fresh snapshot, which has rows that are not in files yet.
 
     Raises:
         BadRequest: A snapshot is based on a fresh snapshot.
@@ -122,7 +122,9 @@ async def _find_fresh_parent(
 async def _check_asserts_parent(
     call: Call, entry: Entry, snapshot: dict[str, Any], requirements: Sequence[dict[str, Any]]
 ) -> None:
-    """Check that a commit on a snapshot that the table does not have will fail by its requirements.
+    """Check that a commit based on a snapshot that the table lacks cannot succeed.
+
+    A requirement on the branch makes such a commit fail later. Without this requirement, it is refused here.
 
     Raises:
         BadRequest: The commit has no requirement on the branch.

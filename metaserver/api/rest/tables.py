@@ -99,7 +99,11 @@ async def create_table(call: Call, body: _CreateTable) -> web.Response:
 
 @Route("GET", _TABLE, "loadTable")
 async def load_table(call: Call) -> web.Response:
-    """Return a table with its metadata, and with credentials if the client requests them."""
+    """Return a table with its metadata, and with credentials if the client requests them.
+
+    A stream table gets a fresh snapshot, with rows that are not in files yet, if the client requests it and there are
+    such rows. If the client has the current metadata, the answer is 304.
+    """
     namespace, name, mode = call.namespace, call.name, read_snapshot_mode(call)
     if is_plan_name(name):
         return await _load_plan(call, mode)
@@ -273,7 +277,8 @@ async def report_metrics(call: Call, data: bytes) -> None:
     if entry is None or report["report-type"] != "scan-report":
         return
     metadata = await catalog.documents.table(entry.metadata_location)
-    # This code runs here because the cache belongs to the event loop.
+    # Whether the report is about a plan snapshot, and how old the oldest partition of the plan is. This code runs here
+    # and not in a thread, because the cache belongs to the event loop.
     plans = catalog.column_usage.plans
     plan_and_age = report["snapshot-id"] in plans, plans.get(report["snapshot-id"])
 

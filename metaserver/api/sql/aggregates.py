@@ -139,6 +139,9 @@ async def aggregate(call: Call, body: AggregateRequest) -> Answer:
 async def _answer_from_cube(call: Call, body: AggregateRequest, loaded_table: LoadedTable) -> web.Response | None:
     """Return the answer from a cube without a statement, or None if the request has to run as a statement.
 
+    A statement is needed to explain a plan, to filter groups, and if `t.a` could mean a column of the table `t` or a
+    field of a struct `t`. Other answers may be in memory already.
+
     Raises:
         BadRequest: The request is invalid.
     """
@@ -218,6 +221,9 @@ class _ParsedRequest:
 def write_query(body: AggregateRequest, metadata: TableMetadata) -> str:
     """Return the request as a query in the SQL dialect.
 
+    If `t.a` could mean a column of the table `t` or a field of a struct `t`, the query may only use columns of the top
+    level.
+
     Raises:
         BadRequest: The request is invalid.
     """
@@ -237,6 +243,7 @@ def write_query(body: AggregateRequest, metadata: TableMetadata) -> str:
     if parsed_request.snapshot_id is not None:
         lines.append(f"FOR VERSION AS OF {parsed_request.snapshot_id}")
     if body.where is not None:
+        # The line break ends a comment at the end of the condition, which would hide the parenthesis.
         lines.append(f"WHERE ({body.where}\n)")
     if parsed_request.terms:
         lines.append(f"GROUP BY {', '.join(map(str, range(1, len(parsed_request.terms) + 1)))}")
@@ -261,7 +268,10 @@ def _find_version(body: AggregateRequest, metadata: TableMetadata) -> int | None
 
 
 def _find_schema_of_version(metadata: TableMetadata, snapshot_id: int | None) -> Schema:
-    """Return the schema of a snapshot in a statement, or of the current state of the table if the id is None."""
+    """Return the schema in which a statement reads a snapshot, or the current schema if the id is None.
+
+    The current schema is also used if the metadata no longer contain the schema of the snapshot.
+    """
     snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
     if snapshot is None or snapshot.schema_id is None:
         return metadata.current_schema
@@ -312,7 +322,7 @@ def _write_measure(measure: Measure, columns: Mapping[int, tuple[str, ...]]) -> 
 
 
 def _write_column(column_id: int, name: str, columns: Mapping[int, tuple[str, ...]]) -> str:
-    """Return the SQL of a column.
+    """Return the SQL of a column, its quoted names from the root joined by dots.
 
     Raises:
         BadRequest: The name does not belong to a present column.
@@ -323,7 +333,7 @@ def _write_column(column_id: int, name: str, columns: Mapping[int, tuple[str, ..
 
 
 def _write_order(key: OrderKey, names: tuple[str, ...]) -> str:
-    """Return the SQL of a key of the order."""
+    """Return the SQL of a key of the order, which refers to an output column by its position."""
     return f"{names.index(key.by) + 1}{' DESC' if key.descending else ''}"
 
 

@@ -81,7 +81,8 @@ class _SnapshotFiles(NamedTuple):
 
     Attributes:
         key: The table and the manifest list.
-        ids: The identities of the files, or None if a file has no identity, is repeated, or has deleted rows.
+        ids: The identities of the files, by which index files refer to them. None if a file has no identity, is
+            repeated, or has deleted rows, because a cube then cannot answer for the whole snapshot.
     """
 
     key: tuple[str, ...]
@@ -143,7 +144,10 @@ class CubeAnswers:
         return answer
 
     def respond(self, call: Call, entry: Entry, answer: _EncodedAnswer, kind: Format) -> web.Response:
-        """Return the response with an answer, as a statement with a new id, and count the statement."""
+        """Return the response with an answer, as a statement with a new id, and count the statement.
+
+        An answer from memory has a placeholder, which the new id replaces.
+        """
         components, principal = call.components, call.principal
         # The rows of the files are not read, so the files count as removed.
         files = answer.read.files_in
@@ -195,7 +199,10 @@ class CubeAnswers:
         return encoded_answer
 
     def _list_cubes(self, entry: Entry, metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
-        """Return the enabled cubes of a table, ordered by their number of dimensions."""
+        """Return the enabled cubes of a table, ordered by their number of dimensions.
+
+        A cube with fewer dimensions has fewer groups, so it answers faster.
+        """
         cubes = self._cubes.get(entry.metadata_location)
         if cubes is None:
             cube_definitions = [
@@ -215,6 +222,9 @@ class CubeAnswers:
         kind: Format,
     ) -> _EncodedAnswer | None:
         """Return the answer from the first cube that has an entry for each data file, or None.
+
+        An entry has the groups of the rows of one data file. There is no answer without data files, or if the answer
+        exceeds the limits of rows or bytes.
 
         Raises:
             NotFromGroups: The condition is not a simple comparison, or a value does not fit its type.
@@ -281,6 +291,7 @@ class CubeAnswers:
         cached_groups = self._groups.get(key)
         if cached_groups is not None:
             return cached_groups
+        # The first check reads no groups. The read can still find a damaged index file, which covers nothing.
         if not (await components.segments.find_covered(entry, cube, files.ids)).all():
             return None
         segment = await components.segments.read(entry, cube, files.ids)
@@ -327,7 +338,7 @@ def _identify_files(scan: ScanPlan) -> Ids | None:
 def _make_plan(
     statement_id: str, loaded_table: LoadedTable, cube: IndexDefinition, answer: CubeAnswer, files: int
 ) -> StatementPlan:
-    """Return the head of the answer."""
+    """Return the head of the answer, which states that all files of the snapshot were answered from the cube."""
     assert loaded_table.entry is not None
     name = ".".join((*loaded_table.entry.namespace, loaded_table.entry.name))
     table = TableRead(name, files, files, 0, len(_list_columns(answer)), ())
@@ -342,7 +353,10 @@ def _list_columns(answer: CubeAnswer) -> tuple[int, ...]:
 
 
 def _make_shape(answer: CubeAnswer) -> QueryShape:
-    """Return the shape of the request for the query history."""
+    """Return the shape of the request for the query history.
+
+    The column id of an aggregate is 0 if its argument is not a single column.
+    """
     aggregates = {
         Aggregate(measure.function, measure.operand.column_id if isinstance(measure.operand, ColumnOperand) else 0)
         for measure in answer.query.measures
@@ -359,7 +373,7 @@ def _make_shape(answer: CubeAnswer) -> QueryShape:
 def _encode_json(rows: pa.Table, answer: CubeAnswer, plan: StatementPlan) -> bytes:
     """Return the answer as JSON, in the same form as `commands/sql/worker.py`."""
     columns = [StatementColumn(name, kind) for name, kind in zip(rows.column_names, answer.types, strict=True)]
-    head = msgspec.json.encode(plan)[:-1]
+    head = msgspec.json.encode(plan)[:-1]  # The rows follow before the closing brace.
     values = [row for batch in rows.to_batches() for row in to_json_rows(batch)]
     return b"".join(
         (

@@ -87,7 +87,7 @@ class FairSlots:
         except BaseException as error:
             if entry in self._waiting:
                 self._waiting.remove(entry)
-            elif entry.granted.done() and not entry.granted.cancelled():  # The client has left.
+            elif entry.granted.done() and not entry.granted.cancelled():  # It got a slot when it stopped waiting.
                 self._release_slot(holder)
             if isinstance(error, TimeoutError):
                 raise self._refuse_at_limit() from None
@@ -98,7 +98,10 @@ class FairSlots:
         return RetryLater(f"The server is at its limit of {self.limit:,} {self._resource_name}; try again shortly")
 
     def _may_start(self, holder: str | None) -> bool:
-        """Return whether a statement of the holder may start now."""
+        """Return whether a statement of the holder may start now.
+
+        The reserved slots are only for holders that run no statement. Without logins (None), all slots are usable.
+        """
         if holder is None or not self._slots_by_holder[holder]:
             return self.taken < self.limit
         return self.taken < self.limit - self._reserved_slots
@@ -110,7 +113,10 @@ class FairSlots:
             self._slots_by_holder[holder] += 1
 
     def _release_slot(self, holder: str | None) -> None:
-        """Release a slot of the holder, and give it to the next waiting statement."""
+        """Release a slot of the holder, and give free slots to waiting statements.
+
+        Among the statements that may start, the statement of the holder with the fewest slots is first.
+        """
         self.taken -= 1
         if holder is not None:
             self._slots_by_holder[holder] -= 1

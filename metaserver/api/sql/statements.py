@@ -204,7 +204,11 @@ async def answer_statement(call: Call, body: StatementBody) -> Answer:
 async def _record_run(
     call: Call, request: StatementRequest, exchange: _Exchange, cancel_event: asyncio.Event
 ) -> AsyncIterator[None]:
-    """Record the run of a statement for OpenLineage, if there is a receiver."""
+    """Record the run of a statement for OpenLineage, if there is a receiver.
+
+    The outcome is ABORT if the client cancelled the statement or left, or if an unexpected error ended it. Other errors
+    are FAIL.
+    """
     runs, clock = call.components.statement_runs, call.components.clock
     if runs is None or request.format == "explain":
         yield
@@ -295,6 +299,7 @@ def _issue_token(call: Call) -> str | None:
     authenticator = call.components.authenticator
     if authenticator.open:
         return None
+    # The token outlives the statement by a few seconds, so that the statement does not fail near its time limit.
     return authenticator.statement_tokens.issue(call.principal, call.components.settings.sql_time_s + _TOKEN_SPARE_S)
 
 
@@ -357,7 +362,10 @@ def _make_own_url(call: Call, settings: Settings) -> str:
 
 
 def _find_own_certificates(call: Call, settings: Settings) -> str:
-    """Return the certificates of this server for a worker that uses the bound address, or no text without TLS."""
+    """Return the certificates that a worker trusts when it connects to the bound address of this server.
+
+    The text is empty without TLS, and with `services_url`, whose host name the certificates contain.
+    """
     certificate = call.components.certificate
     return "" if certificate is None or settings.services_url else certificate.leaves()
 
@@ -417,7 +425,9 @@ class _Exchange:
         return response
 
     async def _read_frame(self) -> tuple[bytes, bytes]:
-        """Return the next frame.
+        """Return the next frame, a message from the worker, with its kind and content.
+
+        While the frame has not arrived, the caller and its rights are checked every `_POLL_S`.
 
         Raises:
             ClientGone: The client has closed the connection.

@@ -62,7 +62,8 @@ _ERRORS: dict[int, type[SeamarkError]] = {
 def list_worker_variables() -> dict[str, str]:
     """Return the environment of a worker.
 
-    It contains no keys of AWS's provider chain, and gives no access to the credentials of a cloud machine.
+    It contains only harmless variables of this process and fixed values. So a statement cannot read the server's keys
+    for a cloud, or the credentials of a cloud machine.
     """
     variables = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith("LC_")}
     if "SEAMARK_CA" in os.environ:
@@ -133,7 +134,10 @@ class StatementWorkers:
         self._start_lock = asyncio.Lock()
 
     async def start(self) -> StatementWorker:
-        """Return a worker without a statement.
+        """Start a worker process that waits for a statement.
+
+        The parent process of all workers gets the worker's ends of two pipes over a socket, starts the worker with
+        them, and answers with its process id. An incomplete answer means that the parent has ended.
 
         Raises:
             RetryLater: No worker can be started.

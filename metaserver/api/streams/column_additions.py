@@ -87,7 +87,10 @@ async def add_columns(
 
 
 def _build_requirements(metadata: TableMetadata) -> list[dict[str, Any]]:
-    """Return the requirements of the commit: the table and its schema have not changed."""
+    """Return the requirements of the commit: the table, its schema and its last column id have not changed.
+
+    The ids of the new columns follow the last column id.
+    """
     return [
         {"type": "assert-table-uuid", "uuid": metadata.table_uuid},
         {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},
@@ -104,7 +107,10 @@ def _build_updates(metadata: TableMetadata, columns: Mapping[str, str]) -> list[
 
 
 def _widen_schema(metadata: TableMetadata, columns: Mapping[str, str]) -> Schema:
-    """Return the current schema with the columns."""
+    """Return the current schema with further columns, as a new schema of the table.
+
+    The new columns are optional, because the present rows have no values for them.
+    """
     schema = metadata.current_schema
     fields = [
         Field(id=metadata.last_column_id + 1 + number, name=column, required=False, type=kind)

@@ -107,7 +107,10 @@ async def get_rows(call: Call, body: GetRows) -> Answer:
 async def _get_keyed_rows(
     call: Call, loaded_table: LoadedTable, keys: pa.RecordBatch | None, columns: Sequence[str]
 ) -> KeyedRowsAnswer:
-    """Return the rows with the keys from the log and the files of the table."""
+    """Return the rows with the keys from the log and the files of the table, with these columns.
+
+    If there are no keys (None), the answer has no rows.
+    """
     if keys is None:
         return KeyedRowsAnswer(pa.table({name: pa.nulls(0) for name in columns}), [])
     principal = None if call.principal.name == ANONYMOUS.name else call.principal.name

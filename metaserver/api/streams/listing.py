@@ -48,7 +48,10 @@ class StreamList(msgspec.Struct, frozen=True, rename="kebab"):
     ),
 )
 async def list_streams(call: Call) -> StreamList:
-    """Return a page of the stream tables that the caller may read."""
+    """Return a page of the stream tables that the caller may read.
+
+    The tables are looked up in batches until the page is full. A table with several names is listed once.
+    """
     token, page_limit = call.read_paging()
     after_uuid = _read_token(token)
     store = call.components.store

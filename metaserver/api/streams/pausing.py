@@ -113,6 +113,8 @@ async def drain_stream(call: Call, body: PauseStream) -> DrainedStream:
 async def _pause_table(call: Call, body: PauseStream) -> LoadedTable:
     """Pause the table, and return it.
 
+    A table that is already paused keeps its reason if the request gives none.
+
     Raises:
         BadRequest: The reason is too long.
     """
@@ -135,6 +137,8 @@ async def _commit_until_settled(
     call: Call, compute_update: Callable[[TableMetadata], dict[str, Any] | None]
 ) -> LoadedTable:
     """Commit the update that `compute_update` returns until the table needs no update, and return the table.
+
+    An attempt without a result has conflicted with another commit, so the next attempt uses the new metadata.
 
     Raises:
         BadRequest: The table is not a stream table.

@@ -124,7 +124,7 @@ async def load_stream_position(call: Call) -> StreamPosition:
 
 
 def _parse_whole_number(start: str, name: str) -> int:
-    """Return the whole number in `start`.
+    """Return the whole number in `start`, a text such as `time:17` with the word `name` before the colon.
 
     Raises:
         BadRequest: The text after the colon is not a whole number.
@@ -228,6 +228,12 @@ async def read_rows(call: Call) -> Answer:
 async def _load_readable_table(call: Call, *, uuid: str | None = None) -> tuple[Entry, ReadableTable, StreamLog | None]:
     """Return the entry of the table, the table with the present state of its shards, and its log if it has a stream.
 
+    If the schema changed while the log was read, the function starts again with the new schema.
+
+    Args:
+        call: The call.
+        uuid: The UUID of the table that an earlier position belongs to, or None without such a position.
+
     Raises:
         BadRequest: Another table has replaced the table.
     """
@@ -263,7 +269,15 @@ async def _run_choice(call: Call, choose: Callable[[ReadableTable], T], table: R
 async def _wait_for_rows(
     call: Call, entry: Entry, step: Step, choose: partial[Step], wait_s: float
 ) -> tuple[Step, ReadableTable, StreamLog | None]:
-    """Return the first step with rows, or the last step after `wait_s`, each with its table and its log."""
+    """Return the first step with rows, or the last step after `wait_s`, each with its table and its log.
+
+    Args:
+        call: The call.
+        entry: The table.
+        step: The step that found no rows.
+        choose: Chooses the next step. Its first argument is the position after the last step.
+        wait_s: The time in seconds to wait.
+    """
     clock = call.components.clock
     until_s = clock.monotonic() + wait_s
     async with _watch_table(call, entry.uuid) as watcher:
@@ -286,7 +300,7 @@ async def _wait_for_rows(
 
 @asynccontextmanager
 async def _watch_table(call: Call, uuid: str) -> AsyncIterator[Watcher]:
-    """Wake a watcher for each commit of a table from now on."""
+    """Yield a watcher that wakes for each commit of a table after the context has begun."""
     timeline = call.components.timeline
     async with timeline.watch_instants(InstantFilter(uuid=uuid, since=await timeline.load_head())) as watcher:
         yield watcher
@@ -313,6 +327,7 @@ def _describe_step(step: Files | End) -> dict[str, str]:
     """Return the metadata of the answer for a step without rows of the log."""
     if isinstance(step, End):
         return {"step": "end", "position": step.position.encode()}
+    # The first snapshot of a table has no parent, so its start is 0.
     metadata = {"step": "files", "position": step.position.encode(), "snapshot-id": str(step.snapshot_id)}
     return metadata if step.is_scan else {**metadata, "start-snapshot-id": str(step.parent_id or 0)}
 
@@ -321,6 +336,8 @@ def _decode_rows(
     call: Call, rows: ReadRows, table: ReadableTable, metadata: Mapping[str, str], wants_kinds: bool
 ) -> bytes:
     """Return the answer with rows of the log.
+
+    If the reader requests changes (`wants_kinds`), a further column has the kind of each row.
 
     Raises:
         BadRequest: A row is not an insert, and the reader did not request changes.
@@ -340,7 +357,7 @@ def _decode_rows(
 
 
 def _add_kinds(batch: pa.RecordBatch, kinds: bytes) -> pa.RecordBatch:
-    """Return a batch with the kind of each row in another column."""
+    """Return a batch with the kind of each row in another column. Without kinds, all rows are inserts."""
     names = [_KIND_NAMES[RowKind(kind)] for kind in kinds] or ["insert"] * batch.num_rows
     return batch.append_column(_CHANGE_TYPE, pa.array(names, pa.string()))
 

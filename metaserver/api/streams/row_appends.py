@@ -198,6 +198,8 @@ async def append_joined(call: Call, target: RowTarget, preparation: RowPreparati
 async def _append_to_log(call: Call, appends: Sequence[TableRows], producer_key: ProducerKey | None) -> Acknowledgement:
     """Append rows to the log.
 
+    If the outcome is unknown, a request of a producer keeps the original error, because it can be repeated safely.
+
     Raises:
         CommitUnknown: It is unknown whether the log has the rows.
     """
@@ -221,7 +223,15 @@ def _make_unknown_error() -> CommitUnknown:
 def _describe_append(
     call: Call, target: RowTarget, rows: PreparedRows, acknowledgement: Acknowledgement, last_sequence: int | None
 ) -> AppendedRows:
-    """Return the answer for one table of a request."""
+    """Return the answer for one table of a request.
+
+    Args:
+        call: The call.
+        target: The table.
+        rows: The rows of the table that were appended, and the rejected rows.
+        acknowledgement: The answer of the log, with the positions of the rows of all tables.
+        last_sequence: The number of the producer's last request if this request is older, or None.
+    """
     positions = [
         RowPosition(log_position.shard.number, log_position.offset, log_position.end)
         for log_position in acknowledgement.positions

@@ -108,7 +108,11 @@ async def _append_body(
     *,
     is_envelope: bool,
 ) -> AppendedRows:
-    """Append the rows of a body, and return the answer."""
+    """Append the rows of a body, and return the answer.
+
+    A small body without a producer is appended together with the bodies of concurrent requests, if its rows allow it.
+    Large bodies are decoded and prepared outside of the event loop.
+    """
     is_quick = len(body) <= QUICK_BYTES
     decode_body = partial(_read_body, call, body, row_format, target.loaded.metadata, is_envelope=is_envelope)
     decoded_body = decode_body() if is_quick else await call.run_in_turn(decode_body)
@@ -272,7 +276,10 @@ class _DecodedBody(NamedTuple):
 def _read_body(
     call: Call, body: bytes, row_format: RowFormat, metadata: TableMetadata, *, is_envelope: bool
 ) -> _DecodedBody:
-    """Return the rows of a body, with the columns that the table lacks."""
+    """Return the rows of a body, with the columns that the table lacks.
+
+    Arrow batches whose rows are envelopes have columns of the envelope, so they add no columns to the table.
+    """
     rows_max, subject = call.components.settings.stream_rows_limit, format_path(call.namespace, call.name)
     if row_format is RowFormat.ARROW:
         batches = read_stream(body, "The body", rows_max=rows_max).to_batches()
@@ -293,7 +300,7 @@ def _prepare_rows(decoded_body: _DecodedBody, preparation: RowPreparation) -> Pr
 
 
 def _read_envelope(query: Mapping[str, str]) -> bool:
-    """Return whether the rows are envelopes of Debezium.
+    """Return whether the rows are envelopes of Debezium, which contain a row before and after a change.
 
     Raises:
         BadRequest: The envelope is unknown.

@@ -81,7 +81,10 @@ class AppendedToTables(msgspec.Struct, frozen=True):
     ),
 ).takes(RowsOfTables)
 async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTables:
-    """Append rows to several stream tables, all or none."""
+    """Append rows to several stream tables, all or none.
+
+    The rows of a large body first wait for room in the memory of their tables.
+    """
     if not 1 <= len(body.tables) <= TABLES_MAX:
         raise BadRequest(f"tables has {len(body.tables)} tables; name 1 to {TABLES_MAX}")
     names = [(check_namespace(table.namespace), table.name) for table in body.tables]
@@ -120,6 +123,8 @@ async def _append_to_named(
     producer: tuple[str, int] | None,
 ) -> AppendedToTables:
     """Append the rows of a request to the current state of its tables.
+
+    The rows of all tables are prepared first, so that a row that does not fit changes no table.
 
     Raises:
         BadRequest: A row does not fit, or a table is named twice.

@@ -68,7 +68,10 @@ class _PendingTimes:
 
 
 class _Totals:
-    """A counter of events that another component counts since its start, with a label."""
+    """A counter whose value is the total that another component counts since its start, by label.
+
+    `update` adds the difference from the last total.
+    """
 
     def __init__(self, counter: prometheus.Counter) -> None:
         self._counter = counter
@@ -310,7 +313,10 @@ class JobMetrics:
         )
 
     def count_ended_job(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None:
-        """Count a job, and the bytes of a rewrite."""
+        """Count a job, and the bytes of a rewrite.
+
+        `totals` are the numbers that the job reports. Only rewrites report bytes.
+        """
         for kind, name in (("replaced", "bytes_before"), ("written", "bytes_after"), ("wasted", "bytes_wasted")):
             if isinstance(size_bytes := totals.get(name), int):
                 self._bytes.labels(service, kind).inc(size_bytes)
@@ -423,7 +429,14 @@ class StreamMetrics:
         self._counted_totals = dict.fromkeys(self._totals, 0)
 
     def sample(self, rows: int, size_bytes: int, age_ms: int, fresh_files: int) -> None:
-        """Set the current values while the log works."""
+        """Set the current values while the log of stream rows works.
+
+        Args:
+            rows: The rows that are not in files of the table yet.
+            size_bytes: The bytes of these rows.
+            age_ms: The age of the oldest of these rows.
+            fresh_files: The number of files that serve these rows to readers.
+        """
         self._rows.set(rows)
         self._bytes.set(size_bytes)
         self._age.set(max(0, age_ms) / 1000)

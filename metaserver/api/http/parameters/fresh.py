@@ -35,7 +35,7 @@ _TOKEN = re.compile(r"([0-9A-Fa-f-]{36})/((?:[0-9]{1,9}:[0-9]{1,18})(?:,[0-9]{1,
 
 
 def reads_fresh(headers: Mapping[str, str]) -> bool:
-    """Return whether the request reads fresh snapshots.
+    """Return whether the request reads fresh snapshots, which contain rows of streams that are not in files yet.
 
     Raises:
         BadRequest: The header has a value other than true and false.
@@ -53,6 +53,9 @@ def encode_token(uuid: str, ends: Mapping[int, int]) -> str:
 
 def read_required_offsets(headers: Mapping[str, str], uuid: str) -> dict[int, int]:
     """Return the offsets that an answer must reach for a table, by shard. The result is empty without tokens.
+
+    A token contains the UUID of its table, and the offset after the appended rows of each shard. A request may also
+    have tokens of other tables, which are skipped.
 
     Raises:
         BadRequest: The header contains text that is not a token.

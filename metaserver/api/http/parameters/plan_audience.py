@@ -27,7 +27,7 @@ AUDIENCE = Parameter(
 
 
 def read_audience(request: web.Request) -> str | None:
-    """Return the value of the header, or None if the request has no such header.
+    """Return the value of the header that names the audience of a plan, or None if there is no such header.
 
     Raises:
         BadRequest: The value is invalid.

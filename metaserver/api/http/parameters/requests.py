@@ -38,6 +38,8 @@ _BOOLEANS = {"true": True, "false": False}
 def parse_names(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names in these variables of the path.
 
+    A position in `template`, the path of the route with variables in braces, is also the position in `raw_path`.
+
     Raises:
         BadRequest: A name is invalid.
     """
@@ -144,6 +146,9 @@ def _find_position(template: str, variable: str) -> int:
 
 def _decode_segment(segment: str, subject: str) -> str:
     """Decode a segment of a path.
+
+    The library leaves an invalid `%` unchanged, so each `%` is checked first. A `+` is a space, as in forms, because
+    Iceberg Java encodes spaces as `+`.
 
     Raises:
         BadRequest: The segment is not percent-encoded UTF-8.

@@ -43,6 +43,9 @@ def resolve_snapshot_id(
 ) -> int | None:
     """Return the id of the requested snapshot, or None for the current snapshot of a table without snapshots.
 
+    A request names at most one of an id, a branch or tag (`ref`), and a time. Without them, the current snapshot is
+    requested.
+
     Raises:
         BadRequest: The table does not have the requested snapshot.
     """
@@ -68,6 +71,7 @@ def _find_snapshot_of_ref(metadata: TableMetadata, name: str) -> int | None:
     Raises:
         BadRequest: The table does not have this branch or tag.
     """
+    # Old metadata have no entry for the branch main.
     ref = metadata.refs.get(name)
     if ref is not None:
         return ref.snapshot_id
