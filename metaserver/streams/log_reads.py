@@ -28,7 +28,7 @@ class ReadRows(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the batches of the log that contain the rows."""
+        """The size of the batches of the log that contain the rows. A batch counts for each of its slices."""
         return sum(len(row_slice.payload) for row_slice in self.slices)
 
 

@@ -223,7 +223,8 @@ class Streams:
         Args:
             appends: The rows of each table. Without rows, the append only records the sequence number of its producer.
             producer: The producer, and the sequence number of this append, or None.
-            arrived_s: The time of the event loop since which the rows wait. The default is now.
+            arrived_s: When the rows arrived, by the clock of the event loop. The time since then counts for the maximum
+                wait. The default is now.
 
         Raises:
             StreamPaused: The table is paused.
@@ -284,7 +285,15 @@ class Streams:
         producer: StreamProducer | None,
         arrived_s: float | None,
     ) -> Acknowledgement:
-        """Append rows that fit the current metadata of their tables.
+        """Append rows after checking that they fit the current metadata of their tables.
+
+        The checks run while commits that change the tables wait, so that the metadata cannot change before the append.
+
+        Args:
+            appends: The rows of each table.
+            batches: The rows of each table by shard, in the order of `appends`.
+            producer: The producer, or None.
+            arrived_s: When the rows arrived, by the clock of the event loop, or None for now.
 
         Raises:
             GateMoved: A commit has changed how rows of a table are written. Nothing was stored.
@@ -330,12 +339,19 @@ class Streams:
             self._accepted_keys.replace(entry.uuid, entry.metadata_location, loaded_table.metadata)
 
     async def find_last_sequence(self, producer: ProducerKey) -> int | None:
-        """Return the sequence number of the producer's last append, if it is greater than that in `producer`."""
+        """Return the sequence number of the producer's last append, if it is greater than that in `producer`.
+
+        Otherwise return None. A greater number shows that the producer sends an earlier append again.
+        """
         state = (await self._logs.open()).find_producer(producer.to_producer().name)
         return state.sequence if state is not None and state.sequence > producer.sequence else None
 
     def _choose_shard(self, table: StreamTable, producer: StreamProducer | None) -> int:
-        """Return the shard for rows without a key. All rows of a producer go to one shard, which keeps their order."""
+        """Return the shard for rows without a key.
+
+        All rows of a producer go to one shard, which keeps their order. Rows without a producer go to the shards one
+        after another.
+        """
         if producer is None:
             self._next_shard = (self._next_shard + 1) % table.shards
             return self._next_shard
@@ -395,7 +411,7 @@ class Streams:
                 fresh_rows = await table.get_fresh_rows(flushed_offsets)
             except LogElsewhere:  # A replica without the log serves only flushed rows.
                 return FreshTable(LoadedTable(entry, metadata), None, flushed_offsets)
-            except (FlushedBefore, SeveralKeys) as error:
+            except (FlushedBefore, SeveralKeys) as error:  # Read the pointer again, if necessary after a flush.
                 if isinstance(error, SeveralKeys):
                     if self._context.settings.role == READ:
                         raise
@@ -435,7 +451,10 @@ class Streams:
         return await self._logs.open()
 
     async def _open(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
-        """Return the open stream of a table, or open it, as `_make_table` does."""
+        """Return the open stream of a table, or open it, as `_make_table` does.
+
+        An open stream is closed first if the table has lost its offsets, because it had no name for some time.
+        """
         table = self._tables.get(entry.uuid)
         if table is not None:
             # An entry without offsets is older than the stream, or the table has lost its offsets without a name.
@@ -544,6 +563,7 @@ class Streams:
             NoSuchTable: The table was dropped meanwhile.
         """
         rows = await self.flush(uuid)
+        # Appends that began before the pause may still add rows.
         while (table := self._tables.get(uuid)) is None or table.appending_bytes or table.unflushed_rows:
             await asyncio.sleep(_TICK_S)
             rows += await self.flush(uuid)  # This also opens a table that was closed while it had no name.
@@ -625,7 +645,11 @@ class Streams:
         return FlushReport(table.oldest_ms, interval_ms, state.failures, state.error, state.is_blocked)
 
     def _is_old(self, table: StreamTable, now_ms: int) -> bool:
-        """Return whether the oldest unflushed row of a table has the age at which rows are flushed."""
+        """Return whether the oldest unflushed row of a table has the age at which rows are flushed.
+
+        The rows of another process are not in memory, so their age is measured from the time at which this process
+        first saw them.
+        """
         state = self._flushes[table.uuid]
         oldest_ms = table.oldest_ms
         if oldest_ms is not None or not table.unflushed_rows:

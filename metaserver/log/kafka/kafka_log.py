@@ -138,7 +138,7 @@ class _QueuedRequest:
 
     @property
     def journal_bytes_max(self) -> int:
-        """The maximum size of the request in the journal."""
+        """The maximum size of the request in the journal, so that a group fits into one record of Kafka."""
         size_bytes = 50  # Generous, as 60 and 20 below. A number has at most 9 bytes, and a character at most 4.
         if isinstance(self.request, AppendRequest | FenceRequest):
             size_bytes += 4 * PRODUCER_CHARS_MAX
@@ -192,7 +192,11 @@ class KafkaLog:
     # -- the journal -------------------------------------------------------------------------------------------------
 
     def receive(self, records: Sequence[tuple[int, bytes]]) -> None:
-        """Apply the next records of the journal, and answer the requests of this replica."""
+        """Apply the next records of the journal, and answer the requests of this replica.
+
+        Readers see the new state only when it includes all records that the previous state included. This matters after
+        `restart`, when a new reader begins at an earlier state.
+        """
         if self._failure is not None:
             return
         try:
@@ -210,7 +214,10 @@ class KafkaLog:
             self._wake_appliers(self._journal.applied)
 
     def restart(self, start: int) -> None:
-        """Continue at a later record, because records were deleted while this replica was paused."""
+        """Continue at a later record, because records were deleted while this replica was paused.
+
+        The outcomes of the deleted requests are not known, so the waiting callers get an error.
+        """
         self._reader = JournalReader(start)
         for number in list(self._answers):
             self._answer(number, None)
@@ -421,7 +428,10 @@ class KafkaLog:
         return group
 
     def _end_group(self, group: Sequence[_QueuedRequest], started: asyncio.Event, task: asyncio.Task[None]) -> None:
-        """End a group, even if it was cancelled before it began, so that the next groups can continue."""
+        """End a group, even if it was cancelled before it began, so that the next groups can continue.
+
+        Requests without an answer fail with CommitUnknown, because their rows may be stored.
+        """
         self._groups.discard(task)
         started.set()
         self._slots.release()
@@ -439,7 +449,7 @@ class KafkaLog:
         try:
             requests, futures = await self._write_rows(group)
             await previous.wait()
-            if not requests:
+            if not requests:  # All appends were refused.
                 return
             number = self._next_group
             self._next_group += 1
@@ -458,7 +468,7 @@ class KafkaLog:
         except SeamarkError as error:
             _fail_futures(futures, error)
         except TimeoutError:
-            pass
+            pass  # `_answer` has failed the futures, because it is unknown whether the record is stored.
         except Exception:  # noqa: BLE001  `_end_group` refuses its requests
             _log.exception("a group of the log failed")
 
@@ -578,8 +588,10 @@ class KafkaLog:
             batches_max=limits.batches_max,
             bytes_max=limits.retention_bytes,
         )
+        # Also write the request without rows from time to time, because it makes all replicas forget old producers.
         if starts or now_ms - self._journal.trimmed_ms >= REMEMBERED_MS:
             await self._request(TrimRequest(tuple(starts[:TRIMMED_SHARDS_MAX]), limits.retention_ms))
+        # Delete the records only after the journal says so, and each only once.
         first_records = {
             shard: record
             for shard, record in self._journal.get_first_records().items()
@@ -593,7 +605,10 @@ class KafkaLog:
             self._dropped_streams.add(stream)
 
     async def write_head(self) -> None:
-        """Write the state of the log to the journal, and delete the records before it."""
+        """Write a head, the state of the log, to the journal, and delete the records that it replaces.
+
+        The records are deleted last, so that a crash leaves either the records or the complete head.
+        """
         self._check_open()
         journal = self._journal
         head, after = journal.summarize(), journal.applied
@@ -677,9 +692,9 @@ async def open_log_over(
 
     Args:
         broker: The cluster.
-        clock: The clock.
-        limits: The limits.
-        run_in_thread: Runs the encoding of heads in a thread.
+        clock: The clock for times of records and for timeouts.
+        limits: The maximum sizes, times and numbers of the log.
+        run_in_thread: Runs the encoding of heads (stored states of the log) in a thread. Tests replace it.
         maintains: Whether this process removes old rows, and writes heads.
 
     Raises:

@@ -31,10 +31,11 @@ _SNAPSHOTS_MAX = 20_000
 
 
 class _NamedSnapshot:
-    """A fresh snapshot that requests may name.
+    """A fresh snapshot, with rows that no commit has added yet. Requests may name it by its id.
 
     Attributes:
-        key: The table, the metadata file and the fresh files from which the snapshot was created.
+        key: The table, the metadata file and the fresh files from which the snapshot was created. The same values give
+            the same snapshot.
         made_s: The time at which it was created.
         used_s: The time at which the server last returned it as the current snapshot.
     """
@@ -66,7 +67,8 @@ class NamedSnapshots:
             manifests: Reads the manifest lists of tables.
             shared: Shares the snapshots with other processes.
             clock: The clock.
-            retention_s: The time for which files are kept after the last plan that may contain them.
+            retention_s: The time for which files are kept after the last plan that may contain them. A snapshot cannot
+                be named for longer.
         """
         self._objects = objects
         self._manifests = manifests
@@ -101,13 +103,15 @@ class NamedSnapshots:
     async def make(
         self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh_rows: FreshRows, folder: str
     ) -> Snapshot:
-        """Return a fresh snapshot, after its manifests are stored. If possible, return the newest existing snapshot.
+        """Return a fresh snapshot, after its manifests are stored.
+
+        If nothing has changed, return the newest existing snapshot, unless it is too old.
 
         Args:
             table: The open table, which later deletes the manifests, when no query can need them.
-            entry: The pointer.
+            entry: The pointer of the table in the catalog.
             metadata: The metadata of the pointer.
-            fresh_rows: The fresh files.
+            fresh_rows: The parts with the fresh files.
             folder: The location of the folder for the manifests.
         """
         ranges = tuple((part.shard, part.start, part.end, part.key) for part in fresh_rows.parts)
@@ -157,7 +161,7 @@ class NamedSnapshots:
             await asyncio.gather(
                 *(self._objects.create(location, data, durable=False) for location, data in encoded_snapshot.files)
             )
-        finally:
+        finally:  # After an error, no plan refers to the files, and they are deleted as well.
             table.delete_files_later(locations)
         self._add(table.uuid, _NamedSnapshot(key, encoded_snapshot.snapshot, self._clock.monotonic()))
         return encoded_snapshot.snapshot
