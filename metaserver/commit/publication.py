@@ -103,6 +103,7 @@ class PreparedCommit(msgspec.Struct, frozen=True):
     files: Sequence[tuple[str, bytes]] = ()
     """Locations and contents of files to write, to which the metadata refers."""
     document: bytes = b""
+    """The encoded metadata file."""
     location: str = ""
     """The location to which `document` is written, or an empty text if the metadata does not change."""
     unneeded: Sequence[str] = ()

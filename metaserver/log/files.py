@@ -70,7 +70,7 @@ class LogFiles(Protocol):
 class _OpenFile:
     """A `LogFile` on the local disk.
 
-    `write` passes at most `_PARTS_MAX` parts to one system call, which accepts no longer list.
+    `write` passes at most `_PARTS_MAX` parts to one system call, because it accepts no more.
     """
 
     def __init__(self, path: Path) -> None:

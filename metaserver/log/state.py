@@ -127,7 +127,8 @@ class AppendSummary(msgspec.Struct, frozen=True, array_like=True):
 class ProducerSummary(msgspec.Struct, frozen=True, array_like=True):
     """A producer in the state of a log.
 
-    `StreamProducer` describes the epoch and the sequence number, which are those of the last append.
+    `StreamProducer` describes the epoch and the sequence number. The time is that of the last append or of the last new
+    session.
     """
 
     epoch: int

@@ -178,6 +178,7 @@ async def load_returning_offsets(log: StreamLog, uuid: str, metadata: TableMetad
     for shard, state in shards.items():
         offset = find_released_offset(state)
         if offset < state.watermark:
+            # Only the time of the first record is needed, and a read always returns at least one record.
             with suppress(SeamarkError):  # A damaged row must not prevent appends.
                 received_ms[shard.number] = (await log.read(shard, offset, limit_bytes=1))[0].time_ms
     return find_returning_offsets(metadata, log.identity, shards, received_ms)

@@ -159,6 +159,7 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
         if f"total-{name}" in former_summary and not has_deletes:
             summary[f"total-{name}"] = former_summary[f"total-{name}"]
     for name, count in added_counts.items():
+        # A total of -1 is unknown, so the new total is left out as well.
         total = parse_count(former_summary, f"total-{name}", -1) if current is not None else 0
         if total >= 0:
             summary[f"total-{name}"] = str(total + count)

@@ -86,7 +86,7 @@ class LogSource:
 
     @property
     def exists(self) -> bool:
-        """Whether the log is open, or an earlier process has left a log. If not, no table has waiting rows."""
+        """Whether the log is open, or an earlier process has left a log. If not, no rows are waiting in this log."""
         return self._log is not None or self._exists()
 
     async def open(self) -> StreamLog:

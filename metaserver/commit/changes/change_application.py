@@ -375,8 +375,7 @@ class ChangeApplication:
         """Check that no added file is already live, according to cached manifests.
 
         After a lost reply, a client may send a change again. Its files must not be added twice, and the server must not
-        delete them after it refuses the change. Only cached manifests are read, because such a repeat follows soon
-        after the first commit.
+        delete them after it refuses the change. Manifests whose paths are not in the cache are not searched.
 
         Raises:
             AlreadyExists: An added file is live.

@@ -112,7 +112,7 @@ class ConflictCheck:
             for scope in (change.scope, None if change.replaced is change.scope else change.replaced):
                 if scope is not None:
                     await self._check_scope(history, deletes, scope)
-        elif change.replaced is not None:
+        elif change.replaced is not None:  # With snapshot isolation, added rows may remain, but no delete may be lost.
             await self._refuse_in_scope(deletes, change.replaced, "added deletes of rows that the change replaces")
 
     # Checks of the current snapshot

@@ -128,8 +128,8 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
 def _restrict_condition(bound: Expression, columns: Iterable[int] | None) -> Expression:
     """Return a weaker condition that uses only the columns with these ids. None means all columns.
 
-    Predicates on other columns count as true, as do predicates on floating-point columns, because engines differ in the
-    comparison of NaN and zeros.
+    Predicates on other columns count as true, as do predicates on floating-point columns, because readers disagree on
+    signed zeros.
     """
     column_ids = None if columns is None else frozenset(columns)
 

@@ -75,6 +75,7 @@ class PartitionOverlap:
         if spec is None:
             raise BadRequest(f"The table has no partition spec {spec_id}")
         kinds = list_partition_types(self._metadata, spec)
+        # No field has the id 0, so the constraints leave out fields without an id.
         fields = (
             PartitionFieldValue(field.field_id or 0, kind, value)
             for field, kind, value in zip(spec.fields, kinds, values, strict=True)
@@ -159,6 +160,7 @@ class Targets:
         for spec_id, targets in self._by_spec.items():
             if not is_compared(spec_id):
                 continue
+            # All targets of a spec have the same fields, so compare the fields of one target.
             if spec_id == partition.spec_id and _have_same_fields(constraints, next(iter(targets.values()))):
                 yield _make_key(constraints) in targets
             elif self._partitions.may_compare(len(targets)):
@@ -172,7 +174,7 @@ def _make_key(constraints: Iterable[_Constraint]) -> object:
 
 
 def _have_same_fields(left: Sequence[_Constraint], right: Sequence[_Constraint]) -> bool:
-    """Return whether both partitions have the same fields with comparable types."""
+    """Return whether both partitions have the same source columns and transforms, with comparable types."""
     return len(left) == len(right) and all(
         left_field[:2] == right_field[:2] and are_comparable(left_field.kind, right_field.kind)
         for left_field, right_field in zip(left, right, strict=True)

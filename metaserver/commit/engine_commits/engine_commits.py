@@ -80,12 +80,17 @@ class _Commit(msgspec.Struct, frozen=True):
     is_single: bool
     """Whether the response to the request contains the table. Otherwise the response is 204 without a body."""
     requested_ms: int
+    """The time of the request."""
     fingerprint: str | None
+    """The hash by which a repeat of the commit is found, or None if the commit adds no snapshot."""
     manifests: CommitManifests
+    """Reads the manifests of the tables and of the engine."""
     fresh_snapshot: Snapshot | None
     """The fresh snapshot of a stream on which the only snapshot of the commit is based."""
     fences: Sequence[CheckFence]
+    """The checks of leases that the transaction contains. They fail if this process has lost a lease."""
     examined: Mapping[tuple[NamespacePath, str], ExaminedTable]
+    """The tables whose streams were prepared for the commit, by name."""
 
 
 class AlreadyCommitted(Exception):

@@ -528,7 +528,7 @@ def _find_published_ancestor(snapshot: Snapshot, metadata: TableMetadata, base: 
     for _ in range(len(metadata.snapshots)):
         if ancestor is None or base.snapshot(ancestor.snapshot_id) is not None:
             return ancestor
-        ancestor = metadata.snapshot(ancestor.parent_snapshot_id or 0)
+        ancestor = metadata.snapshot(ancestor.parent_snapshot_id or 0)  # No snapshot has the id 0.
     return None
 
 

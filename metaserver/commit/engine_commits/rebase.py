@@ -353,7 +353,7 @@ class _Rebase:
         self._check_numbered(lists)
         inherited_manifests = [manifest for path, manifest in lists.parent.items() if path in lists.own]
         renumbered_manifests = [self._renumber(manifest) for manifest in lists.added]
-        parent = self._base.snapshot(self._commit.snapshot.parent_snapshot_id or 0)
+        parent = self._base.snapshot(self._commit.snapshot.parent_snapshot_id or 0)  # No snapshot has the id 0.
         return await self._write_list(
             [*renumbered_manifests, *inherited_manifests], len(inherited_manifests), parent, undone
         )

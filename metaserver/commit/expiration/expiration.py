@@ -324,7 +324,8 @@ class Expiration:
         """Publish the removal. The caller holds the lock of the table's commits.
 
         The instant, which is the record in the timeline, stays in flight until the files are deleted. After a crash,
-        another process continues the deletion. A snapshot on which a plan was created keeps its files.
+        another process continues the deletion. If a plan was created meanwhile on a snapshot to remove, the attempt
+        fails, because the plan refers to its files.
         """
         context, entry = self._context, removal.entry
         requested_ms = context.clock.now_ms()

@@ -425,7 +425,7 @@ class _NeededNames:
             hashes.append(await asyncio.to_thread(_hash_names, [path for path, _ in paths.values()]))
             if count + sum(map(len, hashes)) > NAMES_MAX:
                 raise BadRequest(f"The table needs more than {NAMES_MAX:,} files; expire snapshots first")
-        if len(self._first_hashes):
+        if len(self._first_hashes):  # Later calls add only the names of files that commits have added since.
             self._later_hashes.update(*(array.tolist() for array in hashes))
         else:
             self._first_hashes = await asyncio.to_thread(lambda: np.unique(np.concatenate(hashes)))

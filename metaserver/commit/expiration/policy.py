@@ -62,8 +62,8 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
                 jump. If it is None, the clock is used.
             metadata: The table's metadata.
             now_ms: The current time.
-            older_than_ms: See the attribute.
-            retain_last: See the attribute.
+            older_than_ms: The time before which a replaced snapshot has expired, or None.
+            retain_last: The number of newest snapshots that each branch keeps, or None.
 
         Raises:
             BadRequest: A value is invalid.

@@ -426,7 +426,7 @@ def _count_fitting_entries(
 def _is_worth_a_commit(group: _Group, min_count: int) -> bool:
     """Return whether the rewrite of the group is worth a commit.
 
-    It is if it leaves much fewer manifests, or if the files of a partition are spread over much fewer manifests.
+    It is if it leaves far fewer manifests, or if the files of a partition are in far fewer manifests afterwards.
     """
     old_count, new_count = len(group.replaced), len(group.chunks)
     if old_count >= min_count and new_count <= REMAINING_MANIFESTS_MAX_FRACTION * old_count:

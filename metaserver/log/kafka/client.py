@@ -124,6 +124,7 @@ class KafkaBroker:
             **address.properties,
             "bootstrap.servers": address.servers,
             "logger": _Logger(),
+            # Appends wait for the connection, so try again sooner than the library does by default.
             "reconnect.backoff.ms": 50,
             "reconnect.backoff.max.ms": 1000,
         }
@@ -131,6 +132,7 @@ class KafkaBroker:
         self._admin = AdminClient({**self._client_properties})
         # Use a separate client for deletions: after a topic did not exist, a client finds no leader for some time.
         self._deleting_admin = AdminClient({**self._client_properties})
+        # The follower is seldom assigned again, so its fetches may wait longer, which needs fewer requests.
         self._follower = self._make_consumer(fetch_wait_ms=500)
         # Do not use the follower of the journal: its connection answers no other request while a fetch waits.
         self._range_consumer = self._make_consumer()
@@ -169,6 +171,7 @@ class KafkaBroker:
             {
                 **self._client_properties,
                 "group.id": self._address.prefix,  # The library requires a group, which is not used.
+                # The journal has all positions, so Kafka stores none. A missing record must be an error, not a gap.
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "error",

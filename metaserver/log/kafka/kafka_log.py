@@ -591,7 +591,7 @@ class KafkaLog:
         # Also write the request without rows from time to time, because it makes all replicas forget old producers.
         if starts or now_ms - self._journal.trimmed_ms >= REMEMBERED_MS:
             await self._request(TrimRequest(tuple(starts[:TRIMMED_SHARDS_MAX]), limits.retention_ms))
-        # Delete the records only after the journal says so, and each only once.
+        # Delete the records only after the journal records their removal, and each only once.
         first_records = {
             shard: record
             for shard, record in self._journal.get_first_records().items()

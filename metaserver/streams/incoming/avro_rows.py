@@ -297,7 +297,10 @@ class _Compiler:
                 return self.read_type(other, depth + 1)
 
     def _define(self, schema: Mapping[str, Any]) -> str:
-        """Add a named type, and return its full name (Avro 1.12, "Names")."""
+        """Add a named type, and return its full name (Avro 1.12, "Names").
+
+        A type may be read again through its name, but a second definition with the same name is refused.
+        """
         name, namespace = schema.get("name"), schema.get("namespace", self._namespace)
         if not isinstance(name, str) or not isinstance(namespace, str):
             raise BadRequest("The Avro schema has a named type without a valid name")

@@ -137,7 +137,7 @@ class BodyReservations:
         """
         assert loaded.entry is not None
         table = self._tables.get(loaded.entry.uuid)
-        # The table has no rows in memory yet, so the body need not wait.
+        # The table is not open, so none of its rows are in memory, and the body need not wait.
         if table is None:
             yield
             return

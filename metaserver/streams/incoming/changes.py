@@ -314,7 +314,7 @@ def _add_to_epoch(value: Any, **unit: float) -> datetime:
 
     Args:
         value: The number of units.
-        unit: The unit, as the only argument of `timedelta`.
+        unit: The unit, as the only argument of `timedelta`, such as `milliseconds=1`.
 
     Raises:
         ValueError: The value is not an integer.

@@ -75,6 +75,7 @@ class NamedSnapshots:
         self._shared_snapshots = shared
         self._clock = clock
         self.named_s = min(_NAMED_S_MAX, retention_s)
+        # A snapshot is returned for `named_s` after its creation, and may be named for `named_s` after that.
         self.lifetime_s = 2 * self.named_s
         self._newest: dict[str, _NamedSnapshot] = {}
         """The newest snapshot of each table, by the UUID of the table."""
@@ -145,6 +146,7 @@ class NamedSnapshots:
                 stored_deletes = await table.store_deletes(keyed_rows, entry, metadata, fresh=True)
                 locations += [location for location, _ in stored_deletes.files]
                 deletes = stored_deletes.content_files
+                # The id of the fresh snapshot is drawn later, so the rewritten manifests get the snapshot id 0.
                 writer = SnapshotWriter(self._objects, self._clock, self._manifests, folder, 0)
                 try:
                     manifest_files = await drop_removed_files(
