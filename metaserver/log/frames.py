@@ -129,6 +129,9 @@ def encode_mark(segment: int, position: int) -> bytes:
 def read_frame(segment: int, position: int, buffer: Buffer, start: int = 0) -> Frame | None:
     """Return the frame at a position of a segment, or None if there is no complete, undamaged frame.
 
+    A frame has a header, the entry or the state, and the payloads. The checksum covers all of these, the number of the
+    segment and the position.
+
     Args:
         segment: The number of the segment.
         position: The position of the frame.
@@ -200,7 +203,7 @@ def make_damage_error(name: str, position: int) -> Corrupt:
 
 
 def split_payloads(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[BatchEntry, memoryview]]:
-    """Yield each batch of an append with the bytes of its payload and kinds."""
+    """Yield each batch of an append with its bytes, which are its payload and then its kinds."""
     start = 0
     for batch in entry.batches:
         yield batch, payloads[start : start + batch.size_bytes]

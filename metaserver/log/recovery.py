@@ -288,6 +288,7 @@ def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState
     """
     released_offsets = state.get_released_offsets()
     for segment in segments:
+        # The frames of a segment with an index in memory were read and checked before.
         if segment.index is not None or segment.is_released(released_offsets):
             continue
         header_and_position = segment.load_index_header(files)

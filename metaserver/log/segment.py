@@ -205,7 +205,10 @@ class LogSegment:
         return decode_index(files.read_whole(make_index_name(self.number)), self.number)
 
     def use_index_file(self, header_and_position: tuple[SegmentIndexHeader, int] | None) -> None:
-        """Use the index file from now on, instead of the index in memory. None, for a damaged file, changes nothing."""
+        """Use the index file from now on, instead of the index in memory. None, for a damaged file, changes nothing.
+
+        The index in memory is then released.
+        """
         if header_and_position is not None:
             header, self.body_position = header_and_position
             self.ranges = {shard_range.shard: shard_range for shard_range in header.ranges}

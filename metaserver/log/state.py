@@ -432,6 +432,7 @@ class Group:
         """
         previous = self._find_producer(name)
         self._check_room(name, previous)
+        # The epoch 0 is that of a producer without sessions.
         entry = FenceEntry(self.time_ms, name, previous.epoch + 1 if previous is not None else 1)
         self.entries.append(entry)
         current = begin_session(previous, entry)
@@ -469,7 +470,11 @@ class Group:
             self._state.check_producer_room(name, limit=self._state.producers_max, pending=self._new_producers)
 
     def _check_sequence(self, producer: StreamProducer) -> Acknowledgement | None:
-        """Return the first answer if the append is a repeat, or None if it is the next append of its producer."""
+        """Return the first answer if the append is a repeat, or None if it is the next append of its producer.
+
+        A repeat whose positions the log has forgotten gets an answer without positions. An append of an earlier or
+        unknown session, or after a gap, is refused.
+        """
         previous = self._find_producer(producer.name)
         self._check_room(producer.name, previous)
         last_sequence = previous.sequence if previous is not None else -1

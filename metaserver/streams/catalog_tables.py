@@ -93,7 +93,11 @@ class CatalogTables:
         deletes: EncodedDeletes | None = None,
         index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
-        """Add stored files to the table, and move the flushed offsets, in one transaction. Return the new pointer."""
+        """Add stored files to the table, and move the flushed offsets, in one transaction. Return the new pointer.
+
+        Without deletes, the commit is an append that never conflicts with other rows. With deletes, it is an overwrite
+        that has read the rows in the scope. It has a change id, so that it can get priority after collisions.
+        """
         content_files = [Raw(file.content_file) for file in files]
         body = ChangeBody(
             table_uuid=entry.uuid,

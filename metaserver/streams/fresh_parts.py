@@ -58,7 +58,10 @@ class FreshParts:
         self.parts: tuple[FreshPart, ...] = ()
 
     def get_covered_offset(self, flushed_offset: int) -> int:
-        """Return the offset after the last row of the parts, or `flushed_offset` if there are no parts."""
+        """Return the offset after the last row of the parts, or `flushed_offset` if there are no parts.
+
+        Rows below the result are in fresh files or in the table's files.
+        """
         return self.parts[-1].end if self.parts else flushed_offset
 
     def drop_flushed(self, flushed_offset: int) -> list[FreshPart]:

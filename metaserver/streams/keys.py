@@ -109,7 +109,10 @@ class AcceptedKeys:
         return accepted_key.key == newest.key
 
     def replace(self, uuid: str, location: str, metadata: TableMetadata) -> None:
-        """Remember the key in the current metadata, even if metadata with a later time were accepted before."""
+        """Remember the key in the current metadata, even if metadata with a later time were accepted before.
+
+        The caller has checked that these metadata are current.
+        """
         self._newest[uuid] = _AcceptedKey(location, metadata.last_updated_ms, identify_key(metadata))
 
     def forget(self, uuid: str) -> None:

@@ -45,7 +45,7 @@ class Pauses:
         self._pauses[table_uuid] = (metadata.last_updated_ms, self._clock.monotonic())
 
     def forget(self, table_uuid: str) -> None:
-        """Record that this server has resumed a table."""
+        """Record that this server has resumed a table, so that its own record no longer refuses rows."""
         self._pauses.pop(table_uuid, None)
 
     def check(self, table_uuid: str, metadata: TableMetadata, subject: str) -> None:

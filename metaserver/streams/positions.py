@@ -585,6 +585,8 @@ def move_to_time(position: ReadPosition, shards: Mapping[int, ShardState], offse
             the first row in the log, removed rows may also be from after the time, so the shard's position does not
             change.
     """
+    # If `offset` is the first row in the log, the removed rows before it may be later than the time. Then use it only
+    # if the position does not need these rows.
     moved_offsets = {
         shard: offset
         for shard, offset in offsets.items()

@@ -223,8 +223,7 @@ class Streams:
         Args:
             appends: The rows of each table. Without rows, the append only records the sequence number of its producer.
             producer: The producer, and the sequence number of this append, or None.
-            arrived_s: When the rows arrived, by the clock of the event loop. The time since then counts for the maximum
-                wait. The default is now.
+            arrived_s: When the rows arrived, by the clock of the event loop. It limits the wait. The default is now.
 
         Raises:
             StreamPaused: The table is paused.
@@ -285,15 +284,7 @@ class Streams:
         producer: StreamProducer | None,
         arrived_s: float | None,
     ) -> Acknowledgement:
-        """Append rows after checking that they fit the current metadata of their tables.
-
-        The checks run while commits that change the tables wait, so that the metadata cannot change before the append.
-
-        Args:
-            appends: The rows of each table.
-            batches: The rows of each table by shard, in the order of `appends`.
-            producer: The producer, or None.
-            arrived_s: When the rows arrived, by the clock of the event loop, or None for now.
+        """Append rows that fit the current metadata of their tables, while no commit can change these.
 
         Raises:
             GateMoved: A commit has changed how rows of a table are written. Nothing was stored.
@@ -347,12 +338,8 @@ class Streams:
         return state.sequence if state is not None and state.sequence > producer.sequence else None
 
     def _choose_shard(self, table: StreamTable, producer: StreamProducer | None) -> int:
-        """Return the shard for rows without a key.
-
-        All rows of a producer go to one shard, which keeps their order. Rows without a producer go to the shards one
-        after another.
-        """
-        if producer is None:
+        """Return the shard for rows without a key. All rows of a producer go to one shard, which keeps their order."""
+        if producer is None:  # Such rows go to the shards one after another.
             self._next_shard = (self._next_shard + 1) % table.shards
             return self._next_shard
         return int.from_bytes(hashlib.sha256(producer.name.encode()).digest()[:4], "big") % table.shards
@@ -451,10 +438,7 @@ class Streams:
         return await self._logs.open()
 
     async def _open(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
-        """Return the open stream of a table, or open it, as `_make_table` does.
-
-        An open stream is closed first if the table has lost its offsets, because it had no name for some time.
-        """
+        """Return the open stream of a table, or open it, as `_make_table` does."""
         table = self._tables.get(entry.uuid)
         if table is not None:
             # An entry without offsets is older than the stream, or the table has lost its offsets without a name.
@@ -563,7 +547,6 @@ class Streams:
             NoSuchTable: The table was dropped meanwhile.
         """
         rows = await self.flush(uuid)
-        # Appends that began before the pause may still add rows.
         while (table := self._tables.get(uuid)) is None or table.appending_bytes or table.unflushed_rows:
             await asyncio.sleep(_TICK_S)
             rows += await self.flush(uuid)  # This also opens a table that was closed while it had no name.
@@ -583,7 +566,7 @@ class Streams:
         Raises:
             BadRequest: Another server may have rows of the table that wait for a flush.
         """
-        if not entry.flushed:
+        if not entry.flushed:  # The table has no stream.
             return
         current_entry, metadata = await self.stream_tables.load(entry.uuid)
         try:
@@ -619,7 +602,7 @@ class Streams:
         is_crowded = self.size_bytes > limit_bytes * _CROWDED_FRACTION
         for table in due_tables:
             state = self._flushes[table.uuid]
-            table.keeps_rows = self._owners.is_owner(table.uuid)
+            table.keeps_rows = self._owners.is_owner(table.uuid)  # Only the owner needs the rows for flushes.
             if state.is_due or (is_crowded and table is largest_table) or self._is_old(table, now_ms):
                 is_due, state.is_due = state.is_due, False
                 work = self._flush(table, state, is_due=is_due)
@@ -645,11 +628,7 @@ class Streams:
         return FlushReport(table.oldest_ms, interval_ms, state.failures, state.error, state.is_blocked)
 
     def _is_old(self, table: StreamTable, now_ms: int) -> bool:
-        """Return whether the oldest unflushed row of a table has the age at which rows are flushed.
-
-        The rows of another process are not in memory, so their age is measured from the time at which this process
-        first saw them.
-        """
+        """Return whether the oldest unflushed row of a table has the age at which rows are flushed."""
         state = self._flushes[table.uuid]
         oldest_ms = table.oldest_ms
         if oldest_ms is not None or not table.unflushed_rows:

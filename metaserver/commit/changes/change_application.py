@@ -403,6 +403,7 @@ def find_head(branch: str, metadata: TableMetadata) -> Snapshot | None:
     """Return the head of the branch, on which a new snapshot is based. Return None for `main` of an empty table.
 
     Raises:
+        BadRequest: The reference is a tag.
         Collision: The branch is unknown.
     """
     ref = metadata.refs.get(branch)
@@ -414,7 +415,7 @@ def find_head(branch: str, metadata: TableMetadata) -> Snapshot | None:
                 "branch",
                 f"The table has no branch {branch[:100]!r}; create it first",
             )
-        return metadata.current_snapshot
+        return metadata.current_snapshot  # Metadata without a reference `main` have only the current snapshot.
     if not ref.is_branch:
         raise BadRequest(f"{branch[:100]!r} is a tag; commits go to branches")
     return metadata.snapshot(ref.snapshot_id)

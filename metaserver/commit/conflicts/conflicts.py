@@ -120,6 +120,8 @@ class ConflictCheck:
     async def _check_files_live(self, paths: set[str]) -> None:
         """Check that the data files at these paths are live.
 
+        Deletes of a file that another commit has removed would have no effect, so the deleted rows would remain.
+
         Raises:
             Collision: A data file is not live.
         """
@@ -467,7 +469,7 @@ class ConflictCheck:
     def _make_targets(self, scope: ReadScope) -> Targets:
         """Return the partitions of a scope as targets of a comparison.
 
-        They are created once, because they are compared with the files of many snapshots.
+        The partitions are converted once for each scope, because they are compared with the files of many snapshots.
         """
         if self._targets is None or self._targets[0] is not scope:
             self._targets = scope, Targets(self._partitions, scope.partitions)
@@ -518,6 +520,9 @@ def _select_entries(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
 
 
 def _is_position_delete_file(view: TableView, delete: int) -> bool:
-    """Return whether the file is a position delete file and not a deletion vector."""
+    """Return whether the file is a position delete file and not a deletion vector.
+
+    Both have the same content type, but only a deletion vector has an offset in its file.
+    """
     block, local = view.locate_delete(delete)
     return block.read_long("content", local) == POSITION_DELETES and block.read_long("content_offset", local) is None

@@ -55,7 +55,7 @@ DECODED_BYTES_MAX = 64 << 20
 
 
 class CheckedFiles(NamedTuple):
-    """The storage, and the check that the table may refer to a file."""
+    """The storage of files, and the check that the table may refer to a file at a location."""
 
     objects: ObjectStore
     check_paths: CheckPaths
@@ -158,7 +158,7 @@ def _group_equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int
 
 
 def _locate_row(view: TableView, position: int) -> tuple[int, Block, int]:
-    """Return the index of the block in the view, the block, and the row in the block."""
+    """Return the index of the block in the view, the block, and the row in the block, for a position in the view."""
     number = bisect_right(view.starts, position) - 1
     return number, view.blocks[number], position - int(view.starts[number])
 

@@ -555,7 +555,10 @@ def _check_examined(examined: ExaminedTable | None, entry: Entry | None, full_na
 
 
 def _parse_changes(changes: Sequence[TableChange]) -> tuple[list[TableCommit], str | None]:
-    """Parse the changes. Return the commits, and the fingerprint of the request, or None if it adds no snapshot."""
+    """Parse the changes. Return the commits, and the fingerprint of the request, or None if it adds no snapshot.
+
+    The fingerprint identifies a repeat of the request after a lost response.
+    """
     tables = [read_table_commit(change) for change in changes]
     adds_snapshot = any(table.added_snapshots for table in tables)
     return tables, compute_fingerprint(changes) if adds_snapshot else None

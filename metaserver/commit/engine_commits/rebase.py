@@ -264,6 +264,15 @@ class _Rebase:
     ) -> None:
         """Check the form of the snapshot and of the branch.
 
+        Args:
+            context: The storage and the clock.
+            manifests: Reads the manifests of the table and of the client's snapshot.
+            uuid: The UUID of the table.
+            folder: The folder of the table's metadata.
+            base: The current metadata.
+            commit: The client's snapshot and its branch.
+            fresh_snapshot: The fresh snapshot of a stream on which the client's snapshot is based, or None.
+
         Raises:
             CannotRebase: The snapshot or the head of the branch has an unsupported form.
         """
@@ -597,7 +606,10 @@ def _map_row_ids(entries: Iterable[ManifestEntry]) -> dict[str, int | None]:
 
 
 def _count_identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ...]]:
-    """Count the entries by all fields that a merge must not change, except row ids."""
+    """Count the entries by all fields that a merge must not change, except row ids.
+
+    Equal counts before and after a merge show that it has lost, added and changed no entry.
+    """
     return Counter(
         (
             entry.file.file_path,

@@ -313,7 +313,10 @@ class Expiration:
         return await find_unused(manifests, old_metadata, new_metadata, may_delete, repeated_ids=repeated_ids)
 
     async def _is_shared(self, uuid: str) -> bool:
-        """Return whether several names of live or dropped tables refer to the table, and share its files."""
+        """Return whether several names of live or dropped tables refer to the table, and share its files.
+
+        Then another table may need the files, so they are not deleted.
+        """
         return await self._context.store.count_names(uuid) != 1
 
     async def _commit(self, caller: Caller, removal: _Removal) -> Instant:

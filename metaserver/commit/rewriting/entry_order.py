@@ -23,7 +23,7 @@ Key = tuple[object, ...]
 
 
 def make_partition_key(entry: ManifestEntry) -> Key:
-    """Return a key that is equal for all entries of one partition in the manifests of one spec."""
+    """Return a key that is equal for all entries of one partition. The entries must have the same partition spec."""
     return compute_partition_key(entry.file.partition)
 
 

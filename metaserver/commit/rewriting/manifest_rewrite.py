@@ -276,7 +276,11 @@ class ManifestRewrite:
         return groups
 
     async def _find_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
-        """Return the manifests with metrics that some readers cannot use. At most `_CHECKED_BYTES_MAX` are read."""
+        """Return the manifests with metrics that some readers cannot use. At most `_CHECKED_BYTES_MAX` are read.
+
+        Manifests with correct metrics are remembered, so that later rewrites read others. Encrypted manifests are
+        skipped.
+        """
         find_type = DeclaredTypes(metadata)
         wrong_manifests, remaining_bytes = [], _CHECKED_BYTES_MAX
         for manifest in members:
@@ -361,7 +365,10 @@ async def open_manifest_rewrite(
 
 
 def _make_manifest_identity(manifest: ManifestFile) -> tuple[str, int, int | None]:
-    """Return the path of a manifest, and the values that its entries inherit."""
+    """Return the path of a manifest, and the values that its entries inherit.
+
+    If these values are the same in another manifest list, the entries are also the same.
+    """
     return manifest.manifest_path, manifest.sequence_number, manifest.first_row_id
 
 

@@ -169,7 +169,7 @@ def _copy_removes(requested_files: Collection[Remove]) -> tuple[set[Remove], set
 def _find_staying_paths(
     entries: Sequence[ManifestEntry], paths: Collection[str], removed_files: Collection[Remove]
 ) -> set[str]:
-    """Return the paths that have an entry after the removal."""
+    """Return the paths in `paths` that have an entry for a file that is not removed."""
     files = (entry.file for entry in entries)
     return {file.file_path for file in files if file.file_path in paths and make_file_key(file) not in removed_files}
 
@@ -258,7 +258,7 @@ class ManifestFilter:
             )
 
         own_removes, unmarked_removes = await run_by_count(len(entries), select)
-        # In the new manifest, the values that the files inherited are explicit.
+        # In the new manifest, inherited values are explicit. So a later attempt can reuse it only for the same values.
         key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
         rewritten = self._rewritten_manifests.get(key)
         if rewritten is None or (rewritten.removed, rewritten.unmarked) != (own_removes, unmarked_removes):

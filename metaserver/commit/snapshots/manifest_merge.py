@@ -42,6 +42,7 @@ class ManifestMerge:
         """
         if not props.parse_bool(metadata.properties, ENABLED, True):
             return list(manifest_files)
+        # A merge needs at least two manifests.
         min_count = max(2, props.parse_int(metadata.properties, MIN_COUNT, MERGED_MANIFESTS_MIN_DEFAULT))
         merged_manifests: list[ManifestFile] = []
         groups: dict[tuple[int, int], list[ManifestFile]] = {}
@@ -68,7 +69,8 @@ class ManifestMerge:
     async def _merge_manifests(
         self, bin_: Sequence[ManifestFile], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
-        # In the merged manifest, inherited values are explicit, except for files that this snapshot adds.
+        # In the merged manifest, inherited values are explicit, except for files that this snapshot adds. So a later
+        # attempt can reuse it only for the same values.
         key = tuple(
             manifest.manifest_path
             if manifest.added_snapshot_id == self._writer.snapshot_id

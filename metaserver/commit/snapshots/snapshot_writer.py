@@ -203,6 +203,7 @@ class SnapshotWriter:
         if not self._is_deferred or self._waiting_bytes + len(data) > _DEFERRED_BYTES_MAX:
             await self._objects.create(location, data)
             return
+        # Write the file in a task. Until `settle` has waited for it, readers of this process use the held content.
         self._waiting_bytes += len(data)
         self._manifests.hold(location, content)
         write = asyncio.create_task(self._write(location, data))

@@ -203,7 +203,8 @@ class JournalState:
             summary.start = max(summary.start, start.offset)
             summary.size_bytes -= sum(batch.size_bytes for batch in batches[:removed_count])
             del batches[:removed_count]
-            # The writer of the request did not know some batches that precede the request in the journal.
+            # Between the choice of `start` and this request, other replicas may have appended batches whose records are
+            # before `start.record`. Keep these records.
             record = min((min(batch.records) for batch in batches), default=start.record)
             self._first_records[shard] = max(min(record, start.record), self._first_records.get(shard, 0))
         self.trimmed_ms = now_ms

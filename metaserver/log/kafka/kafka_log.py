@@ -192,11 +192,7 @@ class KafkaLog:
     # -- the journal -------------------------------------------------------------------------------------------------
 
     def receive(self, records: Sequence[tuple[int, bytes]]) -> None:
-        """Apply the next records of the journal, and answer the requests of this replica.
-
-        Readers see the new state only when it includes all records that the previous state included. This matters after
-        `restart`, when a new reader begins at an earlier state.
-        """
+        """Apply the next records of the journal, and answer the requests of this replica."""
         if self._failure is not None:
             return
         try:
@@ -214,13 +210,10 @@ class KafkaLog:
             self._wake_appliers(self._journal.applied)
 
     def restart(self, start: int) -> None:
-        """Continue at a later record, because records were deleted while this replica was paused.
-
-        The outcomes of the deleted requests are not known, so the waiting callers get an error.
-        """
+        """Continue at a later record, because records were deleted while this replica was paused."""
         self._reader = JournalReader(start)
         for number in list(self._answers):
-            self._answer(number, None)
+            self._answer(number, None)  # The outcomes of deleted requests are not known.
 
     def _answer(self, number: int, outcomes: Sequence[Outcome] | None) -> None:
         futures = self._answers.pop(number, [])
@@ -393,7 +386,7 @@ class KafkaLog:
             self._fail(error)
 
     async def _write_groups(self) -> None:
-        previous_started = asyncio.Event()
+        previous_started = asyncio.Event()  # Each group waits for the previous group, so that they keep their order.
         previous_started.set()
         while True:
             await self._wake.wait()
@@ -428,10 +421,7 @@ class KafkaLog:
         return group
 
     def _end_group(self, group: Sequence[_QueuedRequest], started: asyncio.Event, task: asyncio.Task[None]) -> None:
-        """End a group, even if it was cancelled before it began, so that the next groups can continue.
-
-        Requests without an answer fail with CommitUnknown, because their rows may be stored.
-        """
+        """End a group, even if it was cancelled before it began, so that the next groups can continue."""
         self._groups.discard(task)
         started.set()
         self._slots.release()
@@ -588,11 +578,9 @@ class KafkaLog:
             batches_max=limits.batches_max,
             bytes_max=limits.retention_bytes,
         )
-        # Also write the request without rows from time to time, because it makes all replicas forget old producers.
-        if starts or now_ms - self._journal.trimmed_ms >= REMEMBERED_MS:
+        if starts or now_ms - self._journal.trimmed_ms >= REMEMBERED_MS:  # It also makes replicas forget producers.
             await self._request(TrimRequest(tuple(starts[:TRIMMED_SHARDS_MAX]), limits.retention_ms))
-        # Delete the records only after the journal records their removal, and each only once.
-        first_records = {
+        first_records = {  # The journal records the removal of the records before these. Delete each record only once.
             shard: record
             for shard, record in self._journal.get_first_records().items()
             if self._deleted_offsets.get(shard, 0) < record
@@ -605,17 +593,14 @@ class KafkaLog:
             self._dropped_streams.add(stream)
 
     async def write_head(self) -> None:
-        """Write a head, the state of the log, to the journal, and delete the records that it replaces.
-
-        The records are deleted last, so that a crash leaves either the records or the complete head.
-        """
+        """Write a head, the state of the log, to the journal, and delete the records that it replaces."""
         self._check_open()
         journal = self._journal
         head, after = journal.summarize(), journal.applied
         pieces = await self._run_in_thread(partial(encode_head, head, str(self._clock.uuid4()), after))
         for piece in pieces:
             await self._broker.write_journal(piece)
-        await self._broker.delete_journal(after)
+        await self._broker.delete_journal(after)  # Last, so that a crash leaves the records or the complete head.
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 

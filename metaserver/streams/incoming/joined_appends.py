@@ -109,6 +109,8 @@ class JoinedAppends:
     ) -> Acknowledgement:
         """Append the rows of a request. They are durable on return.
 
+        If the maximum number of appends is running for the table, the rows wait, and join the next append.
+
         Args:
             loaded_table: The table.
             preparation: Prepares the rows. `can_join` must have accepted them.
