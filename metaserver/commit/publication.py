@@ -78,7 +78,7 @@ A commit of an engine cannot record this name.
 
 
 class CommitEvent(msgspec.Struct, frozen=True):
-    """The timeline's record of one change, or of one snapshot of an engine."""
+    """The record of one change, or of one snapshot of an engine, in the timeline, the history of the catalog."""
 
     caller: Caller
     requested_ms: int
@@ -103,6 +103,7 @@ class PreparedCommit(msgspec.Struct, frozen=True):
     files: Sequence[tuple[str, bytes]] = ()
     """Locations and contents of files to write, to which the metadata refers."""
     document: bytes = b""
+    """The encoded metadata file."""
     location: str = ""
     """The location to which `document` is written, or an empty text if the metadata does not change."""
     unneeded: Sequence[str] = ()
@@ -141,6 +142,10 @@ class Races:
     async def record_loss(self, uuids: Iterable[str]) -> bool:
         """Count a lost race for the tables with these UUIDs, and wait before the next attempt.
 
+        A commit that has lost several races takes priority in the database, so that other processes wait for it. It
+        then makes the next attempt without a pause. It is given up when both the number of races and its time have
+        passed their limits.
+
         Returns:
             Whether the commit may make another attempt.
         """
@@ -150,7 +155,7 @@ class Races:
             return False
         if self._lost_races >= _PRIORITY_AFTER:
             for uuid in uuids:
-                # Another process has priority, or the database does not respond.
+                # Ignore the error if another process has priority, or the database does not respond.
                 with contextlib.suppress(SeamarkError):
                     await self._context.store.transact([TakePriority(uuid, self._holder, _PRIORITY_MS)])
                     self._prioritized_uuids.add(uuid)
@@ -201,6 +206,7 @@ class Publisher:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(timeout_s):
+                    # With one order for all commits, no two of them can wait for each other.
                     for name in sorted(names):
                         lock = self._locks.setdefault(name, asyncio.Lock())
                         await stack.enter_async_context(lock)
@@ -476,6 +482,7 @@ def make_pointer_moved(namespace: NamespacePath, name: str) -> CommitUnknown:
     """Return the error for a commit that succeeded, if the name no longer refers to the table.
 
     After an answer of 404 or 409, clients would delete files that the dropped or renamed table still uses.
+    CommitUnknown gives an answer after which they keep the files.
     """
     return CommitUnknown(
         f"This commit succeeded, but {format_path(namespace, name)} was dropped, renamed or replaced since; keep its "

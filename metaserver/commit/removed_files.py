@@ -29,7 +29,11 @@ _SHOWN_CHARACTERS_MAX = 500
 
 
 async def note_removal(context: CatalogContext, uuid: str) -> None:
-    """Write the note of a removal of orphan files. The removal calls this function before and after each batch."""
+    """Write the note of a removal of orphan files, which are files to which no metadata refer.
+
+    The note consists of the time and a random id. A commit that finds a new note checks that its files still exist. The
+    removal calls this function before and after each batch of deletions.
+    """
     name, note = _make_cursor_name(uuid), f"{context.clock.now_ms()} {context.clock.uuid4()}"
     for _ in range(context.settings.commit_retries + 1):
         try:
@@ -46,7 +50,10 @@ async def read_removal_note(context: CatalogContext, uuid: str) -> str | None:
 
 
 async def is_recent(context: CatalogContext, note: str) -> bool:
-    """Return whether a writer may still commit files that were written before the note."""
+    """Return whether a writer may still commit files that were written before the note.
+
+    After `_WRITERS_MS`, no such writer is expected. The time is measured as the time that the catalog has seen pass.
+    """
     passed_time = await read_passed_time(context.store, context.clock)
     return passed_time.measure_ms(int(note.partition(" ")[0]), passed_time.now_ms) < _WRITERS_MS
 
@@ -73,7 +80,9 @@ async def check_stored_snapshots(
     base: TableMetadata,
     new_snapshots: Iterable[SnapshotInput],
 ) -> None:
-    """Check that the files exist in new snapshots of an engine. See `check_stored`.
+    """Check that the files of new snapshots of an engine exist. See `check_stored`.
+
+    Without a recent removal of orphan files, nothing is checked.
 
     Args:
         context: The context of the catalog.
@@ -96,7 +105,11 @@ async def _read_added_paths(
     base: TableMetadata,
     new_snapshots: Iterable[SnapshotInput],
 ) -> AsyncIterator[set[str]]:
-    """Yield the paths of the files that each new manifest adds."""
+    """Yield the paths of the files that each new manifest adds.
+
+    Manifests of the parent, and manifests that an earlier snapshot of the commit has, are not read again. Snapshots and
+    manifests that cannot be read are skipped.
+    """
     known_paths: set[str] = set()
     for snapshot in new_snapshots:
         if snapshot.manifest_list is None:

@@ -27,7 +27,10 @@ from seamark.metaserver.log.state import AppendEntry, BatchEntry, StateSummary
 
 
 def list_unreleased_offsets(segment: LogSegment, released_offsets: Mapping[Shard, int]) -> dict[Shard, int]:
-    """Return the released offset of each shard that has unreleased rows in the segment."""
+    """Return the released offset of each shard that has unreleased rows in the segment.
+
+    Rows at or after a shard's released offset are in no data file yet, so a rewrite of the segment keeps them.
+    """
     return {
         shard: released_offsets[shard]
         for shard in segment.list_shards()
@@ -36,7 +39,14 @@ def list_unreleased_offsets(segment: LogSegment, released_offsets: Mapping[Shard
 
 
 def is_worth_rewriting(segment: LogSegment, released_offsets: Mapping[Shard, int]) -> bool:
-    """Return whether the rewritten segment would have at most half of the bytes."""
+    """Return whether the rewritten segment would have at most half of the bytes.
+
+    Otherwise the rewrite would free too little space for the bytes that it writes.
+
+    Args:
+        segment: A complete segment of the log.
+        released_offsets: The released offset of each shard whose rows the rewrite keeps.
+    """
     return 2 * sum(map(segment.measure_rows, released_offsets)) <= segment.size_bytes - segment.head_bytes
 
 

@@ -68,7 +68,10 @@ class LogFiles(Protocol):
 
 
 class _OpenFile:
-    """A `LogFile` on the local disk."""
+    """A `LogFile` on the local disk.
+
+    `write` passes at most `_PARTS_MAX` parts to one system call, because it accepts no more.
+    """
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -108,6 +111,7 @@ class FolderFiles:
         except OSError:
             os.close(self._lock)
             raise ConfigError(f"Another process uses the log in {folder}; stop it first") from None
+        # Files with this suffix are incomplete: an earlier process ended before it could rename them.
         for path in folder.glob(f"*{_TEMPORARY_SUFFIX}"):
             path.unlink()
 

@@ -49,11 +49,14 @@ Buffer = bytes | bytearray | memoryview
 
 
 class FrameKind(IntEnum):
-    """The content of a frame."""
+    """The content of a frame, which is one checksummed record in a segment file."""
 
     HEAD = 1
+    """The state of the log at the beginning of the segment."""
     ENTRY = 2
+    """An append, the beginning of a session, or the removal of a stream."""
     MARK = 3
+    """No content. A mark shows that all frames before it are durable."""
 
 
 class Frame(NamedTuple):
@@ -93,12 +96,22 @@ def encode_meta(content: Entry | StateSummary) -> bytes:
 
 
 def list_payloads(batches: Sequence[Batch]) -> list[bytes]:
-    """Return the payload and the kinds of each batch, which follow the entry in the body."""
+    """Return the payload and the kinds of each batch, without empty kinds. They follow the entry in a frame."""
     return [part for batch in batches for part in (batch.payload, batch.kinds) if part]
 
 
 def encode_frame(segment: int, position: int, kind: FrameKind, meta: bytes, payloads: Sequence[bytes]) -> list[bytes]:
-    """Return the parts of a frame, which must be written one after another at `position`."""
+    """Return the parts of a frame, which must be written one after another at `position`.
+
+    The checksum also includes the segment and the position, so that a frame at a wrong place counts as damaged.
+
+    Args:
+        segment: The number of the segment.
+        position: The position of the frame in the segment.
+        kind: The content of the frame.
+        meta: The encoded entry or state.
+        payloads: The bytes that follow `meta`.
+    """
     body_bytes = len(meta) + sum(map(len, payloads))
     crc = crc32c(_CHECKED_FIELDS.pack(body_bytes, len(meta), kind), crc32c(_FRAME_PLACE.pack(segment, position)))
     crc = crc32c(meta, crc)
@@ -109,12 +122,15 @@ def encode_frame(segment: int, position: int, kind: FrameKind, meta: bytes, payl
 
 
 def encode_mark(segment: int, position: int) -> bytes:
-    """Return the bytes of a mark at `position`."""
+    """Return the bytes of a mark at `position`, a frame which shows that all frames before it are durable."""
     return b"".join(encode_frame(segment, position, FrameKind.MARK, b"", ()))
 
 
 def read_frame(segment: int, position: int, buffer: Buffer, start: int = 0) -> Frame | None:
     """Return the frame at a position of a segment, or None if there is no complete, undamaged frame.
+
+    A frame has a header, the entry or the state, and the payloads. The checksum covers all of these, the number of the
+    segment and the position.
 
     Args:
         segment: The number of the segment.
@@ -156,6 +172,9 @@ def read_frames(segment: int, buffer: Buffer) -> Iterator[Frame]:
 def check_tail(segment: int, position: int, buffer: Buffer, name: str) -> None:
     """Check that the bytes after the last undamaged frame were never acknowledged.
 
+    The log writes a mark only after all frames before the mark are durable. So a mark after the damage shows that
+    acknowledged rows are damaged. Without such a mark, the bytes are from an append that was interrupted.
+
     Args:
         position: The position after the last undamaged frame.
         buffer: The bytes of the segment.
@@ -167,6 +186,7 @@ def check_tail(segment: int, position: int, buffer: Buffer, name: str) -> None:
     find = buffer.find if isinstance(buffer, bytes | bytearray) else bytes(buffer).find
     found_position = position
     while (found_position := find(_MAGIC, found_position + 1)) >= 0:
+        # A frame begins only at a multiple of this number, so these bytes are part of a payload.
         if found_position % ALIGNMENT_BYTES:
             continue
         frame = read_frame(segment, found_position, buffer)
@@ -183,7 +203,7 @@ def make_damage_error(name: str, position: int) -> Corrupt:
 
 
 def split_payloads(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[BatchEntry, memoryview]]:
-    """Yield each batch of an append with the bytes of its payload and kinds."""
+    """Yield each batch of an append with its bytes, which are its payload and then its kinds."""
     start = 0
     for batch in entry.batches:
         yield batch, payloads[start : start + batch.size_bytes]
@@ -200,7 +220,10 @@ def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[
 
 
 def read_frame_length(header: bytes) -> int:
-    """Return the size of a frame in bytes, as stated in its header. The header may be damaged."""
+    """Return the size of a frame in bytes, as stated in its header. The header may be damaged.
+
+    So a caller must check the frame with `read_frame` after it has read this number of bytes.
+    """
     _, _, body_bytes, _, _ = _HEADER.unpack_from(header)
     return _round_up_size(HEADER_BYTES + body_bytes)
 

@@ -76,6 +76,7 @@ class ShardIndex:
         """
         if offset >= self.end:
             return []
+        # `offset` may be in the middle of a record, so search for the last record that begins at or before it.
         first = max(bisect.bisect_right(self.offsets, offset) - 1, 0)
         after_last = len(self.offsets) if end is None else bisect.bisect_left(self.offsets, end)
         frames: list[FramePlace] = []
@@ -92,7 +93,7 @@ class ShardIndex:
         return self.offsets[index] if index < len(self.offsets) else None
 
     def to_bytes(self) -> bytes:
-        """Encode the four arrays."""
+        """Encode the offsets, times, positions and lengths, one array after another."""
         return b"".join(values.tobytes() for values in (self.offsets, self.times, self.positions, self.lengths))
 
     @classmethod
@@ -103,8 +104,8 @@ class ShardIndex:
             return None
         index = cls()
         times_start = _OFFSET_BYTES * count
-        positions_start = 2 * times_start
-        lengths_start = positions_start + times_start // 2
+        positions_start = 2 * times_start  # A time has as many bytes as an offset.
+        lengths_start = positions_start + times_start // 2  # A position has half as many.
         index.offsets.frombytes(data[:times_start])
         index.times.frombytes(data[times_start:positions_start])
         index.positions.frombytes(data[positions_start:lengths_start])
@@ -184,7 +185,7 @@ class SegmentIndex:
             index.add(batch.offset, batch.offset + batch.rows, entry.time_ms, place, batch.size_bytes)
 
     def list_ranges(self) -> dict[Shard, ShardRange]:
-        """Return the range of rows of each shard, with the positions that `encode_index` uses."""
+        """Return the range of rows of each shard, with the position of its index in the body of the index file."""
         ranges: dict[Shard, ShardRange] = {}
         position = 0
         for shard, index in self.shards.items():
@@ -197,7 +198,16 @@ class SegmentIndex:
 
 
 def encode_index(index: SegmentIndex, segment: int, segment_bytes: int, segment_crc: int) -> bytes:
-    """Return the content of an index file."""
+    """Return the content of an index file.
+
+    The file contains a checksum, the length of the header, the header, and the indexes of all shards.
+
+    Args:
+        index: The records of the segment.
+        segment: The number of the segment.
+        segment_bytes: The size of the segment.
+        segment_crc: The CRC32C of the segment.
+    """
     body = b"".join(shard_index.to_bytes() for shard_index in index.shards.values())
     header = msgspec.msgpack.encode(
         SegmentIndexHeader(
@@ -209,7 +219,10 @@ def encode_index(index: SegmentIndex, segment: int, segment_bytes: int, segment_
 
 
 def decode_index(data: bytes, segment: int) -> tuple[SegmentIndexHeader, int] | None:
-    """Return the header of an index file and the position of its body, or None if the file is damaged."""
+    """Return the header of an index file and the position of its body, or None if the file cannot be used.
+
+    A file cannot be used if it is damaged, has another version, or describes another segment.
+    """
     header_position = 2 * _CRC_BYTES  # The checksum and the length of the header precede it.
     header_crc = int.from_bytes(data[:_CRC_BYTES], "little")
     body_position = header_position + int.from_bytes(data[_CRC_BYTES:header_position], "little")

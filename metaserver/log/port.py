@@ -35,7 +35,7 @@ _EPOCH_MAX = (1 << 31) - 1
 
 
 class Shard(NamedTuple):
-    """A shard: the name of its stream, and its number."""
+    """A shard, one of the independently ordered parts of a stream: the name of its stream, and its number."""
 
     stream: str
     number: int
@@ -84,7 +84,8 @@ class StreamProducer:
         sequence: The sequence number of this append.
         epoch: The session of the producer. `fence` begins a session, and the log refuses appends of earlier sessions.
         sparse: Whether numbers may be missing. Then the log accepts every number above the last. Only a producer that
-            waits for each answer before it sends the next append may set this.
+            waits for each answer before it sends the next append may set this, because a delayed append with a lower
+            number would be taken for a repeat.
     """
 
     name: str
@@ -103,7 +104,7 @@ def make_topic_producer_name(stream: str, topic_id: str, partition: int) -> str:
 
 
 def parse_topic_producer(producer: str) -> str:
-    """Return a name from `make_topic_producer_name` without its partition."""
+    """Return the part of a name from `make_topic_producer_name` that is equal for all partitions of a topic."""
     return producer.rsplit("-", 1)[0]
 
 
@@ -116,7 +117,12 @@ def parse_owner(producer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamProducerState:
-    """The session and the last acknowledged sequence number of a producer, or -1 if there is none."""
+    """The session of a producer, and the sequence number of its last acknowledged append, or -1 if there is none.
+
+    Attributes:
+        epoch: The number of the session. Each call of `fence` begins the next.
+        sequence: The last acknowledged sequence number, or -1.
+    """
 
     epoch: int
     sequence: int
@@ -187,7 +193,7 @@ class ShardState:
 
 
 class GateMoved(RetryLater):
-    """Raised if the gate of a stream has moved. Nothing is stored."""
+    """Raised if a commit has closed or opened the gate of a stream since the rows were checked. Nothing is stored."""
 
 
 class StreamGate(NamedTuple):
@@ -301,8 +307,8 @@ class SharedLog(StreamLog, Protocol):
         """Append one batch to each of the shards atomically, if the gates of their streams have not moved.
 
         Args:
-            batches: The batches.
-            producer: The producer.
+            batches: The rows for each shard.
+            producer: The producer and the sequence number, by which the log recognises a repeated append.
             gates: The number of the gate of each stream when the rows were checked. The default number is 0.
 
         Raises:

@@ -44,7 +44,9 @@ class RecoveredLog:
     Attributes:
         segments: All segments, the oldest first. The last is the active segment.
         file: The file of the active segment.
-        torn_bytes: The number of bytes after the last complete frame. They were never acknowledged, and were removed.
+        torn_bytes: The number of bytes after the last complete frame (a checksummed record of a segment). They were
+            never acknowledged, and were removed.
+        state: The state after the last entry.
     """
 
     state: LogState
@@ -117,16 +119,27 @@ def create_segment(files: LogFiles, number: int, state: LogState, *, segment_byt
 
 
 def create_segment_file(files: LogFiles, number: int, head: bytes, time_ms: int, *, segment_bytes: int) -> LogSegment:
-    """Create a segment that begins with an encoded state."""
+    """Create a segment that begins with an encoded state.
+
+    The file is created with the reserved size, so that later appends need not extend it.
+
+    Args:
+        number: The number of the segment.
+        head: The encoded state of the log.
+        time_ms: The time of the last entry before the segment.
+        segment_bytes: The size to reserve. A longer head makes the file larger.
+    """
     data = b"".join(encode_frame(number, 0, FrameKind.HEAD, head, ()))
     files.create(make_segment_name(number), data, reserve_bytes=max(segment_bytes, len(data)))
     return LogSegment(number, len(data), len(data), time_ms, SegmentIndex())
 
 
 def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> LogSegment:
-    """Open a segment with its index file, or read its frames if it has no index file.
+    """Open a segment with its index file, or read its frames if its index file cannot be used.
 
-    The frames of the last segment are read later.
+    An index file cannot be used if it is missing or damaged, or if it describes more bytes than the segment has.
+
+    The frames of the last segment are read later, by `_recover_last_segment`.
     """
     segment = LogSegment(number, 0, 0, 0, SegmentIndex())
     head = _read_head(files, segment)
@@ -162,7 +175,7 @@ def _scan_segment(files: LogFiles, segment: LogSegment) -> None:
 
 
 def _index_frame(segment: LogSegment, frame: Frame) -> Entry | None:
-    """Add a frame to the index of its segment, and return its entry, or None."""
+    """Add a frame to the index of its segment, and return its entry, or None for a mark or a head."""
     segment.size_bytes = frame.end
     if frame.kind is not FrameKind.ENTRY:
         return None
@@ -199,11 +212,12 @@ def _recover_last_segment(
             state.apply(entry)
         elif frame.kind is FrameKind.MARK:
             marked_position = frame.position
-        else:
+        else:  # The first frame is the head.
             state.restore(frame.decode_state())
             _check_continuity(files, segments, state)
     end = segment.size_bytes
     check_tail(segment.number, end, data, files.describe(segment.name))
+    # The reserved space after the frames is zero.
     torn_bytes = len(data[end:].rstrip(b"\0"))
     file = files.open(segment.name)
     with _close_after_failure(file):
@@ -212,7 +226,7 @@ def _recover_last_segment(
         try:
             file.reserve(max(segment_bytes, end))
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in FULL:  # On a full disk, the log can still be read.
                 raise
         file.write(marked_position, [data[marked_position:end]])
         file.sync()
@@ -231,6 +245,8 @@ def _close_after_failure(file: LogFile) -> Iterator[None]:
 def _check_continuity(files: LogFiles, segments: list[LogSegment], state: LogState) -> None:
     """Check that the rows of the last segment follow those of the earlier segments without a gap.
 
+    Shards that the state no longer contains are not checked, because their streams were removed.
+
     Raises:
         Corrupt: Rows are missing.
     """
@@ -247,7 +263,11 @@ def _check_continuity(files: LogFiles, segments: list[LogSegment], state: LogSta
 
 
 def _restore_starts(segments: list[LogSegment], state: LogState) -> None:
-    """Determine the first existing row of each shard, and the size of its rows."""
+    """Determine the first existing row of each shard, and the size of its rows.
+
+    The segments are read from the newest to the oldest, so the last value that a shard gets is its first row. A shard
+    without rows in any segment starts at its watermark.
+    """
     for summary in state.shards.values():
         summary.start, summary.size_bytes = summary.watermark, 0
     for segment in reversed(segments):
@@ -268,6 +288,7 @@ def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState
     """
     released_offsets = state.get_released_offsets()
     for segment in segments:
+        # The frames of a segment with an index in memory were read and checked before.
         if segment.index is not None or segment.is_released(released_offsets):
             continue
         header_and_position = segment.load_index_header(files)
@@ -279,6 +300,6 @@ def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState
 
 
 def _is_orphan(name: str, numbers: list[int]) -> bool:
-    """Return whether a file is the index file of a removed segment."""
+    """Return whether a file is the index file of a removed segment, which a crash during the removal can leave."""
     number = parse_segment_number(name, INDEX_SUFFIX)
     return number is not None and number < numbers[0]

@@ -124,7 +124,10 @@ class LogSegment:
         return max((shard_range.last_time_ms for shard_range in self.ranges.values()), default=self.head_time_ms)
 
     def is_released(self, released_offsets: Mapping[Shard, int]) -> bool:
-        """Return whether retention may remove all rows. `released_offsets` contains no shards of removed streams."""
+        """Return whether retention may remove all rows. `released_offsets` contains no shards of removed streams.
+
+        Rows of removed streams do not count, because no reader needs them.
+        """
         return all(
             (self.get_end(shard) or 0) <= released_offsets[shard]
             for shard in self.list_shards()
@@ -202,7 +205,10 @@ class LogSegment:
         return decode_index(files.read_whole(make_index_name(self.number)), self.number)
 
     def use_index_file(self, header_and_position: tuple[SegmentIndexHeader, int] | None) -> None:
-        """Use the index file from now on, instead of the index in memory. None, for a damaged file, changes nothing."""
+        """Use the index file from now on, instead of the index in memory. None, for a damaged file, changes nothing.
+
+        The index in memory is then released.
+        """
         if header_and_position is not None:
             header, self.body_position = header_and_position
             self.ranges = {shard_range.shard: shard_range for shard_range in header.ranges}
@@ -219,7 +225,11 @@ class LogSegment:
 
 
 def find_segment(segments: Sequence[LogSegment], shard: Shard, offset: int) -> LogSegment | None:
-    """Return the segment with the row at an offset, or None. The search starts at the newest segment."""
+    """Return the segment with the row at an offset, or None. The search starts at the newest segment.
+
+    Most readers read new rows. The first segment that begins at or before the row is the only segment that can contain
+    it.
+    """
     for segment in reversed(segments):
         first = segment.get_first_offset(shard)
         if first is not None and first <= offset:
@@ -229,11 +239,16 @@ def find_segment(segments: Sequence[LogSegment], shard: Shard, offset: int) -> L
 
 def select_segments_from(segments: Sequence[LogSegment], time_ms: int) -> Sequence[LogSegment]:
     """Return the segments that may contain records at or after a time."""
+    # The last times of the segments ascend.
     return segments[bisect.bisect_left(segments, time_ms, key=LogSegment.find_last_time_ms) :]
 
 
 def _split_into_runs(places: Sequence[FramePlace]) -> Iterator[Sequence[FramePlace]]:
-    """Split places into runs of places that are read together."""
+    """Split places into runs of places that are read together.
+
+    A run has no gap of more than `_GAP_BYTES_MAX`, and at most `_SPAN_BYTES_MAX`. So a read returns few unneeded bytes,
+    and uses limited memory.
+    """
     run_start = 0
     for index in range(1, len(places) + 1):
         if index < len(places):

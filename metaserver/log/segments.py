@@ -124,7 +124,14 @@ class ThreadRunner:
 
 @dataclass(slots=True)
 class _Request:
-    """A waiting call. `admit` adds it to a group, and returns its answer."""
+    """A waiting call, such as an append.
+
+    Attributes:
+        admit: Adds the call to a group, the calls that become durable together, and returns its answer.
+        batches: The rows of an append, or none.
+        size_bytes: The size of the rows.
+        future: Receives the answer when the group is durable.
+    """
 
     admit: Callable[[Group], Answer]
     batches: Sequence[Batch]
@@ -302,7 +309,10 @@ class SegmentLog:
     # -- segments ----------------------------------------------------------------------------------------------------
 
     def _is_too_small(self, size_bytes: int) -> bool:
-        """Return whether the active segment has entries, and no space for `size_bytes` more."""
+        """Return whether the active segment has entries, and no space for `size_bytes` more.
+
+        A segment without entries accepts a group of any size, because a new segment would not have more space.
+        """
         end = self._writer.position + size_bytes + HEADER_BYTES  # A mark, which has only a header, follows the entries.
         return end > self._limits.segment_bytes and self._segments[-1].has_entries
 
@@ -403,6 +413,7 @@ class SegmentLog:
             names = [name for segment in removed_segments for name in (segment.name, make_index_name(segment.number))]
             await self._runner.read(partial(self._files.remove, names))
         # Remove the files last, so that even after a crash, no rows of a shard are missing between two segments.
+        # Segments with unreleased rows remain. Rewrite those that are old enough, or until the log is small enough.
         for index, segment in enumerate(self._segments[:-1]):
             is_kept = segment.find_last_time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
             if is_kept or not await self._rewrite(segment, released_offsets):
@@ -411,7 +422,11 @@ class SegmentLog:
         return len(removed_segments)
 
     async def _rewrite(self, segment: LogSegment, released_offsets: Mapping[Shard, int]) -> bool:
-        """Rewrite a segment with only its unreleased rows. Return False if it still contains released rows."""
+        """Rewrite a segment with only its unreleased rows. Return False if it still contains released rows.
+
+        A segment that contains only unreleased rows remains unchanged, and the result is True. A segment that would
+        lose less than half of its bytes remains unchanged as well, and the result is False.
+        """
         unreleased_offsets = list_unreleased_offsets(segment, released_offsets)
         if all(
             shard in unreleased_offsets and (segment.get_first_offset(shard) or 0) >= unreleased_offsets[shard]
@@ -463,7 +478,7 @@ class SegmentLog:
             places = index.find_frames(offset, limit_bytes=limit_bytes, end=end)
             records = await self._runner.read(partial(segment.read_records, self._files, shard, places, offset))
         except (Corrupt, OSError) as error:
-            async with self._maintenance_lock:  # Retention may have removed or rewritten the segment.
+            async with self._maintenance_lock:  # Retention may be removing or rewriting the segment: wait for its end.
                 pass
             if not segment.is_gone:
                 if isinstance(error, Corrupt):
@@ -549,11 +564,11 @@ async def open_segments(
     """Open a log with the given files and runner.
 
     Args:
-        files: The files of the log.
-        runner: Runs the blocking work.
-        clock: The clock.
-        limits: The limits.
-        identity: The identity of the log.
+        files: The files in the folder of the log.
+        runner: Runs the blocking work on the disk.
+        clock: The clock for the times of records.
+        limits: The maximum sizes and ages of the log.
+        identity: The id of the log, without which offsets of two logs could be confused.
 
     Raises:
         Corrupt: Acknowledged rows are damaged or missing.

@@ -43,7 +43,7 @@ REMEMBERED_MS = 600_000
 
 
 class BatchSize(NamedTuple):
-    """The sizes of a batch."""
+    """The number of rows of a batch, and the sizes of its payload and its kinds (`Batch`)."""
 
     rows: int
     payload_bytes: int
@@ -125,7 +125,11 @@ class AppendSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProducerSummary(msgspec.Struct, frozen=True, array_like=True):
-    """A producer in the state of a log."""
+    """A producer in the state of a log.
+
+    `StreamProducer` describes the epoch and the sequence number. The time is that of the last append or of the last new
+    session.
+    """
 
     epoch: int
     sequence: int
@@ -185,6 +189,7 @@ class LogState:
                 self.removed[entry.stream] = entry.time_ms
                 for shard in [shard for shard in self.shards if shard.stream == entry.stream]:
                     del self.shards[shard]
+                # No process reads the input topic of a removed stream any longer, so forget its producers.
                 prefix = f"{entry.stream}/{TOPIC_OWNER}/"
                 for name in [name for name in self.producers if name.startswith(prefix)]:
                     self._drop_producer(name)
@@ -204,7 +209,7 @@ class LogState:
         """Check that the log may remember a new producer.
 
         An owner may not have more producers than there are free places. So one owner has at most half of the producers,
-        and always leaves free places for others.
+        and other owners always find free places. The owner is a part of the name (`parse_owner`).
 
         Args:
             name: The name of the producer.
@@ -289,6 +294,7 @@ class LogState:
             if summary.time_ms < kept_since_ms and not is_needed:
                 self._drop_producer(name)
             elif summary.appends and summary.time_ms < now_ms - REMEMBERED_MS:
+                # Keep the sequence number, but not the positions of the last appends, which need more memory.
                 self.producers[name] = ProducerSummary(summary.epoch, summary.sequence, summary.time_ms)
         for stream, removed_ms in list(self.removed.items()):
             if removed_ms < min(kept_since_ms, oldest_ms):
@@ -315,11 +321,14 @@ class LogState:
         }
 
     def summarize(self) -> StateSummary:
-        """Return the state for storage."""
+        """Return the state for storage.
+
+        The result shares its objects with the state, so the caller must encode or copy it before the next change.
+        """
         return StateSummary(self.time_ms, list(self.shards.values()), self.producers, self.removed)
 
     def restore(self, summary: StateSummary) -> None:
-        """Replace the state by a stored state."""
+        """Replace the state by a stored state. The state uses the objects of `summary`, and does not copy them."""
         self.time_ms = summary.time_ms
         self.shards = {
             Shard(shard_summary.stream, shard_summary.number): shard_summary for shard_summary in summary.shards
@@ -351,7 +360,11 @@ def advance_producer_summary(previous: ProducerSummary | None, entry: AppendEntr
 
 
 def begin_session(previous: ProducerSummary | None, entry: FenceEntry) -> ProducerSummary:
-    """Return the state of a producer after a new session has begun."""
+    """Return the state of a producer after a new session has begun.
+
+    The sequence number and the last appends remain, so that the new session can repeat an append of the earlier
+    session.
+    """
     if previous is None:
         return ProducerSummary(entry.epoch, -1, entry.time_ms)
     return ProducerSummary(entry.epoch, previous.sequence, entry.time_ms, previous.appends)
@@ -419,6 +432,7 @@ class Group:
         """
         previous = self._find_producer(name)
         self._check_room(name, previous)
+        # The epoch 0 is that of a producer without sessions.
         entry = FenceEntry(self.time_ms, name, previous.epoch + 1 if previous is not None else 1)
         self.entries.append(entry)
         current = begin_session(previous, entry)
@@ -456,7 +470,11 @@ class Group:
             self._state.check_producer_room(name, limit=self._state.producers_max, pending=self._new_producers)
 
     def _check_sequence(self, producer: StreamProducer) -> Acknowledgement | None:
-        """Return the first answer if the append is a repeat, or None if it is the next append of its producer."""
+        """Return the first answer if the append is a repeat, or None if it is the next append of its producer.
+
+        A repeat whose positions the log has forgotten gets an answer without positions. An append of an earlier or
+        unknown session, or after a gap, is refused.
+        """
         previous = self._find_producer(producer.name)
         self._check_room(producer.name, previous)
         last_sequence = previous.sequence if previous is not None else -1

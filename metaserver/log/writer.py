@@ -31,6 +31,8 @@ class SegmentWriter:
     def write(self, frames: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[FramePlace]:
         """Write frames, make them durable together, and return their places.
 
+        A mark follows the frames after the sync. It shows later that the frames before it were durable.
+
         Args:
             frames: The encoded entry and the payloads of each frame.
 
@@ -47,6 +49,7 @@ class SegmentWriter:
             places.append(FramePlace(position, length))
             parts += frame
             position += length
+        # Join small parts, because a copy is faster than a system call with many parts.
         if position - self.position <= _JOINED_BYTES_MAX:
             parts = [b"".join(parts)]
         try:

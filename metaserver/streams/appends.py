@@ -19,7 +19,7 @@ class TableRows(NamedTuple):
     """Packed rows to append to a table.
 
     Attributes:
-        loaded: The table, which `check_stream_table` has accepted.
+        loaded: The table, which `check_stream_table` has accepted as a table to which rows can be streamed.
         rows: One batch for a table without a key, or a batch for each shard of a table with a key.
     """
 
@@ -58,6 +58,8 @@ class ProducerKey(NamedTuple):
 
 class TopicProducer(NamedTuple):
     """The producer of the rows of a partition of an input topic.
+
+    An input topic is a Kafka topic to which other programs write rows of a table.
 
     Attributes:
         name: The name of the producer (`make_topic_producer_name`).

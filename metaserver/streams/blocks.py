@@ -42,7 +42,11 @@ class ShardBlocks:
         return self._records[0].time_ms if self._records else None
 
     def offer(self, record: Record) -> None:
-        """Add a record that was just acknowledged."""
+        """Add a record that was just acknowledged.
+
+        A record after a gap waits with the early records, until the rows between are known. A record that is already in
+        memory is ignored.
+        """
         if record.offset < self.end or record.offset in self._early_records:
             return
         self._early_records[record.offset] = record
@@ -56,6 +60,8 @@ class ShardBlocks:
             try:
                 records = await self._log.read(self._shard, first, limit_bytes=READ_BYTES, end=watermark)
             except OffsetOutOfRange:
+                # The rows were removed, but no call of `release` has moved the end meanwhile, so a repetition would
+                # fail again.
                 if self.end == first:
                     raise
                 continue  # A flush has added these rows to the table's files, and the log has removed them.
@@ -110,7 +116,8 @@ class ShardBlocks:
     def split(self, start: int, end: int, *, bytes_max: int) -> list[tuple[int, int]]:
         """Split the rows from `start` to `end` (exclusive) into consecutive ranges.
 
-        Each range consists of whole batches of the log with at most `bytes_max`, or of a single larger batch.
+        Each range consists of whole batches of the log with at most `bytes_max`, or of a single larger batch. The first
+        and the last range may begin or end inside a batch.
         """
         ranges: list[tuple[int, int]] = []
         first, size_bytes = start, 0

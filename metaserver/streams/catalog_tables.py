@@ -77,10 +77,11 @@ class CatalogTables:
         # The entry may be older than the stream, or than the loss of its offsets.
         current_entry, _ = await self.load(entry.uuid)
         starts = {} if current_entry.flushed else await load_returning_offsets(log, entry.uuid, metadata)
+        # A table that returns may have rows in shards with higher numbers than its current settings give.
         shards = max(read_shard_count(LoadedTable(current_entry, metadata)), 1 + max(starts, default=0))
         try:
             await self._context.store.transact([OpenStream(entry.uuid, shards, log.identity, starts)])
-        except LogUnavailable as error:
+        except LogUnavailable as error:  # The store has recorded another log for the table.
             raise LogElsewhere(error.message) from None
 
     async def commit(
@@ -92,7 +93,11 @@ class CatalogTables:
         deletes: EncodedDeletes | None = None,
         index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
-        """Add stored files to the table, and move the flushed offsets, in one transaction. Return the new pointer."""
+        """Add stored files to the table, and move the flushed offsets, in one transaction. Return the new pointer.
+
+        Without deletes, the commit is an append that never conflicts with other rows. With deletes, it is an overwrite
+        that has read the rows in the scope. It has a change id, so that it can get priority after collisions.
+        """
         content_files = [Raw(file.content_file) for file in files]
         body = ChangeBody(
             table_uuid=entry.uuid,
@@ -127,7 +132,10 @@ class CatalogTables:
     async def _read_index_files(
         self, index_files: Sequence[EncodedIndexFile], entry: Entry, metadata: TableMetadata
     ) -> Sequence[RegisteredIndexFile]:
-        """Return the stored index files as entries for the registry. Leave out files that cannot be registered."""
+        """Return the stored index files as entries for the registry of indexes.
+
+        A file that cannot be registered is left out with a warning, because a table can be read without its indexes.
+        """
         registered_files = []
         for file in index_files:
             try:
@@ -163,13 +171,18 @@ class CatalogTables:
 
 
 async def load_returning_offsets(log: StreamLog, uuid: str, metadata: TableMetadata) -> dict[int, int]:
-    """Return the offset of each shard in the log below which a table that returns has its rows in files."""
+    """Return, for each shard, the offset in the log below which the rows of a returning table are in files.
+
+    A table returns if it was unregistered and is registered again. `find_returning_offsets` also needs the time of the
+    first row in the log that was not released.
+    """
     await log.catch_up()
     shards = log.list_shards(uuid)
     received_ms: dict[int, int] = {}
     for shard, state in shards.items():
         offset = find_released_offset(state)
         if offset < state.watermark:
+            # Only the time of the first record is needed, and a read always returns at least one record.
             with suppress(SeamarkError):  # A damaged row must not prevent appends.
                 received_ms[shard.number] = (await log.read(shard, offset, limit_bytes=1))[0].time_ms
     return find_returning_offsets(metadata, log.identity, shards, received_ms)
@@ -178,7 +191,9 @@ async def load_returning_offsets(log: StreamLog, uuid: str, metadata: TableMetad
 def is_flush(snapshot: Snapshot, table_uuid: str | None) -> bool:
     """Return whether a flush of the table's stream has made the snapshot.
 
-    The summary of a flush by an earlier version of the server does not contain the UUID of the table.
+    A flush of another table also has the mark, for example in a table that was registered with its files. The summary
+    of a flush by an earlier version of the server does not contain the UUID of the table, and counts as a flush of this
+    table.
     """
     if FLUSH_MARK.encode() not in bytes(snapshot.summary):
         return False

@@ -26,6 +26,9 @@ _MERGE_RATIO = 2
 class FreshPart(msgspec.Struct, frozen=True):
     """The fresh files with the rows of a shard from `start` to `end` (exclusive).
 
+    Fresh files contain rows that no commit has added to the table yet. Plans refer to them, so that queries see these
+    rows.
+
     Attributes:
         files: The files, without their data.
         key: The key by which the rows replace stored rows. All parts of a table have the same key.
@@ -55,7 +58,10 @@ class FreshParts:
         self.parts: tuple[FreshPart, ...] = ()
 
     def get_covered_offset(self, flushed_offset: int) -> int:
-        """Return the offset after the last row of the parts, or `flushed_offset` if there are no parts."""
+        """Return the offset after the last row of the parts, or `flushed_offset` if there are no parts.
+
+        Rows below the result are in fresh files or in the table's files.
+        """
         return self.parts[-1].end if self.parts else flushed_offset
 
     def drop_flushed(self, flushed_offset: int) -> list[FreshPart]:
@@ -74,10 +80,13 @@ class FreshParts:
     def choose_ranges(self, flushed_offset: int, end: int, cut_offset: int | None) -> list[OffsetRange]:
         """Return the ranges of the parts to write, in ascending order, so that the parts reach `end`.
 
+        A range may extend to the existing small parts before it, which the new part then replaces. No part crosses
+        `cut_offset`, so that the end of the flush does not remove a part with later rows.
+
         Args:
             flushed_offset: The flushed offset of the shard.
             end: The offset that the parts must reach.
-            cut_offset: The end of the running flush, or None.
+            cut_offset: The offset at which the running flush ends, or None if no flush is running.
         """
         covered_end = self.get_covered_offset(flushed_offset)
         if covered_end >= end:
@@ -87,7 +96,11 @@ class FreshParts:
         return [self._merge(OffsetRange(covered_end, end), cut_offset)]
 
     def _merge(self, new_range: OffsetRange, cut_offset: int | None) -> OffsetRange:
-        """Extend a range to include the small parts before it."""
+        """Extend a range to include the small parts before it.
+
+        A part is included if it is not much larger than the range after it, so that each row is rewritten only a few
+        times. The merged range has at most `rows_max` rows, and does not cross `cut_offset`.
+        """
         start = new_range.start
         first = self.parts[0].start if self.parts else start
         rows_max = max(MERGED_ROWS_MAX, (new_range.end - first) // _PARTS_MIN)
@@ -114,7 +127,10 @@ class FreshParts:
         return covered_end == start
 
     def replace(self, written_parts: Sequence[FreshPart]) -> list[FreshPart]:
-        """Add written parts, and return the parts that they replace."""
+        """Add written parts, and return the parts that they replace.
+
+        All parts that end after the beginning of the first written part are replaced.
+        """
         first = written_parts[0].start
         earlier = tuple(part for part in self.parts if part.end <= first)
         replaced_parts = [part for part in self.parts if part.end > first]

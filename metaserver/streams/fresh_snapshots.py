@@ -47,7 +47,13 @@ _ID_MIN = 1 << 32
 
 
 class EncodedSnapshot(NamedTuple):
-    """A fresh snapshot, and the files that must be stored before a plan refers to it."""
+    """A fresh snapshot, and the files that must be stored before a plan refers to it.
+
+    A fresh snapshot adds the rows of the stream that are in no committed snapshot yet.
+
+    Attributes:
+        files: The location and the bytes of each file.
+    """
 
     snapshot: Snapshot
     files: tuple[tuple[str, bytes], ...]
@@ -153,6 +159,7 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
         if f"total-{name}" in former_summary and not has_deletes:
             summary[f"total-{name}"] = former_summary[f"total-{name}"]
     for name, count in added_counts.items():
+        # A total of -1 is unknown, so the new total is left out as well.
         total = parse_count(former_summary, f"total-{name}", -1) if current is not None else 0
         if total >= 0:
             summary[f"total-{name}"] = str(total + count)
@@ -160,7 +167,10 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
 
 
 def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
-    """Return the metadata with the fresh snapshot as the current snapshot."""
+    """Return the metadata with the fresh snapshot as the current snapshot.
+
+    If the table has no snapshot yet, the metadata gets a main branch.
+    """
     main_ref = metadata.refs.get(MAIN, SnapshotRef(snapshot.snapshot_id, "branch"))
     return msgspec.structs.replace(
         metadata,
@@ -173,7 +183,10 @@ def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMet
 
 
 def log_current_snapshot(metadata: TableMetadata) -> TableMetadata:
-    """Return the metadata with an entry for the current snapshot in the snapshot log, by which DuckDB finds it."""
+    """Return the metadata with an entry for the current snapshot in the snapshot log.
+
+    DuckDB reads the current snapshot from this log.
+    """
     current = metadata.current_snapshot
     assert current is not None
     entry = SnapshotLogEntry(current.timestamp_ms, current.snapshot_id)
@@ -185,7 +198,10 @@ def log_current_snapshot(metadata: TableMetadata) -> TableMetadata:
 
 
 def may_be_fresh(snapshot_id: int) -> bool:
-    """Return whether the id is in the range of fresh snapshots."""
+    """Return whether the id is in the range of the ids of fresh snapshots.
+
+    A committed snapshot may have such an id by chance.
+    """
     return _ID_MIN <= snapshot_id < _ID_END
 
 
@@ -220,6 +236,8 @@ async def drop_removed_files(
     manifests: Manifests,
 ) -> Sequence[ManifestFile]:
     """Return the manifests without the deletion vectors that the fresh snapshot replaces.
+
+    If no vector is replaced, the manifests remain unchanged.
 
     Args:
         removed_paths: The location and the offset of each replaced vector.

@@ -55,11 +55,15 @@ class KeyedGets:
     ) -> KeyedRowsAnswer:
         """Return the rows that have one of the keys in the current snapshot of a table.
 
+        The work runs in a thread, because it blocks. Each principal has a limited number of threads, so that others do
+        not wait for it.
+
         Args:
             loaded_table: The table. Its current snapshot may be a fresh snapshot.
             keys: The keys. The names of the columns are those of the key columns.
             columns: The names of the columns to return.
-            principal: The principal, whose gets use a share of the threads. It is None on a server without logins.
+            principal: The principal that sends the request. It is None on a server without logins, which has no limit
+                for each principal.
 
         Raises:
             BadRequest: The keys do not fit the columns, or the rows are encrypted.

@@ -17,6 +17,9 @@ KEY = "seamark.stream.key"
 def find_key_columns(metadata: TableMetadata) -> tuple[str, ...]:
     """Return the names of the key columns, or no names for a table without a key.
 
+    The key is in the table property `seamark.stream.key`. Without this property, the identifier fields of the schema
+    are the key.
+
     Raises:
         BadRequest: The key is not valid.
     """
@@ -62,7 +65,13 @@ def identify_key(metadata: TableMetadata) -> RowKey | None:
 
 
 class _AcceptedKey(NamedTuple):
-    """The key in the newest metadata with which rows of a table were accepted."""
+    """The key in the newest metadata with which rows of a table were accepted.
+
+    Attributes:
+        location: The location of the metadata.
+        updated_ms: The time of the metadata.
+        key: The key (`identify_key`), or None for an invalid key.
+    """
 
     location: str
     updated_ms: int
@@ -86,7 +95,7 @@ class AcceptedKeys:
         different key.
 
         Args:
-            uuid: The table.
+            uuid: The UUID of the table.
             location: The location of the metadata.
             metadata: The metadata with which the rows are packed.
         """
@@ -100,7 +109,10 @@ class AcceptedKeys:
         return accepted_key.key == newest.key
 
     def replace(self, uuid: str, location: str, metadata: TableMetadata) -> None:
-        """Remember the key in the current metadata, even if metadata with a later time were accepted before."""
+        """Remember the key in the current metadata, even if metadata with a later time were accepted before.
+
+        The caller has checked that these metadata are current.
+        """
         self._newest[uuid] = _AcceptedKey(location, metadata.last_updated_ms, identify_key(metadata))
 
     def forget(self, uuid: str) -> None:

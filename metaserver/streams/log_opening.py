@@ -32,15 +32,15 @@ else:
 class LogElsewhere(LogUnavailable):
     """Raised if another process uses the log, or this process has a different log.
 
-    Readers of this process have not seen any rows of the log.
+    So this process has no rows of the table, and its readers have seen none.
     """
 
 
 def check_has_no_stream(entry: Entry, metadata: TableMetadata, error: LogElsewhere) -> None:
     """Check that a commit does not depend on rows in a log that this process does not have.
 
-    The server with that log may have acknowledged rows that wait for a flush, and takes further rows. This process can
-    neither flush them nor keep them away while the commit runs.
+    The server with that log may have acknowledged rows that wait for a flush, and accepts more rows. This process can
+    neither flush these rows, nor stop appends while the commit runs.
 
     Args:
         entry: The table.
@@ -86,7 +86,7 @@ class LogSource:
 
     @property
     def exists(self) -> bool:
-        """Whether the log is open, or an earlier process has left a log."""
+        """Whether the log is open, or an earlier process has left a log. If not, no rows are waiting in this log."""
         return self._log is not None or self._exists()
 
     async def open(self) -> StreamLog:

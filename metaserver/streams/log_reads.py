@@ -28,7 +28,7 @@ class ReadRows(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the batches of the log that contain the rows."""
+        """The size of the batches of the log that contain the rows. A batch counts for each of its slices."""
         return sum(len(row_slice.payload) for row_slice in self.slices)
 
 
@@ -82,6 +82,12 @@ async def read_log(
 
 
 def read_shard_states(log: StreamLog, table_uuid: str, numbers: Iterable[int]) -> dict[int, ShardState]:
-    """Return the state of each shard of a table. A shard without rows starts and ends at the offset 0."""
+    """Return the state of each shard of a table. A shard without rows starts and ends at the offset 0.
+
+    Args:
+        log: The log.
+        table_uuid: The UUID of the table.
+        numbers: The numbers of the shards.
+    """
     states = {shard.number: state for shard, state in log.list_shards(table_uuid).items()}
     return {number: states.get(number) or ShardState(0, 0, 0, 0) for number in numbers}

@@ -42,6 +42,14 @@ async def open_streams(
 ) -> AsyncIterator[Streams]:
     """Open the stream tables with the configured log, and flush them in the background.
 
+    Args:
+        catalog: The tables, the settings and the database.
+        commits: Commits the files of flushes.
+        objects: The storage for the files.
+        row_files: Converts rows to files.
+        search: Finds stored rows by key.
+        keyring: The keys that sign records of fresh snapshots.
+
     Raises:
         ConfigError: The settings of the log are invalid.
     """
@@ -64,7 +72,10 @@ async def open_streams(
 
 
 async def _read_topics(catalog: Catalog, streams: Streams, logs: LogSource, owners: StreamOwners) -> None:
-    """Append the rows of input topics until the task is cancelled."""
+    """Append the rows of input topics until the task is cancelled.
+
+    Other programs write the rows to these topics of Kafka. Each table has at most one.
+    """
     clock, rows_max = catalog.context.clock, catalog.context.settings.stream_rows_limit
 
     def make_intake(log: StreamLog, uuid: str, topic: InputTopic) -> TopicIntake:

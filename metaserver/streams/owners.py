@@ -38,6 +38,9 @@ class StreamOwners:
         Args:
             membership: The membership whose leases are used, or None if no other process uses the log or this process
                 only reads.
+            lease_s: The duration of a lease. If the owner of a table has flushed nothing for this time, another process
+                may flush.
+            only_reads: Whether this process never flushes.
         """
         self._membership = membership
         self._only_reads = only_reads
@@ -88,6 +91,9 @@ async def open_owners(
     settings: Settings, store: PointerStore, clock: Clock, *, is_shared: bool
 ) -> AsyncIterator[StreamOwners]:
     """Include this process in the choice of owners while the context is active.
+
+    The owner of a table is the process that flushes its rows. A process that only reads is never an owner. Without
+    other processes, this process owns all tables.
 
     Args:
         is_shared: Whether other processes may use the log.

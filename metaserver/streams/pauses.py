@@ -38,15 +38,20 @@ class Pauses:
         """The time of the metadata with the pause, and the time of the clock, by the UUID of the table."""
 
     def record(self, table_uuid: str, metadata: TableMetadata) -> None:
-        """Record that this server has paused a table."""
+        """Record that this server has paused a table.
+
+        Requests that have read earlier metadata are then refused, too.
+        """
         self._pauses[table_uuid] = (metadata.last_updated_ms, self._clock.monotonic())
 
     def forget(self, table_uuid: str) -> None:
-        """Record that this server has resumed a table."""
+        """Record that this server has resumed a table, so that its own record no longer refuses rows."""
         self._pauses.pop(table_uuid, None)
 
     def check(self, table_uuid: str, metadata: TableMetadata, subject: str) -> None:
         """Check that a table accepts rows.
+
+        The metadata may be older than a pause by this server, so recorded pauses are checked as well.
 
         Args:
             table_uuid: The table.

@@ -78,7 +78,10 @@ class ReadPosition(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, offsets=new_offsets)
 
     def encode(self) -> str:
-        """Encode the position as a token."""
+        """Encode the position as a token.
+
+        A position without a log gets the first version of the format, which earlier servers wrote.
+        """
         snapshot = _NONE if self.snapshot_id is None else str(self.snapshot_id)
         offsets = "-".join(map(str, self.offsets))
         mode = _SCAN if self.is_scan else _AFTER
@@ -128,7 +131,14 @@ def _parse_number(text: str) -> int:
 
 
 def _parse_hash(version: str, parts: Sequence[str]) -> str:
-    """Return the hash of the log in a position, or "" for a position without a log."""
+    """Return the hash of the log in a position, or "" for a position without a log.
+
+    The conversion from hexadecimal and back raises ValueError for text that is not a hash.
+
+    Args:
+        version: The version of the token.
+        parts: The parts of the token after the mode.
+    """
     if (version, len(parts)) == (_FIRST_VERSION, 0):
         return ""
     if (version, len(parts)) != (_VERSION, 1) or len(parts[0]) != _HASH_CHARACTERS:
@@ -152,6 +162,10 @@ def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange
     The summary is compared with the database, because the metadata file may be a copy of another table's file, or a
     client may have written the summary. Rows beyond the flushed offsets in the database were never flushed. The summary
     of a flush by an earlier version of the server contains neither the table nor the log.
+
+    Args:
+        snapshot: A snapshot of the table.
+        table: The table, with the flushed offsets in the database.
     """
     if FLUSH_OFFSETS.encode() not in bytes(snapshot.summary):
         return None
@@ -181,9 +195,12 @@ def find_returning_offsets(
 ) -> dict[int, int]:
     """Return the offset of each shard below which a table that returns to the catalog has its rows in files.
 
-    The database has forgotten the flushed offsets of a table without a name. The log knows the released rows, but may
-    have missed the last releases. The snapshots of the flushes state their rows, but may have expired. After a removal
-    of the stream, its offsets begin at 0 again, so flushes before the rows were received are ignored.
+    A table returns if it is registered after its last name was dropped. The database has then forgotten its flushed
+    offsets. They are determined from two sources: the released offsets in the log, which may be too low, and the
+    summaries of flushes, which may have expired.
+
+    After a removal of the stream, its offsets begin at 0 again. So a flush from before the time at which the log
+    received the first unreleased row is ignored.
 
     Args:
         metadata: The metadata of the table.
@@ -194,7 +211,7 @@ def find_returning_offsets(
     offsets = {shard.number: find_released_offset(state) for shard, state in shards.items()}
     watermarks = {shard.number: state.watermark for shard, state in shards.items()}
     table = ReadableTable(metadata, watermarks, {}, hash_log(identity))
-    for snapshot in metadata.snapshots if received_ms else ():
+    for snapshot in metadata.snapshots if received_ms else ():  # If all rows are released, the log is sufficient.
         for flushed_range in parse_ranges(snapshot, table) or ():
             shard = flushed_range.shard  # A client may have written an empty range of any shard.
             if shard in received_ms and snapshot.timestamp_ms >= received_ms[shard] - _CLOCKS_DIFFER_MS_MAX:
@@ -208,7 +225,7 @@ def find_released_offset(state: ShardState) -> int:
 
 
 class Files(NamedTuple):
-    """A step that reads files.
+    """A step of a continuous reader that reads files.
 
     Attributes:
         snapshot_id: The snapshot whose files are read.
@@ -224,7 +241,7 @@ class Files(NamedTuple):
 
 
 class LogRows(NamedTuple):
-    """A step that reads rows of the log.
+    """A step of a continuous reader that reads rows of the log.
 
     Attributes:
         ranges: For each shard with rows, the offset of the first row and the offset after the last row.
@@ -236,7 +253,7 @@ class LogRows(NamedTuple):
 
 
 class End(NamedTuple):
-    """A step without rows: the reader has read everything, up to `position`."""
+    """A step of a continuous reader without rows: the reader has read everything, up to `position`."""
 
     position: ReadPosition
 
@@ -322,6 +339,7 @@ def _check_log(position: ReadPosition, table: ReadableTable) -> None:
     Raises:
         BadRequest: The offsets belong to a different log.
     """
+    # A position without a log is from an earlier server. A position that has only zero offsets is valid for any log.
     if position.log and position.log != table.log and any(position.offsets):
         raise BadRequest(
             "The position has offsets of another log: the table has got a new log since, for example by a rebuild. "
@@ -370,7 +388,7 @@ def _list_snapshots_after(position: ReadPosition, table: ReadableTable, until: R
 
 
 def _skip_rolled_back(position: ReadPosition, starts: Mapping[int, int], skips_changes: bool) -> ReadPosition:
-    """Return the position after rows that a rollback has removed after their flush.
+    """Return the position after rows that were flushed, and then removed by a rollback.
 
     Args:
         position: The position of the reader.
@@ -395,7 +413,15 @@ def _skip_rolled_back(position: ReadPosition, starts: Mapping[int, int], skips_c
 def _find_unread_ranges_in_log(
     position: ReadPosition, ranges: Sequence[FlushedRange], shards: Mapping[int, ShardState]
 ) -> list[FlushedRange] | None:
-    """Return the unread ranges of a flush, or None if the log does not have all of their rows."""
+    """Return the unread ranges of a flush, or None if the log does not have all of their rows.
+
+    A reader can read these ranges from the log instead of the files.
+
+    Args:
+        position: The position of the reader.
+        ranges: The rows that the flush has added.
+        shards: The state of each shard in the log.
+    """
     if any(position.get_offset(flushed_range.shard) < flushed_range.start for flushed_range in ranges):
         return None  # A rollback has removed rows before this flush.
     unread_ranges = [
@@ -497,7 +523,10 @@ def _find_unflushed(
 
 
 def find_earliest_position(table_uuid: str, table: ReadableTable) -> ReadPosition:
-    """Return the start position of a reader that reads the current rows first, and then all later rows."""
+    """Return the start position of a reader that reads the current rows first, and then all later rows.
+
+    The reader reads the rows of the current snapshot from files, so the offsets begin after the flushed rows.
+    """
     start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), is_scan=True, log=table.log)
     return start.advance(table.flushed)
 
@@ -524,6 +553,7 @@ def find_position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot
         raise BadRequest(f"The table has no snapshot {snapshot_id}, or it has expired; begin at one of its snapshots")
     start = ReadPosition(table_uuid, snapshot_id, (), log=table.log)
     offsets = dict(table.flushed)
+    # Go back from the newest flush. Each flush after the snapshot began where the rows of the earlier snapshots end.
     for snapshot in reversed(_list_snapshots_after(start, table, None)):
         for flushed_range in parse_ranges(snapshot, table) or ():
             offsets[flushed_range.shard] = min(
@@ -555,6 +585,8 @@ def move_to_time(position: ReadPosition, shards: Mapping[int, ShardState], offse
             the first row in the log, removed rows may also be from after the time, so the shard's position does not
             change.
     """
+    # If `offset` is the first row in the log, the removed rows before it may be later than the time. Then use it only
+    # if the position does not need these rows.
     moved_offsets = {
         shard: offset
         for shard, offset in offsets.items()

@@ -44,6 +44,9 @@ class EncodedFile(msgspec.Struct, frozen=True):
 
     Attributes:
         content_file: The ContentFile of the REST specification as JSON.
+        location: The location at which to store the file.
+        data: The bytes of the file.
+        rows: The number of rows.
     """
 
     location: str
@@ -69,8 +72,10 @@ class EncodedDeletes(NamedTuple):
     Attributes:
         files: The locations and the data of the files to store.
         content_files: The ContentFiles of the delete files as JSON. A stored file may contain several of them.
-        removed: The files that the deletes replace. Each is a location and, for a deletion vector, an offset.
-        scope: The filter for the rows that were read, as JSON. It is empty for deletes of fresh files.
+        removed: The delete files and deletion vectors that the new deletes replace. Each is a location and, for a
+            deletion vector, an offset in the file.
+        scope: The filter of the rows in which replaced rows were searched, as JSON. The commit fails if another commit
+            has changed such rows. It is empty for deletes of fresh files, which no commit contains.
     """
 
     files: list[tuple[str, bytes]]
@@ -119,10 +124,23 @@ class RowFiles(Protocol):
     def compute_shards(
         self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], count: int
     ) -> list[int]:
-        """Return the shard, below `count`, of each conformed row. Rows with the same key are in the same shard."""
+        """Return the shard, below `count`, of each conformed row. Rows with the same key are in the same shard.
+
+        Args:
+            rows: Rows from `conform`.
+            metadata: The table's metadata.
+            key: The names of the key columns.
+            count: The number of shards.
+        """
 
     def pack(self, rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str] = ()) -> bytes:
-        """Encode conformed rows as a payload of the log, which contains the id of their schema and their key."""
+        """Encode conformed rows as a payload of the log, which contains the id of their schema and their key.
+
+        Args:
+            rows: Rows from `conform`.
+            metadata: The table's metadata.
+            key: The names of the key columns. They are empty for a table without a key.
+        """
 
     def read_schema_id(self, payload: bytes) -> int:
         """Return the id of the table's schema with which rows were packed."""
@@ -169,8 +187,8 @@ class RowFiles(Protocol):
             rows: Rows that were packed with the current schema of the table, or with an earlier schema. The rows of
                 each shard have the order of the log.
             metadata: The table's metadata.
-            folder: The folder for fresh files, or None for the folders of the table's data files. The rows of fresh
-                files must all have the same key.
+            folder: The folder for fresh files (files of rows that no commit has added yet), or None for the folders of
+                the table's data files. The rows of fresh files must all have the same key.
             key: The names of the current key columns. They are empty for a table without a valid key.
 
         Raises:
@@ -189,7 +207,8 @@ class RowFiles(Protocol):
         """Encode the deletes of the rows that keyed rows replace in the table's files and in earlier fresh files.
 
         Args:
-            parts: The keyed rows, in the order of the log. They store the located rows for later calls.
+            parts: The keyed rows, in the order of the log. The call stores in them which rows they replace, so that
+                later calls need not search again.
             metadata: The table's metadata.
             stored_rows: Finds rows in the files of the current snapshot. It blocks, so this method must not be called
                 on the event loop.
@@ -216,7 +235,7 @@ class RowFiles(Protocol):
             metadata: The table's metadata.
             stored_rows: Finds rows in the files of the current snapshot. It blocks, so this method must not be called
                 on the event loop.
-            limits: The limits.
+            limits: The maximum numbers of rows, bytes and files.
 
         Returns:
             The rows, and the indexes of the keys without a row in ascending order. A repeated key has its first index.

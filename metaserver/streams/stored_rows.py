@@ -39,9 +39,10 @@ class FoundRows(NamedTuple):
     """The rows that a record index has for some keys.
 
     Attributes:
-        rows: A table with the columns `key` (index of the key), `file_path`, `position` and `undecided`.
+        rows: A table with the columns `key` (index of the key), `file_path`, `position`, and `undecided`, which is true
+            for a row that may be deleted.
         uncovered: The paths of live files that the index does not cover. They may contain more rows.
-        undecided: The number of rows that may be deleted.
+        undecided: The number of undecided rows.
     """
 
     rows: pa.Table
@@ -84,6 +85,8 @@ class StoredRows:
 
     def plan(self, body: Mapping[str, Any], files_max: int | None = None) -> bytes:
         """Plan a scan with a filter, and return its scan tasks as a page of a plan in JSON.
+
+        The method blocks, so a thread must call it, and not the event loop.
 
         Args:
             body: The PlanTableScanRequest of the connector. Only its filter is used.
@@ -139,12 +142,17 @@ class StoredRows:
         return self._run(objects.read(location) if length is None else objects.read_range(location, start, length))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the event loop, and wait for its result."""
+        """Run a coroutine on the event loop, and wait for its result. The caller must be another thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 def _list_paths(view: TableView, positions: Any) -> list[str]:
-    """Return the paths of the data files at these positions in the view. The positions must be ascending."""
+    """Return the paths of data files in a view, which is the list of a snapshot's files in memory.
+
+    Args:
+        view: The view.
+        positions: The positions of the files in the view, in ascending order.
+    """
     texts = (
         find_files_at(view, view.find_entry_ids(positions)).read_texts("file_path").list_values()
         if len(positions)

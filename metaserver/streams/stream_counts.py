@@ -82,11 +82,13 @@ class FlushState:
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.failures = 0
+        """The number of failed flushes since the last successful flush."""
         self.error = ""
         """The message of the last failure."""
         self.is_blocked = False
         """Whether the last flush failed for a permanent reason."""
         self.not_before_s = 0.0
+        """The time on a monotonic clock before which no flush is started, because the last flush has failed."""
         self.interval_ms: int | None = None
         """The flush interval in the table's properties, or None."""
         self.is_due = False

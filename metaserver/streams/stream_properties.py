@@ -23,7 +23,11 @@ _INTERVAL_DIGITS_MAX = 9
 
 
 def read_shard_count(loaded_table: LoadedTable) -> int:
-    """Return the number of shards of a table. Before the first row, it is the number in the table's properties."""
+    """Return the number of shards of a table.
+
+    The number is fixed when the first row is appended, because the key of a row determines its shard. Before that, it
+    is the number in the table's properties.
+    """
     assert loaded_table.entry is not None
     shards = parse_int(loaded_table.metadata.properties, SHARDS, 1)
     return len(loaded_table.entry.parse_flushed_offsets()) or min(max(1, shards), SHARDS_MAX)
@@ -46,6 +50,7 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
         raise BadRequest(
             f"{subject} has format version {metadata.format_version}; a stream table needs version 2 or 3. Upgrade it"
         )
+    # A missing property is valid, so its default is the minimum.
     if not parse_int(metadata.properties, FLUSH_INTERVAL, FLUSH_INTERVAL_MS_MIN) >= FLUSH_INTERVAL_MS_MIN:
         interval = metadata.properties[FLUSH_INTERVAL]
         raise BadRequest(

@@ -107,7 +107,7 @@ class StreamLimits(NamedTuple):
 
 
 class FreshRows(NamedTuple):
-    """The rows that a plan adds to the files of a pointer.
+    """The rows that a plan adds to the files of a pointer, because no commit has added them to the table yet.
 
     Attributes:
         parts: The parts with the fresh files, in the order of shards and offsets.
@@ -218,7 +218,10 @@ class StreamTable:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the unflushed rows in memory, or in the log, from which a flush must read them."""
+        """The size of the unflushed rows in memory, or in the log, from which a flush must read them.
+
+        The larger of both sizes counts, because rows of other processes are only in the log.
+        """
         kept_bytes = sum(blocks.size_bytes for blocks in self._blocks.values())
         return self.appending_bytes + max(kept_bytes, self._logged_bytes())
 
@@ -260,9 +263,10 @@ class StreamTable:
     async def get_fresh_rows(self, flushed_offsets: Mapping[int, int]) -> FreshRows:
         """Return fresh files with the rows that were acknowledged before the call, except rows in a pointer's files.
 
-        Fresh files are written at most once in `fresh_interval_s` for all readers. A reader waits for the next write if
-        necessary, so that it gets all rows. If a slow write fails, all waiting readers get its error, because otherwise
-        they would wait for the storage one after another.
+        Fresh files are files with rows that no commit has added to the table yet. They are written at most once in
+        `fresh_interval_s` for all readers. A reader waits for the next write if necessary, so that it gets all rows. If
+        a slow write fails, all waiting readers get its error, because otherwise they would wait for the storage one
+        after another.
 
         Args:
             flushed_offsets: The flushed offsets of the reader's pointer.
@@ -309,7 +313,10 @@ class StreamTable:
         return self._parts[shard_number].get_covered_offset(self._flushed_offsets[shard_number])
 
     def _observe(self, flushed_offsets: Mapping[int, int]) -> None:
-        """Advance to the flushed offsets of a pointer. Raise FlushedBefore if it is older than the last flush."""
+        """Advance to the flushed offsets of a pointer.
+
+        Raise FlushedBefore if the pointer is older than the last flush.
+        """
         if any(flushed_offsets.get(number, 0) < offset for number, offset in self._flushed_offsets.items()):
             raise FlushedBefore("The table was flushed meanwhile; read its pointer again")
         self._advance(flushed_offsets)
@@ -330,6 +337,7 @@ class StreamTable:
         for number, watermark in watermarks.items():
             await self._read_rows(number, watermark)
             ranges_by_shard[number] = self._choose_ranges(number, watermark)
+        # Find the key before any file is written, because all parts must have the same key.
         all_ranges = [(number, start, end) for number, ranges in ranges_by_shard.items() for start, end in ranges]
         key = await self._find_key(all_ranges, metadata)
         for number, shard_ranges in ranges_by_shard.items():
@@ -363,6 +371,7 @@ class StreamTable:
         """
         rows = [row_slice for number, start, end in ranges for row_slice in self._read_slices(number, start, end)]
         keys = {part.key for parts in self._parts.values() for part in parts.parts}
+        # Rows with a key always have kinds. Rows without kinds have the empty key.
         if any(row_slice.kinds for row_slice in rows):
             keys |= await self._run_in_thread(partial(self._files.list_keys, rows, metadata))
         elif rows:
@@ -425,6 +434,14 @@ class StreamTable:
         self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None, key: tuple[str, ...]
     ) -> tuple[Sequence[EncodedFile], KeyedRows]:
         """Encode the rows, and store their files. After an error, schedule the files for deletion.
+
+        Rows with kinds belong to a table with a key. Only the latest row of each key is stored.
+
+        Args:
+            rows: The rows.
+            metadata: The metadata of the table.
+            folder: The folder for fresh files, or None for a flush, whose files must be durable.
+            key: The names of the current key columns.
 
         Returns:
             The files, and the keys of the rows, or None if the rows have no key.
@@ -547,7 +564,7 @@ class StreamTable:
     ) -> None:
         """Commit files, with the deletes of the stored rows that their rows replace.
 
-        If another commit changes or moves these stored rows meanwhile, locate them again.
+        If another commit changes or moves these stored rows meanwhile, find them again, and write new delete files.
 
         Raises:
             CommitConflict: Another process has flushed the rows, or every attempt conflicted with other commits.
@@ -564,6 +581,7 @@ class StreamTable:
                     raise
                 entry, metadata = await self._tables.load(self.uuid)
                 flushed_offsets = entry.parse_flushed_offsets()
+                # Another process has flushed some of the rows.
                 if any(flushed_offsets.get(flushed_range.shard) != flushed_range.start for flushed_range in ranges):
                     raise
             else:
@@ -587,7 +605,10 @@ class StreamTable:
             self._is_release_late = False
 
     def _advance(self, flushed_offsets: Mapping[int, int]) -> None:
-        """Remove the rows and the fresh files whose rows are now in the table's files."""
+        """Remove the rows and the fresh files whose rows are now in the table's files.
+
+        Offsets that are not later than the known offsets, and shards that are not open, are ignored.
+        """
         for number, offset in flushed_offsets.items():
             if offset <= self._flushed_offsets.get(number, offset):
                 continue
@@ -615,7 +636,7 @@ class StreamTable:
         return deleted_count
 
     def delete_files_later(self, locations: Sequence[str]) -> None:
-        """Schedule files for deletion when no running query can need them."""
+        """Schedule files for deletion at the end of their retention, when no running query can need them."""
         self._delete_later(locations)
 
     def check_invariants(self) -> None:
@@ -635,11 +656,13 @@ async def append_to_tables(
 ) -> Acknowledgement:
     """Append all rows to shards of several tables with the same log, or none. The rows are durable on return.
 
+    The acknowledged rows of a table are also kept in memory if this process flushes the table.
+
     See `StreamLog.append` and, for a log with gates, `SharedLog.append` for errors.
 
     Args:
         batches: The rows of each table, by shard.
-        producer: The producer.
+        producer: The producer and the sequence number, by which the log recognises a repeated append.
         gates: The number of the gate of each table when its rows were checked. Only a log with gates needs them.
     """
     sizes = {table: sum(batch.size_bytes for batch in rows.values()) for table, rows in batches.items()}

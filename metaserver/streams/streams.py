@@ -223,7 +223,7 @@ class Streams:
         Args:
             appends: The rows of each table. Without rows, the append only records the sequence number of its producer.
             producer: The producer, and the sequence number of this append, or None.
-            arrived_s: The time of the event loop since which the rows wait. The default is now.
+            arrived_s: When the rows arrived, by the clock of the event loop. It limits the wait. The default is now.
 
         Raises:
             StreamPaused: The table is paused.
@@ -284,7 +284,7 @@ class Streams:
         producer: StreamProducer | None,
         arrived_s: float | None,
     ) -> Acknowledgement:
-        """Append rows that fit the current metadata of their tables.
+        """Append rows that fit the current metadata of their tables, while no commit can change these.
 
         Raises:
             GateMoved: A commit has changed how rows of a table are written. Nothing was stored.
@@ -330,13 +330,16 @@ class Streams:
             self._accepted_keys.replace(entry.uuid, entry.metadata_location, loaded_table.metadata)
 
     async def find_last_sequence(self, producer: ProducerKey) -> int | None:
-        """Return the sequence number of the producer's last append, if it is greater than that in `producer`."""
+        """Return the sequence number of the producer's last append, if it is greater than that in `producer`.
+
+        Otherwise return None. A greater number shows that the producer sends an earlier append again.
+        """
         state = (await self._logs.open()).find_producer(producer.to_producer().name)
         return state.sequence if state is not None and state.sequence > producer.sequence else None
 
     def _choose_shard(self, table: StreamTable, producer: StreamProducer | None) -> int:
         """Return the shard for rows without a key. All rows of a producer go to one shard, which keeps their order."""
-        if producer is None:
+        if producer is None:  # Such rows go to the shards one after another.
             self._next_shard = (self._next_shard + 1) % table.shards
             return self._next_shard
         return int.from_bytes(hashlib.sha256(producer.name.encode()).digest()[:4], "big") % table.shards
@@ -395,7 +398,7 @@ class Streams:
                 fresh_rows = await table.get_fresh_rows(flushed_offsets)
             except LogElsewhere:  # A replica without the log serves only flushed rows.
                 return FreshTable(LoadedTable(entry, metadata), None, flushed_offsets)
-            except (FlushedBefore, SeveralKeys) as error:
+            except (FlushedBefore, SeveralKeys) as error:  # Read the pointer again, if necessary after a flush.
                 if isinstance(error, SeveralKeys):
                     if self._context.settings.role == READ:
                         raise
@@ -563,7 +566,7 @@ class Streams:
         Raises:
             BadRequest: Another server may have rows of the table that wait for a flush.
         """
-        if not entry.flushed:
+        if not entry.flushed:  # The table has no stream.
             return
         current_entry, metadata = await self.stream_tables.load(entry.uuid)
         try:
@@ -599,7 +602,7 @@ class Streams:
         is_crowded = self.size_bytes > limit_bytes * _CROWDED_FRACTION
         for table in due_tables:
             state = self._flushes[table.uuid]
-            table.keeps_rows = self._owners.is_owner(table.uuid)
+            table.keeps_rows = self._owners.is_owner(table.uuid)  # Only the owner needs the rows for flushes.
             if state.is_due or (is_crowded and table is largest_table) or self._is_old(table, now_ms):
                 is_due, state.is_due = state.is_due, False
                 work = self._flush(table, state, is_due=is_due)

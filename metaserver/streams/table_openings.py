@@ -67,14 +67,14 @@ class TableOpenings:
         """Create an instance without running tasks.
 
         Args:
-            logs: The log.
-            owners: The owners of tables.
+            logs: Opens the log.
+            owners: Determines which process flushes a table.
             tables: The tables of the catalog.
             row_files: Reads packed rows.
-            store: The database.
+            store: The database, which knows the names of tables.
             clock: The clock.
             open_tables: The open tables by UUID. The mapping changes while the server runs.
-            open_table: Opens a table.
+            open_table: Opens the stream of a table, like `Streams._open`.
             flush_interval_ms: The default age at which rows are flushed.
         """
         self._logs = logs
@@ -94,7 +94,11 @@ class TableOpenings:
         """The tables with waiting rows at the last check."""
 
     async def run(self) -> None:
-        """Open tables, and remove the streams of purged tables, until the task is cancelled."""
+        """Open tables, and remove the streams of purged tables, until the task is cancelled.
+
+        A log that only this process uses gets new waiting rows only from open tables. So it is checked less often,
+        unless an opening has failed.
+        """
         checked_s = -_UNSHARED_CHECK_INTERVAL_S
         while True:
             is_due = self._clock.monotonic() - checked_s >= _UNSHARED_CHECK_INTERVAL_S
@@ -106,7 +110,11 @@ class TableOpenings:
             await asyncio.sleep(_CHECK_INTERVAL_S)
 
     async def open_waiting_tables(self) -> None:
-        """Start opening tables with waiting rows of an earlier process or of another process."""
+        """Start opening tables with waiting rows of an earlier process or of another process.
+
+        Rows wait if the log has not released them, so that they may be in no file. A table whose opening has failed is
+        tried again after a pause.
+        """
         if not self._logs.exists:
             return
         log, now_s, now_ms = await self._logs.open(), self._clock.monotonic(), self._clock.now_ms()
@@ -152,7 +160,8 @@ class TableOpenings:
         """Remove the streams of purged tables.
 
         A stream with unflushed rows is kept, because its table may be missing only until a database is restored. The
-        stream of a retained table is kept, because its flushed offsets are kept, too.
+        stream of a retained table, which can be restored after it was dropped, is kept as well, because its flushed
+        offsets are kept.
         """
         if not self._logs.exists:
             return
@@ -181,6 +190,8 @@ class TableOpenings:
     async def list_waiting_schemas(self, metadata: TableMetadata) -> set[int]:
         """Return the ids of the schemas of the rows that wait in the log for a table without a name.
 
+        A table that is registered again must still have these schemas. Otherwise the rows could not be flushed.
+
         Raises:
             LogUnavailable: The log does not answer.
         """
@@ -193,6 +204,7 @@ class TableOpenings:
             return schema_ids
         offsets = await load_returning_offsets(log, metadata.table_uuid, metadata)
         for shard, state in log.list_shards(metadata.table_uuid).items():
+            # A shard without an offset has no waiting rows.
             offset = offsets.get(shard.number, state.watermark)
             while offset < state.watermark:
                 records = await log.read(shard, offset, limit_bytes=READ_BYTES, end=state.watermark)

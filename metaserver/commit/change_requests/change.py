@@ -58,15 +58,18 @@ Partition = tuple[Value | None, ...]
 
 
 class ChangeRequest(ChangeFields, frozen=True, kw_only=True):
-    """A checked request whose filters are not bound to the table yet."""
+    """A checked request whose filters are not bound to the columns of the table yet."""
 
     reads: bool
     """Whether the request has a read snapshot. The id of the snapshot is None if an empty table was read."""
     read_snapshot_id: int | None
     scope_filter: Expression | None
+    """The filter of the rows that the change has read, or None. The scope has a filter or partitions, not both."""
     scope_partitions: tuple[GivenPartition, ...] | None
     replace_filter: Expression | None
+    """The filter of the rows whose files the change replaces, or None."""
     replace_written: bool
+    """Whether the change replaces all files in the partitions of the added files."""
     flushed: tuple[FlushedRange, ...] = ()
     """The ranges of a stream's rows that the change adds. Clients cannot set this field."""
 
@@ -79,7 +82,7 @@ class ReadScope(msgspec.Struct, frozen=True):
     """The rows that a change has read.
 
     Attributes:
-        bound: The bound filter that the rows match, or None if `partitions` describe the rows.
+        bound: The filter that the rows match, with columns by id, or None if `partitions` describe the rows.
         partitions: The partitions of the rows, each as (spec id, partition values).
     """
 
@@ -112,7 +115,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableShape(NamedTuple):
-    """The parts of the table metadata to which a `Change` is bound."""
+    """The parts of the table metadata to which a `Change` is bound. If they change, the change must be read again."""
 
     format_version: int
     specs: tuple[PartitionSpec, ...]
@@ -343,6 +346,8 @@ def _check_rows(description: str, files: Iterable[ContentFile]) -> None:
 def _choose_operation(request: ChangeRequest, data: Sequence[ContentFile], deletes: Sequence[ContentFile]) -> str:
     """Return the operation of the snapshot (Iceberg spec, "Snapshots").
 
+    Without a requested operation, the files determine it. The reversal of a compaction is also a replacement.
+
     Raises:
         BadRequest: The request names an operation that does not fit the change.
     """
@@ -367,6 +372,10 @@ def _read_scope(
     replaced: ReadScope | None,
 ) -> ReadScope | None:
     """Return the rows that the change has read, or None if it has read only the rows that it removes.
+
+    The scope in the request comes first. Without a scope, a change that removes files or adds position deletes counts
+    as having read all rows, and any other change as having read the rows that it replaces. A compaction and a change
+    without a read snapshot depend only on the files that they remove.
 
     Args:
         request: The request.

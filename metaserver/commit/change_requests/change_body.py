@@ -55,7 +55,7 @@ class GivenPartition(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown
 
 
 class ChangeScope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rows that a change has read: either a filter or partitions."""
+    """The rows that a change has read: either a filter or partitions. An empty `filter` means that it is missing."""
 
     filter: _Filter = msgspec.field(default_factory=msgspec.Raw)
     partitions: list[GivenPartition] | None = None

@@ -108,7 +108,12 @@ class ChangeApplication:
         """Prepare the application of a change.
 
         Args:
-            uuid: The UUID of the table in the database.
+            uuid: The UUID of the table in the database. The metadata file may state a different UUID.
+            context: The database, the storage and the settings.
+            manifests: Reads manifests through the caches.
+            planner: Plans the filters of the change, and checks paths.
+            caller: The principal that sends the change.
+            request: The change.
         """
         self._context = context
         self._uuid = uuid
@@ -158,6 +163,8 @@ class ChangeApplication:
     async def prepare(self, metadata: TableMetadata) -> None:
         """Check the files and store the manifests of added files.
 
+        If the parts of the metadata on which this depends have not changed since the last attempt, nothing is done.
+
         Raises:
             BadRequest: A file does not fit the table.
             Forbidden: A file is in a location that the caller may not write.
@@ -185,8 +192,10 @@ class ChangeApplication:
     async def _check_stored(self, note: str | None) -> None:
         """Check that no removal of orphan files has deleted an added file.
 
+        A note that was checked before is not checked again.
+
         Args:
-            note: The note of the table's last removal of orphan files, or None.
+            note: The note of the table's last removal of orphan files (files to which no metadata refer), or None.
 
         Raises:
             BadRequest: A removal has deleted an added file.
@@ -203,9 +212,12 @@ class ChangeApplication:
         self._removal_note = note
 
     async def preload(self, metadata: TableMetadata) -> None:
-        """Read the files that `apply` will need into the caches, before the lock is taken. So other changes wait less.
+        """Read the files that `apply` will need into the caches, before the lock is taken.
 
-        The head may change before the lock is taken. `apply` reads the files for the head that is current then.
+        So other changes wait less. The head of the branch may change before the lock is taken. `apply` then reads the
+        files for the new head.
+
+        Errors of a change that does not fit are ignored here, because `apply` raises them for the current head.
         """
         change = self._change
         assert change is not None
@@ -345,7 +357,7 @@ class ChangeApplication:
         return await self._removal_filter.drop_removals(manifests, metadata, undone, paths, snapshots_max=limit)
 
     async def _restore(self, undo: Undo, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
-        """Store manifests of the restored files.
+        """Store manifests of the files that an undo adds to the table again.
 
         Raises:
             Forbidden: The caller may not add one of the files.
@@ -363,7 +375,7 @@ class ChangeApplication:
         """Check that no added file is already live, according to cached manifests.
 
         After a lost reply, a client may send a change again. Its files must not be added twice, and the server must not
-        delete them after it refuses the change.
+        delete them after it refuses the change. Manifests whose paths are not in the cache are not searched.
 
         Raises:
             AlreadyExists: An added file is live.
@@ -391,6 +403,7 @@ def find_head(branch: str, metadata: TableMetadata) -> Snapshot | None:
     """Return the head of the branch, on which a new snapshot is based. Return None for `main` of an empty table.
 
     Raises:
+        BadRequest: The reference is a tag.
         Collision: The branch is unknown.
     """
     ref = metadata.refs.get(branch)
@@ -402,7 +415,7 @@ def find_head(branch: str, metadata: TableMetadata) -> Snapshot | None:
                 "branch",
                 f"The table has no branch {branch[:100]!r}; create it first",
             )
-        return metadata.current_snapshot
+        return metadata.current_snapshot  # Metadata without a reference `main` have only the current snapshot.
     if not ref.is_branch:
         raise BadRequest(f"{branch[:100]!r} is a tag; commits go to branches")
     return metadata.snapshot(ref.snapshot_id)

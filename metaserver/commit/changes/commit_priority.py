@@ -36,7 +36,7 @@ ChangeId = tuple[str, str]
 
 
 class _CollidingChange:
-    """The collisions of a change.
+    """The collisions of a change. After a collision with another commit, the client computes the change again.
 
     Attributes:
         collisions: The number of collisions.
@@ -53,7 +53,13 @@ class _CollidingChange:
 
 
 class _Priority(NamedTuple):
-    """The priority of a change, and the time at which it expires."""
+    """The priority of a change, and the time at which it expires.
+
+    Attributes:
+        change: The change for which other changes of the table wait.
+        end_s: The time at which the priority expires, on a monotonic clock.
+        length_s: The duration of the priority.
+    """
 
     change: ChangeId
     end_s: float
@@ -77,7 +83,10 @@ class CommitPriority:
         self._pauses: OrderedDict[str, float] = OrderedDict()
 
     def record_collision(self, table: str, change: ChangeId, now_s: float) -> None:
-        """Count a collision of a change. If no change has priority, grant it to the change that has waited longest."""
+        """Count a collision of a change. If no change has priority, grant it to the change that has waited longest.
+
+        Changes whose last collision is long ago are forgotten, as are the oldest of too many changes.
+        """
         key = (table, change)
         colliding_change = self._colliding_changes.get(key)
         if colliding_change is None:
@@ -98,7 +107,11 @@ class CommitPriority:
             self._grant(table, now_s)
 
     def find_holder(self, table: str, now_s: float) -> tuple[ChangeId, float] | None:
-        """Return the change that has priority and its remaining seconds, or None if no change has priority."""
+        """Return the change that has priority and its remaining seconds, or None if no change has priority.
+
+        Priority that has expired ends here. Then a pause follows, in which no change of the table gets priority, so
+        that a client that never commits cannot delay others again and again.
+        """
         granted = self._priorities.get(table)
         if granted is None:
             return None
@@ -115,7 +128,12 @@ class CommitPriority:
         return next(iter(self._colliding_changes.values())).last_s
 
     def _grant(self, table: str, now_s: float) -> None:
-        """Give priority to the change that has waited longest, unless a priority or a pause is active."""
+        """Give priority to the change that has waited longest, unless a priority or a pause is active.
+
+        Args:
+            table: The UUID of the table.
+            now_s: The current time on a monotonic clock.
+        """
         if self._longest_s <= 0 or self.find_holder(table, now_s) is not None or self._pauses.get(table, 0.0) > now_s:
             return
         self._pauses.pop(table, None)

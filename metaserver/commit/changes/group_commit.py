@@ -234,11 +234,11 @@ class Commits:
             del self._queues[namespace, name]
 
     async def _take_group(self, queue: ChangeQueue) -> Sequence[PendingChange]:
-        """Return the changes that have waited longest.
+        """Return the changes that have waited longest, or only the change that has priority.
 
-        While a change has priority, the method waits for that change, and returns only it. Several changes may get
-        priority one after the other. Therefore no change waits longer than the maximum duration of priority after it
-        was queued.
+        While a change has priority, the method waits for the next attempt of its client, and the result may be empty.
+        Several changes may get priority one after the other. So no change waits longer than the maximum duration of
+        priority after it was queued.
         """
         queue.changed.clear()
         now_s = self._context.clock.monotonic()
@@ -364,7 +364,12 @@ class Commits:
             )
 
     async def _apply_change(self, attempt: GroupAttempt, pending: PendingChange) -> None:
-        """Apply a change to the result of the earlier changes in the group."""
+        """Apply a change to the result of the earlier changes in the group.
+
+        A repeat of a change gets its first answer, and a change with an idempotency key of the same group gets the
+        answer of that change. The checks that the transaction would repeat are made first, because a failed transaction
+        would refuse the whole group.
+        """
         await self._check_table(pending, attempt.entry)
         # In the transaction, a wrong fencing number would fail the whole group.
         await self._check_fence(pending.request.fence)
@@ -491,7 +496,10 @@ class Commits:
         return [*operations, *self._context.remember(pending.caller, status=200, body=answer)]
 
     async def _fail_taken(self, group: Sequence[PendingChange], error: IdempotencyTaken) -> None:
-        """Refuse the changes whose idempotency key another request has used. The remaining changes continue."""
+        """Refuse the changes whose idempotency key another request has used. The remaining changes continue.
+
+        An idempotency key identifies a request, so that a repeat is not executed twice.
+        """
         now_ms = self._context.clock.now_ms()
         for pending in group:
             key = pending.caller.idempotency
@@ -509,7 +517,10 @@ def _get_update_names(produced: ProducedSnapshot) -> tuple[str, ...]:
 
 
 def _is_repeat(pending: PendingChange, last_commit: LastCommit) -> bool:
-    """Return whether the producer of the change has committed it before."""
+    """Return whether the producer of the change has committed it before.
+
+    A producer numbers its changes, so a number that is not higher than its last number is a repeat.
+    """
     producer = pending.request.producer
     return producer is not None and producer.sequence <= last_commit.sequence
 

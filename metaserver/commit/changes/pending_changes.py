@@ -65,7 +65,10 @@ class ChangeQueue:
 
 
 class GroupAttempt:
-    """One attempt to apply the changes of a group to the current state of the table."""
+    """One attempt to apply the changes of a group to the current state of the table.
+
+    `base` is the metadata before the group, and `metadata` the result of the changes so far.
+    """
 
     def __init__(self, entry: Entry, base: TableMetadata, removal_note: str | None) -> None:
         self.entry = entry

@@ -31,6 +31,13 @@ async def find_last_commit(
     """Return the last commit of a producer to a table.
 
     The result is None if neither the store nor the newest `look_back` snapshots contain a commit of the producer.
+
+    Args:
+        store: The database.
+        uuid: The UUID of the table.
+        producer: The id of the producer.
+        metadata: The metadata of the table.
+        look_back: The maximum number of snapshots to search.
     """
     state = await store.load_producer(uuid, producer)
     if state is not None:

@@ -112,13 +112,15 @@ class ConflictCheck:
             for scope in (change.scope, None if change.replaced is change.scope else change.replaced):
                 if scope is not None:
                     await self._check_scope(history, deletes, scope)
-        elif change.replaced is not None:
+        elif change.replaced is not None:  # With snapshot isolation, added rows may remain, but no delete may be lost.
             await self._refuse_in_scope(deletes, change.replaced, "added deletes of rows that the change replaces")
 
     # Checks of the current snapshot
 
     async def _check_files_live(self, paths: set[str]) -> None:
         """Check that the data files at these paths are live.
+
+        Deletes of a file that another commit has removed would have no effect, so the deleted rows would remain.
 
         Raises:
             Collision: A data file is not live.
@@ -134,6 +136,8 @@ class ConflictCheck:
     async def _find_live_files(self, paths: set[str]) -> tuple[tuple[TableView, Longs], str | None]:
         """Find the live data files at these paths.
 
+        Entry ids number the files in a view, which is the list of files in some manifests.
+
         Returns:
             The view with the entry ids of the live data files, and the first path without a live data file, or None.
         """
@@ -146,7 +150,10 @@ class ConflictCheck:
         return (view, entry_ids), missing_path
 
     async def _check_vectors(self) -> None:
-        """Check that a change which adds a deletion vector for a data file also removes the existing vector."""
+        """Check that a change which adds a deletion vector for a data file also removes the existing vector.
+
+        A data file may have only one deletion vector.
+        """
         data_paths = await run_by_count(len(self._change.deletes), self._list_files_with_new_vector)
         for _, entries in await find_referring_entries(
             self._manifests, self._manifest_files, data_paths, self._metadata
@@ -182,7 +189,10 @@ class ConflictCheck:
     # Checks of the snapshots since the read
 
     async def _list_history(self, head: Snapshot | None, look_back: int) -> History | None:
-        """Return the history since the read snapshot, or None if the change does not depend on a read."""
+        """Return the history since the read snapshot, or None if the change does not depend on a read.
+
+        A change depends on a read if it has a scope, removes or replaces files, or deletes rows that it has read.
+        """
         change = self._change
         has_scope = change.scope is not None or change.replaced is not None
         if not change.request.reads:
@@ -208,14 +218,18 @@ class ConflictCheck:
         return History(self._manifests, self._metadata, snapshots)
 
     def _deletes_read_rows(self) -> bool:
-        """Return whether the change adds deletes of rows that it has read."""
+        """Return whether the change adds deletes of rows that it has read.
+
+        An equality delete without a partition deletes rows by value in the whole table, without a read.
+        """
         return bool(self._change.position_deletes or self._list_partitioned_equality_deletes())
 
     async def _check_deletes(self, history: History, deletes: AddedFiles, referenced_paths: set[str]) -> None:
         """Refuse the change if new deletes apply to rows of removed files, or to rows that the change rewrites.
 
         Otherwise, these deletes would be lost. A change that only deletes rows may delete rows that other commits have
-        deleted, but not rows that other commits have rewritten.
+        deleted, but not rows that other commits have rewritten. Rewritten rows are found by the deletes of snapshots
+        that also wrote data.
 
         Args:
             history: The snapshots since the read.
@@ -257,6 +271,8 @@ class ConflictCheck:
         Args:
             vectors: Whether deletion vectors and equality deletes count. Position delete files always count, because a
                 new deletion vector would hide them.
+            deletes: Delete files that other commits have added.
+            paths: The paths of data files.
         """
         if not paths or not deletes.selection.count():
             return
@@ -321,7 +337,11 @@ class ConflictCheck:
     def _find_possible_delete(
         self, unnamed_deletes: Sequence[ContentFile], removed: AddedFiles
     ) -> tuple[ContentFile, bytes] | None:
-        """Return a position delete file and the path of a removed data file to which it may apply, or None."""
+        """Return a position delete file and the path of a removed data file to which it may apply, or None.
+
+        Files are compared by partition, and by the bounds of the paths in the delete file. After too many comparisons,
+        every removed file counts as affected.
+        """
         removed_files = find_files_at(removed.view, removed.selection.list_entry_ids())
         groups = group_by_partition(removed_files)
         paths_by_group: list[list[bytes]] = [[] for _ in groups.partitions]
@@ -343,9 +363,9 @@ class ConflictCheck:
     async def _check_other_specs(self, history: History) -> None:
         """Refuse equality deletes if another commit has added files with a partition spec that no delete has.
 
-        An equality delete of a partition applies only to files of the same partition spec. Without this check, rows of
-        the added files would remain, for example after a change of the bucket count. Files of compactions are checked
-        as well.
+        An equality delete with a partition applies only to files of the same partition spec. So it would not apply to
+        rows that were written with a new spec, for example after a change of the bucket count. Files of compactions are
+        checked as well.
         """
         equality_deletes = await run_by_count(len(self._change.deletes), self._list_partitioned_equality_deletes)
         if not equality_deletes:
@@ -365,7 +385,7 @@ class ConflictCheck:
     def _list_partitioned_equality_deletes(self) -> list[ContentFile]:
         """Return the equality delete files of the change, or nothing if one of them has no partition.
 
-        An equality delete file without a partition applies to all data files.
+        An equality delete file without a partition applies to all data files, so no partition or spec need be checked.
         """
         deletes = [file for file in self._change.deletes if file.content == EQUALITY_DELETES]
         return deletes if all(file.partition for file in deletes) else []
@@ -399,7 +419,10 @@ class ConflictCheck:
 
         Args:
             description: Describes the files in the error message.
-            stats: Whether the column bounds describe rows that the files contain.
+            stats: Whether the column bounds of the files describe rows that they contain. The bounds of delete files do
+                not.
+            files: Files that other commits have added or removed.
+            scope: The rows that the change has read or replaces.
 
         Raises:
             Collision: A file may contain or delete rows of the scope.
@@ -420,7 +443,11 @@ class ConflictCheck:
             )
 
     def _select_in_scope(self, files: AddedFiles, scope: ReadScope, *, stats: bool) -> Longs:
-        """Return int64[files]: the entry ids of the files that may contain or delete rows of the scope."""
+        """Return the entry ids of the files that may contain or delete rows of the scope, int64[files].
+
+        A scope with a filter is compared with the partitions and, for data files, with the column bounds. Any other
+        scope is compared with the partitions only.
+        """
         selection = files.selection.copy()
         if scope.bound is not None:
             if scope.bound != TRUE:
@@ -442,7 +469,7 @@ class ConflictCheck:
     def _make_targets(self, scope: ReadScope) -> Targets:
         """Return the partitions of a scope as targets of a comparison.
 
-        They are created once, because they are compared with the files of many snapshots.
+        The partitions are converted once for each scope, because they are compared with the files of many snapshots.
         """
         if self._targets is None or self._targets[0] is not scope:
             self._targets = scope, Targets(self._partitions, scope.partitions)
@@ -467,13 +494,17 @@ def _find_entry_ids(view: TableView, paths: Iterable[str]) -> tuple[Longs, str |
     for number, block in enumerate(view.blocks):
         rows_by_path = find_rows_by_path(block, searched_paths)
         missing_paths.difference_update(rows_by_path)
+        # An entry id consists of the number of the block (the files of one manifest) and the row in the block.
         entry_ids += [(number << ENTRY_BITS) | row for row in rows_by_path.values()]
     first_missing_path = min(missing_paths).decode() if missing_paths else None
     return np.array(sorted(entry_ids), dtype=np.int64), first_missing_path
 
 
 def find_first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
-    """Return the first of the sorted paths that is within the bounds of a position delete file, or None."""
+    """Return the first of the sorted paths that is within the bounds of a position delete file, or None.
+
+    A delete file with a missing bound may refer to any path in that direction.
+    """
     low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
     position = 0 if low is None else bisect_left(paths, low)
     return paths[position] if position < len(paths) and (high is None or paths[position] <= high) else None
@@ -489,6 +520,9 @@ def _select_entries(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
 
 
 def _is_position_delete_file(view: TableView, delete: int) -> bool:
-    """Return whether the file is a position delete file and not a deletion vector."""
+    """Return whether the file is a position delete file and not a deletion vector.
+
+    Both have the same content type, but only a deletion vector has an offset in its file.
+    """
     block, local = view.locate_delete(delete)
     return block.read_long("content", local) == POSITION_DELETES and block.read_long("content_offset", local) is None

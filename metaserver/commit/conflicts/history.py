@@ -30,7 +30,10 @@ _DATA = 0
 
 
 class AddedFiles(NamedTuple):
-    """Added files, as a selection of the rows of a view."""
+    """A set of data files or delete files, as a selection of the files of a view.
+
+    A view is the list of files in some manifests. `RemovedFiles` uses this form as well.
+    """
 
     view: TableView
     selection: FileSelection
@@ -40,6 +43,11 @@ class RemovedFiles(NamedTuple):
     """The data files or delete files that a snapshot removed.
 
     The files are None if they are unknown because the parent of the snapshot has expired.
+
+    Attributes:
+        snapshot: The snapshot that removed the files.
+        deletes: Whether the files are delete files.
+        files: The files, or None if they are unknown.
     """
 
     snapshot: Snapshot
@@ -60,6 +68,9 @@ def list_later_snapshots(
 
     Args:
         read_snapshot_id: The read snapshot, or None if an empty table was read.
+        metadata: The table's metadata.
+        head: The head of the branch.
+        look_back: The maximum number of snapshots.
 
     Raises:
         HistoryTooLong: There are more than `look_back` snapshots.
@@ -76,6 +87,7 @@ def list_later_snapshots(
         if parent == read_snapshot_id:  # The parent itself may have expired.
             return snapshots
         current = None if parent is None else metadata.snapshot(parent)
+    # An empty table was read, and the branch is still empty. In any other case, the read snapshot was not found.
     return snapshots if head is None and read_snapshot_id is None else None
 
 
@@ -113,7 +125,10 @@ class History:
         return AddedFiles(view, selection)
 
     def select_writing_deletes(self, deletes: AddedFiles) -> AddedFiles:
-        """Return the delete files whose snapshots may also have added data files."""
+        """Return the delete files whose snapshots may also have added data files.
+
+        A snapshot with the operation `delete` only removes rows, so it has rewritten none.
+        """
         ids = {snapshot_id for snapshot_id, operation in self._operations.items() if operation != DELETE}
         selection = deletes.selection.copy()
         keep_appended_files(selection, ids)
@@ -121,6 +136,8 @@ class History:
 
     async def find_removed(self, *, deletes: bool, replaced: bool) -> list[RemovedFiles]:
         """Return the data files or delete files that the snapshots have removed.
+
+        Snapshots that only append, and snapshots without a parent, have removed nothing.
 
         Args:
             deletes: Whether to return delete files instead of data files.
@@ -137,9 +154,10 @@ class History:
         return removals
 
     async def _read_removed_files(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
-        """Return the files that a snapshot removed: those of manifests that only its parent lists.
+        """Return the files that a snapshot removed.
 
-        Files that the snapshot's own manifests list are not removed, because a rewrite of manifests moves entries.
+        A removed file is in a manifest that only the parent lists, and in no manifest that the snapshot added. A
+        rewrite of manifests moves the entries of other files to new manifests.
         """
         listed_paths = {manifest.manifest_path for manifest in await self._manifests.read_list(snapshot)}
         dropped_manifests = [
@@ -171,7 +189,7 @@ def _read_operation(snapshot: Snapshot) -> str:
 
 
 def _select_missing(view: TableView, blocks: Iterable[Block]) -> FileSelection:
-    """Return the files of the view that none of the blocks lists."""
+    """Return the files of the view that none of the blocks lists. A block has the files of one manifest."""
     block_keys = {key for block in blocks for key in _list_keys(block)}
     selection = FileSelection.select_all(view)
     for number, block in enumerate(view.blocks):

@@ -55,7 +55,7 @@ DECODED_BYTES_MAX = 64 << 20
 
 
 class CheckedFiles(NamedTuple):
-    """The storage, and the check that the table may refer to a file."""
+    """The storage of files, and the check that the table may refer to a file at a location."""
 
     objects: ObjectStore
     check_paths: CheckPaths
@@ -72,7 +72,15 @@ class _File(NamedTuple):
 
 
 async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
-    """Return the deletes, without the equality deletes that remove no row for which `bound` is true."""
+    """Return the deletes, without the equality deletes that remove no row for which `bound` is true.
+
+    Bounds are compared first. Then the values of the key columns in the remaining files are read.
+
+    Args:
+        source: The storage of the files.
+        added: Delete files.
+        bound: A condition on rows of the table.
+    """
     selection, compared_files = await asyncio.to_thread(_select_deletes, added, bound)
     await _drop_disjoint(source, selection, compared_files)
     return AddedFiles(added.view, selection)
@@ -102,7 +110,8 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[FileSelection
 async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
     """Return the data files that may have a row for which `bound` is true.
 
-    The caller has already compared partitions and bounds.
+    The caller has already compared partitions and bounds, so this function reads the files. With too many files, it
+    returns all of them.
     """
     selection = added.selection.copy()
     if selection.count() > FILES_MAX:
@@ -117,7 +126,11 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
 
 
 def _restrict_condition(bound: Expression, columns: Iterable[int] | None) -> Expression:
-    """Return the part of the expression on the columns with these ids. None means all columns."""
+    """Return a weaker condition that uses only the columns with these ids. None means all columns.
+
+    Predicates on other columns count as true, as do predicates on floating-point columns, because readers disagree on
+    signed zeros.
+    """
     column_ids = None if columns is None else frozenset(columns)
 
     def restrict(predicate: Bound) -> Expression:
@@ -128,7 +141,10 @@ def _restrict_condition(bound: Expression, columns: Iterable[int] | None) -> Exp
 
 
 def _group_equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
-    """Return the positions of the selected equality deletes, grouped by their key columns."""
+    """Return the positions of the selected equality deletes, grouped by their key columns.
+
+    The key columns are the columns whose values a delete file compares.
+    """
     grouped: dict[tuple[int, ...], list[int]] = {}
     ids: dict[int, list[list[int] | None]] = {}
     for position in files.selection.list_positions().tolist():
@@ -142,7 +158,7 @@ def _group_equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int
 
 
 def _locate_row(view: TableView, position: int) -> tuple[int, Block, int]:
-    """Return the index of the block in the view, the block, and the row in the block."""
+    """Return the index of the block in the view, the block, and the row in the block, for a position in the view."""
     number = bisect_right(view.starts, position) - 1
     return number, view.blocks[number], position - int(view.starts[number])
 
@@ -276,6 +292,9 @@ async def _drop_disjoint(source: CheckedFiles, selection: FileSelection, files: 
 
 def _is_disjoint(data: bytes, file: _File) -> bool:
     """Return whether no row of the file satisfies the condition.
+
+    The result is False if this cannot be shown: without columns to read, for lists and maps, if a column is missing, or
+    if its values are shortened.
 
     Raises:
         Unreadable: The file cannot be read.

@@ -39,7 +39,14 @@ which other commits of the table would wait.
 
 
 class _Constraint(NamedTuple):
-    """A restriction of source columns by a partition field: the transform, and its value in the partition."""
+    """A restriction of source columns by a partition field.
+
+    Attributes:
+        sources: The ids of the source columns.
+        transform: The transform of the partition field, such as `bucket[16]`.
+        kind: The type of the value.
+        value: The value of the field in the partition, or None for null.
+    """
 
     sources: tuple[int, ...]
     transform: str
@@ -68,6 +75,7 @@ class PartitionOverlap:
         if spec is None:
             raise BadRequest(f"The table has no partition spec {spec_id}")
         kinds = list_partition_types(self._metadata, spec)
+        # No field has the id 0, so the constraints leave out fields without an id.
         fields = (
             PartitionFieldValue(field.field_id or 0, kind, value)
             for field, kind, value in zip(spec.fields, kinds, values, strict=True)
@@ -80,7 +88,10 @@ class PartitionOverlap:
         return spec is not None and len(self._fields[spec_id]) == len(spec.fields)
 
     def may_compare(self, pairs: int) -> bool:
-        """Count further comparisons, and return whether their total is within `COMPARISONS_MAX`."""
+        """Count further comparisons, and return whether their total is within `COMPARISONS_MAX`.
+
+        The limit bounds the time of one check. Beyond it, callers use the cautious result.
+        """
         self._compared_pairs += pairs
         return self._compared_pairs <= COMPARISONS_MAX
 
@@ -136,6 +147,9 @@ class Targets:
     ) -> Iterator[bool]:
         """Compare a partition with the targets of each spec, and yield one result for each spec.
 
+        If the partition and the targets of a spec have the same fields, they overlap only if they are equal, so a
+        lookup is sufficient. Otherwise, each target is compared.
+
         Args:
             compare: Compares the constraints of the partition with those of a target.
             partition: The partition.
@@ -146,6 +160,7 @@ class Targets:
         for spec_id, targets in self._by_spec.items():
             if not is_compared(spec_id):
                 continue
+            # All targets of a spec have the same fields, so compare the fields of one target.
             if spec_id == partition.spec_id and _have_same_fields(constraints, next(iter(targets.values()))):
                 yield _make_key(constraints) in targets
             elif self._partitions.may_compare(len(targets)):
@@ -159,7 +174,7 @@ def _make_key(constraints: Iterable[_Constraint]) -> object:
 
 
 def _have_same_fields(left: Sequence[_Constraint], right: Sequence[_Constraint]) -> bool:
-    """Return whether both partitions have the same fields with comparable types."""
+    """Return whether both partitions have the same source columns and transforms, with comparable types."""
     return len(left) == len(right) and all(
         left_field[:2] == right_field[:2] and are_comparable(left_field.kind, right_field.kind)
         for left_field, right_field in zip(left, right, strict=True)
@@ -175,7 +190,11 @@ def _implies_all(inner: Sequence[_Constraint], outer: Iterable[_Constraint]) -> 
 
 
 def _are_disjoint(left: _Constraint, right: _Constraint) -> bool:
-    """Return whether no row can satisfy both constraints. The result is False if this is uncertain."""
+    """Return whether no row can satisfy both constraints. The result is False if this is uncertain.
+
+    Two bucket numbers of one column contradict each other if they differ modulo the greatest common divisor of the
+    bucket counts. With different transforms, an exact value may contradict the result of the other transform.
+    """
     if left.sources != right.sources:
         return False
     if left.transform == right.transform:
@@ -191,7 +210,7 @@ def _are_disjoint(left: _Constraint, right: _Constraint) -> bool:
 
 
 def _contradicts(exact: _Constraint, other: _Constraint) -> bool:
-    """Return whether an exact value contradicts the other constraint."""
+    """Return whether an exact value, which has the transform `identity`, contradicts the other constraint."""
     if exact.transform != IDENTITY or exact.value is None:
         return False
     transform_result = _apply_transform(other.transform, exact.kind, exact.value)
@@ -206,7 +225,11 @@ def _contradicts(exact: _Constraint, other: _Constraint) -> bool:
 
 
 def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:
-    """Return whether each row that satisfies the premise satisfies the conclusion. It is False if this is uncertain."""
+    """Return whether each row that satisfies the premise satisfies the conclusion. It is False if this is uncertain.
+
+    A bucket number implies the number for each divisor of the bucket count. An exact value implies the result of each
+    transform.
+    """
     if premise.sources != conclusion.sources:
         return False
     if premise.transform == conclusion.transform:

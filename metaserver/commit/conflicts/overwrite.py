@@ -46,6 +46,15 @@ async def find_replaced_files(
 ) -> set[Remove]:
     """Return the data files of the head that are in the scope.
 
+    A filter is planned twice: a file that is in the plan of the filter, and not in the plan of its negation, has only
+    matching rows.
+
+    Args:
+        planner: Plans the filter.
+        metadata: The table's metadata.
+        head: The head of the branch, or None for an empty table.
+        scope: The filter or the partitions of the files to replace.
+
     Raises:
         BadRequest: A file is only partly in the scope. The message names the file.
     """
@@ -104,8 +113,8 @@ def _select_files_in_scope(view: TableView, metadata: TableMetadata, scope: Read
 def negate_bound_expression(expression: Expression, metadata: TableMetadata) -> Expression:
     """Return the negation of a bound expression. Each row that does not match the expression matches its negation.
 
-    If neither a predicate nor its negation matches null or NaN, the result also matches these values. Engines disagree
-    on whether NaN is greater than a number, so NaN may match both the expression and its negation.
+    A null or NaN may match neither a predicate nor its usual negation. The result then matches these values. Engines
+    disagree on whether NaN is greater than a number, so NaN may match both the expression and its negation.
     """
     match expression:
         case And(children):
@@ -147,7 +156,7 @@ def _bind_again(predicate: Bound, op: Op, metadata: TableMetadata) -> Expression
     simplifies a null test on a required column to a constant.
     """
     column = metadata.current_schema.column(predicate.column_id)
-    if column is None:
+    if column is None:  # The column was dropped, but older files still have it.
         return Bound(op, predicate.column_id, predicate.name, predicate.kind, predicate.transform, predicate.result, ())
     term = Unbound(op, column.name, predicate.transform, ())
     return bind(term, metadata.current_schema, metadata.schemas, case_sensitive=True)

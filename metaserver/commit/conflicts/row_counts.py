@@ -84,7 +84,10 @@ class _Counts(NamedTuple):
 
 
 def _count_rows(change: Change, to_remove: FilesToRemove) -> _Counts | None:
-    """Return the row counts of the change, or None if one of them is unknown."""
+    """Return the row counts of the change, or None if one of them is unknown.
+
+    A negative count represents an unknown count.
+    """
     removed_counts = [file.record_count for file in to_remove.files if file.content == DATA]
     if removed_counts and min(removed_counts) < 0:
         return None
@@ -97,7 +100,10 @@ def _count_rows(change: Change, to_remove: FilesToRemove) -> _Counts | None:
 async def _count_deleted_rows(
     manifests: Manifests, manifest_files: Sequence[ManifestFile], to_remove: FilesToRemove
 ) -> int | None:
-    """Return the maximum number of rows that deletes remove from the removed data files, or None if it is unknown."""
+    """Return the maximum number of rows that deletes remove from the removed data files, or None if it is unknown.
+
+    It is unknown if the number of delete files is unknown or very large.
+    """
     deletes = [manifest for manifest in drop_dead_manifests(manifest_files) if manifest.content != DATA]
     counts = [(manifest.added_files_count, manifest.existing_files_count) for manifest in deletes]
     if sum(math.inf if None in count else sum(filter(None, count)) for count in counts) > _DELETE_FILES_MAX:
@@ -110,6 +116,9 @@ async def _count_deleted_rows(
 
 def _sum_rows(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
     """Return the number of rows of the delete files that may apply to removed data files, or None if it is unknown.
+
+    An equality delete may remove any number of rows. A position delete file without a data file may apply to any file,
+    so all its rows count.
 
     Args:
         blocks: The live delete files of the head.

@@ -48,7 +48,11 @@ class Undo(NamedTuple):
         return [entry.file for entry in self.removed]
 
     def group_by_manifest(self) -> Iterable[tuple[int, int, list[ManifestEntry]]]:
-        """Return the spec id, the content type and the entries of each manifest of restored files."""
+        """Return the spec id, the content type and the entries of each manifest of restored files.
+
+        A manifest has files of one spec and one content type (0 for data files, 1 for delete files). The entries are
+        EXISTING, so the files keep their sequence numbers.
+        """
         groups: dict[tuple[int, int], list[ManifestEntry]] = {}
         for entry in self.removed:
             groups.setdefault((entry.file.spec_id, int(entry.file.content != DATA)), []).append(
@@ -61,6 +65,16 @@ class Undo(NamedTuple):
 
 async def compute_undo(manifests: Manifests, metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> Undo:
     """Check that a snapshot can be undone on `head`, and return its effects.
+
+    An undo removes the files that the snapshot added, and restores the files that it removed. If the snapshot changed
+    no files, it rewrote only manifests, and the old manifests are restored. Otherwise, later commits must not have
+    changed the files that are removed.
+
+    Args:
+        manifests: Reads manifests.
+        metadata: The table's metadata.
+        head: The head of the branch.
+        snapshot_id: The snapshot to undo.
 
     Raises:
         BadRequest: The snapshot can never be undone.
@@ -91,7 +105,10 @@ async def compute_undo(manifests: Manifests, metadata: TableMetadata, head: Snap
 
 
 def _find_snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> tuple[Snapshot, Snapshot]:
-    """Return the snapshot to undo and its parent."""
+    """Return the snapshot to undo and its parent.
+
+    The snapshot must be in the history of the head, must have changed no rows, and its parent must still exist.
+    """
     snapshot = head
     while snapshot is not None and snapshot.snapshot_id != snapshot_id:
         parent_id = snapshot.parent_snapshot_id
@@ -149,7 +166,10 @@ async def _restore_manifests(
 async def _compare_live_entries(
     manifests: Manifests, metadata: TableMetadata, older_snapshot: Snapshot, newer_snapshot: Snapshot
 ) -> tuple[_Entries, _Entries]:
-    """Return for each of two snapshots the live entries of the manifests that only this snapshot lists."""
+    """Return for each of two snapshots the live entries of the manifests that only this snapshot lists.
+
+    Manifests that both snapshots list contain the same entries, so they are not read.
+    """
     older_manifests = drop_dead_manifests(await manifests.read_list(older_snapshot))
     newer_manifests = drop_dead_manifests(await manifests.read_list(newer_snapshot))
     older_paths = {manifest.manifest_path for manifest in older_manifests}
@@ -179,7 +199,15 @@ def _add_entries(entries: Iterable[ManifestEntry], entries_by_key: _Entries) -> 
 def _check_removed(
     removed_entries: Sequence[ManifestEntry], added_files: Iterable[Remove], restored_paths: set[str]
 ) -> None:
-    """Check that later commits have not removed files that the snapshot added, or deletes of restored files."""
+    """Check that later commits have not removed files that the snapshot added, or deletes of restored files.
+
+    A removed delete file that names no data file may also apply to restored files.
+
+    Args:
+        removed_entries: The entries that later commits have removed.
+        added_files: The files that the snapshot added.
+        restored_paths: The paths of the files that the undo restores.
+    """
     keys = set(added_files)
     for entry in removed_entries:
         file = entry.file

@@ -30,7 +30,12 @@ def has_suspicious_partitions(manifest_rows: DecodedManifest, manifest: Manifest
     """Return whether a manifest of deletes has a sign of partitions that are not those of the data files.
 
     The signs are a spec other than in the manifest list, partition fields of another spec, a partition value that is
-    null, and DuckDB's column for paths.
+    null, and the column in which DuckDB writes paths. A table with only one spec is not checked.
+
+    Args:
+        manifest_rows: The decoded manifest.
+        manifest: The entry of the manifest in the manifest list.
+        metadata: The table's metadata.
     """
     spec = metadata.spec(manifest.partition_spec_id)
     if spec is None or len(metadata.partition_specs) == 1 or manifest.content == DATA:
@@ -50,12 +55,16 @@ def has_suspicious_partitions(manifest_rows: DecodedManifest, manifest: Manifest
 
 
 def has_other_spec(manifest_rows: DecodedManifest, manifest: ManifestFile) -> bool:
-    """Return whether a manifest states another partition spec than its manifest list."""
+    """Return whether a manifest states another partition spec than its manifest list. A missing spec counts as 0."""
     return manifest_rows.metadata.get("partition-spec-id", "0") != str(manifest.partition_spec_id)
 
 
 def get_referenced_path(file: ContentFile) -> str | None:
-    """Return the only data file to which a delete file applies, or None if there may be several."""
+    """Return the only data file to which a delete file applies, or None if there may be several.
+
+    If the file does not name the data file, equal lower and upper bounds of the paths in it show that it has only one
+    path.
+    """
     if file.content != POSITION_DELETES:
         return None
     if file.referenced_data_file is not None:
@@ -73,6 +82,8 @@ def get_referenced_path(file: ContentFile) -> str | None:
 
 def move_deletes(entries: Sequence[ManifestEntry], data_files: Mapping[str, ContentFile]) -> list[ManifestEntry]:
     """Give added deletes the partition of their data file.
+
+    Readers apply deletes only to data files of the same partition.
 
     Args:
         entries: The entries of a manifest.

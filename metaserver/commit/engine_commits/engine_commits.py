@@ -80,16 +80,21 @@ class _Commit(msgspec.Struct, frozen=True):
     is_single: bool
     """Whether the response to the request contains the table. Otherwise the response is 204 without a body."""
     requested_ms: int
+    """The time of the request."""
     fingerprint: str | None
+    """The hash by which a repeat of the commit is found, or None if the commit adds no snapshot."""
     manifests: CommitManifests
+    """Reads the manifests of the tables and of the engine."""
     fresh_snapshot: Snapshot | None
     """The fresh snapshot of a stream on which the only snapshot of the commit is based."""
     fences: Sequence[CheckFence]
+    """The checks of leases that the transaction contains. They fail if this process has lost a lease."""
     examined: Mapping[tuple[NamespacePath, str], ExaminedTable]
+    """The tables whose streams were prepared for the commit, by name."""
 
 
 class AlreadyCommitted(Exception):
-    """Raised if the same commit was already applied.
+    """Raised if the same commit was already applied. The client then gets the first outcome, and not an error.
 
     Attributes:
         outcome: The table in the outcome of the first request. The list is empty for a transaction.
@@ -160,6 +165,8 @@ class EngineCommits:
             fresh_snapshot: See `commit_table`. It must be None for several tables.
             fences: See `commit_table`.
             examined: See `commit_table`.
+            caller: The principal that commits.
+            changes: The changes, at least one.
         """
         if not changes:
             raise BadRequest("table-changes is empty; it needs at least one change")
@@ -173,6 +180,11 @@ class EngineCommits:
         self, namespace: NamespacePath, name: str, requirements: list[dict[str, Any]]
     ) -> LoadedTable:
         """Return the current state of a table after a successful commit whose metadata file has been deleted since.
+
+        Args:
+            namespace: The namespace of the table.
+            name: The name of the table.
+            requirements: The requirements of the commit.
 
         Raises:
             CommitUnknown: The name refers to no table, or to a table with another UUID than in `requirements`.
@@ -244,7 +256,14 @@ class EngineCommits:
             self._preloading_commits -= 1
 
     async def _commit_locked(self, commit: _Commit, names: Sequence[tuple[NamespacePath, str]]) -> list[LoadedTable]:
-        """Commit while holding the locks of the tables."""
+        """Commit while holding the locks of the tables.
+
+        A refused commit counts for the priority of its writer, and a commit of a snapshot ends the priority.
+
+        Args:
+            commit: The commit.
+            names: The full names of its tables.
+        """
         caller, tables = commit.caller, commit.tables
         async with self.publisher.lock_all(names):
             try:
@@ -264,8 +283,8 @@ class EngineCommits:
     async def _preload(self, commit: _Commit, table: TableCommit) -> None:
         """Read the new manifests while another commit holds the lock, if a rebase would need them.
 
-        If the table does not allow rebases, the manifests are not read, because the server will probably refuse this
-        commit after the other commit.
+        A rebase moves a refused snapshot onto the new head. If the table does not allow rebases, the manifests are not
+        read, because the server will probably refuse this commit after the other commit.
         """
         with contextlib.suppress(SeamarkError):
             entry, base = await self._load_base(table)
@@ -274,6 +293,9 @@ class EngineCommits:
 
     async def _publish_with_retries(self, commit: _Commit, races: Races) -> list[LoadedTable]:
         """Try the commit until it is published or refused.
+
+        A lost race against another process does not count as a conflict, because `Races` limits the number of races. An
+        error is replaced by AlreadyCommitted if it comes from a repeat of a commit.
 
         Raises:
             AlreadyCommitted: The same commit was already applied.
@@ -315,6 +337,9 @@ class EngineCommits:
 
     def _build_record(self, commit: _Commit, prepared_commits: Sequence[PreparedCommit]) -> list[Operation]:
         """Return the operation that records the response under the request's idempotency key.
+
+        The response to a commit of one table contains the metadata, so the record has their location. The response to a
+        transaction has no body.
 
         The list is empty if the request has no key.
         """
@@ -411,7 +436,10 @@ class EngineCommits:
         updates: Sequence[Update],
         rebased_updates: RevisedUpdates | None,
     ) -> RevisedUpdates | None:
-        """Return the updates with corrected manifests, or None if no manifest of the engine would harm readers."""
+        """Return the updates with corrected manifests, or None if no manifest of the engine would harm readers.
+
+        For a new table, whose base is None, the location is in the new metadata.
+        """
         table_metadata = metadata if base is None else base
         uuid, folder = (
             get_uuid(entry, table_metadata),
@@ -426,7 +454,10 @@ class EngineCommits:
         updates: Sequence[Update],
         requirements: Sequence[Requirement] = (),
     ) -> TableMetadata:
-        """Check the requirements, apply the updates to the metadata, and return the new metadata."""
+        """Check the requirements, apply the updates to the metadata, and return the new metadata.
+
+        A large request is applied in a thread, so that it does not block the event loop.
+        """
         caller, clock = commit.caller, self._context.clock
         now_ms, new_uuid = clock.now_ms(), None if base is not None else str(clock.uuid4())
 
@@ -505,6 +536,11 @@ class EngineCommits:
 def _check_examined(examined: ExaminedTable | None, entry: Entry | None, full_name: tuple[NamespacePath, str]) -> None:
     """Check that a name refers to the table whose stream was prepared for the commit.
 
+    Args:
+        examined: The table whose stream was prepared, or None if no stream was prepared.
+        entry: The current pointer, or None if the name refers to no table.
+        full_name: The namespace and the name.
+
     Raises:
         CommitConflict: The name refers to another table, or the commit was refused and the table has changed.
     """
@@ -519,7 +555,10 @@ def _check_examined(examined: ExaminedTable | None, entry: Entry | None, full_na
 
 
 def _parse_changes(changes: Sequence[TableChange]) -> tuple[list[TableCommit], str | None]:
-    """Parse the changes. Return the commits, and the fingerprint of the request, or None if it adds no snapshot."""
+    """Parse the changes. Return the commits, and the fingerprint of the request, or None if it adds no snapshot.
+
+    The fingerprint identifies a repeat of the request after a lost response.
+    """
     tables = [read_table_commit(change) for change in changes]
     adds_snapshot = any(table.added_snapshots for table in tables)
     return tables, compute_fingerprint(changes) if adds_snapshot else None
@@ -528,8 +567,9 @@ def _parse_changes(changes: Sequence[TableChange]) -> tuple[list[TableCommit], s
 def compute_fingerprint(changes: Sequence[TableChange]) -> str:
     """Return a hash that identifies a commit which adds a snapshot, because such a commit can be applied only once.
 
-    Snapshot ids are unique. The hash covers the JSON as the client sent it, including fields that the specification
-    does not define. The case of the action names does not matter.
+    Snapshot ids are unique, so two commits with the same content are one commit. The hash covers the JSON as the client
+    sent it, including fields that the specification does not define. The case of the action names does not matter. For
+    one table, the name is left out, because the table may be renamed before a repeat.
     """
     updates = [[_lower_action(update) for update in change.updates] for change in changes]
     content: Any = updates[0]
@@ -546,7 +586,10 @@ def _lower_action(update: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_commit(commit: _Commit, updates: Sequence[Update]) -> CommitEvent:
-    """Return the event that the timeline records for the updates of one table."""
+    """Return the event that the timeline records for the updates of one table.
+
+    If the commit adds several snapshots, the event has the last of them.
+    """
     snapshot_updates = [update.snapshot for update in updates if isinstance(update, AddSnapshot)]
     return CommitEvent(
         caller=commit.caller,
@@ -561,7 +604,8 @@ def _describe_commit(commit: _Commit, updates: Sequence[Update]) -> CommitEvent:
 def _identify_writer(caller: Caller, table: TableCommit) -> str:
     """Return a name for the writer: its principal, and whether its snapshots are appends.
 
-    Appends have their own name, because they must not end the priority of an overwrite.
+    Appends have their own name. Otherwise a successful append would end the priority of an overwrite by the same
+    principal.
     """
     summaries = [snapshot.summary for snapshot in table.added_snapshots if snapshot.summary is not None]
     operations = {summary.get("operation") for summary in summaries}

@@ -26,7 +26,11 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 
 
 def select_candidates(removed_vectors: Iterable[ManifestEntry], replaced_data_files: set[str]) -> list[ManifestEntry]:
-    """Return the removed vectors without a successor whose Puffin file has another vector with a successor.
+    """Return the removed deletion vectors that an engine may have removed by mistake.
+
+    A Puffin file may contain the vectors of several data files. Some engines replace one vector of such a file, and
+    then mark all of its vectors as removed. So the result has the vectors without a successor whose Puffin file has
+    another vector with a successor.
 
     Args:
         removed_vectors: The entries of vectors that the snapshot marks as DELETED.
@@ -51,6 +55,8 @@ async def read_lost_vectors(
     metadata: TableMetadata,
 ) -> list[ManifestEntry]:
     """Return the entries of lost vectors as in the parent snapshot, with the status EXISTING.
+
+    A lost vector is a candidate whose data file is still live.
 
     Args:
         manifests: Reads the manifests of the parent.

@@ -84,7 +84,7 @@ class ManifestCorrections:
         self._clock = clock
 
     async def preload(self, manifests: CommitManifests, uuid: str, updates: Iterable[Update]) -> None:
-        """Read the new manifests into the cache before the table's lock is taken, so other commits wait less.
+        """Read the new manifests into the cache before the table's lock is taken, so that other commits wait less.
 
         Errors are ignored, because `correct` reads the manifests again.
         """
@@ -235,6 +235,8 @@ class _Correction:
     ) -> list[ManifestEntry]:
         """Return the entries of the vectors that the snapshot removes by mistake.
 
+        A data file with a vector in the new manifests has a successor of its removed vector. See `select_candidates`.
+
         Args:
             marks: The entries of vectors with the status DELETED.
             parent_manifests: The manifests of the parent.
@@ -256,7 +258,11 @@ class _Correction:
         return await read_lost_vectors(self._published, parent_manifests, candidates, set(live_files), self._metadata)
 
     async def _read_removals(self, manifest_files: Iterable[ManifestFile]) -> dict[str, list[ManifestEntry]]:
-        """Return the entries with the status DELETED in each new delete manifest, by the path of the manifest."""
+        """Return the entries with the status DELETED in each new delete manifest, by the path of the manifest.
+
+        Manifests that are encrypted, or that the server cannot write again, are left out, because it could not correct
+        them.
+        """
         removals: dict[str, list[ManifestEntry]] = {}
         for manifest in manifest_files:
             if (
@@ -318,6 +324,8 @@ class _Correction:
     ) -> Files:
         """Give the deletes of the snapshot the partitions of the data files to which they apply.
 
+        With one partition spec, and in an append, no delete can have the spec of other files.
+
         Args:
             snapshot: The new snapshot.
             manifest_files: See `keep_shared_puffins`.
@@ -347,7 +355,10 @@ class _Correction:
     async def _move_deletes(
         self, snapshot: Snapshot, manifest_files: Sequence[ManifestFile]
     ) -> dict[str, list[ManifestEntry]]:
-        """Return the corrected entries of the manifests whose deletes have wrong partitions, by the manifest's path."""
+        """Return the corrected entries of the manifests whose deletes have wrong partitions, by the manifest's path.
+
+        A manifest whose spec differs from the manifest list is also written again, even if its entries are correct.
+        """
         new_manifests = _select_new(manifest_files, self._new_ids)
         entries_by_manifest: dict[str, list[ManifestEntry]] = {}
         contradictory_paths: set[str] = set()
@@ -380,7 +391,10 @@ class _Correction:
         manifest_files: Sequence[ManifestFile],
         moved_entries: dict[str, list[ManifestEntry]],
     ) -> Files:
-        """Write a manifest for each spec of the corrected entries, and write the manifest list."""
+        """Write a manifest for each spec of the corrected entries, and write the manifest list.
+
+        Other manifests are listed without a change. A spec whose values cannot be encoded refuses the commit.
+        """
         files, writer = self._open_writer(snapshot)
         find_type = DeclaredTypes(self._metadata)
         manifests: list[ManifestFile] = []
@@ -405,7 +419,7 @@ class _Correction:
         return files.files
 
     async def correct_metrics(self, snapshot: Snapshot) -> Files:
-        """Correct the metrics that readers cannot use.
+        """Correct the metrics (counts and bounds of columns) that readers cannot use.
 
         Returns:
             The files to write. The list is empty if the snapshot needs no correction or cannot be read.
@@ -488,7 +502,10 @@ class _Correction:
 
 
 def _replace_list(snapshot: Snapshot, files: dict[str, bytes], list_files: Files) -> Snapshot:
-    """Return the snapshot with the new manifest list, and add the written files to `files`, the files of the commit."""
+    """Return the snapshot with the new manifest list, and add the written files to `files`, the files of the commit.
+
+    The manifest list is the last of `list_files`. A list that an earlier correction has written is no longer needed.
+    """
     if not list_files:
         return snapshot
     files.pop(snapshot.manifest_list or "", None)
@@ -503,19 +520,23 @@ def _describe_copy(stored_manifest: StoredManifest, manifest: ManifestFile) -> M
 
 
 def _find_published_ancestor(snapshot: Snapshot, metadata: TableMetadata, base: TableMetadata) -> Snapshot | None:
-    """Return the nearest ancestor of a new snapshot that the table already has, or None."""
+    """Return the nearest ancestor of a new snapshot that the table already has, or None.
+
+    The number of steps is limited, because the parents of an engine's snapshots may form a cycle.
+    """
     ancestor: Snapshot | None = snapshot
     for _ in range(len(metadata.snapshots)):
         if ancestor is None or base.snapshot(ancestor.snapshot_id) is not None:
             return ancestor
-        ancestor = metadata.snapshot(ancestor.parent_snapshot_id or 0)
+        ancestor = metadata.snapshot(ancestor.parent_snapshot_id or 0)  # No snapshot has the id 0.
     return None
 
 
 def _select_new(manifest_files: Iterable[ManifestFile], snapshot_ids: Collection[int]) -> list[ManifestFile]:
     """Return the manifests that the snapshots add.
 
-    Their number and size are limited, because the commit waits while the server reads them.
+    Encrypted manifests are left out. The number and the size of the manifests are limited, because the commit waits
+    while the server reads them.
     """
     new_manifests, size_bytes = list[ManifestFile](), 0
     for manifest in manifest_files:
@@ -567,6 +588,7 @@ def _check_truncated(manifest: DecodedManifest, metadata: TableMetadata) -> None
         width, starts, lengths = get_transform_width(transform), values.spans.starts, values.spans.lengths
         for row in np.flatnonzero(is_added & (lengths > width)).tolist():
             value = manifest.heap[starts[row] : starts[row] + lengths[row]].tobytes()
+            # The width of text counts characters, and the lengths count bytes.
             size = len(value.decode(errors="replace")) if values.type == "string" else len(value)
             if size > width:
                 excerpt = value.decode(errors="replace")[:_SHOWN_CHARACTERS_MAX]

@@ -84,7 +84,7 @@ _RECORDED_UNDONE_MAX = 100
 
 
 class RevisedUpdates(msgspec.Struct, frozen=True):
-    """Updates that replace the engine's updates."""
+    """Updates that replace the engine's updates after a correction, or after a rebase onto a newer head."""
 
     updates: tuple[Update, ...]
     files: tuple[tuple[str, bytes], ...]
@@ -108,7 +108,7 @@ def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCom
     """Return the snapshot of a commit, and its branch, if a rebase could move the snapshot.
 
     The result is None unless the commit adds exactly one snapshot to a branch, and all its requirements hold, except
-    the requirement on the branch.
+    the requirement on the head of the branch. A rebase replaces this head.
     """
     by_action = {update.action: update for update in table.updates}
     snapshot_update, ref_update = by_action.get(AddSnapshot.action), by_action.get(SetSnapshotRef.action)
@@ -143,7 +143,7 @@ def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCom
 
 
 class CannotRebase(Exception):
-    """Raised with the reason why a snapshot cannot be rebased, and caught in this module."""
+    """Raised with the reason why a snapshot cannot be rebased, which means moved onto a newer head."""
 
 
 def can_rebase_appends(metadata: TableMetadata) -> bool:
@@ -213,8 +213,8 @@ async def _read_recorded_updates(
     instant_filter = InstantFilter(uuid=uuid, action="commit", newest_first=True, archived=False)
     instants = await context.store.list_instants(instant_filter, _INSTANTS_MAX)
     updates: dict[int | None, tuple[str, ...]] = {}
-    # The instants are ordered from the newest. Use the newest, because a new snapshot may reuse the id of a removed
-    # one.
+    # Instants are the events of the timeline, the newest first. Use the newest instant of each snapshot id, because a
+    # new snapshot may have the id of a removed snapshot.
     for instant in instants:
         updates.setdefault(instant.snapshot_id, tuple(instant.summary.get("updates", ())))
     return {updates.get(snapshot.snapshot_id, ()) for snapshot in snapshots}
@@ -264,6 +264,15 @@ class _Rebase:
     ) -> None:
         """Check the form of the snapshot and of the branch.
 
+        Args:
+            context: The storage and the clock.
+            manifests: Reads the manifests of the table and of the client's snapshot.
+            uuid: The UUID of the table.
+            folder: The folder of the table's metadata.
+            base: The current metadata.
+            commit: The client's snapshot and its branch.
+            fresh_snapshot: The fresh snapshot of a stream on which the client's snapshot is based, or None.
+
         Raises:
             CannotRebase: The snapshot or the head of the branch has an unsupported form.
         """
@@ -288,7 +297,10 @@ class _Rebase:
         self._writer = SnapshotWriter(self._files, context.clock, own_manifests, folder, snapshot.snapshot_id)
 
     async def move_onto_head(self) -> RevisedUpdates:
-        """Move an append onto the head. The result lists the client's new manifests and the manifests of the head."""
+        """Move an append onto the head. The result lists the client's new manifests and the manifests of the head.
+
+        If the client has merged old manifests into a new manifest, the new manifest replaces those of the head.
+        """
         lists = await self._read_lists()
         self._check_added(lists)
         own_manifests, merged_paths = await self._select_own_manifests(lists)
@@ -311,9 +323,12 @@ class _Rebase:
     async def move_over_rewrites(self) -> RevisedUpdates:
         """Move the snapshot over snapshots that only rewrite manifests.
 
-        The result lists the client's new manifests, and the head's manifests for the remaining files. If the client has
-        replaced manifests that were rewritten meanwhile, the result lists the parent's manifests of this partition spec
-        and content.
+        The result lists the client's new manifests, and the manifests of the head for the files that the client has not
+        changed.
+
+        The kind of a manifest is its partition spec and content. If the client has replaced a manifest that was also
+        rewritten, the rewrite of this kind is dropped: the result lists the parent's manifests of this kind instead of
+        those of the head.
         """
         lists = await self._read_lists()
         self._check_numbered(lists)
@@ -347,7 +362,7 @@ class _Rebase:
         self._check_numbered(lists)
         inherited_manifests = [manifest for path, manifest in lists.parent.items() if path in lists.own]
         renumbered_manifests = [self._renumber(manifest) for manifest in lists.added]
-        parent = self._base.snapshot(self._commit.snapshot.parent_snapshot_id or 0)
+        parent = self._base.snapshot(self._commit.snapshot.parent_snapshot_id or 0)  # No snapshot has the id 0.
         return await self._write_list(
             [*renumbered_manifests, *inherited_manifests], len(inherited_manifests), parent, undone
         )
@@ -518,7 +533,11 @@ class _Rebase:
         return entry_lists
 
     def _renumber(self, manifest: ManifestFile) -> ManifestFile:
-        """Return the client's manifest with the moved snapshot's sequence number, which its entries inherit."""
+        """Return the client's manifest with the moved snapshot's sequence number, which its entries inherit.
+
+        If the client's number is the lowest in the manifest, the lowest number changes as well. Otherwise it belongs to
+        an older file. The row ids are assigned again.
+        """
         is_own = manifest.min_sequence_number == manifest.sequence_number
         return structs.replace(
             manifest,
@@ -566,12 +585,18 @@ def _get_kind(manifest: ManifestFile) -> tuple[int, int]:
 
 
 def _mark_added(entry: ManifestEntry, snapshot_id: int) -> ManifestEntry:
-    """Return the entry as an added entry that inherits its sequence numbers."""
+    """Return the entry as an added entry that inherits its sequence numbers.
+
+    The numbers are None, because an entry without numbers inherits them from its manifest.
+    """
     return structs.replace(entry, snapshot_id=snapshot_id, sequence_number=None, file_sequence_number=None)
 
 
 def _get_row_id(entry: ManifestEntry) -> int | None:
-    """Return the explicit row id of an entry, or None if the entry inherits its row id."""
+    """Return the explicit row id of an entry, or None if the entry inherits its row id.
+
+    A negative id represents a missing id.
+    """
     row_id = entry.file.first_row_id
     return None if row_id is None or row_id < 0 else row_id
 
@@ -581,7 +606,10 @@ def _map_row_ids(entries: Iterable[ManifestEntry]) -> dict[str, int | None]:
 
 
 def _count_identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ...]]:
-    """Count the entries by all fields that a merge must not change, except row ids."""
+    """Count the entries by all fields that a merge must not change, except row ids.
+
+    Equal counts before and after a merge show that it has lost, added and changed no entry.
+    """
     return Counter(
         (
             entry.file.file_path,
@@ -598,7 +626,12 @@ def _count_identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ..
 def rebase_summary(summary: Mapping[str, str], head: Mapping[str, str], manifests_kept: int) -> dict[str, str]:
     """Return the client's summary with totals that are computed from the head's totals.
 
-    A total that the head does not have is removed.
+    A total that the head does not have, or that is not a number, is removed. The number of kept manifests is set again.
+
+    Args:
+        summary: The client's summary.
+        head: The summary of the head.
+        manifests_kept: The number of listed manifests that the client did not write.
     """
     rebased_summary = dict(summary)
     for total, (added_field, removed_field) in _TOTALS_OF_SUMMARY.items():

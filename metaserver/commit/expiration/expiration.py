@@ -105,6 +105,9 @@ class _Removal(msgspec.Struct, frozen=True):
 
     Attributes:
         remaining_count: The number of expired snapshots that remain for the next expiration.
+        entry: The pointer from which the metadata were read.
+        unused: The files that become unused. They are deleted after the commit.
+        expired: The expired snapshots and references.
     """
 
     entry: Entry
@@ -116,7 +119,10 @@ class _Removal(msgspec.Struct, frozen=True):
 
 
 async def list_pending_expirations(store: PointerStore, uuid: str | None = None) -> list[Instant]:
-    """Return the expirations of one table, or of all tables, whose files are not all deleted yet."""
+    """Return the expirations of one table, or of all tables, whose files are not all deleted yet.
+
+    An expiration is in flight in the timeline until its files are deleted.
+    """
     instant_filter = InstantFilter(uuid=uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
     return await store.list_instants(instant_filter, _PENDING_EXPIRATIONS_MAX)
 
@@ -181,6 +187,7 @@ class Expiration:
         Returns:
             The removal and its instant. The instant is None for a dry run, or if nothing has expired.
         """
+        # The first attempts read without the lock, because this may take long.
         if attempt < _LOCKED_FROM:
             removal = await self._plan_removal(namespace, name, request)
             if request.dry_run or removal.new_metadata is removal.base_metadata:
@@ -202,6 +209,8 @@ class Expiration:
 
     async def resume(self) -> int:
         """Continue deletions that a stopped server did not complete. Housekeeping calls this method periodically.
+
+        An error of one deletion does not stop the others. A deletion that fails for too long is given up.
 
         Returns:
             The number of continued deletions.
@@ -284,10 +293,16 @@ class Expiration:
     ) -> UnusedFiles:
         """Return the files of the table that become unused, or no files if other names share them.
 
+        There are none if the metadata do not change, if the properties forbid the deletion, or if several names share
+        the files.
+
         The method neither reads nor returns files of other tables.
 
         Args:
             repeated_ids: The removed snapshots of an earlier attempt to delete the files, or None in the first attempt.
+            uuid: The UUID of the table.
+            old_metadata: The metadata before the expiration.
+            new_metadata: The metadata after the expiration.
         """
         if old_metadata is new_metadata or not is_collectable(new_metadata) or await self._is_shared(uuid):
             return UnusedFiles((), (), (), 0)
@@ -298,7 +313,10 @@ class Expiration:
         return await find_unused(manifests, old_metadata, new_metadata, may_delete, repeated_ids=repeated_ids)
 
     async def _is_shared(self, uuid: str) -> bool:
-        """Return whether several names of live or dropped tables refer to the table, and share its files."""
+        """Return whether several names of live or dropped tables refer to the table, and share its files.
+
+        Then another table may need the files, so they are not deleted.
+        """
         return await self._context.store.count_names(uuid) != 1
 
     async def _commit(self, caller: Caller, removal: _Removal) -> Instant:
@@ -306,7 +324,12 @@ class Expiration:
             return await self._publish(caller, removal)
 
     async def _publish(self, caller: Caller, removal: _Removal) -> Instant:
-        """Publish the removal. The caller holds the lock of the table's commits."""
+        """Publish the removal. The caller holds the lock of the table's commits.
+
+        The instant, which is the record in the timeline, stays in flight until the files are deleted. After a crash,
+        another process continues the deletion. If a plan was created meanwhile on a snapshot to remove, the attempt
+        fails, because the plan refers to its files.
+        """
         context, entry = self._context, removal.entry
         requested_ms = context.clock.now_ms()
         removed_ids = list(removal.expired.snapshot_ids)
@@ -357,8 +380,9 @@ class Expiration:
     async def _delete(self, instant: Instant, unused_files: UnusedFiles) -> int:
         """Delete the unused files, and return the number of files that could not be deleted.
 
-        If a file cannot be deleted, the files that refer to it are kept, and the instant remains in flight.
-        Housekeeping repeats the deletion for one day.
+        The files are deleted in groups: content files, then manifests, then manifest lists. If a file cannot be
+        deleted, the later groups are kept, because they refer to it, and the instant remains in flight. Housekeeping
+        repeats the deletion for one day.
         """
         failed_count = deleted_count = 0
 

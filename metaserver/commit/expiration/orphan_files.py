@@ -113,6 +113,8 @@ class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
         uploads: The number of unfinished multipart uploads that were aborted.
         files_unconfirmed: The number of files that look old, but only by the clock. They are kept until the catalog has
             seen enough time pass.
+        files: The number of orphan files.
+        listed: The number of files in the folders of the table.
     """
 
     files: int = 0
@@ -231,7 +233,17 @@ class OrphanRemoval:
     async def _find_orphans(
         self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int
     ) -> _Listing:
-        """Return the files that are orphan files according to the clock."""
+        """Return the files that are orphan files according to the clock.
+
+        An orphan file is an old file to which no metadata of the table refer. Hidden files, files with other suffixes,
+        and files in former folders of indexes and plans are not orphan files.
+
+        Args:
+            entry: The pointer of the table.
+            metadata: The table's metadata.
+            needed: The names of the files to which the metadata refer.
+            older_than_ms: The time before which an orphan file was modified.
+        """
         await self._add_pending_metadata(entry, needed)
         folders = _drop_nested_folders(list_own_folders(self._context, metadata))
         may_delete = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
@@ -268,7 +280,8 @@ class OrphanRemoval:
     async def _find_uploads(self, entry: Entry, metadata: TableMetadata, older_than_ms: int) -> list[Upload]:
         """Return the unfinished uploads of files of the table that began before a time.
 
-        The result is empty if the storage cannot list uploads.
+        Only uploads of files that could be orphan files are returned, at most `UPLOADS_MAX`. The result is empty if the
+        storage cannot list uploads.
         """
         may_delete = await make_deletable_check(self._context, entry.uuid, metadata, exclusive=True)
         uploads: list[Upload] = []
@@ -384,6 +397,9 @@ class _NeededNames:
     async def add(self, entry: Entry, metadata: TableMetadata) -> None:
         """Add the names of the table's files. Manifests that an earlier call has read are skipped.
 
+        Only hashes of the names are kept, which need less memory. The first call keeps them as a sorted array, and
+        later calls, which add few names, as a set.
+
         Raises:
             Corrupt: A manifest cannot be read.
             BadRequest: The table exceeds the limits.
@@ -409,7 +425,7 @@ class _NeededNames:
             hashes.append(await asyncio.to_thread(_hash_names, [path for path, _ in paths.values()]))
             if count + sum(map(len, hashes)) > NAMES_MAX:
                 raise BadRequest(f"The table needs more than {NAMES_MAX:,} files; expire snapshots first")
-        if len(self._first_hashes):
+        if len(self._first_hashes):  # Later calls add only the names of files that commits have added since.
             self._later_hashes.update(*(array.tolist() for array in hashes))
         else:
             self._first_hashes = await asyncio.to_thread(lambda: np.unique(np.concatenate(hashes)))
@@ -417,7 +433,10 @@ class _NeededNames:
 
 
 def _hash_name(location: str) -> int:
-    """Return the hash of a file's name. All spellings of the name have the same hash."""
+    """Return the hash of a file's name. All spellings of the name have the same hash.
+
+    A name may be percent-encoded once or several times. A collision only keeps a file that could be deleted.
+    """
     for _ in range(_DECODE_ROUNDS_MAX):
         if "%" not in location:
             break
@@ -432,8 +451,8 @@ def _hash_names(locations: Iterable[str]) -> npt.NDArray[np.int64]:
 def _is_hidden(path: str) -> bool:
     """Return whether the path is hidden in Hadoop and Spark, because a name in it begins with `_` or `.`.
 
-    Hidden files belong to other programs, to indexes or to plans. A partition folder, which has a `=` in its name, is
-    not hidden.
+    Hidden files belong to other programs, to indexes or to plans. A name with a `=` is a partition folder, and is not
+    hidden.
     """
     return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))
 

@@ -58,7 +58,12 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         """Return the policy. If an argument is None, its value comes from the table's properties.
 
         Args:
-            passed_time: The passed time in which ages are measured. If it is None, the clock is used.
+            passed_time: The time that the catalog has seen pass, in which ages are measured, because the clock may
+                jump. If it is None, the clock is used.
+            metadata: The table's metadata.
+            now_ms: The current time.
+            older_than_ms: The time before which a replaced snapshot has expired, or None.
+            retain_last: The number of newest snapshots that each branch keeps, or None.
 
         Raises:
             BadRequest: A value is invalid.
@@ -159,6 +164,8 @@ def _find_retained(
     """
     reads = 0
     for older_than_ms, min_snapshots, head in sorted(branch_limits):
+        # The newest snapshots are kept regardless of their age. The age counts from the time at which a snapshot was
+        # replaced.
         for number, (snapshot_id, replaced_ms) in enumerate(_walk_history(metadata, head)):
             reads += 1
             if reads > READS_MAX:

@@ -147,7 +147,16 @@ def list_statistics_files(metadata: TableMetadata) -> set[str]:
 async def _read_manifests(
     manifests: Manifests, snapshots: Collection[Snapshot], *, skip_missing: bool = False
 ) -> dict[str, ManifestFile]:
-    """Return the manifests of the snapshots, by plain location."""
+    """Return the manifests of the snapshots, by plain location.
+
+    A plain location is one spelling for all equal locations.
+
+    Args:
+        manifests: Reads manifest lists.
+        snapshots: The snapshots.
+        skip_missing: Whether to skip manifest lists that cannot be read, because an earlier deletion may have removed
+            them.
+    """
     manifests_by_path: dict[str, ManifestFile] = {}
     for snapshot in snapshots:
         try:
@@ -171,8 +180,13 @@ async def list_content_files(
 ) -> AsyncIterator[Mapping[str, tuple[str, int]]]:
     """Yield the locations and sizes of the live files of a few manifests at a time, by plain location.
 
+    With `skip_missing`, manifests are read one by one, so that a missing manifest does not skip others.
+
     Args:
-        skip_missing: Whether to skip missing manifests instead of raising an error.
+        skip_missing: Whether to skip manifests that cannot be read, because an earlier deletion may have removed them,
+            instead of raising an error.
+        manifests: Reads manifests.
+        manifest_files: The manifests.
 
     Raises:
         Corrupt: A manifest cannot be read.

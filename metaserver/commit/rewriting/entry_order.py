@@ -23,12 +23,15 @@ Key = tuple[object, ...]
 
 
 def make_partition_key(entry: ManifestEntry) -> Key:
-    """Return a key that is equal for all entries of one partition in the manifests of one spec."""
+    """Return a key that is equal for all entries of one partition. The entries must have the same partition spec."""
     return compute_partition_key(entry.file.partition)
 
 
 def count_partition_manifests(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, int]:
-    """Return the number of pairs of a partition and a manifest that lists its files, and the number of partitions."""
+    """Return the number of pairs of a partition and a manifest that lists its files, and the number of partitions.
+
+    Their ratio is the average number of manifests that a reader of one partition needs.
+    """
     all_keys: set[Key] = set()
     pairs = 0
     for entries in manifests:
@@ -42,6 +45,8 @@ def divide_entries(
     entries: Sequence[ManifestEntry], entries_max: int, make_sort_key: Callable[[ContentFile], Key]
 ) -> list[list[Any]]:
     """Divide the entries among new manifests.
+
+    The entries are sorted by partition, so that each partition is in few manifests, and then by the sort key.
 
     Args:
         entries: The entries of the old manifests.
@@ -73,14 +78,18 @@ def divide_entries(
 
 
 def _make_partition_order(partition: Sequence[Any]) -> Key:
-    """Return the sort key of a partition. Nulls sort first."""
+    """Return the sort key of a partition. Nulls sort first.
+
+    A null is replaced by 0, because None cannot be compared with other values.
+    """
     return tuple((value is not None, 0 if value is None else value) for value in partition)
 
 
 def make_clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Key]:
     """Return a function that returns the lower bound of a file in the first clustering column.
 
-    Files without this bound sort first.
+    The result is a pair of whether the file has the bound, and the bound. So files without it sort first. Without a
+    clustering column, all files have the same key.
     """
     try:
         layout = ClusteringLayout.from_properties(metadata.properties)

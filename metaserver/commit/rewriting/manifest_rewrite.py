@@ -134,6 +134,7 @@ class _Group(NamedTuple):
         pairs_before: The number of pairs of a partition and an old manifest that lists its files.
         pairs_after: The number of pairs of a partition and a new manifest that lists its files.
         partitions: The number of partitions.
+        spec_id: The id of the partition spec.
     """
 
     spec_id: int
@@ -263,6 +264,7 @@ class ManifestRewrite:
                     _divide_entries, spec_id, content, chosen_manifests, entry_lists, metadata
                 )
             if group is None or not _is_worth_a_commit(group, min_count):
+                # Rewrite at least the manifests with metrics that readers cannot use.
                 chosen_manifests = _choose_smallest(await self._find_wrong_metrics(members, metadata))
                 if not chosen_manifests:
                     continue
@@ -274,7 +276,11 @@ class ManifestRewrite:
         return groups
 
     async def _find_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
-        """Return the manifests with metrics that some readers cannot use. At most `_CHECKED_BYTES_MAX` are read."""
+        """Return the manifests with metrics that some readers cannot use. At most `_CHECKED_BYTES_MAX` are read.
+
+        Manifests with correct metrics are remembered, so that later rewrites read others. Encrypted manifests are
+        skipped.
+        """
         find_type = DeclaredTypes(metadata)
         wrong_manifests, remaining_bytes = [], _CHECKED_BYTES_MAX
         for manifest in members:
@@ -359,12 +365,18 @@ async def open_manifest_rewrite(
 
 
 def _make_manifest_identity(manifest: ManifestFile) -> tuple[str, int, int | None]:
-    """Return the path of a manifest, and the values that its entries inherit."""
+    """Return the path of a manifest, and the values that its entries inherit.
+
+    If these values are the same in another manifest list, the entries are also the same.
+    """
     return manifest.manifest_path, manifest.sequence_number, manifest.first_row_id
 
 
 def _choose_smallest(members: Sequence[ManifestFile]) -> list[ManifestFile]:
-    """Return the smallest manifests that fit into the limits of a group, in the order of the manifest list."""
+    """Return the smallest manifests that fit into the limits of a group, in the order of the manifest list.
+
+    The merge of small manifests saves the most reads for the bytes that are written.
+    """
     paths: set[str] = set()
     size_bytes = entries = 0
     for manifest in sorted(members, key=lambda manifest: manifest.manifest_length):
@@ -404,7 +416,8 @@ def _count_fitting_entries(
 ) -> int:
     """Estimate the number of entries that fit into a manifest of the target size.
 
-    The function encodes a sample of entries, because the size of a small manifest is mostly its header.
+    The function encodes one entry, and a sample of entries. The difference gives the size of an entry without the
+    header of a manifest.
     """
 
     def measure_size(count: int) -> int:
@@ -418,7 +431,10 @@ def _count_fitting_entries(
 
 
 def _is_worth_a_commit(group: _Group, min_count: int) -> bool:
-    """Return whether the rewrite of the group reduces the number of manifests enough to be worth a commit."""
+    """Return whether the rewrite of the group is worth a commit.
+
+    It is if it leaves far fewer manifests, or if the files of a partition are in far fewer manifests afterwards.
+    """
     old_count, new_count = len(group.replaced), len(group.chunks)
     if old_count >= min_count and new_count <= REMAINING_MANIFESTS_MAX_FRACTION * old_count:
         return True

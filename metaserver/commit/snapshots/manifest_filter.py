@@ -40,7 +40,10 @@ def make_file_key(file: ContentFile) -> Remove:
 
 
 def drop_dead_manifests(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
-    """Return the manifests without those that certainly list no live file."""
+    """Return the manifests without those that certainly list no live file.
+
+    A manifest without counts may list live files, so it is kept.
+    """
     return tuple(
         manifest for manifest in manifests if manifest.added_files_count != 0 or manifest.existing_files_count != 0
     )
@@ -119,9 +122,14 @@ async def find_used_puffins(
 ) -> frozenset[str]:
     """Return the Puffin files of the removed deletion vectors that also contain other live vectors.
 
+    A Puffin file contains the deletion vectors of one or several data files.
+
     Args:
         manifest_files: The manifests of the snapshot from which the vectors are removed.
         known_entries: The live entries of manifests that were already read, by the path of the manifest.
+        manifests: Reads manifests.
+        removed_files: The keys of the removed files.
+        metadata: The table's metadata.
     """
     paths = await run_by_count(len(removed_files), partial(_list_puffin_paths, removed_files))
     if not paths:
@@ -161,7 +169,7 @@ def _copy_removes(requested_files: Collection[Remove]) -> tuple[set[Remove], set
 def _find_staying_paths(
     entries: Sequence[ManifestEntry], paths: Collection[str], removed_files: Collection[Remove]
 ) -> set[str]:
-    """Return the paths that have an entry after the removal."""
+    """Return the paths in `paths` that have an entry for a file that is not removed."""
     files = (entry.file for entry in entries)
     return {file.file_path for file in files if file.file_path in paths and make_file_key(file) not in removed_files}
 
@@ -191,7 +199,7 @@ class _RewrittenManifest(NamedTuple):
     removed: frozenset[Remove]
     """The keys of the files that were removed."""
     unmarked: frozenset[Remove]
-    """The keys of the removed files that got no DELETED entry."""
+    """The keys of removed deletion vectors that got no DELETED entry, because their Puffin file is still in use."""
     written: StoredManifest | None
     """The new manifest, or None if no entry is left."""
     files: tuple[ContentFile, ...]
@@ -216,7 +224,10 @@ class ManifestFilter:
         metadata: TableMetadata,
         sequence_number: int,
     ) -> RewrittenManifests:
-        """Return the parent's manifests without the files that `to_remove` lists."""
+        """Return the parent's manifests without the files that `to_remove` lists.
+
+        The new manifests precede the unchanged manifests.
+        """
         replacements: dict[str, ManifestFile | None] = {}
         files: list[ContentFile] = []
         for manifest, entries in to_remove.listing:
@@ -247,7 +258,7 @@ class ManifestFilter:
             )
 
         own_removes, unmarked_removes = await run_by_count(len(entries), select)
-        # In the new manifest, the values that the files inherited are explicit.
+        # In the new manifest, inherited values are explicit. So a later attempt can reuse it only for the same values.
         key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
         rewritten = self._rewritten_manifests.get(key)
         if rewritten is None or (rewritten.removed, rewritten.unmarked) != (own_removes, unmarked_removes):
@@ -272,7 +283,9 @@ class ManifestFilter:
 
         Args:
             own_removes: The keys of the files to remove from this manifest.
-            unmarked_removes: The keys of removed files that get no DELETED entry.
+            unmarked_removes: The keys of removed files that get no DELETED entry. Engines would delete the whole Puffin
+                file of such an entry, although it is still in use.
+            entries: The live entries of the manifest.
         """
         entries_with_keys = [(entry, make_file_key(entry.file)) for entry in entries]
         written_entries = [
@@ -283,7 +296,10 @@ class ManifestFilter:
         return written_entries, tuple(entry.file for entry, key in entries_with_keys if key in own_removes)
 
     def _copy_entry(self, entry: ManifestEntry, is_removed: bool) -> ManifestEntry:
-        """Return the entry for the new manifest, with explicit sequence numbers."""
+        """Return the entry for the new manifest, with explicit sequence numbers.
+
+        Without them, the file would inherit the numbers of the new manifest.
+        """
         return ManifestEntry(
             DELETED if is_removed else EXISTING,
             self._writer.snapshot_id if is_removed else entry.snapshot_id,

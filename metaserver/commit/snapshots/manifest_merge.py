@@ -35,9 +35,14 @@ class ManifestMerge:
     async def merge(
         self, manifest_files: Sequence[ManifestFile], metadata: TableMetadata, sequence_number: int
     ) -> list[ManifestFile]:
-        """Return the manifests of the snapshot, the newest first. Manifests that it adds get `sequence_number`."""
+        """Return the manifests of the snapshot, the newest first. Manifests that it adds get `sequence_number`.
+
+        Manifests of one content and spec are merged up to the target size. A new manifest with DELETED entries remains,
+        because a merge keeps only live entries.
+        """
         if not props.parse_bool(metadata.properties, ENABLED, True):
             return list(manifest_files)
+        # A merge needs at least two manifests.
         min_count = max(2, props.parse_int(metadata.properties, MIN_COUNT, MERGED_MANIFESTS_MIN_DEFAULT))
         merged_manifests: list[ManifestFile] = []
         groups: dict[tuple[int, int], list[ManifestFile]] = {}
@@ -64,7 +69,8 @@ class ManifestMerge:
     async def _merge_manifests(
         self, bin_: Sequence[ManifestFile], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
-        # In the merged manifest, inherited values are explicit, except for files that this snapshot adds.
+        # In the merged manifest, inherited values are explicit, except for files that this snapshot adds. So a later
+        # attempt can reuse it only for the same values.
         key = tuple(
             manifest.manifest_path
             if manifest.added_snapshot_id == self._writer.snapshot_id
@@ -111,7 +117,8 @@ def _count_rows(manifests: Sequence[ManifestFile]) -> int:
 def _pack_bins(manifests: Sequence[ManifestFile], target_bytes: int) -> Iterator[Sequence[ManifestFile]]:
     """Yield groups of neighbouring manifests with up to the target size.
 
-    The groups are filled from the end of the list, so the group of the newest manifests may be small.
+    The groups are filled from the end of the list, where the oldest manifests are. So only the group of the newest
+    manifests may be small.
     """
     bins: list[list[ManifestFile]] = []
     size = 0

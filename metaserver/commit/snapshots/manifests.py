@@ -71,7 +71,7 @@ _IN_LOOP_BYTES_MAX = 64 << 10
 
 
 class PathHashes(NamedTuple):
-    """The sorted hashes of the paths in one manifest.
+    """The sorted hashes of the paths in one manifest. They show without a read that a manifest does not list a path.
 
     Attributes:
         paths: The hashes of the paths of its live files.
@@ -128,6 +128,7 @@ class Manifests:
         Args:
             budget_bytes: The memory of all caches together.
             limit_bytes: The maximum size of one manifest or manifest list.
+            objects: Reads files from the storage.
         """
         self._objects = objects
         self._limit_bytes = limit_bytes
@@ -197,7 +198,10 @@ class Manifests:
         return manifest_list
 
     def hold(self, location: str, content: bytes | tuple[ManifestFile, ...]) -> None:
-        """Keep a manifest, or the manifests of a manifest list, in memory until `release`."""
+        """Keep a manifest, or the manifests of a manifest list, in memory until `release`.
+
+        The file is not stored yet, so it could not be read again after the caches have dropped it.
+        """
         if isinstance(content, bytes):
             self._unwritten[location] = content
         else:
@@ -284,7 +288,7 @@ class Manifests:
         return await self._decode_blocks(manifests, self._memory)
 
     async def _decode_blocks(self, manifests: Sequence[ManifestFile], memory: ChangeMemory | None) -> list[Block]:
-        """Decode manifests into blocks.
+        """Decode manifests into blocks. A block has the live entries of one manifest as columns.
 
         Args:
             memory: Counts the memory of the change that keeps the blocks, or None.
@@ -312,6 +316,8 @@ class Manifests:
         self, manifests: Sequence[ManifestFile], paths: Collection[str], *, referenced: bool = False
     ) -> list[ManifestFile]:
         """Return the manifests that may list a live file at one of the paths.
+
+        Hashes of paths are compared. Two paths may have the same hash, so a returned manifest need not list the path.
 
         Args:
             referenced: Whether to return the manifests that may list a delete file which refers to one of the paths.
@@ -402,7 +408,10 @@ def _intersects(left: Hashes, right: Hashes) -> bool:
 
 
 def _has_any(values: Hashes, sorted_hashes: Hashes) -> bool:
-    """Return whether one of the values is in `sorted_hashes`, which is sorted and not empty."""
+    """Return whether one of the values is in `sorted_hashes`, which is sorted and not empty.
+
+    The search gives the position of each value. At the end of the array, the position is clipped to the last hash.
+    """
     return bool((sorted_hashes.take(sorted_hashes.searchsorted(values), mode="clip") == values).any())
 
 

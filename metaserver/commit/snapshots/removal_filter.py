@@ -112,6 +112,9 @@ class RemovalFilter:
     ) -> ManifestFile | None:
         """Return a manifest without the DELETED marks of the files at these paths.
 
+        A DELETED mark shows that a snapshot has removed a file. After an undo, the file is live again, and engines must
+        not delete it when they expire this snapshot. The manifest keeps its snapshot and its sequence number.
+
         Returns:
             The same manifest if it has no such mark, or None if no entry remains.
         """

@@ -33,6 +33,9 @@ class SnapshotTerms(NamedTuple):
 
     Attributes:
         summary: Additional entries of the summary.
+        operation: The operation, such as `append`.
+        branch: The branch to which the snapshot is committed.
+        producer: The producer whose sequence number the summary contains, or None.
     """
 
     operation: str
@@ -130,6 +133,9 @@ async def produce_snapshot(
 
 
 def _set_branch(branch: str, metadata: TableMetadata, writer: SnapshotWriter) -> SetSnapshotRef:
-    """Return the update that moves the branch to the snapshot, and keeps the branch's retention properties."""
+    """Return the update that moves the branch to the snapshot, and keeps the branch's retention properties.
+
+    A branch that does not exist yet has no retention properties.
+    """
     ref = metadata.refs.get(branch, SnapshotRef(writer.snapshot_id, "branch"))
     return SetSnapshotRef.to_ref(branch, structs.replace(ref, type="branch", snapshot_id=writer.snapshot_id))

@@ -51,7 +51,10 @@ _IN_LOOP_ENTRIES_MAX = 50
 
 
 class StoredManifest(NamedTuple):
-    """A manifest that was written to `path`, and that no manifest list refers to yet."""
+    """A manifest that was written to `path`, and that no manifest list refers to yet.
+
+    `describe` returns its entry for the manifest list of a snapshot.
+    """
 
     path: str
     manifest: WrittenManifest
@@ -110,7 +113,14 @@ class SnapshotWriter:
     async def write_manifest(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
-        """Write the entries to a manifest."""
+        """Write the entries to a manifest, and keep it in the caches.
+
+        Args:
+            entries: The entries.
+            metadata: The table's metadata.
+            spec_id: The id of their partition spec.
+            content: 0 for data files, or 1 for delete files.
+        """
 
         def encode() -> tuple[WrittenManifest, PathHashes]:
             written_manifest = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
@@ -127,7 +137,10 @@ class SnapshotWriter:
     async def write_manifests(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> list[StoredManifest]:
-        """Write the entries to manifests of approximately the target size of the table."""
+        """Write the entries to manifests of approximately the target size of the table.
+
+        The size of an entry is estimated from a sample. Few entries become one manifest without an estimate.
+        """
         if len(entries) <= _SAMPLE_ENTRIES:
             return [await self.write_manifest(entries, metadata, spec_id, content)] if entries else []
         sample = entries[:_SAMPLE_ENTRIES]
@@ -157,6 +170,10 @@ class SnapshotWriter:
 
         Args:
             of_snapshot_id: The earlier snapshot to which the list belongs, or None for the new snapshot.
+            manifests: The manifests to list.
+            metadata: The table's metadata.
+            parent_id: The id of the parent snapshot, or None.
+            sequence: The sequence number of the snapshot.
         """
         self._number += 1
         snapshot_id = self.snapshot_id if of_snapshot_id is None else of_snapshot_id
@@ -186,6 +203,7 @@ class SnapshotWriter:
         if not self._is_deferred or self._waiting_bytes + len(data) > _DEFERRED_BYTES_MAX:
             await self._objects.create(location, data)
             return
+        # Write the file in a task. Until `settle` has waited for it, readers of this process use the held content.
         self._waiting_bytes += len(data)
         self._manifests.hold(location, content)
         write = asyncio.create_task(self._write(location, data))
@@ -214,7 +232,7 @@ async def open_writer(
     context.warehouse.check(folder, "The folder of the table's metadata")
     # Check the location before the first write, because a writer may have overwritten the metadata file.
     await check_claimed_location(context, uuid, folder)
-    # A snapshot id is a positive 64-bit integer.
+    # A snapshot id is a positive 64-bit integer, so clear the sign bit, and replace 0 by 1.
     snapshot_id = int.from_bytes(context.clock.draw_bytes(8), "big") >> 1 or 1
     return SnapshotWriter(context.objects, context.clock, manifests, folder, snapshot_id, is_deferred=is_deferred)
 

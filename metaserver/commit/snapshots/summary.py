@@ -28,13 +28,18 @@ class SummaryCounts(NamedTuple):
     counts: dict[str, int]
     """The counts by name, without the prefix `added-` or `removed-`."""
     partitions: frozenset[object]
+    """The changed partitions, each as a spec id and a key for the values."""
 
 
 NOTHING = SummaryCounts({}, frozenset())
 
 
 def count_files(files: Iterable[ContentFile]) -> SummaryCounts:
-    """Return the counts of the files for a summary."""
+    """Return the counts of the files for a summary.
+
+    A deletion vector counts as a delete file with position deletes. Its size is the size of the vector, because several
+    vectors may share a Puffin file.
+    """
     counts: dict[str, int] = {}
     partitions: set[object] = set()
 
@@ -68,9 +73,15 @@ def build_summary(
 ) -> dict[str, str]:
     """Return the summary of a snapshot.
 
+    A total is left out if the parent has no valid total, or if the counts contradict each other.
+
     Args:
         parent: The summary of the parent snapshot, or None if there is no parent.
         properties: Additional entries that the client sent.
+        operation: The operation, such as `append`.
+        added_counts: The counts of the added files.
+        removed_counts: The counts of the removed files.
+        producer: The producer whose sequence number is recorded, or None.
     """
     summary = {"operation": operation, **properties}
     if producer is not None:

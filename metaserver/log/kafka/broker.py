@@ -24,7 +24,7 @@ class JournalRange(NamedTuple):
 
 
 class JournalListener(Protocol):
-    """Receives the records of the journal, on the event loop."""
+    """Receives the records of the journal, the topic that orders all appends, on the event loop."""
 
     def receive(self, records: Sequence[tuple[int, bytes]]) -> None:
         """Receive the next records, each as Kafka's offset and its value."""

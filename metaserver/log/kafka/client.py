@@ -124,6 +124,7 @@ class KafkaBroker:
             **address.properties,
             "bootstrap.servers": address.servers,
             "logger": _Logger(),
+            # Appends wait for the connection, so try again sooner than the library does by default.
             "reconnect.backoff.ms": 50,
             "reconnect.backoff.max.ms": 1000,
         }
@@ -131,6 +132,7 @@ class KafkaBroker:
         self._admin = AdminClient({**self._client_properties})
         # Use a separate client for deletions: after a topic did not exist, a client finds no leader for some time.
         self._deleting_admin = AdminClient({**self._client_properties})
+        # The follower is seldom assigned again, so its fetches may wait longer, which needs fewer requests.
         self._follower = self._make_consumer(fetch_wait_ms=500)
         # Do not use the follower of the journal: its connection answers no other request while a fetch waits.
         self._range_consumer = self._make_consumer()
@@ -169,6 +171,7 @@ class KafkaBroker:
             {
                 **self._client_properties,
                 "group.id": self._address.prefix,  # The library requires a group, which is not used.
+                # The journal has all positions, so Kafka stores none. A missing record must be an error, not a gap.
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "error",
@@ -216,7 +219,10 @@ class KafkaBroker:
                 _log.exception("an answer of Kafka to a record was not taken")
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Run a blocking call in a thread."""
+        """Run a blocking call in a thread.
+
+        After a timeout, the caller gets an error, but the call may still run in the thread.
+        """
         try:
             async with asyncio.timeout(_ANSWER_S_MAX):
                 return await self._loop.run_in_executor(self._threads, work)
@@ -259,6 +265,7 @@ class KafkaBroker:
                 partition_futures = self._admin.create_partitions([NewPartitions(topic, count)])
                 # Kafka answers INVALID_PARTITIONS if another replica has added the partitions.
                 await self._await_answer(partition_futures[topic], KafkaError.INVALID_PARTITIONS)
+        # Kafka answers before the partitions are usable, so wait until each has a leader.
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while True:
             metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))
@@ -272,7 +279,10 @@ class KafkaBroker:
             await asyncio.sleep(_TOPIC_CHECK_S)
 
     async def _check_config(self, topic: str) -> None:
-        """Check that Kafka has no retention for a topic.
+        """Check that the settings of a topic do not make Kafka remove rows or journal records.
+
+        Only the log may remove records, after their rows are in data files. Without the permission to read the
+        settings, the method only logs a warning.
 
         Raises:
             LogUnavailable: The topic has a retention.
@@ -329,7 +339,10 @@ class KafkaBroker:
         await self._delete_before([TopicPartition(self._address.journal, 0, offset_before)])
 
     async def _delete_before(self, positions: list[TopicPartition]) -> None:
-        """Delete the records of each partition before the offset of its position."""
+        """Delete the records of each partition before the offset of its position.
+
+        An error for a missing topic or for a record that was already deleted is ignored.
+        """
         for future in self._deleting_admin.delete_records(positions).values():
             await self._await_answer(future, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.OFFSET_OUT_OF_RANGE)
 
@@ -354,6 +367,7 @@ class KafkaBroker:
         indexes_by_shard: dict[Shard, list[int]] = defaultdict(list)
         for index, record in enumerate(records):
             indexes_by_shard[record.shard].append(index)
+        # The producer accepts one list of messages for each partition.
         for shard, indexes in indexes_by_shard.items():
             messages = [
                 {"value": records[index].value, "callback": partial(writes.receive_answer, index)} for index in indexes
@@ -376,6 +390,12 @@ class KafkaBroker:
 
     def _produce(self, topic: str, partition: int, messages: list[dict[str, Any]]) -> None:
         """Pass messages to the producer.
+
+        A missing topic is also removed from the known topics, so that the next append creates it again.
+
+        Args:
+            messages: The values, with a callback for each. The library adds the key `_error` to a message that it
+                refuses.
 
         Raises:
             LogUnavailable: The producer does not accept them.
@@ -434,7 +454,10 @@ class KafkaBroker:
             self._readers.put(consumer)
 
     def _collect(self, consumer: Consumer, topic: str, partition: int, wanted_offsets: set[int]) -> dict[int, bytes]:
-        """Return the records at these offsets from a consumer that begins at the first of them."""
+        """Return the records at these offsets from a consumer that begins at the first of them.
+
+        Errors after which the library tries again are ignored until the timeout.
+        """
         values: dict[int, bytes] = {}
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while len(values) < len(wanted_offsets):
@@ -478,7 +501,11 @@ class KafkaBroker:
         self._follower_thread.start()
 
     def _follow(self, start: int, listener: JournalListener) -> None:
-        """Read the journal until the broker is closed. Errors do not end the thread, because appends wait for it."""
+        """Read the journal until the broker is closed. Errors do not end the thread, because appends wait for it.
+
+        If the next record was deleted, the thread continues at the first existing record, and the listener starts
+        again.
+        """
         position, is_assigned = start, False
         while not self._is_closing.is_set():
             try:
@@ -510,6 +537,7 @@ class KafkaBroker:
         for record in [message, *self._follower.consume(_CONSUMED_MAX, 0)]:
             error = record.error()
             if error is None:
+                # After an error, the consumer may return records that were already passed.
                 if (offset := _read_offset(record)) >= position:
                     records.append((offset, record.value() or b""))
                     position = offset + 1
@@ -586,9 +614,9 @@ async def open_kafka_log(
 
     Args:
         address: The address of the log.
-        clock: The clock.
-        limits: The limits.
-        maintains: Whether this process removes old rows, and writes heads.
+        clock: The clock for times of records and for timeouts.
+        limits: The maximum sizes, times and numbers of the log.
+        maintains: Whether this process removes old rows, and writes the state of the log to the journal (a head).
 
     Raises:
         LogUnavailable: The cluster does not answer.

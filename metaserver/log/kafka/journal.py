@@ -36,6 +36,8 @@ class RowsEntry(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         records: Kafka's offsets of the records that contain the bytes, in the order of the bytes. They need not ascend,
             because a record may be written again after later records (`KafkaBroker.write`).
+        number: The number of the shard in the stream.
+        rows: The number of rows.
     """
 
     stream: str
@@ -51,11 +53,13 @@ class RowsEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AppendRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Append all of these batches or none.
+    """A request to append all of these batches or none.
+
+    The fields of the producer are those of `StreamProducer`. The name is empty if there is no producer.
 
     Attributes:
-        gates: Tuples of a stream, and the number of its gate when the rows were checked. The number of the gates of
-            other streams was 0.
+        gates: Tuples of a stream, and the number of its gate when the rows were checked. A gate is closed and opened by
+            commits that change how rows are written, and counts these changes. Streams with the number 0 are left out.
     """
 
     batches: tuple[RowsEntry, ...]
@@ -115,7 +119,9 @@ class TrimRequest(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class MoveGatesRequest(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Close or open the gates of streams, all or none.
+    """A request to close or open the gates of streams, all or none.
+
+    While a gate is closed, the log refuses appends to its stream.
 
     Attributes:
         numbers: Tuples of a stream, and the number that its gate has before the change.
@@ -150,8 +156,9 @@ class HeadPiece(msgspec.Struct, frozen=True, array_like=True, tag=2):
     Attributes:
         head: The id of the head.
         after: The offset of the first record that the state does not include.
-        place: The index of the piece.
+        place: The index of the piece among the pieces of the head.
         count: The number of pieces.
+        data: The bytes of the piece.
     """
 
     version: int
@@ -166,7 +173,15 @@ JournalRecord = JournalGroup | HeadPiece
 
 
 class StoredBatch(msgspec.Struct, frozen=True, array_like=True):
-    """The position of a batch: the offset of its first row in the shard, and Kafka's offsets of its records."""
+    """The position of a batch: the offset of its first row in the shard, and Kafka's offsets of its records.
+
+    Attributes:
+        offset: The offset of the first row in the shard.
+        records: Kafka's offsets of the records with the bytes.
+        time_ms: The time of the append.
+        producer: The name of the producer, or an empty string.
+        sequence: The sequence number of the append, or -1 without a producer.
+    """
 
     offset: int
     rows: int
@@ -216,7 +231,11 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 def choose_version(requests: Iterable[Request]) -> int:
-    """Return the lowest version of a group with these requests. Earlier servers would ignore gates in them."""
+    """Return the lowest version of the journal format in which these requests can be written.
+
+    Groups without gates get the earlier version, so that earlier servers can still read them. A group with gates needs
+    the later version, because an earlier server would ignore the gates.
+    """
     moves_gates = any(
         isinstance(request, MoveGatesRequest) or (isinstance(request, AppendRequest) and request.gates)
         for request in requests
@@ -249,7 +268,15 @@ def decode_record(data: bytes) -> JournalRecord:
 
 
 def encode_head(head: Head, head_id: str, after: int) -> list[bytes]:
-    """Encode a head as records of the journal."""
+    """Encode a head, the stored state of the log, as records of the journal.
+
+    The compressed head is split, because Kafka limits the size of a record.
+
+    Args:
+        head: The state.
+        head_id: A new id, which all pieces of this head contain.
+        after: The offset of the first record of the journal that the state does not include.
+    """
     data = zlib.compress(msgspec.msgpack.encode(head), _FASTEST_LEVEL)
     pieces = [data[start : start + HEAD_PIECE_BYTES] for start in range(0, len(data), HEAD_PIECE_BYTES)]
     version = VERSION if head.gates else _VERSION_WITHOUT_GATES

@@ -110,7 +110,7 @@ class JournalState:
             for row_batch in request.batches
         }
         answer = group.append_sizes(sizes, producer)
-        if answer.duplicate:
+        if answer.duplicate:  # A repeat gets its first answer, even if a gate has moved since.
             return answer
         self._check_gates(request)
         for row_batch in request.batches:
@@ -119,7 +119,7 @@ class JournalState:
                 # wrote this request.
                 raise LogUnavailable("The rows were removed before they were appended; send them again")
         for entry in group.entries:
-            assert isinstance(entry, AppendEntry)
+            assert isinstance(entry, AppendEntry)  # The group contains only this request.
             for batch, stored_batch in zip(entry.batches, request.batches, strict=True):
                 self._count_unreleased(batch.stream, batch.size_bytes)
                 self._batches.setdefault(batch.shard, []).append(
@@ -203,7 +203,8 @@ class JournalState:
             summary.start = max(summary.start, start.offset)
             summary.size_bytes -= sum(batch.size_bytes for batch in batches[:removed_count])
             del batches[:removed_count]
-            # The writer of the request did not know some batches that precede the request in the journal.
+            # Between the choice of `start` and this request, other replicas may have appended batches whose records are
+            # before `start.record`. Keep these records.
             record = min((min(batch.records) for batch in batches), default=start.record)
             self._first_records[shard] = max(min(record, start.record), self._first_records.get(shard, 0))
         self.trimmed_ms = now_ms
@@ -219,14 +220,15 @@ class JournalState:
         return dict(self._first_records)
 
     def choose_starts(self, *, oldest_ms: int, batches_max: int, bytes_max: int) -> list[ShardStart]:
-        """Choose the released batches to remove, and return the first remaining row of each shard.
+        """Choose the released batches to remove, and return the first remaining row of each affected shard.
 
-        Batches before `oldest_ms` are removed, and the oldest batches beyond the limits.
+        Batches from before `oldest_ms` are removed. If more than `batches_max` or `bytes_max` remain, the oldest are
+        removed as well. Unreleased batches count for the limits, but are never removed.
 
         Args:
             oldest_ms: The time of the oldest batches to keep.
-            batches_max: The maximum number of released batches to keep.
-            bytes_max: The maximum size of released batches to keep.
+            batches_max: The number of batches, over all shards, above which released batches are removed.
+            bytes_max: The size of all batches above which released batches are removed.
         """
         released_batches: list[list[tuple[int, Shard, int]]] = []  # The time, shard and index of each batch.
         for shard, batches in self._batches.items():
@@ -308,7 +310,11 @@ class JournalReader:
     """
 
     def __init__(self, first: int) -> None:
-        """Start at the first record of the journal, which has Kafka's offset `first`."""
+        """Start at the first record of the journal, which has Kafka's offset `first`.
+
+        If `first` is 0, no record was deleted, so the reader needs no head. Otherwise it must read a complete head
+        first.
+        """
         self.journal = JournalState()
         self.is_recovered = first == 0
         self._first = first
@@ -317,7 +323,11 @@ class JournalReader:
         self._pieces: dict[str, list[bytes]] = {}
 
     def read(self, offset: int, record: JournalRecord) -> list[Outcome]:
-        """Apply a record. Return the outcomes of its requests if it is a group that was applied."""
+        """Apply a record, and return the outcomes of its requests.
+
+        The result is empty for a piece of a head, and for a group before the first complete head. Such a group waits
+        until a head provides the state to which it is applied.
+        """
         if isinstance(record, HeadPiece):
             self._read_head(record)
             self._mark_applied(offset)
@@ -335,6 +345,7 @@ class JournalReader:
 
     def _read_head(self, piece: HeadPiece) -> None:
         if self.is_recovered:
+            # The state is known already, so only start counting the groups for the next head.
             if piece.place == piece.count - 1:
                 self.journal.groups = 0
             return

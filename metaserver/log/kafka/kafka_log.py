@@ -138,7 +138,7 @@ class _QueuedRequest:
 
     @property
     def journal_bytes_max(self) -> int:
-        """The maximum size of the request in the journal."""
+        """The maximum size of the request in the journal, so that a group fits into one record of Kafka."""
         size_bytes = 50  # Generous, as 60 and 20 below. A number has at most 9 bytes, and a character at most 4.
         if isinstance(self.request, AppendRequest | FenceRequest):
             size_bytes += 4 * PRODUCER_CHARS_MAX
@@ -213,7 +213,7 @@ class KafkaLog:
         """Continue at a later record, because records were deleted while this replica was paused."""
         self._reader = JournalReader(start)
         for number in list(self._answers):
-            self._answer(number, None)
+            self._answer(number, None)  # The outcomes of deleted requests are not known.
 
     def _answer(self, number: int, outcomes: Sequence[Outcome] | None) -> None:
         futures = self._answers.pop(number, [])
@@ -386,7 +386,7 @@ class KafkaLog:
             self._fail(error)
 
     async def _write_groups(self) -> None:
-        previous_started = asyncio.Event()
+        previous_started = asyncio.Event()  # Each group waits for the previous group, so that they keep their order.
         previous_started.set()
         while True:
             await self._wake.wait()
@@ -439,7 +439,7 @@ class KafkaLog:
         try:
             requests, futures = await self._write_rows(group)
             await previous.wait()
-            if not requests:
+            if not requests:  # All appends were refused.
                 return
             number = self._next_group
             self._next_group += 1
@@ -458,7 +458,7 @@ class KafkaLog:
         except SeamarkError as error:
             _fail_futures(futures, error)
         except TimeoutError:
-            pass
+            pass  # `_answer` has failed the futures, because it is unknown whether the record is stored.
         except Exception:  # noqa: BLE001  `_end_group` refuses its requests
             _log.exception("a group of the log failed")
 
@@ -578,9 +578,9 @@ class KafkaLog:
             batches_max=limits.batches_max,
             bytes_max=limits.retention_bytes,
         )
-        if starts or now_ms - self._journal.trimmed_ms >= REMEMBERED_MS:
+        if starts or now_ms - self._journal.trimmed_ms >= REMEMBERED_MS:  # It also makes replicas forget producers.
             await self._request(TrimRequest(tuple(starts[:TRIMMED_SHARDS_MAX]), limits.retention_ms))
-        first_records = {
+        first_records = {  # The journal records the removal of the records before these. Delete each record only once.
             shard: record
             for shard, record in self._journal.get_first_records().items()
             if self._deleted_offsets.get(shard, 0) < record
@@ -593,14 +593,14 @@ class KafkaLog:
             self._dropped_streams.add(stream)
 
     async def write_head(self) -> None:
-        """Write the state of the log to the journal, and delete the records before it."""
+        """Write a head, the state of the log, to the journal, and delete the records that it replaces."""
         self._check_open()
         journal = self._journal
         head, after = journal.summarize(), journal.applied
         pieces = await self._run_in_thread(partial(encode_head, head, str(self._clock.uuid4()), after))
         for piece in pieces:
             await self._broker.write_journal(piece)
-        await self._broker.delete_journal(after)
+        await self._broker.delete_journal(after)  # Last, so that a crash leaves the records or the complete head.
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
@@ -677,9 +677,9 @@ async def open_log_over(
 
     Args:
         broker: The cluster.
-        clock: The clock.
-        limits: The limits.
-        run_in_thread: Runs the encoding of heads in a thread.
+        clock: The clock for times of records and for timeouts.
+        limits: The maximum sizes, times and numbers of the log.
+        run_in_thread: Runs the encoding of heads (stored states of the log) in a thread. Tests replace it.
         maintains: Whether this process removes old rows, and writes heads.
 
     Raises:

@@ -14,7 +14,7 @@ RECORD_BYTES_MAX = 900_000
 
 
 def split_batch(batch: Batch) -> list[bytes]:
-    """Split the payload and the kinds of a batch into the values of records."""
+    """Split the bytes of a batch, its payload and then its kinds, into values that fit into records of Kafka."""
     data = batch.payload + batch.kinds if batch.kinds else batch.payload
     if len(data) <= RECORD_BYTES_MAX:
         return [data]
@@ -22,7 +22,7 @@ def split_batch(batch: Batch) -> list[bytes]:
 
 
 def count_records(batch: Batch) -> int:
-    """Return the number of records of a batch."""
+    """Return the number of records that `split_batch` makes of a batch, at least 1."""
     return max(1, -(-batch.size_bytes // RECORD_BYTES_MAX))
 
 

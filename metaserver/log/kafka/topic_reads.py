@@ -106,7 +106,7 @@ class KafkaTopics:
             raise self.make_unavailable_error(reason) from error
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run a blocking call in a thread."""
+        """Run a blocking call in a thread, and turn an error of the client library into LogUnavailable."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except KafkaException as error:
@@ -136,7 +136,11 @@ class _Consumer:
             self._consumer.assign([self._find_start(partition, offset) for partition, offset in offsets.items()])
 
     def _find_start(self, partition: int, offset: int) -> TopicPartition:
-        """Return the position of the first existing message of a partition at or after an offset."""
+        """Return the position of the first existing message of a partition at or after an offset.
+
+        If messages between the offset and this position are missing, the server logs a warning. The offset 0 means that
+        nothing was read yet, so no warning follows.
+        """
         first, end = self._consumer.get_watermark_offsets(
             TopicPartition(self._topic.name, partition), timeout=_TIMEOUT_S
         )

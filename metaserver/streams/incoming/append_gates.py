@@ -48,7 +48,8 @@ class AppendGates:
 
         Args:
             uuids: The UUIDs of the tables.
-            arrived_s: The time of the event loop since which the rows wait. The default is now.
+            arrived_s: When the rows arrived, by the clock of the event loop. The time since then counts for the maximum
+                wait. The default is now.
 
         Raises:
             RetryLater: A commit takes too long.
@@ -68,7 +69,7 @@ class AppendGates:
             for uuid in uuids:
                 if not self._append_counts[uuid]:
                     del self._append_counts[uuid]
-            if not self._changing.isdisjoint(uuids):
+            if not self._changing.isdisjoint(uuids):  # A commit waits until the appends have ended.
                 self._wake()
 
     @asynccontextmanager
@@ -102,6 +103,9 @@ class AppendGates:
             raise RetryLater(message) from None
 
     def _wake(self) -> None:
-        """Let all waiting tasks check their conditions."""
+        """Let all waiting tasks check their conditions.
+
+        Tasks that wait again use a new event, because the set event would wake them at once.
+        """
         self._ended.set()
         self._ended = asyncio.Event()

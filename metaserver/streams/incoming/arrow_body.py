@@ -27,9 +27,11 @@ _LENGTH, _COMPRESSION = 0, 3
 def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
     """Decode an Arrow IPC stream.
 
+    The rows are counted before they are decoded, so that a small body cannot make the server decode very many rows.
+
     Args:
         body: The stream.
-        subject: The name of the stream for messages.
+        subject: What the stream is, for messages, such as the body of a request.
         rows_max: The maximum number of rows.
 
     Raises:
@@ -53,7 +55,11 @@ def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
 
 
 def _read_row_count(message: memoryview, subject: str) -> int:
-    """Return the number of rows in the header of a message with a record batch, or 0 for any other message."""
+    """Return the number of rows in the header of a message with rows or a dictionary, or 0 for any other message.
+
+    For a dictionary, the number is the number of its values. Compressed buffers are refused, because their decoded size
+    is unknown.
+    """
     root = _U32.unpack_from(message)[0]
     offset = _find_field(message, root, _HEADER_TYPE)
     kind = message[offset] if offset else 0
@@ -82,7 +88,15 @@ def _find_table(message: memoryview, table: int, number: int) -> int:
 
 
 def _find_field(message: memoryview, table: int, number: int) -> int:
-    """Return the position of a field in a flatbuffer table, or 0 if the field is absent."""
+    """Return the position of a field in a flatbuffer table, or 0 if the field is absent.
+
+    A flatbuffer table refers to a vtable, which contains the positions of its fields.
+
+    Args:
+        message: The bytes of the header of an Arrow message.
+        table: The position of the table.
+        number: The number of the field in the schema of the table.
+    """
     vtable = table - _I32.unpack_from(message, table)[0]
     if vtable < 0:
         raise ValueError("the table of a message is outside the message")

@@ -23,6 +23,12 @@ _NULL_BYTES = 8
 def estimate_expanded_bytes(array: pa.Array, path: str) -> int:
     """Return the approximate number of bytes that the array has without dictionaries, runs and views.
 
+    These encodings refer to a value several times, so a small body may expand to very many bytes.
+
+    Args:
+        array: The values of a column, or of a part of it.
+        path: The name of the column, for messages.
+
     Raises:
         BadRequest: The size of the array's values cannot be estimated.
     """

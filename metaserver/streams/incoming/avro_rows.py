@@ -99,7 +99,8 @@ class _Column(NamedTuple):
         has_bytes: Whether each value takes at least one byte.
         nullable: Whether a value may be null.
         convert: Converts a decoded value to the value for Arrow, or None if no conversion is needed.
-        excess: For each of `_RATES`, the maximum memory of a value minus the rate times its bytes in the file.
+        excess: Numbers that bound the memory of a decoded value. For each rate in `_RATES`, it is the maximum memory of
+            a value minus the rate times its bytes in the file.
         slot_bytes: The size of a null in Arrow.
     """
 
@@ -127,6 +128,8 @@ class _RowReader(NamedTuple):
 
     def bound_memory(self, rows: int, size_bytes: int) -> float:
         """Return an upper bound of the memory of decoded rows in bytes.
+
+        Each rate gives an upper bound, and the result is the lowest of them.
 
         Args:
             rows: The number of rows.
@@ -189,6 +192,8 @@ def _to_array(values: list[Any], column: _Column) -> pa.Array:
 def _compile_schema(text: str) -> _RowReader:
     """Return the reader for rows with a schema.
 
+    A row must have at least one byte. Otherwise, a tiny file could contain any number of rows.
+
     Raises:
         BadRequest: The schema is invalid, or not supported.
     """
@@ -232,7 +237,11 @@ class _Compiler:
         self._types = 0
 
     def read_fields(self, schema: Mapping[str, Any], depth: int) -> dict[str, _Column]:
-        """Return the fields of a record by name."""
+        """Return the fields of a record by name.
+
+        While the fields are read, names without a namespace belong to the namespace of the record, and the record
+        counts as open. So a field whose type is the record itself can be refused.
+        """
         fields = schema.get("fields")
         if not isinstance(fields, list):
             raise BadRequest("The Avro schema has a record without a list of fields")
@@ -251,7 +260,11 @@ class _Compiler:
         return columns
 
     def read_type(self, schema: Any, depth: int) -> _Column:
-        """Return a type.
+        """Return the column for a type in an Avro schema.
+
+        Args:
+            schema: The decoded JSON of the type: a name, a union as a list, or an object.
+            depth: The number of types around this type.
 
         Raises:
             BadRequest: The type is not supported.
@@ -284,7 +297,10 @@ class _Compiler:
                 return self.read_type(other, depth + 1)
 
     def _define(self, schema: Mapping[str, Any]) -> str:
-        """Add a named type, and return its full name (Avro 1.12, "Names")."""
+        """Add a named type, and return its full name (Avro 1.12, "Names").
+
+        A type may be read again through its name, but a second definition with the same name is refused.
+        """
         name, namespace = schema.get("name"), schema.get("namespace", self._namespace)
         if not isinstance(name, str) or not isinstance(namespace, str):
             raise BadRequest("The Avro schema has a named type without a valid name")
@@ -370,7 +386,10 @@ class _Compiler:
         return _Column(pa.map_(pa.string(), item_column.type), plain_schema, excess, convert=convert)
 
     def _read_item(self, schema: Any, depth: int) -> _Column:
-        """Return the type of the values of an array or a map."""
+        """Return the type of the values of an array or a map.
+
+        Values without bytes, such as nulls, are refused, because a tiny file could contain any number of them.
+        """
         item = self.read_type(schema, depth + 1)
         if not item.has_bytes:
             raise BadRequest("The Avro schema has an array or a map of values without bytes")
@@ -383,6 +402,7 @@ class _Compiler:
         self._define(schema)
         # In Arrow, each value contains the characters of its symbol, which take at most four bytes each.
         memory_bytes = _VALUE_BYTES + 4 * max(map(len, symbols), default=0)
+        # Each enum gets a distinct name, because fastavro does not accept a name twice.
         plain_schema = {"type": "enum", "name": f"e{self._types}", "symbols": symbols}
         return _Column(pa.string(), plain_schema, _compute_excess(memory_bytes, 1))
 
@@ -439,12 +459,15 @@ def _compute_excess(memory_bytes: int, size_bytes: int) -> NDArray[np.float64]:
 
 
 def _sum_excess(columns: Mapping[str, _Column]) -> NDArray[np.float64]:
-    """Return the excess of a record."""
+    """Return the excess of a record, which is the sum of the excess of its values and of the memory of a dict."""
     return sum((column.excess for column in columns.values()), _compute_excess(_RECORD_BYTES, 0))
 
 
 def _bound_items(excess: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the excess of an array of items: infinite if the excess of an item is positive, otherwise 0."""
+    """Return the excess of an array of items: infinite if the excess of an item is positive, otherwise 0.
+
+    The number of items is not known, so a positive excess has no bound at this rate.
+    """
     return np.where(excess > 0, np.inf, 0.0)
 
 

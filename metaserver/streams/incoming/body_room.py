@@ -43,7 +43,10 @@ _CHECK_INTERVAL_S = 0.02
 
 
 class CheckMemory(Protocol):
-    """Checks that there is memory for rows of a table, like `Streams._check_memory`."""
+    """Checks that there is memory for rows of a table, like `Streams._check_memory`.
+
+    The call raises TooManyRequests if there is not enough memory.
+    """
 
     def __call__(self, table: StreamTable, size_bytes: int, reserved_bytes: int, other_bytes: int, /) -> None: ...
 
@@ -52,7 +55,7 @@ class _Share(NamedTuple):
     """The part of a body for one open table.
 
     Attributes:
-        table: The table.
+        table: The open table.
         size_bytes: The bytes to reserve.
         other_bytes: The bytes to reserve for the other tables of the body.
     """
@@ -134,6 +137,7 @@ class BodyReservations:
         """
         assert loaded.entry is not None
         table = self._tables.get(loaded.entry.uuid)
+        # The table is not open, so none of its rows are in memory, and the body need not wait.
         if table is None:
             yield
             return
@@ -169,7 +173,10 @@ class BodyReservations:
         return True
 
     def _is_within_limits(self, waiters: Counter[str], principal_name: str) -> bool:
-        """Return whether another body of a principal may wait."""
+        """Return whether another body of a principal may wait.
+
+        Without authentication, all clients are one principal, so only the total number is limited.
+        """
         is_within_share = self._settings.auth == "none" or waiters[principal_name] < _PRINCIPAL_WAITERS_MAX
         return waiters.total() < _WAITERS_MAX and is_within_share
 
@@ -215,7 +222,7 @@ class BodyReservations:
             raise
 
     def _admit_bodies(self) -> None:
-        """Reserve memory for the waiting bodies that have it, in their order.
+        """Reserve memory for the waiting bodies for which there is memory, in the order of their arrival.
 
         A body that has no memory at a table delays later bodies for this table.
         """
@@ -234,7 +241,10 @@ class BodyReservations:
             share.table.reserved_bytes += share.size_bytes
 
     def _make_shares(self, parts: Sequence[tuple[LoadedTable, int]]) -> list[_Share]:
-        """Return the parts for tables that are open, in the order of their UUIDs."""
+        """Return the parts for tables that are open, in the order of their UUIDs.
+
+        The size of a part is limited, so that even a large body for many tables fits into the memory when it is empty.
+        """
         part_bytes_max = self._settings.stream_memory_bytes // (len(parts) + 1)
         sizes = {
             loaded.entry.uuid: min(size_bytes, part_bytes_max)
@@ -275,7 +285,13 @@ class BodyReservations:
     ) -> None:
         """Wait at most `WAIT_S` until a body is admitted.
 
-        After this time, the body is admitted if there is memory, even if an earlier body waits for it.
+        After this time, the body is admitted if there is memory, even if an earlier body waits for the same memory.
+
+        Args:
+            parts: The tables of the body, each with the size of its part.
+            body: The body, which is in the queue.
+            body_bytes: The size of all parts.
+            principal_name: The principal that sends the body.
 
         Raises:
             StreamPaused: A table was paused meanwhile.

@@ -83,7 +83,10 @@ def parse_kind(value: Any) -> RowKind | None:
 
 
 def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
-    """Return the changes in an envelope of Debezium. A tombstone has no changes, and an update of the key has two.
+    """Return the changes in an envelope, the form in which Debezium describes a change of a row.
+
+    A tombstone has no changes. An update that changes the key has two: the deletion of the row with the old key, and
+    the new row.
 
     Args:
         message: The decoded JSON of the message's value, with or without `schema` and `payload`.
@@ -125,7 +128,11 @@ def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
 
 
 def _open_message(message: Any) -> tuple[Any, Any]:
-    """Return the envelope and the schema of a message, or None in place of a missing part."""
+    """Return the envelope and the schema of a message, or None in place of a missing part.
+
+    Kafka Connect can write a message as an object with only the members `schema` and `payload`. Any other message is
+    the envelope itself.
+    """
     if isinstance(message, dict) and "payload" in message and message.keys() <= {"schema", "payload"}:
         return message["payload"], message.get("schema")
     return message, None
@@ -181,6 +188,7 @@ def _find_type(column: Mapping[str, Any]) -> str:
         precision = str(parameters.get("connect.decimal.precision", "")) if isinstance(parameters, dict) else ""
         if not (precision.isascii() and precision.isdecimal() and len(precision) <= 2):
             return "struct"
+        # Iceberg has no negative scale, and no scale above the precision.
         digits, scale = int(precision), _read_scale(parameters)
         return f"decimal({digits}, {scale})" if 0 <= scale <= digits <= _PRECISION_MAX and digits else "struct"
     if isinstance(meaning, str) and meaning in _MEANING_TYPES:
@@ -267,32 +275,36 @@ def _find_converter(kind: Any, column: Mapping[str, Any]) -> Callable[[Any], Any
     if kind == "org.apache.kafka.connect.data.Decimal":
         scale = _read_scale(column.get("parameters"))
         return lambda value: _read_decimal(value, scale)
-    if column.get("type") == "bytes":
+    if column.get("type") == "bytes":  # JSON rows contain binary values in hexadecimal.
         return lambda value: b64decode(value, validate=True).hex()
     return _CONVERTERS.get(kind) if isinstance(kind, str) else None
 
 
 def _read_scale(parameters: Any) -> int:
-    """Return the scale of a decimal, which Kafka Connect sends as text.
+    """Return the scale of a decimal, which Kafka Connect sends as text. The default is 0.
 
     Raises:
         BadRequest: The scale is not a number, or is too large.
     """
     text = str(parameters.get("scale", 0)) if isinstance(parameters, dict) else "0"
     digits = text.removeprefix("-")
+    # Check the length first, because a very long number takes long to parse.
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 4 and int(digits) <= _SCALE_MAX):
         raise BadRequest(f"has a schema with a decimal of the scale {show_json(text)}; the limit is {_SCALE_MAX}")
     return int(text)
 
 
 def _read_decimal(value: Any, scale: int) -> Any:
-    """Return a decimal as text. Debezium sends the unscaled value in base64."""
+    """Return a decimal as text. Debezium sends the digits without a decimal point, as an integer in base64.
+
+    A value that is not text is returned unchanged. The conversion of the row checks its type.
+    """
     if not isinstance(value, str):
         return value
     unscaled_value = int.from_bytes(b64decode(value, validate=True), "big", signed=True)
     if scale < 0:
         return str(unscaled_value) + "0" * -scale
-    digits = str(abs(unscaled_value)).rjust(scale + 1, "0")
+    digits = str(abs(unscaled_value)).rjust(scale + 1, "0")  # At least one digit precedes the point.
     sign = "-" if unscaled_value < 0 else ""
     return f"{sign}{digits[: len(digits) - scale]}{'.' if scale else ''}{digits[len(digits) - scale :]}"
 
@@ -302,7 +314,7 @@ def _add_to_epoch(value: Any, **unit: float) -> datetime:
 
     Args:
         value: The number of units.
-        unit: The unit, as the only argument of `timedelta`.
+        unit: The unit, as the only argument of `timedelta`, such as `milliseconds=1`.
 
     Raises:
         ValueError: The value is not an integer.
@@ -393,7 +405,14 @@ def encode_kinds(kinds: Sequence[RowKind | None], key: Sequence[str], first_row:
 
 
 def make_default_kinds(row_count: int, key: Sequence[str]) -> bytes:
-    """Return the kinds of rows that state none, like `encode_kinds`, without a loop over the rows."""
+    """Return the kinds of rows that state none, in the form of `encode_kinds`.
+
+    Such rows are updates if the table has a key. For a table without a key, the result is empty.
+
+    Args:
+        row_count: The number of rows.
+        key: The names of the key columns. They are empty for a table without a key.
+    """
     return bytes([RowKind.UPDATE]) * row_count if key else b""
 
 

@@ -42,6 +42,11 @@ class CurrentTables:
     async def load(self, loaded_table: LoadedTable) -> TableMetadata:
         """Return the current metadata of a table, after checking that packed rows fit them.
 
+        If no commit was counted since the last read of the same metadata, the table is not read again.
+
+        Args:
+            loaded_table: The table, with the metadata with which the rows were packed.
+
         Raises:
             NoSuchTable: The table was dropped meanwhile.
             RetryLater: The rows may not fit the current schema.
@@ -57,7 +62,7 @@ class CurrentTables:
         entry, metadata = await self._reads.load(uuid)
         if (
             commit_number is not None and commit_number == self._commit_number
-        ):  # The pointer belongs to this number, or to a later commit.
+        ):  # No commit has cleared the cache during the read, so the location may be kept until the next commit.
             self._locations[uuid] = entry.metadata_location
         if entry.metadata_location != location:
             _check_schema(loaded_table.metadata, metadata)
@@ -91,11 +96,13 @@ def _check_schema(packing_metadata: TableMetadata, current: TableMetadata) -> No
         column = columns.get(field.id)
         if column is not None and column.type != field.type:
             raise RetryLater(f"The type of the column {field.name} has changed meanwhile; send the rows again")
+        # Rows without a column that was added later need a default. A column of the rows may have nulls if it was
+        # optional.
         is_filled = field.initial_default is not None if column is None else column.required
         if field.required and not is_filled:
             raise RetryLater(f"The column {field.name} has become required meanwhile; send the rows again")
 
 
 def _list_encryption(metadata: TableMetadata) -> dict[str, str]:
-    """Return the properties that state how files are encrypted."""
+    """Return the table properties that state how files are encrypted."""
     return {name: text for name, text in metadata.properties.items() if name.startswith("encryption.")}

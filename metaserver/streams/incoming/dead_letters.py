@@ -30,14 +30,14 @@ _COLUMNS = {
 
 
 class DeadLetter(NamedTuple):
-    """A rejected row, and the name of the table that it does not fit."""
+    """A rejected row, and the name of the stream table that it does not fit."""
 
     table: str
     row: RejectedRow
 
 
 class DeadLetters(NamedTuple):
-    """The dead-letter table of a stream table.
+    """The dead-letter table of a stream table, to which rejected rows are added.
 
     Attributes:
         loaded: The dead-letter table.
@@ -67,6 +67,15 @@ def pack_letters(
     producer: str | None,
 ) -> Batch:
     """Convert rejected rows to a batch of the dead-letter table.
+
+    Columns that the dead-letter table does not have are left out. Its column `time` may have a time zone or none.
+
+    Args:
+        dead_letters: The dead-letter table.
+        letters: The rejected rows, at least one.
+        row_files: Packs the rows.
+        now_ms: The time for the column `time`.
+        producer: The name of the producer of the rows, or None.
 
     Raises:
         BadRequest: The dead-letter table has a required column that these rows do not have.
@@ -110,6 +119,9 @@ def parse_dead_letter_table(properties: Mapping[str, Any]) -> tuple[NamespacePat
 
 async def find_dead_letters(catalog: Catalog, loaded_table: LoadedTable) -> DeadLetters | None:
     """Return the dead-letter table of a stream table, or None if it has no dead-letter table.
+
+    The table must differ from the stream table, must have no key, and must have the columns `raw` and `reason`. All
+    other columns are optional.
 
     Raises:
         BadRequest: The dead-letter table is missing, or its columns do not fit.

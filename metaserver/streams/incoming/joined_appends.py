@@ -34,13 +34,22 @@ _ERRORS_OF_ONE_REQUEST = (BadRequest, TooLarge, TooManyRequests)
 
 
 def can_join(preparation: RowPreparation, rows: JoinedRows) -> bool:
-    """Return whether the rows of a request may join a batch."""
+    """Return whether the rows of a request may be appended together with the rows of other requests."""
     return 0 < len(rows) <= _REQUEST_ROWS_MAX and preparation.accepts_joined_rows(rows)
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """The rows of a request, and its answer."""
+    """The rows of a request, and its answer.
+
+    Attributes:
+        loaded: The table.
+        preparation: Prepares the rows for the log.
+        rows: The rows.
+        size_bytes: The size of the body.
+        arrived_s: The time of the arrival, by the clock of the event loop.
+        answer: Receives the positions of the rows, or the error.
+    """
 
     loaded: LoadedTable
     preparation: RowPreparation
@@ -58,7 +67,10 @@ class _TableQueue:
         self.append_count = 0
 
     def take_batch(self) -> list[_Request]:
-        """Remove and return the waiting requests whose rows become the next batch."""
+        """Remove and return the waiting requests whose rows become the next batch.
+
+        The requests of a batch have the same metadata, because their rows are prepared together.
+        """
         batch: list[_Request] = []
         row_count = size_bytes = 0
         while self.waiting and row_count < _JOINED_ROWS_MAX and size_bytes < _JOINED_BYTES_MAX:
@@ -96,6 +108,8 @@ class JoinedAppends:
         self, loaded_table: LoadedTable, preparation: RowPreparation, rows: JoinedRows, size_bytes: int
     ) -> Acknowledgement:
         """Append the rows of a request. They are durable on return.
+
+        If the maximum number of appends is running for the table, the rows wait, and join the next append.
 
         Args:
             loaded_table: The table.
@@ -135,14 +149,18 @@ class JoinedAppends:
                 batch, CommitUnknown("The server failed while it stored the rows; they may be stored or not")
             )
             queue.append_count -= 1
-            if not queue.append_count:
+            if not queue.append_count:  # Requests can still wait here only after an unexpected error.
                 del self._queues[uuid]
                 _refuse_requests(
                     queue.waiting, RetryLater("The server failed before it stored the rows; send them again")
                 )
 
     async def _append(self, batch: Sequence[_Request]) -> None:
-        """Append the rows of a batch of requests together, and answer the requests."""
+        """Append the rows of a batch of requests together, and answer the requests.
+
+        If the rows of one request may be the cause of an error, each request is appended alone, so that only this
+        request is refused.
+        """
         last_request = batch[-1]
         try:
             prepared_rows = last_request.preparation.prepare_joined([request.rows for request in batch])

@@ -20,6 +20,9 @@ _QUOTE, _COLON, _SPACE = b'": '
 def has_repeated_key(text: bytes, values: Sequence[Any]) -> bool:
     """Return whether an object in valid JSON has the same key twice.
 
+    The decoded objects have only one member for a repeated key. So the text has more colons between keys and values
+    than the objects have members. Two fast checks precede the exact count.
+
     Args:
         text: One or several JSON values.
         values: The decoded values.
@@ -43,9 +46,9 @@ def _count_colons(text: bytes) -> int:
 
 
 def find_repeated_key(text: bytes) -> str:
-    """Return the first key that occurs twice in an object of valid JSON, or "" if no key is repeated.
+    """Return the first key that occurs twice in an object of valid JSON, or an empty string.
 
-    The function is slow.
+    The function is slow, so it only serves messages about texts for which `has_repeated_key` is true.
     """
     repeated_keys: list[str] = []
 
@@ -62,11 +65,11 @@ def find_repeated_key(text: bytes) -> str:
 
 
 def _count_members(values: Sequence[Any], objects_max: int) -> int:
-    """Return the number of members of all objects.
+    """Return the number of members of all objects, including nested objects.
 
     Args:
-        values: The values.
-        objects_max: An upper bound of the number of objects.
+        values: The decoded values.
+        objects_max: The maximum number of objects in the values, such as the number of opening braces in the text.
     """
     rows = values[0] if len(values) == 1 and type(values[0]) is list else values
     if objects_max == len(rows) and set(map(type, rows)) == {dict}:

@@ -123,8 +123,8 @@ def find_json_columns(rows: Sequence[Any], names: AbstractSet[str]) -> dict[str,
 def find_debezium_columns(messages: Sequence[Any], names: AbstractSet[str]) -> dict[str, str | None]:
     """Return the columns of changed rows that are not in `names`, with their types.
 
-    The type of a column comes from the schemas of the messages. Messages without a schema are treated as JSON rows. The
-    type is None if all values are null. Invalid envelopes are ignored.
+    The type of a column comes from the schemas of the messages. If a message has no schema, the type comes from the
+    JSON value. The type is None if all values are null. Invalid envelopes are ignored.
 
     Raises:
         BadRequest: A column has no common primitive type in all messages.
@@ -139,7 +139,9 @@ def find_debezium_columns(messages: Sequence[Any], names: AbstractSet[str]) -> d
 
 
 def _list_json_types(name: str, value: Any) -> set[str]:
-    """Return a set with the type of a JSON value, or an empty set for null.
+    """Return a set with the Iceberg type of a JSON value, or an empty set for null.
+
+    The type of an object or an array is `struct`, which `_choose_type` refuses.
 
     Raises:
         BadRequest: The value is an integer that does not fit into 64 bits.
@@ -162,6 +164,9 @@ _WIDER_TYPES: Mapping[frozenset[str], str] = {
 
 def _choose_type(name: str, types: set[str]) -> str | None:
     """Return the type for all values of a new column, or None if the column has no value.
+
+    Two types may have a wider common type, such as a long and a double. The type `struct` represents all types that
+    cannot be added.
 
     Raises:
         BadRequest: The types of the values have no common primitive type.
@@ -196,7 +201,7 @@ def _find_iceberg_type(field: pa.Field) -> str | None:
         BadRequest: Requests cannot add columns of this type.
     """
     kind, types = field.type, pa.types
-    if types.is_null(kind):
+    if types.is_null(kind):  # All values are null, so any type is possible.
         return None
     if types.is_timestamp(kind) and kind.unit != "ns":
         return "timestamp" if kind.tz is None else "timestamptz"

@@ -40,7 +40,10 @@ _ROW_NUMBER = re.compile(r"^Row 0,? ")
 
 
 class _TooManyRejected(BadRequest):
-    """Raised if so many rows do not fit that the request is refused."""
+    """Raised if so many rows do not fit that the request is refused.
+
+    The search for rejected rows raises it, and must not take it for the error of one row.
+    """
 
 
 JoinedRows: TypeAlias = Sequence[Mapping[str, Any]] | pa.RecordBatch
@@ -175,13 +178,16 @@ class RowPreparation:
     def _read_changes(self, row_values: Sequence[Any], key: Sequence[str]) -> tuple[_ReadRows, dict[int, str]]:
         """Return the changes of JSON rows, and the reasons for invalid rows, by the number of the row.
 
+        A row is one change, but an envelope of Debezium may have none or two. The field `_op` is the kind of a row,
+        unless the table has a column with this name.
+
         Raises:
             BadRequest: A row is invalid, and the whole request must be refused.
         """
         has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
         is_plain = not self.is_envelope and set(map(type, row_values)) <= {dict}
         if is_plain and not (has_kind and any(KIND_FIELD in row for row in row_values)):
-            kinds = make_default_kinds(len(row_values), key)
+            kinds = make_default_kinds(len(row_values), key)  # No row states a kind, so no loop is needed.
             return _ReadRows([self._drop_empty_columns(row) for row in row_values], kinds, range(len(row_values))), {}
         changes: list[RowWithKind] = []
         sources: list[int] = []
@@ -241,7 +247,10 @@ class RowPreparation:
         return self._pack(parts, key, letters)
 
     def _conform(self, conform: Any, count: int) -> tuple[list[_ConformedRows], dict[int, str]]:
-        """Conform rows. If only the rows that do not fit are rejected, find them by repeated halving.
+        """Conform rows to the columns of the table.
+
+        If `rejects_rows` is set, rows that do not fit are left out. Repeated halving finds them: if a range fails, both
+        halves are tried. Otherwise, an error refuses all rows.
 
         Args:
             conform: Conforms the rows with the numbers in a range, and raises BadRequest if one of them does not fit.
@@ -280,6 +289,9 @@ class RowPreparation:
 
     def _pack(self, parts: Sequence[_ConformedRows], key: Sequence[str], letters: list[RejectedRow]) -> PreparedRows:
         """Pack rows into the batches of the shards.
+
+        Rows of a table without a key can be added to any shard, so they remain one batch. With a key, the key of a row
+        determines its shard.
 
         Args:
             parts: The rows that fit.
@@ -332,7 +344,10 @@ _TEXT_TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 @dataclass(frozen=True)
 class _ArrowRows:
-    """Arrow rows of one batch, and their kinds."""
+    """Arrow rows of one batch, and their kinds.
+
+    `conform` converts the rows with the numbers in a range to the columns of the table.
+    """
 
     preparation: RowPreparation
     rows: pa.RecordBatch
@@ -357,5 +372,5 @@ def _show_arrow_row(row: pa.RecordBatch) -> str:
 
 
 def encode_json(row: Any) -> str:
-    """Return a row as JSON."""
+    """Return a row as JSON. Values without an equivalent in JSON become text."""
     return msgspec.json.encode(row, enc_hook=str).decode()

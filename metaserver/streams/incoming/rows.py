@@ -55,7 +55,12 @@ def parse_format(content_type: str) -> RowFormat:
 
 
 class RejectedRow(NamedTuple):
-    """A row that does not fit the table, and the reason."""
+    """A row that does not fit the table, and the reason.
+
+    Attributes:
+        raw: The row as text.
+        reason: A message for the client.
+    """
 
     raw: str
     reason: str
@@ -115,6 +120,11 @@ def _decode_json(text: bytes, subject: str) -> Any:
 def _check_keys(text: bytes, decoded: Any, subject: str) -> None:
     """Check that no object in JSON has the same key twice.
 
+    Args:
+        text: The JSON.
+        decoded: The decoded JSON.
+        subject: The beginning of the message, such as `The body `.
+
     Raises:
         BadRequest: An object has the same key twice.
     """
@@ -137,7 +147,8 @@ def _check_line(line: bytes, row: Any) -> Any:
 def to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pa.RecordBatch:
     """Convert JSON rows to a batch with the columns that occur in them.
 
-    If only some rows have a column, it is null in the remaining rows.
+    A row that lacks a column has a null in it. If all rows are empty objects, the batch has the first column of the
+    table, with nulls.
 
     Raises:
         BadRequest: A column is unknown, or a value does not fit. The message contains the number of the row.
@@ -146,7 +157,7 @@ def to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pa.RecordBatc
     if rows and not names:
         if not schema.fields:
             raise BadRequest("The table has no columns; add one")
-        names = {schema.fields[0].name}  # Add a column, because a batch without columns has no rows.
+        names = {schema.fields[0].name}  # A batch without columns could not state the number of its rows.
     fields = [field for field in schema.fields if field.name in names]
     if unknown_names := sorted(names - {field.name for field in fields}):
         number = next(number for number, row in enumerate(rows) if unknown_names[0] in row)
@@ -161,6 +172,13 @@ def to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pa.RecordBatc
 
 def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
     """Convert JSON values to an array of the type.
+
+    A column of plain values, which need no conversion, takes a fast path.
+
+    Args:
+        values: The values, in the order of the rows.
+        kind: The Iceberg type.
+        path: The name of the column, for messages.
 
     Raises:
         BadRequest: A value does not fit. The message contains the number of its row.
@@ -201,7 +219,12 @@ def _convert_value(convert: Callable[[Any], Any], value: Any, row: int, path: st
 
 
 def _make_converter(kind: str) -> Callable[[Any], Any]:
-    """Return a function that converts a JSON value to a Python value of a primitive type."""
+    """Return a function that converts a JSON value to a Python value of a primitive type.
+
+    Besides the JSON form of the Iceberg specification, it accepts integers for decimals, text for long integers (which
+    JavaScript cannot represent as numbers), and timestamps with a space or a Z. An integer for a floating-point column
+    must be exact.
+    """
 
     def convert(value: Any) -> Any:
         if kind.startswith("decimal") and isinstance(value, int) and not isinstance(value, bool):
@@ -230,7 +253,8 @@ def _make_converter(kind: str) -> Callable[[Any], Any]:
 def _check_exact(number: int, kind: str) -> None:
     """Check that a floating-point column can store an integer without changing it.
 
-    Integers that are the usual decimal form of a large floating-point number, with zeros at the end, are accepted.
+    Accept an integer that is the usual decimal form of a large floating-point number, with zeros at the end. It may
+    differ from the exact value of this number.
 
     Raises:
         ValueError: The column cannot hold the integer.
@@ -261,7 +285,15 @@ def count_leaves(kind: Type) -> int:
 
 
 def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
-    """Return a function that converts JSON to the Python value from which pyarrow creates a value of the type."""
+    """Return a function that converts JSON to the Python value from which pyarrow creates a value of the type.
+
+    All structs of a column share the budget, and even a null spends its leaves, because Arrow stores a null for each of
+    its fields.
+
+    Args:
+        kind: A nested type, or the type of a part of it.
+        budget: The number of values that the structs of the column may still have.
+    """
     if isinstance(kind, StructType):
         children = [(field, _make_nested_converter(field.type, budget)) for field in kind.fields]
         leaves = count_leaves(kind)

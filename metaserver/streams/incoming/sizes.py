@@ -39,6 +39,8 @@ def check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> in
 def check_columns(rows: int, metadata: TableMetadata) -> None:
     """Check that the rows do not have too many values, including nulls in columns that the rows lack.
 
+    A short row of a wide table becomes many nulls, so the size of the body does not limit the memory.
+
     Raises:
         TooLarge: The rows have too many values.
     """

@@ -69,10 +69,13 @@ class TableGates:
     ) -> AsyncIterator[Mapping[str, int]]:
         """Wait until the gates of tables are open. Keep commits of this process away while the context is active.
 
+        A commit closes the gate of a table while it changes how the rows of the table are written.
+
         Args:
             log: The log of the tables, or None if only this process has the log.
             uuids: The UUIDs of the tables.
-            arrived_s: The time of the event loop since which the rows wait. The default is now.
+            arrived_s: When the rows arrived, by the clock of the event loop. The time since then counts for the maximum
+                wait. The default is now.
 
         Yields:
             The numbers of the gates. Read the metadata of the tables afterwards, and pass the numbers to the log.
@@ -104,8 +107,13 @@ class TableGates:
     async def _open_abandoned(self, log: SharedLog, closed_numbers: Mapping[str, int]) -> None:
         """Open the gates whose process has stopped. If this fails, a later append tries again.
 
-        A gate must have been closed before this process takes its lease. Then the process that has closed it has lost
-        the lease, and its commit fails.
+        This process must take the lease of a gate first, which fails while another process holds the lease. With the
+        new lease, the transaction of the earlier holder fails, because it checks its fencing number. Only a gate that
+        still has its earlier number is opened.
+
+        Args:
+            log: The log of the tables.
+            closed_numbers: The number of each closed gate, by the UUID of the table, read before this call.
         """
         for uuid, number in closed_numbers.items():
             with suppress(SeamarkError):
@@ -143,6 +151,9 @@ class TableGates:
     async def _close_gate(self, log: SharedLog, uuid: str) -> AsyncIterator[CheckFence]:
         """Close the gate of a table in the log while the context is active.
 
+        A lease in the database, which this process renews, shows other processes that the gate is in use. The commit's
+        transaction must contain the yielded operation, which fails if another process has taken the lease.
+
         Raises:
             RetryLater: Another commit takes too long, or the log or the database does not answer.
         """
@@ -168,7 +179,7 @@ class TableGates:
             GateMoved: Other processes have moved the gate during each attempt.
         """
         for attempt in range(1, _MOVES_MAX + 1):
-            await log.catch_up()
+            await log.catch_up()  # Read the current number, which this process may not have seen yet.
             try:
                 await log.move_gates({uuid: log.read_gates([uuid])[uuid].number}, is_closed=True)
                 return
@@ -197,7 +208,7 @@ class TableGates:
         for attempt in range(1, _MOVES_MAX + 1):
             try:
                 gate = log.read_gates([uuid])[uuid]
-                # The transaction of the commit may still run, because its connection was lost.
+                # The transaction of the commit may still run after a lost connection. Without the lease, it fails.
                 await self._end_lease(uuid, holder)
                 if gate.is_closed:
                     await log.move_gates({uuid: gate.number}, is_closed=False)
@@ -245,7 +256,8 @@ class TableGates:
         """
         name, now_ms = f"{STREAM_GATE}{uuid}", self._clock.now_ms()
         next_holder = str(self._clock.uuid4())
-        # The lease expires at once. The next holder raises the fencing number.
+        # The first operation makes the lease expire at once. A lease that passes to another holder gets a new fencing
+        # number, so the second operation passes it to an unused holder.
         await self._store.transact(
             [TakeLease(name, new_holder, now_ms, now_ms) for new_holder in (holder, next_holder)]
         )

@@ -31,10 +31,11 @@ _SNAPSHOTS_MAX = 20_000
 
 
 class _NamedSnapshot:
-    """A fresh snapshot that requests may name.
+    """A fresh snapshot, with rows that no commit has added yet. Requests may name it by its id.
 
     Attributes:
-        key: The table, the metadata file and the fresh files from which the snapshot was created.
+        key: The table, the metadata file and the fresh files from which the snapshot was created. The same values give
+            the same snapshot.
         made_s: The time at which it was created.
         used_s: The time at which the server last returned it as the current snapshot.
     """
@@ -66,13 +67,15 @@ class NamedSnapshots:
             manifests: Reads the manifest lists of tables.
             shared: Shares the snapshots with other processes.
             clock: The clock.
-            retention_s: The time for which files are kept after the last plan that may contain them.
+            retention_s: The time for which files are kept after the last plan that may contain them. A snapshot cannot
+                be named for longer.
         """
         self._objects = objects
         self._manifests = manifests
         self._shared_snapshots = shared
         self._clock = clock
         self.named_s = min(_NAMED_S_MAX, retention_s)
+        # A snapshot is returned for `named_s` after its creation, and may be named for `named_s` after that.
         self.lifetime_s = 2 * self.named_s
         self._newest: dict[str, _NamedSnapshot] = {}
         """The newest snapshot of each table, by the UUID of the table."""
@@ -101,13 +104,15 @@ class NamedSnapshots:
     async def make(
         self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh_rows: FreshRows, folder: str
     ) -> Snapshot:
-        """Return a fresh snapshot, after its manifests are stored. If possible, return the newest existing snapshot.
+        """Return a fresh snapshot, after its manifests are stored.
+
+        If nothing has changed, return the newest existing snapshot, unless it is too old.
 
         Args:
             table: The open table, which later deletes the manifests, when no query can need them.
-            entry: The pointer.
+            entry: The pointer of the table in the catalog.
             metadata: The metadata of the pointer.
-            fresh_rows: The fresh files.
+            fresh_rows: The parts with the fresh files.
             folder: The location of the folder for the manifests.
         """
         ranges = tuple((part.shard, part.start, part.end, part.key) for part in fresh_rows.parts)
@@ -141,6 +146,7 @@ class NamedSnapshots:
                 stored_deletes = await table.store_deletes(keyed_rows, entry, metadata, fresh=True)
                 locations += [location for location, _ in stored_deletes.files]
                 deletes = stored_deletes.content_files
+                # The id of the fresh snapshot is drawn later, so the rewritten manifests get the snapshot id 0.
                 writer = SnapshotWriter(self._objects, self._clock, self._manifests, folder, 0)
                 try:
                     manifest_files = await drop_removed_files(
@@ -157,7 +163,7 @@ class NamedSnapshots:
             await asyncio.gather(
                 *(self._objects.create(location, data, durable=False) for location, data in encoded_snapshot.files)
             )
-        finally:
+        finally:  # After an error, no plan refers to the files, and they are deleted as well.
             table.delete_files_later(locations)
         self._add(table.uuid, _NamedSnapshot(key, encoded_snapshot.snapshot, self._clock.monotonic()))
         return encoded_snapshot.snapshot

@@ -36,10 +36,11 @@ _REMEMBERED_MAX = 1_000
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """The record of a fresh snapshot.
+    """The record of a fresh snapshot, by which other processes can use the snapshot.
 
     Attributes:
         until_ms: The time until which requests may name the snapshot.
+        snapshot: The snapshot, which no metadata file contains.
     """
 
     snapshot: Snapshot
@@ -58,6 +59,9 @@ class SharedSnapshots:
 
     def seal(self, uuid: str, snapshot: Snapshot, *, until_ms: int) -> Mapping[str, str]:
         """Return the signed record of a fresh snapshot as entries for the header of its manifest list.
+
+        Other processes accept a snapshot only with this signature, because clients may be able to write files to the
+        folder.
 
         Args:
             uuid: The UUID of the table.
@@ -89,13 +93,17 @@ class SharedSnapshots:
             if record is None or record.snapshot.snapshot_id != snapshot_id:
                 return None
             self._records[uuid, snapshot_id] = record
+            # The first record is the least recently used.
             while len(self._records) > _REMEMBERED_MAX:
                 self._records.popitem(last=False)
         self._records.move_to_end((uuid, snapshot_id))
         return record.snapshot if self._clock.now_ms() <= record.until_ms else None
 
     def _decode(self, data: bytes, uuid: str) -> _Record | None:
-        """Return the record in a manifest list, or None if it has no valid signature for this table."""
+        """Return the record in a manifest list, or None if it has no valid signature for this table.
+
+        The value in the header consists of the id of the key, the signature and the record.
+        """
         try:
             data = decode_base64url(read_header(data, "The manifest list").get(_HEADER_KEY, ""))
         except (Corrupt, ValueError):

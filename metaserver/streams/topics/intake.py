@@ -58,7 +58,7 @@ _log = structlog.get_logger("seamark.streams")
 
 
 class TopicTables(Protocol):
-    """The port to the stream tables."""
+    """The stream tables, as `TopicIntake` uses them."""
 
     async def load(self, uuid: str) -> tuple[LoadedTable, DeadLetters | None]:
         """Return a table, and its dead-letter table or None. An unusable dead-letter table is ignored.
@@ -116,6 +116,9 @@ class TopicIntake:
     async def run(self, source: TopicSource) -> None:
         """Append the rows of the topic until the task is cancelled.
 
+        The sequence number of a producer is the offset of the last appended message. So the log knows where to
+        continue, and refuses messages that were appended before.
+
         Raises:
             ProducerFenced: Another process now reads the topic.
             NoSuchTable: The table was dropped.
@@ -138,7 +141,11 @@ class TopicIntake:
                     await self._append_messages(partition, messages_of_partition)
 
     async def _append_messages(self, partition: int, messages: Sequence[TopicMessage]) -> None:
-        """Append the rows of the messages of one partition."""
+        """Append the rows of the messages of one partition.
+
+        Messages with offsets that the log had before this session are reported and skipped. The other messages are
+        divided into runs, whose rows are appended together.
+        """
         loaded_table, _ = await self._load()
         lost_messages = [message for message in messages if message.offset < self._starts[partition]]
         self._report_lost(partition, lost_messages)
@@ -170,6 +177,7 @@ class TopicIntake:
                 _log.exception("messages of a topic cannot be appended", topic=self._topic.name, partition=partition)
                 self._counts.waiting[self._uuid] = f"an unexpected error ({type(error).__name__})"
                 now_s = self._clock.monotonic()
+                # Such an error of the process does not depend on the message, so the time begins again.
                 if failing_since_s is None or isinstance(error, MemoryError | OSError):
                     failing_since_s = now_s
                 elif now_s - failing_since_s >= _UNEXPECTED_S_MAX:
@@ -183,6 +191,14 @@ class TopicIntake:
 
     async def _append_one_by_one(self, partition: int, run: MessageRun, reason: str) -> None:
         """Append the rows of a refused run message by message. If the run has only one message, reject the message.
+
+        A rejected message becomes a dead letter. If the dead-letter table refuses it as well, it is skipped, and only
+        its position is recorded.
+
+        Args:
+            partition: The number of the partition.
+            run: The refused messages.
+            reason: The reason of the refusal, for the dead letter.
 
         Raises:
             RetryLater: The log has not accepted the position of a rejected message.
@@ -218,7 +234,11 @@ class TopicIntake:
         return loaded_table, dead_letters
 
     async def _append(self, partition: int, run: MessageRun) -> None:
-        """Append the rows of a run, and its rejected rows to the dead-letter table, in one append."""
+        """Append the rows of a run, and its rejected rows to the dead-letter table, in one append.
+
+        If the dead-letter table does not accept the rejected rows, the rows that fit are appended without them. The
+        offset of the last message is the sequence number of the append, even if there are no rows.
+        """
         loaded_table, dead_letters = await self._load()
         is_envelope = loaded_table.metadata.properties.get(ENVELOPE) == "debezium"
         preparation = RowPreparation(
@@ -264,10 +284,10 @@ class TopicIntake:
     def _report_lost(self, partition: int, messages: Sequence[TopicMessage]) -> None:
         """Report messages with offsets before the position in the log at the start of the session.
 
-        The consumer reads them only if the partition ends before this position. Then Kafka has probably lost messages,
-        for example in an unclean leader election, and gives their offsets to new messages. The messages are not
-        appended, because a new leader may also report an end that is too low for a short time. In this case, the log
-        already has them.
+        The consumer reads such messages only if the partition ends before this position. Then Kafka has probably lost
+        messages, for example in an unclean leader election, and gives their offsets to new messages. The messages are
+        not appended, because a new leader may also report an end that is too low for a short time. In this case, the
+        log already has them.
         """
         if messages:
             self._counts.lost[self._uuid] += len(messages)

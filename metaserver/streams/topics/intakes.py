@@ -27,7 +27,7 @@ _log = structlog.get_logger("seamark.streams")
 
 
 class _Running(NamedTuple):
-    """A running intake, and its topic."""
+    """A running intake, which appends the messages of an input topic, and its topic."""
 
     topic: InputTopic
     task: asyncio.Task[None]
@@ -47,8 +47,8 @@ class TopicIntakes:
         """Create an instance without intakes.
 
         Args:
-            source: The input topics.
-            owners: Decides whether this process owns a table.
+            source: Lists and opens the input topics in Kafka.
+            owners: Determines whether this process owns a table, and so reads its topic.
             clock: The clock.
             counts: Receives the reasons why topics are not read.
             make_intake: Creates the intake for a table and its topic.
@@ -85,6 +85,7 @@ class TopicIntakes:
         topics = await self._source.list_topics()
         now_s = self._clock.monotonic()
         for uuid, intake in list(self._intakes.items()):
+            # A topic that was deleted and created again has a new id.
             if intake.task.done() or topics.get(uuid) != intake.topic or not self._owners.is_owner(uuid):
                 intake.task.cancel()
                 await asyncio.gather(intake.task, return_exceptions=True)

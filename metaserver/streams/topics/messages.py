@@ -63,7 +63,9 @@ class MessageRun:
 def divide_messages(
     messages: Iterable[TopicMessage], metadata: TableMetadata, *, rows_max: int
 ) -> Iterator[MessageRun]:
-    """Read messages of one partition, and yield runs. The messages of a run have one format, and fit into an append.
+    """Read messages of one partition, and yield runs, which are consecutive messages that fit into one append.
+
+    JSON messages and messages with record batches are in different runs.
 
     Args:
         messages: The messages, in their order.
@@ -103,6 +105,13 @@ def _fits_one_append(rows: int, metadata: TableMetadata, rows_max: int) -> bool:
 
 def read_messages(messages: Sequence[TopicMessage], metadata: TableMetadata, *, rows_max: int) -> MessageRun:
     """Read the rows of messages with one format.
+
+    A message that cannot be read becomes a rejected row, and does not stop the others.
+
+    Args:
+        messages: The messages, in their order.
+        metadata: The table's metadata.
+        rows_max: The maximum number of rows of a message.
 
     Raises:
         MemoryError: The process lacks memory.
@@ -153,6 +162,9 @@ def make_rejected_row(message: TopicMessage, reason: str, raw: str | None = None
 def _read_format(message: TopicMessage) -> RowFormat | None:
     """Return the format of a message, or None for Avro.
 
+    The header `content-type` states the format. Without it, the first bytes of the message show the format. The default
+    is JSON.
+
     Raises:
         BadRequest: The format is not supported.
     """
@@ -180,6 +192,8 @@ def _read_message(
     value: bytes, row_format: RowFormat | None, metadata: TableMetadata, rows_max: int
 ) -> tuple[Sequence[Any], int]:
     """Return the record batches or the JSON rows of a message, and the approximate size of the batches.
+
+    A JSON object is a message with one row. It is decoded as an array with one element.
 
     Raises:
         BadRequest: The message is invalid.
