@@ -66,6 +66,7 @@ class Keyring:
     def find_signing_key(self, purpose: str) -> tuple[bytes, bytes]:
         """Return the id of the current signing key, and the key that is derived from it for `purpose`."""
         now_ms = self._clock.now_ms()
+        # Use the oldest key if no key is usable yet, as after the clock was set back.
         usable_keys = [key for key in self._keys if key.from_ms <= now_ms] or self._keys[:1]
         return usable_keys[-1].id, self._derive(purpose, usable_keys[-1])
 

@@ -191,6 +191,7 @@ class Oidc:
             and self._measure_age_s(self._fetched_s) < STALE_S
         ):
             return  # Do not wait for the running fetch of a slow issuer, because the old keys can still be used.
+        # If another request fetches the keys while this request waits for the lock, use its result.
         attempts_before = self._attempts
         async with self._fetch_lock:
             is_paused = self._has_failed and self._measure_age_s(self._tried_s) < RETRY_S

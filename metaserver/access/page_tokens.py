@@ -30,6 +30,7 @@ class PageTokens:
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
         nonce = self._clock.draw_bytes(_NONCE_BYTES)
         text = after.encode()
+        # Pad the text with NULs, so that the length of the token reveals less about the position.
         padded_text = text + bytes(-len(text) % _PADDING_BYTES)
         return to_base64url(key_id + nonce + AESGCM(key).encrypt(nonce, padded_text, None))
 

@@ -129,6 +129,7 @@ class Imports:
             AlreadyExists: The name refers to another metadata file, or the table is live under another name.
             BadRequest: The metadata file, or a location in it, is outside the warehouse or the table's own locations.
         """
+        # The result of a table that cannot be imported is the error.
         (result,) = await self.import_tables(
             caller, namespace, {name: location}, dry_run=dry_run, check_properties=check_properties
         )
@@ -336,6 +337,7 @@ class Imports:
         Raises:
             CommitUnknown, RetryLater: Whether the tables are registered is not known, or the database is not available.
         """
+        # Two names of one table would fail the transaction, because an imported table has only one name.
         if len({table.entry.uuid for table in tables}) == len(tables) > 1:
             try:
                 await self._context.transact(_order_operations(tables))

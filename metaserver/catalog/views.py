@@ -88,6 +88,7 @@ class Views:
             return True
         store = self._context.store
         if await store.find_instant_by_fingerprint(entry.uuid, fingerprint) is None:
+            # If the last commit recorded a fingerprint, this server recorded the view, and with different content.
             for action in ("commit", "register", "create"):
                 instant_filter = InstantFilter(uuid=entry.uuid, action=action, newest_first=True)
                 if any(instant.fingerprint for instant in await store.list_instants(instant_filter, 1)):

@@ -62,6 +62,7 @@ def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: s
     Raises:
         S3Error: PreconditionFailed or NotModified if a condition is false.
     """
+    # If-Match replaces If-Unmodified-Since, and If-None-Match replaces If-Modified-Since (RFC 9110, 13.2.2).
     unmet_code = "PreconditionFailed" if prefix else "NotModified"
     if_match, if_none_match = headers.get(f"{prefix}if-match"), headers.get(f"{prefix}if-none-match")
     if if_match is not None:

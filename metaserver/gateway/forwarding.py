@@ -271,7 +271,11 @@ def _choose_payload(call: S3Call) -> str:
 def _frame_body(
     call: S3Call, payload: str, signer: ChunkSigner
 ) -> tuple[AsyncIterator[bytes] | bytes | None, int | None]:
-    """Return the body of the request to the store, and its length in bytes."""
+    """Return the body of the request to the store, and its length in bytes.
+
+    The data of an aws-chunked body are framed again, because the store verifies the signatures of the server. The
+    length is None if the request has no Content-Length.
+    """
     body = call.body
     if body is None:
         document = call.document or b""
@@ -345,7 +349,7 @@ async def _read_pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
         piece, _ = await content.readchunk()
         if piece:
             yield piece
-        elif content.at_eof():  # Without this, `iter_chunks` would never end for an answer without a body.
+        elif content.at_eof():  # An empty piece means the end of the body, or only the end of a chunk.
             return
 
 

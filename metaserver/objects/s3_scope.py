@@ -136,6 +136,12 @@ def _check_plus(text: str) -> None:
 
 
 def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
+    """Return the bucket and the encoded key of a URI in path style (`host/bucket/key`) or virtual-host style.
+
+    Raises:
+        BadRequest: The path is ambiguous.
+        Forbidden: The URI has an endpoint other than that of the settings, or of AWS in the region of the settings.
+    """
     host, path = strip_default_port(parts), parts.path
     if settings.s3_endpoint:
         endpoint = urlsplit(settings.s3_endpoint.rstrip("/"))
@@ -273,7 +279,7 @@ def _check_opaque(query: dict[str, str]) -> None:
     """
     for name in _OPAQUE & query.keys():
         text = query[name]
-        for _ in range(_DECODE_ROUNDS_MAX):
+        for _ in range(_DECODE_ROUNDS_MAX):  # A store could decode the text more than once.
             if not text.isprintable() or _DOTS.search(text):
                 raise Forbidden(f"The query {name} holds a '.' or '..' segment or a control character")
             text = unquote(text)

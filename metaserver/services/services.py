@@ -146,7 +146,7 @@ def _make_environment(settings: Settings, storages: Sequence[ServerStorage], *, 
         **variables,
         "SEAMARK_LOG_LEVEL": settings.log_level,
         "SEAMARK_LOG_FORMAT": settings.log_format,
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",  # Otherwise numeric libraries would start a thread for each CPU in each process.
         "SEAMARK_PARQUET_KEY_FILE": settings.parquet_key_file,
         "SEAMARK_PARQUET_KMS": settings.parquet_kms,
     }

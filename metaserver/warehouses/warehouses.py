@@ -117,6 +117,14 @@ class _OpenWarehouse:
     """A warehouse that is open or is being opened.
 
     The same task opens and closes the components, because a context manager must exit in the task that entered it.
+
+    Attributes:
+        stored: The record of the warehouse with which it is opened.
+        opened: Has the functions of the warehouse when it is open, or the error of the opening.
+        closing: An event that is set when the warehouse must be closed.
+        unused: An event that is set when no request uses the warehouse.
+        users: The number of requests that use the warehouse.
+        task: The task that opens and closes the components.
     """
 
     stored: StoredWarehouse

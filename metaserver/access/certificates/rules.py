@@ -93,6 +93,7 @@ def compile_pattern(kind: str, text: str) -> re.Pattern[str]:
     Raises:
         ValueError: A variable occurs twice, or a brace belongs to no variable.
     """
+    # A variable matches one part of a name, between the separators of its kind.
     separator = _SEPARATORS[kind]
     part = f"[^{re.escape(separator)}]+" if separator else ".+"
     pieces, position = [], 0

@@ -90,12 +90,14 @@ async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable
     locations = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
     foreign_paths: set[str] = set()
     paths = list(paths)
+    # Group many paths in a thread, so that the event loop can serve other requests.
     # Starting a thread would take longer than grouping a few paths.
     is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
     group = partial(_group_by_folder, context.warehouse, paths)
     for key, paths_in_folder in (group() if is_quick else await asyncio.to_thread(group)).items():
         keys_above = set(list_keys_above(key))
         if locations.isdisjoint(keys_above):
+            # With the limit 0, the result contains only the claims that contain the folder.
             claims = await context.store.find_overlapping_claims([key], uuid, 0)
             foreign_paths |= paths_in_folder if any(claim.location in keys_above for claim in claims) else set()
     return foreign_paths

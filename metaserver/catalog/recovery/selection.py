@@ -199,11 +199,13 @@ def _find_losers(
         Tuples of the index of a candidate that is left out, and the index of the other candidate.
     """
 
+    # The choice of the operator has more weight than the folder.
     def rank(number: int) -> int:
         candidate = candidates[number]
         return 2 * candidate.is_chosen + has_own_folder(candidate.file.table_location, candidate.file.uuid)
 
-    # The outer one of two such folders is kept, because a writer of the outer folder can create the inner folder.
+    # If both folders end with their UUIDs (rank 1), the outer folder is kept, because a writer of the outer folder can
+    # create the inner folder.
     if rank(outer) > rank(inner) or (rank(outer) == rank(inner) == 1 and keys[outer] != keys[inner]):
         return [(inner, outer)]
     if rank(inner) > rank(outer):

@@ -290,7 +290,11 @@ class Fetches:
         self._write(fetch)
 
     def _write(self, fetch: Fetch) -> None:
-        """Start writing the complete blocks to the disk, unless readers still wait for the fetch."""
+        """Start writing the complete blocks to the disk.
+
+        While the fetch runs or readers use it, the blocks wait, so that the disk does not delay the readers. If half of
+        the budget is used, they are written at once, because a fetch keeps its memory until its blocks are written.
+        """
         if (fetch.readers or not fetch.done) and not self.is_half_used:
             return
         numbers, fetch.unwritten = fetch.unwritten, []
@@ -311,6 +315,10 @@ class Fetches:
         _start_task(self._writes, write())
 
     async def _finish(self, fetch: Fetch, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, which reads the blocks of the fetch, and end the fetch.
+
+        A fetch that no reader has used yet, such as one that reads ahead, keeps its blocks for `_UNUSED_S`.
+        """
         self.requests += 1
         try:
             await work

@@ -68,7 +68,10 @@ def parse_record(answer: StoreAnswer, location: str, *, version: int, now_ms: in
     For example, an object cannot be cached if the answer has no strong ETag.
 
     Args:
+        answer: The answer of the store.
+        location: The location of the object.
         version: The version of the object, which was read before the request.
+        now_ms: The time of the request.
     """
     headers = answer.headers
     etag, modified_text = headers.get("etag", ""), headers.get("last-modified", "")

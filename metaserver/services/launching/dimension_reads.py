@@ -35,8 +35,9 @@ class DimensionReads:
     async def list_tables(self, job: Job) -> tuple[TablePath, ...]:
         """Return the tables outside of the namespace of a job that it may read.
 
-        A table is left out if the principal that defined the index is unknown, or may not read the table now. If the
-        metadata of the facts cannot be read, there are no tables. The job then fails, and is tried again.
+        They are the dimension tables of an index on the job's table: the index contains their attributes. A table is
+        left out if the principal that defined the index is unknown, or may not read the table now. If the metadata of
+        the job's table cannot be read, there are no tables. The job then fails, and is tried again.
         """
         if job.service != INDEXING.name:
             return ()

@@ -344,7 +344,8 @@ def renew_epoch() -> Steps[bool]:
         Whether a new epoch started.
     """
     is_renewed = False
-    # A copied database may contain positions of later epochs. An epoch has four digits.
+    # Repeat, because a copied database may contain positions of later epochs. An epoch is written as four hexadecimal
+    # digits, so that positions sort as text. Therefore the last epoch is 65,535.
     while (
         yield StoreStatement(
             "UPDATE timeline_epoch SET epoch = epoch + 1 WHERE epoch < 65535 AND lpad(to_hex(epoch), 4, '0') "

@@ -147,7 +147,7 @@ class OtherCatalog:
         except (_NoAnswer, TimeoutError):
             return False
         except RetryLater:
-            return True
+            return True  # The catalog has answered, even though the answer is too large.
         return True
 
     @property
@@ -210,6 +210,7 @@ class OtherCatalog:
                 async for answer in self._list_pages("/namespaces", query)
                 for path in self._decode(answer, _NamespacePage).namespaces
             ]
+            # Ignore paths on other levels, and levels that contain the separator (`_is_ambiguous`).
             children = {
                 path
                 for path in paths
