@@ -396,7 +396,7 @@ class CatalogContext:
 
         Args:
             caller: The caller, whose name and request id the instant has.
-            action: The action.
+            action: The action, such as `create` (see `Instant`).
             requested_ms: The time of the request, in milliseconds since the epoch.
             summary: The summary of the instant without the request id.
             fields: The other fields of the instant.

@@ -402,7 +402,10 @@ async def _decode_table(data: bytes, location: str) -> TableMetadata:
 
 
 def _decode_stored_table(data: bytes, location: str) -> TableMetadata:
-    """Decode table metadata with all properties."""
+    """Decode table metadata with all properties.
+
+    If the location is a path without a scheme, as some writers of local tables write it, add the scheme `file:`.
+    """
     metadata = decode_table(data, location)
     return add_schemes(metadata) if metadata.location.startswith("/") else metadata
 

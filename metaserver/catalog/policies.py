@@ -58,7 +58,7 @@ def add_policies(outer_policies: Policies, namespace: NamespacePath, properties:
 
     Args:
         outer_policies: The policies for the tables of the parent namespace.
-        namespace: The namespace.
+        namespace: The namespace whose tables inherit the policies.
         properties: The properties of the namespace.
     """
     policy_properties = {name: value for name, value in properties.items() if name.startswith(PREFIXES)}

@@ -354,7 +354,10 @@ async def _read_pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
 
 
 def _list_headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
-    """Return the headers, each once: some stores send the id of a request under two spellings of the header's name."""
+    """Return the headers for the client, without Content-Length, which the caller sets.
+
+    Each name occurs once, because some stores send the id of a request under two spellings of the header's name.
+    """
     return {name: value for name, value in _select_returned_headers(answer).items() if name != "content-length"}
 
 

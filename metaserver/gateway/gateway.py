@@ -224,7 +224,7 @@ class Gateway:
         """Answer a request.
 
         Args:
-            request: The request.
+            request: The request, whose body is not read yet.
             started: The same request if `begin` has started it.
             refusal: The error with which to refuse the request.
         """

@@ -155,7 +155,10 @@ class Scheduler:
 
     @property
     def _blocked_s(self) -> float:
-        """The time for which a replica that cannot run jobs keeps the lease, and then leaves it to other replicas."""
+        """The time for which a replica that cannot run jobs keeps the lease, and then leaves it to other replicas.
+
+        It is shorter than the lease, which is not renewed in this time.
+        """
         return self._lease.lasts_s * 2 / 3
 
     async def _can_run_jobs(self) -> bool:

@@ -65,7 +65,7 @@ async def open_scheduler(
     """Open the scheduler, which the caller runs. The result is None if the settings permit no jobs.
 
     Args:
-        settings: The settings.
+        settings: The settings of the server or of a further warehouse.
         store: The pointer store, with the lease of the table services.
         timeline: The timeline, which the scheduler follows, and on which it records runs.
         load: A function that reads a metadata file.

@@ -260,7 +260,7 @@ def make_settings(
 
     Args:
         settings: The settings of the server.
-        warehouse: The warehouse.
+        warehouse: The record of the warehouse, with its name, id and location.
         own_settings: The own settings of the warehouse.
         credentials: The own settings of the warehouse that are secret.
     """

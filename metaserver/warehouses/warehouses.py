@@ -471,7 +471,7 @@ class Warehouses:
         """Open the components of a warehouse, and close them when the warehouse is retired.
 
         Args:
-            warehouse: The warehouse.
+            warehouse: The instance of the warehouse that this task opens.
             predecessors: The events of its earlier instances, which must be closed first. They are closed when their
                 requests have ended, but at most after `drain_timeout_s`. Until then, an earlier instance has locked
                 the log of rows, and the new instance could not serve fresh rows.

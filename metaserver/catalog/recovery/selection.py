@@ -58,7 +58,7 @@ def select_candidates(
 
     Args:
         files: The newest file of each UUID in each folder.
-        warehouse: The warehouse.
+        warehouse: The warehouse in which the files were found.
         choices: The decisions of the operator, by metadata file: the name for the file, or None to leave the file out.
         has_stream_log: Whether a log with rows of stream tables may exist. Such rows may also be in the files.
     """

@@ -188,7 +188,7 @@ class Records:
         self._memory.discard(location)
 
     def forget(self, location: str) -> None:
-        """Remove a wrong record."""
+        """Remove a wrong record. The new version makes the copies in other workers and on the disk invalid."""
         self._memory.discard(location)
         self._versions.change(location)
 

@@ -143,7 +143,7 @@ SAMPLES_MAX = 16
 
 
 def _limit_sums(sums: Iterable[Any]) -> list[int]:
-    """Return the sums as integers of at most `_SUM_MAX`."""
+    """Return the sums as integers of at most `_SUM_MAX`, so that later additions do not overflow the column."""
     return [min(int(value), _SUM_MAX) for value in sums]
 
 

@@ -228,7 +228,7 @@ class OtherCatalog:
 
         Args:
             kind: The kind of the entries.
-            namespace: The namespace.
+            namespace: The namespace of the entries.
             is_new: Whether to ignore cached answers.
             fresh_s: The maximum age of a cached answer, if it is longer than `federation_fresh_s`.
         """
@@ -254,8 +254,8 @@ class OtherCatalog:
 
         Args:
             kind: The kind of the entry.
-            namespace: The namespace.
-            name: The name.
+            namespace: The namespace of the entry.
+            name: The name of the entry in the namespace.
             is_new: Whether to ignore cached answers.
         """
         if await self._is_ambiguous(namespace):
