@@ -483,4 +483,5 @@ def allows_operation(grants: Sequence[Grant], operation: str, securable: Securab
         return False
     if scope is Scope.WAREHOUSE:
         return decisions.have_privileges(grants, WAREHOUSE, rule.bits)
+    # For Scope.CATALOG, no denial inside the namespace may take a privilege away either.
     return decisions.holds_throughout(grants, securable.namespace, rule.bits)

@@ -48,7 +48,10 @@ class SigningKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Keyring:
-    """The root keys, newest last, and the keys derived from them."""
+    """The root keys, newest last, and the keys derived from them.
+
+    Each purpose has its own derived key, so that what is signed for one purpose is invalid for another.
+    """
 
     def __init__(self, keys: Sequence[SigningKey], clock: Clock) -> None:
         self._clock = clock

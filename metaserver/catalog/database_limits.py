@@ -172,6 +172,7 @@ async def _count_additions(store: PointerStore, operations: Sequence[Operation])
                 characters[operation.path[0]] += max(0, _count_characters(operation.properties) - former_characters)
             case CreateEntry():
                 rows[operation.entry.namespace[0]] += 1
+            # A rename within a top-level namespace adds nothing. A dropped entry already counts in its namespace.
             case RenameEntry() if operation.namespace[0] != operation.to_namespace[0]:
                 rows[operation.to_namespace[0]] += 1
             case RestoreEntry():

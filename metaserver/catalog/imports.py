@@ -185,7 +185,12 @@ class Imports:
         check_properties: PropertyCheck | None,
         dry_run: bool,
     ) -> dict[str, _CheckedTable | ImportResult]:
-        """Check a metadata file, which is read once, for each name under which the request imports it."""
+        """Check a metadata file, which is read once, for each name under which the request imports it.
+
+        Returns:
+            By name: the checked table, the existing entry if the name already refers to the file, or the error. An
+            error of the file is the result of all its new names.
+        """
         results: dict[str, _CheckedTable | ImportResult] = {}
         new_names: list[str] = []
         for name in names:

@@ -42,7 +42,7 @@ def read_range(text: str | None, size: int) -> tuple[int, int] | None:
         start = int(match[1])
         end = min(int(match[2]), size - 1) if match[2] else size - 1
         if match[2] and int(match[2]) < start:
-            return None
+            return None  # The header is malformed.
         length = end - start + 1
     if length <= 0:
         raise S3Error("InvalidRange", "The requested range is not satisfiable", {"Content-Range": f"bytes */{size}"})

@@ -238,6 +238,7 @@ class FolderBackend:
                 while unwritten:
                     unwritten = unwritten[os.write(descriptor, unwritten) :]
 
+            # Collect small pieces, because each write switches to a thread.
             async for piece in body.iter_pieces():
                 pending += piece
                 if len(pending) >= PIECE_BYTES:

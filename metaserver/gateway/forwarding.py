@@ -158,6 +158,7 @@ class Forwarding:
             if answer.content_length not in (None, end - start):
                 raise RetryLater("The store's answer does not have the length of its range; try again")
         response = PromptResponse(status=answer.status, reason=answer.reason, headers=_list_headers(answer))
+        # Answers with the status 204 or 304 have no body, and aiohttp allows no length for them.
         if answer.content_length is not None and answer.status not in (204, 304):
             response.content_length = answer.content_length
         pieces = self._read_whole(call, answer)
@@ -323,6 +324,7 @@ def _read_span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, 
     is_plain = call.method == "GET" and call.address.query.keys() <= {"x-id"} and "content-encoding" not in headers
     if not is_plain or not headers.get("etag", "").startswith('"'):
         return None
+    # A further request would not contain the key with which the client lets the store decrypt the object.
     if any(name.startswith("x-amz-server-side-encryption-customer-") for name in call.headers):
         return None
     if answer.status == 206:

@@ -152,6 +152,7 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
     else:
         if parts.scheme != "https":
             raise _make_endpoint_error(parts, settings)
+        # The host of AWS begins with s3 and a region, after the bucket if there is one.
         host_match = re.search(r"(?:^|\.)(s3[.-].*)$", host)
         base = host_match[1] if host_match else ""
         match = _AWS_HOST.fullmatch(base)
@@ -309,7 +310,8 @@ def _check_headers(method: str, headers: dict[str, str], table: Location) -> Non
 def parse_delete_body(body: str | None) -> list[str]:
     """Return the keys of a DeleteObjects body.
 
-    The XML must be unambiguous: no DTD, entity, comment, CDATA or attribute.
+    The XML must be unambiguous: no DTD, entity, comment, CDATA or attribute. Otherwise the store could read other keys
+    than this function, which were not checked.
     """
     if not body:
         raise BadRequest("A request that deletes several objects must be signed with its body: send it in `body`")

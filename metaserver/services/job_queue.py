@@ -146,6 +146,7 @@ class JobQueue:
         """
         key, due_s = job.key, self._now() + delay_s
         if key in self._running_since_s:
+            # The job is running, and may not see the change that caused this proposal. So `finish` repeats it.
             self._repeated_jobs[key] = job, due_s
             return True
         # A job without a delay and a pause is due at time 0. So a second proposal does not change its due time.
@@ -192,6 +193,7 @@ class JobQueue:
                 del self._waiting[job.key]
                 self._change_waiting_count(job, -1)
                 self._running_since_s[job.key] = now
+                # Charge the tenant now, so that its other jobs do not all start before this job ends.
                 self._served_s[job.tenant] += _STARTED_S
                 return job
             self._change_event.clear()

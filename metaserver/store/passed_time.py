@@ -126,6 +126,7 @@ def _add_reading(last: _ClockReading | None, now_ms: int, monotonic_s: float, ma
         # Tolerate a slow drift of one second in a thousand, which is not a jump.
         is_gap = clock_ms - monotonic_ms > _TOLERATED_MS + monotonic_ms // 1000
     else:
+        # The monotonic clocks are not comparable, as after a restart, so only a short time is believed.
         is_gap = clock_ms > _BELIEVED_MS
     if is_gap and gaps and _get_end(gaps[-1]) >= last.now_ms:
         # Extend the last gap. Otherwise each reading would add a gap if two replicas have different clocks.

@@ -105,6 +105,7 @@ def _parse_target(url: str) -> _Target | None:
         return None
     servers = set()
     for authority in authorities.split(",") if scheme in _LIST_SCHEMES else (authorities,):
+        # An address of Kafka has no user and password before the host.
         user = None if scheme == "kafka" else _USER.match(authority)
         address = _HOST.fullmatch(authority, 0 if user is None else user.end())
         if address is None:

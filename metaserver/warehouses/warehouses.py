@@ -446,6 +446,7 @@ class Warehouses:
             self._retire(stored_warehouse.id)
             warehouse = None
         if warehouse is None:
+            # After a failure, do not open the same version again before `retry_s`, because each attempt takes long.
             version, retry_s = self._failures.get(stored_warehouse.id, (0, 0.0))
             if version == stored_warehouse.version and self._clock.monotonic() < retry_s:
                 raise _make_opening_error(stored_warehouse)

@@ -227,6 +227,7 @@ class OwnLocations:
 
     def holds(self, path: str) -> bool:
         location = parse_location(path, "The file")
+        # The result is cached by folder, because a manifest names many files of a folder. A file itself may be claimed.
         return self._holds(str(location).rpartition("/")[0]) or self._warehouse.make_key(location) in self._locations
 
     def check(self, paths: Iterable[str], description: str) -> None:
@@ -272,7 +273,7 @@ class _ManifestReader:
             if snapshot.manifest_list is not None:
                 try:
                     manifests |= dict.fromkeys(await self.read_manifest_list(snapshot.manifest_list))
-                except BadRequest:  # The manifest was damaged before this commit.
+                except BadRequest:  # The list was damaged before this commit, so it proves nothing about its files.
                     continue
         return manifests
 

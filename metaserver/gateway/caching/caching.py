@@ -359,6 +359,7 @@ class CachingBackend:
             raise RefusedRead
         self._records.keep(record, owner.holder)
         self._tiers.write_record(record, owner)
+        # A small object of a pinned table is read completely, so that later reads find all of it.
         if cached_record is None and owner.pinned and record.size <= self._tiers.whole_bytes:
             self._reader.read_ahead(record, 0, record.size, owner)
         return record
@@ -404,6 +405,8 @@ class CachingBackend:
             first_piece = await anext(pieces, None)
             try:
                 if request.keep_alive and request.version == HttpVersion11:
+                    # For the usual kind of connection, write the header and the first bytes without a copy. Other
+                    # kinds need headers of aiohttp.
                     head = _encode_head(record, part, call.request_id, self._clock.now_ms())
                     _send_first_bytes(request, [head] if first_piece is None else [head, first_piece])
                     del first_piece
@@ -541,6 +544,7 @@ def _is_plain(call: S3Read) -> bool:
     if find_written_once_kind(call.address.key) is None or not call.address.query.keys() <= {"x-id"}:
         return False
     headers = call.headers
+    # Records have neither the answer to a HEAD of a range nor checksums, and `if-range` is not implemented.
     if "if-range" in headers or (call.method == "HEAD" and "range" in headers):
         return False
     if call.method == "HEAD" and "x-amz-checksum-mode" in headers:
@@ -553,7 +557,7 @@ def _is_plain(call: S3Read) -> bool:
     match = _RANGE.fullmatch(range_header)
     if match is None or match[3] == "0":  # The store refuses a range of the last 0 bytes.
         return False
-    return not match[2] or int(match[1]) <= int(match[2])
+    return not match[2] or int(match[1]) <= int(match[2])  # The store ignores a range that ends before its start.
 
 
 def _list_changed_locations(call: S3Call) -> list[str]:

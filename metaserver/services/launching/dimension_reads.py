@@ -57,11 +57,13 @@ class DimensionReads:
                 namespace = tuple(levels)
                 table = (namespace, name)
                 is_inside = namespace[: len(job.namespace)] == job.namespace
+                # A job may read all tables in its own namespace, so these need no further right.
                 if setter is None or is_inside or table in tables:
                     continue
                 if await self._rights.explain_loss(setter, "readRows", Securable(namespace, TABLE, name)) is not None:
                     continue
                 claims_bytes += len(msgspec.msgpack.encode(table))
+                # A token with more tables would be too long for a header.
                 if claims_bytes > _CLAIMS_BYTES_MAX:
                     return tuple(tables)
                 tables.append(table)

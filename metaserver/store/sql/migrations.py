@@ -324,6 +324,7 @@ def apply_migrations(dialect: SqlDialect) -> Steps[int]:
         )
     if version < 0:
         raise ConfigError(f"The database has the invalid schema version {version}; restore it from a backup")
+    # In a step, the statements for all databases have the empty name, and come before those for one database.
     for step in MIGRATIONS[version:]:
         for sql in (*step.get("", ()), *step.get(dialect.name, ())):
             yield StoreStatement(sql)

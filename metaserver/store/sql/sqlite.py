@@ -241,6 +241,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         raise ConfigError(f"The database {path} cannot be opened: {error}") from None
     try:
         switch_to_wal(connection, path)
+        # With FULL, each commit survives a power cut. The size limit shrinks the log after a large transaction.
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {_IDLE_LOG_BYTES_MAX}")
         connection.execute("BEGIN EXCLUSIVE")

@@ -263,6 +263,7 @@ class OtherCatalog:
 
         async def read(cached_answer: _CachedAnswer | None) -> _CachedAnswer:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s/{quote(name, safe='')}"
+            # Only the location is needed, so request the shortest metadata. Views have no such parameter.
             query = {"snapshots": "refs"} if kind is EntryKind.TABLE else {}
             answer = await self._get(path, query, "" if cached_answer is None else cached_answer.etag)
             if answer.status == 304 and cached_answer is not None:
