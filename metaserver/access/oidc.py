@@ -229,6 +229,7 @@ class Oidc:
         url = document.get("jwks_uri")
         if not isinstance(url, str):
             raise ValueError("the discovery document has no jwks_uri")
+        # Over http, an attacker in the network could replace the keys of an https issuer.
         allowed_schemes = ("https",) if self._issuer.startswith("https:") else ("https", "http")
         if urlsplit(url).scheme not in allowed_schemes:
             raise ValueError(f"jwks_uri is not {' or '.join(allowed_schemes)}")

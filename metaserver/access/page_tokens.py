@@ -21,6 +21,8 @@ _PADDING_BYTES = 64
 
 
 class PageTokens:
+    """Encrypts the positions of pages in tokens, so that clients can neither read nor choose a position."""
+
     def __init__(self, keyring: Keyring, clock: Clock) -> None:
         self._keyring = keyring
         self._clock = clock

@@ -189,6 +189,7 @@ class Views:
             metadata = await self._context.large.run_by_size(caller.principal_name, caller.request_bytes, work)
             metadata = _keep_owner(caller, base, metadata)
             if metadata is base:
+                # The updates change nothing, so there is no commit. Only the answer is recorded.
                 remember = self._context.remember(caller, status=200, metadata_location=entry.metadata_location)
                 if remember:
                     await self._context.transact(remember)

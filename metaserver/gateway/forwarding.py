@@ -104,6 +104,10 @@ class Forwarding:
             raise RetryLater(f"The store did not answer; try again later: {type(error).__name__}") from None
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
+        """Send the request to the store, signed with the server's keys, and return the store's answer.
+
+        An aws-chunked body is encoded again, so its headers state the new encoding.
+        """
         headers = _select_forwarded_headers(call.headers)
         payload = _choose_payload(call)
         if payload in STREAMING and call.body is not None:

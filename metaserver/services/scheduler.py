@@ -224,6 +224,7 @@ class Scheduler:
                 job = apply_budget(job, metadata.properties)
                 dependents.record(job, proposer.list_source_tables(metadata))
                 if not queue.put(job, delay_s=compute_budget_wait_s(job.window, self._clock.now_ms())):
+                    # The queue has no place for the job, so the next sweep examines the table again.
                     refused_count += 1
                     recheck_after_s = 0.0
             for job in dependents.list_jobs((*entry.namespace, entry.name)):

@@ -170,7 +170,7 @@ def _make_login(
         (settings.services_url or url).rstrip("/") + base_path,
         None if settings.auth == "none" else issue,
         Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).local_folders,
-        int(settings.warehouse_umask or "022", 8),
+        int(settings.warehouse_umask or "022", 8),  # By default, only the owner may write the files.
         keys=make_job_keys(settings, storages),
         # The certificate need not name the bound address, but it must name the address in services_url.
         certificates=None if certificate is None or settings.services_url else certificate.leaves,

@@ -87,6 +87,7 @@ def _check_event_target(name: str, url: str, settings: Settings) -> None:
         allowed_target = _parse_target(allowed_url)
         if allowed_target is None or not target.servers <= allowed_target.servers:
             continue
+        # An allowed path that ends with a slash includes all paths below it.
         if target.path == allowed_target.path or (
             allowed_target.path.endswith("/") and target.path.startswith(allowed_target.path)
         ):

@@ -187,6 +187,7 @@ class Fetches:
             return None
         self._register(fetch)
         start = first * self._blocks.block_bytes
+        # With If-Match, the store refuses the read if the object has changed since the record was read.
         headers = {"range": f"bytes={start}-{fetch.end - 1}", "if-match": record.etag}
 
         async def run() -> None:

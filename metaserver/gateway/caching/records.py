@@ -165,7 +165,7 @@ class Records:
         except msgspec.MsgspecError:
             return None
         if record.location != location:
-            return None
+            return None  # The key on the disk is a digest, which two locations could share.
         self.keep(record, holder)
         return record
 
