@@ -83,7 +83,7 @@ def parse_setters(properties: Mapping[str, str]) -> dict[str, str]:
 def is_own_policy(name: str) -> bool:
     """Return whether a property is a policy that only Seamark reads.
 
-    The policies `history.expire.…` are not, because engines read and set them too.
+    The result for the policies `history.expire.…` is False, because engines read and set them too.
     """
     return name.startswith(PREFIXES) and name.startswith("seamark.")
 

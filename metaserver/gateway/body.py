@@ -57,7 +57,7 @@ class Body:
             clock: The clock.
             confirm: Raises an error if the request may no longer store its body.
             limit_bytes: The maximum length of the data.
-            timeout_s: The time in which the body must arrive, in addition to the time that its bytes are allowed.
+            timeout_s: The time limit of the body, in seconds. Each byte that arrives extends it.
 
         Raises:
             S3Error: The body has no length, or is longer than `limit_bytes`.

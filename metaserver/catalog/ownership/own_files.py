@@ -90,8 +90,8 @@ async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable
     locations = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
     foreign_paths: set[str] = set()
     paths = list(paths)
-    # Group many paths in a thread, so that the event loop can serve other requests.
-    # Starting a thread would take longer than grouping a few paths.
+    # Group many paths in a thread, so that the event loop can serve other requests. For a few paths, starting a thread
+    # would take longer than grouping them.
     is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
     group = partial(_group_by_folder, context.warehouse, paths)
     for key, paths_in_folder in (group() if is_quick else await asyncio.to_thread(group)).items():

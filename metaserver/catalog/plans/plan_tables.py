@@ -119,8 +119,8 @@ def plan_name(entry: Entry, snapshot_id: int, bound_filter_text: str, holder: Ho
 def derive_snapshot_id(plan_id: str) -> int:
     """Return the snapshot id of an audience's plan."""
     digest = int.from_bytes(hashlib.sha256(plan_id.encode()).digest()[:8], "big")
-    # Keep 62 bits of the digest, so that the id is positive as a signed integer of 64 bits. Set the bit
-    # of `_SHOWN_ID_MIN`, so that the id is never smaller than this minimum.
+    # Keep 62 bits of the digest, so that the id is positive as a signed integer of 64 bits. Set the bit of
+    # `_SHOWN_ID_MIN`, so that the id is never smaller than this minimum.
     return _SHOWN_ID_MIN | digest & (1 << 62) - 1
 
 

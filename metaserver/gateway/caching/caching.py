@@ -373,8 +373,8 @@ class CachingBackend:
         match = _RANGE.fullmatch(range_header or "bytes=0-")
         assert match is not None, range_header  # `_is_plain` has checked the header.
         if match[3]:
-            # The client wants the last bytes. The size is unknown, so a block before them may begin earlier: read one
-            # block more.
+            # The client requests the last bytes of an object whose size is unknown. So the start of their first block
+            # is also unknown. One more block certainly includes this start.
             length = min(int(match[3]) + block_bytes, request_bytes)
             return f"bytes=-{length}", length
         start = int(match[1]) // block_bytes * block_bytes
