@@ -133,7 +133,13 @@ class AuditLog:
         return True
 
     def _record_refusal_counts(self, *, closing: bool = False) -> None:
-        """Queue a record with the number of unwritten refusals of each client in the last minute."""
+        """Queue a record with the number of unwritten refusals of each client in the last minute.
+
+        Only the first refusals of a client are written one by one, so that a client cannot fill the log.
+
+        Args:
+            closing: Whether to queue the records before the minute has ended.
+        """
         now_ms = self._clock.now_ms()
         for refusals in self._refusals.take_due(now_ms, closing=closing):
             if self._queue.full():
@@ -226,7 +232,16 @@ async def open_audit(
     batch: int = RECORDS_PER_BATCH,
     close_timeout_s: float = CLOSE_TIMEOUT_S,
 ) -> AsyncIterator[AuditLog]:
-    """Open the log with its writer. When the context ends, flush it."""
+    """Open the log with its writer. When the context ends, flush it.
+
+    Args:
+        store: The store of the records.
+        clock: The clock.
+        reads: Whether to record reads as well.
+        capacity: The maximum number of records that wait for the database.
+        batch: The maximum number of records of one transaction.
+        close_timeout_s: The maximum time of the flush.
+    """
     audit = AuditLog(store, clock, reads=reads, capacity=capacity, batch=batch)
     writer = asyncio.create_task(audit.write(), name="audit")
     try:

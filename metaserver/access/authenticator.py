@@ -242,6 +242,7 @@ class Authenticator:
         if verifier is None:
             raise Unauthenticated(f"The token is not from the issuer {' or '.join(self._verifiers)}")
         identity = await verifier.identify(bearer, parsed_token)
+        # The roles in a token are rights in the server's own warehouse, so they do not count in a further warehouse.
         stated_grants = () if self._is_further else identity.roles
         grants, groups = await load_grants(self._grants, identity.name, identity.groups, stated_grants)
         principal = Principal(identity.name, grants, "oidc", groups)
@@ -297,6 +298,8 @@ class Authenticator:
             raise RuntimeError("This server requires logins")
         if remote and not is_loopback_address(remote):
             raise Forbidden("Without logins this server accepts only requests from its own machine")
+        # Host and Origin show whether a browser sends the request for a web page of another site. Such a page can also
+        # reach this server under its own name, if that name resolves to this machine.
         host, origin = headers.get("Host"), headers.get("Origin")
         if host and not self._is_here("//" + host):
             raise Forbidden(

@@ -361,6 +361,7 @@ class GrantAuthorizer(Authorizer):
     async def _list_owned(self, principal: Principal, operation: str, securable: Securable) -> list[Grant]:
         """Return the grants by which the principal owns the object, or owns objects of a namespace to list."""
         rule = find_rule(operation)
+        # Owners have rights only on tables, views and functions of a namespace, so other operations need no query.
         if self._store is None or rule.scope not in (Scope.OBJECT, Scope.LISTING) or not securable.namespace:
             return []
         if not securable.name and rule.scope is not Scope.LISTING:
@@ -482,4 +483,5 @@ def allows_operation(grants: Sequence[Grant], operation: str, securable: Securab
         return False
     if scope is Scope.WAREHOUSE:
         return decisions.have_privileges(grants, WAREHOUSE, rule.bits)
+    # For Scope.CATALOG, no denial inside the namespace may take a privilege away either.
     return decisions.holds_throughout(grants, securable.namespace, rule.bits)

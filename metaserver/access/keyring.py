@@ -48,7 +48,10 @@ class SigningKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Keyring:
-    """The root keys, newest last, and the keys derived from them."""
+    """The root keys, newest last, and the keys derived from them.
+
+    Each purpose has its own derived key, so that what is signed for one purpose is invalid for another.
+    """
 
     def __init__(self, keys: Sequence[SigningKey], clock: Clock) -> None:
         self._clock = clock
@@ -66,6 +69,7 @@ class Keyring:
     def find_signing_key(self, purpose: str) -> tuple[bytes, bytes]:
         """Return the id of the current signing key, and the key that is derived from it for `purpose`."""
         now_ms = self._clock.now_ms()
+        # Use the oldest key if no key is usable yet, as after the clock was set back.
         usable_keys = [key for key in self._keys if key.from_ms <= now_ms] or self._keys[:1]
         return usable_keys[-1].id, self._derive(purpose, usable_keys[-1])
 

@@ -191,6 +191,7 @@ class Oidc:
             and self._measure_age_s(self._fetched_s) < STALE_S
         ):
             return  # Do not wait for the running fetch of a slow issuer, because the old keys can still be used.
+        # If another request fetches the keys while this request waits for the lock, use its result.
         attempts_before = self._attempts
         async with self._fetch_lock:
             is_paused = self._has_failed and self._measure_age_s(self._tried_s) < RETRY_S
@@ -228,6 +229,7 @@ class Oidc:
         url = document.get("jwks_uri")
         if not isinstance(url, str):
             raise ValueError("the discovery document has no jwks_uri")
+        # Over http, an attacker in the network could replace the keys of an https issuer.
         allowed_schemes = ("https",) if self._issuer.startswith("https:") else ("https", "http")
         if urlsplit(url).scheme not in allowed_schemes:
             raise ValueError(f"jwks_uri is not {' or '.join(allowed_schemes)}")

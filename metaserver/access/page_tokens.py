@@ -21,6 +21,8 @@ _PADDING_BYTES = 64
 
 
 class PageTokens:
+    """Encrypts the positions of pages in tokens, so that clients can neither read nor choose a position."""
+
     def __init__(self, keyring: Keyring, clock: Clock) -> None:
         self._keyring = keyring
         self._clock = clock
@@ -30,6 +32,7 @@ class PageTokens:
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
         nonce = self._clock.draw_bytes(_NONCE_BYTES)
         text = after.encode()
+        # Pad the text with NULs, so that the length of the token reveals less about the position.
         padded_text = text + bytes(-len(text) % _PADDING_BYTES)
         return to_base64url(key_id + nonce + AESGCM(key).encrypt(nonce, padded_text, None))
 

@@ -62,6 +62,11 @@ class LocalProtector:
     """A protector that uses AES-256-GCM.
 
     The layout of sealed data is: version (1 byte), key id (8), nonce (12), ciphertext and tag.
+
+    Args:
+        keys: The keys. The first key is the current key, which seals. The others only open older data.
+        source: The setting or file that contains the keys, for messages.
+        clock: The clock, which gives the random nonces.
     """
 
     def __init__(self, keys: list[bytes], source: str, clock: Clock) -> None:

@@ -23,6 +23,12 @@ class UnrecordedRefusals(msgspec.Struct, frozen=True):
 
 
 class Refusals:
+    """Counts the refused requests of each client in a window of time, and decides which of them are written.
+
+    Only the first refusals of a client are written, so that a client cannot fill the audit log. If there are more than
+    `keys_max` clients, the further clients are counted together.
+    """
+
     def __init__(self, *, each_address: int, each_principal: int, keys_max: int) -> None:
         self._limits = {True: each_address, False: each_principal}
         """The number of refusals that are written, by whether the client is unauthenticated."""

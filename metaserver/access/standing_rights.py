@@ -47,6 +47,7 @@ class StandingRights:
             if self._certificates_state_rights:
                 return None
         elif issuer is None:
+            # The principal is the name of a bearer token of this server.
             token = await self._store.find_token_by_name(principal_name)
             if token is None or not is_live(token, self._clock.now_ms()):
                 return "the token has ended"

@@ -97,6 +97,8 @@ class Catalog:
         Args:
             caller: The principal that writes the files of the table.
             token: The pass that the server issued when the table was staged.
+            namespace: The namespace of the table.
+            name: The name for which the table was staged.
 
         Raises:
             Forbidden: The token is invalid, or another table has claimed the location meanwhile.
@@ -117,6 +119,7 @@ class Catalog:
         location = record.metadata_location
         if location is None:
             return None
+        # The record has only the location of the metadata file, from which the whole answer is rendered.
         entry = Entry(kind=EntryKind.TABLE, namespace=(), name="", uuid="", metadata_location=location)
         try:
             return LoadedTable(entry=entry, metadata=await self.documents.table(location))

@@ -61,6 +61,7 @@ def select_columns_of_read(ids: Iterable[int]) -> frozenset[int]:
     If there are more than `COLUMNS_MAX`, the read counts as a read of every column.
 
     The number is limited because clients may name tens of thousands of columns, and each read stays in memory.
+    `UNKNOWN_COLUMNS` is kept, because it marks a read for which the client did not name its columns.
     """
     columns = frozenset(ids)
     if len(columns) <= COLUMNS_MAX:
@@ -88,6 +89,9 @@ class ColumnUsage:
 
     def add(self, column_read: ColumnRead, principal: str | None) -> None:
         """Count a read.
+
+        Different reads need memory, so their number is limited. One principal may use at most half of the limit. A
+        read beyond a limit is counted as a read of every column of the table.
 
         Args:
             principal: The principal that reads. None means that the server has no logins, and reads may use the whole
@@ -160,7 +164,10 @@ class ColumnUsage:
 
 
 def _group_by_table(counts: Mapping[ColumnRead, int]) -> dict[str, tuple[tuple[int, int, int], ...]]:
-    """Return, for each table, tuples of (column id, oldest_age_d, reads)."""
+    """Return, for each table, tuples of (column id, oldest_age_d, reads).
+
+    A read that named its columns is also counted under `NAMED_COLUMNS`, so that the share of such reads is known.
+    """
     tables: defaultdict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for column_read, count in counts.items():
         table_counts = tables[column_read.uuid]

@@ -158,7 +158,9 @@ class CatalogContext:
         """
         if caller.confined_to is None:
             return
-        # A caller with the rights on the whole warehouse is confined only if something in it is denied to the caller.
+        # A caller with rights on the whole warehouse is confined only if something in the warehouse is denied to it.
+        # Such a caller has the empty path, which contains every location. Without this path, the grants on namespaces
+        # and `namespace` itself decide.
         caller = structs.replace(caller, confined_to=tuple(path for path in caller.confined_to if path))
         await self.check_location(caller, location, "metadata-location", namespace)
         await self.check_location(caller, metadata.location, "The location in the metadata file", namespace)
@@ -183,6 +185,8 @@ class CatalogContext:
         """Check that the caller may set the properties.
 
         Args:
+            caller: The principal that sets the properties.
+            properties: All properties after the change.
             old_properties: The properties before the change.
             target_namespace: The namespace of the table or view.
 
@@ -286,6 +290,7 @@ class CatalogContext:
     async def back_off(self, attempt: int) -> None:
         """Wait before the next attempt, with exponential backoff and jitter."""
         ceiling_s = min(_BACKOFF_MAX_S, _FIRST_BACKOFF_S * 2**attempt)
+        # A random number from 0 to 1, so that requests that failed together do not try again together.
         fraction = int.from_bytes(self.clock.draw_bytes(2), "big") / 65536
         await asyncio.sleep(ceiling_s * (0.5 + fraction / 2))
 
@@ -391,7 +396,7 @@ class CatalogContext:
 
         Args:
             caller: The caller, whose name and request id the instant has.
-            action: The action.
+            action: The action, such as `create` (see `Instant`).
             requested_ms: The time of the request, in milliseconds since the epoch.
             summary: The summary of the instant without the request id.
             fields: The other fields of the instant.
@@ -441,6 +446,8 @@ class CatalogContext:
         Args:
             read_items: Reads at most the given number of items after a key, or from the start if the key is None.
             key: Returns the key of an item.
+            page_token: The token of the previous page, which contains the key of its last item.
+            page_size: The maximum number of items. The setting `page_limit` also limits it.
         """
         limit = self.settings.page_limit
         if page_size is not None:
@@ -456,6 +463,7 @@ class CatalogContext:
                 if len(items) < limit:
                     return Page(items=all_items, next_token=None)
                 after = key(items[-1])
+        # An additional item shows whether there is another page.
         items = await read_items(after, limit + 1)
         has_more = len(items) > limit
         items = items[:limit]

@@ -128,8 +128,8 @@ class _Size(msgspec.Struct):
 class NamespaceSizes:
     """The sizes of top-level namespaces.
 
-    The database counts a namespace again after additions that may have used half of its free room. So a
-    replica includes what other replicas have added.
+    Counting a namespace in the database is slow, so each replica adds its own additions to the last count. It counts
+    again after additions that may have used half of the free room, so that it includes those of other replicas.
     """
 
     def __init__(self) -> None:
@@ -172,6 +172,7 @@ async def _count_additions(store: PointerStore, operations: Sequence[Operation])
                 characters[operation.path[0]] += max(0, _count_characters(operation.properties) - former_characters)
             case CreateEntry():
                 rows[operation.entry.namespace[0]] += 1
+            # A rename within a top-level namespace adds nothing. A dropped entry already counts in its namespace.
             case RenameEntry() if operation.namespace[0] != operation.to_namespace[0]:
                 rows[operation.to_namespace[0]] += 1
             case RestoreEntry():
@@ -193,6 +194,7 @@ def _must_count_again(size: _Size, rows: int, characters: int, settings: Setting
         (size.characters, size.added_characters, characters, settings.namespace_properties_limit),
     ):
         if counted_amount + added_amount + amount > limit:
+            # A recent count without additions is exact, so counting again would not change the refusal.
             if is_old or added_amount:
                 return True
         # The additions have used more than half of the free room.

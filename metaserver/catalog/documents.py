@@ -85,13 +85,17 @@ class Documents:
         """Create the cache of metadata documents.
 
         Args:
+            objects: The storage from which the documents are read.
+            clock: The clock.
+            budget_bytes: The maximum size of the cached documents.
             stored_objects: The storage without the caches that `objects` may have. The default is `objects`.
         """
         self._objects = objects
         self._sources = (objects,) if stored_objects is None or stored_objects is objects else (objects, stored_objects)
         self._clock = clock
         self._cache: MemoryCache[tuple[str, str], Any] = MemoryCache(budget_bytes, "metadata")
-        # The cache keeps metadata in use, so the share of a principal is larger than the cache.
+        # A request can use large metadata after the cache has evicted them. So the limit for the metadata that requests
+        # of one principal use is larger than the cache.
         self._large = LargeMetadata(max(_LARGE_IN_USE_MIN, _LARGE_BUDGET_FACTOR * budget_bytes))
         self._users_of_large: dict[tuple[str, str], str] = {}
         """The principals whose requests have caused large metadata to be cached, by key of the cache."""
@@ -247,7 +251,8 @@ class Documents:
         if seen_s is None or now_s - seen_s >= _RECHECK_S:
             await self._wait_for_check(location, seen_s)
         elif now_s - seen_s >= _RECHECK_S / 2:
-            self._check(location)  # So requests for a table in use never wait for the storage.
+            # Start the next check early, so that requests for a table in use never wait for the storage.
+            self._check(location)
 
     async def _wait_for_check(self, location: str, seen_s: float | None) -> None:
         """Wait until the task has checked the storage. If the request allows stale answers, wait only a short time.
@@ -397,7 +402,10 @@ async def _decode_table(data: bytes, location: str) -> TableMetadata:
 
 
 def _decode_stored_table(data: bytes, location: str) -> TableMetadata:
-    """Decode table metadata with all properties."""
+    """Decode table metadata with all properties.
+
+    If the location is a path without a scheme, as some writers of local tables write it, add the scheme `file:`.
+    """
     metadata = decode_table(data, location)
     return add_schemes(metadata) if metadata.location.startswith("/") else metadata
 
@@ -419,7 +427,7 @@ def _decompress_within(data: bytes, location: str, limit_bytes: int) -> bytes:
         content = decompress_if_gzip(data, limit_bytes)
     except zlib.error:
         content = data  # The decoder reports the error.
-    # The decoder would decompress this content again.
+    # The decoder would decompress this content again, without the limit.
     if limit_bytes < METADATA_BYTES_MAX and content.startswith(GZIP_MAGIC):
         raise TooLarge(f"{location} contains more than {limit_bytes:,} bytes, or is damaged")
     return content

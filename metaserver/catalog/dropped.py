@@ -178,8 +178,8 @@ class Dropped:
     async def _forget(self, caller: Caller, row: DroppedEntry) -> None:
         """Remove the row of a dropped entry, and delete the files of a table if `row.purge` is true."""
         if not row.purge or row.entry.kind is not EntryKind.TABLE:
-            # A retained view or function has only its locations left, because files of views and functions are never
-            # deleted.
+            # No file is deleted, because the drop did not request it, or because files of views and functions are never
+            # deleted. An entry that can no longer be restored (a retained entry) has only its locations left.
             operation = ReleaseLocations(uuid=row.entry.uuid) if row.is_retained else ForgetDropped(dropped_id=row.id)
             await self._context.transact([operation])
             return

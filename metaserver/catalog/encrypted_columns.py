@@ -25,6 +25,7 @@ Use = tuple[str, int]
 def find_encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
     """Return the ids of the declared encrypted columns, of their nested columns, and of the columns around them."""
     properties, columns = metadata.properties, metadata.current_schema.index.by_id
+    # With one key for all columns, or if the files are declared as completely encrypted, all columns are secret.
     if properties.get(_UNIFORM_KEY) or parse_bool(properties, _COMPLETE, False):
         return frozenset(columns)
     names = {*_read_declared(metadata), *_parse_key_columns(properties.get(_COLUMN_KEYS, ""))}

@@ -129,6 +129,7 @@ class Imports:
             AlreadyExists: The name refers to another metadata file, or the table is live under another name.
             BadRequest: The metadata file, or a location in it, is outside the warehouse or the table's own locations.
         """
+        # The result of a table that cannot be imported is the error.
         (result,) = await self.import_tables(
             caller, namespace, {name: location}, dry_run=dry_run, check_properties=check_properties
         )
@@ -184,7 +185,12 @@ class Imports:
         check_properties: PropertyCheck | None,
         dry_run: bool,
     ) -> dict[str, _CheckedTable | ImportResult]:
-        """Check a metadata file, which is read once, for each name under which the request imports it."""
+        """Check a metadata file, which is read once, for each name under which the request imports it.
+
+        Returns:
+            By name: the checked table, the existing entry if the name already refers to the file, or the error. An
+            error of the file is the result of all its new names.
+        """
         results: dict[str, _CheckedTable | ImportResult] = {}
         new_names: list[str] = []
         for name in names:
@@ -336,6 +342,7 @@ class Imports:
         Raises:
             CommitUnknown, RetryLater: Whether the tables are registered is not known, or the database is not available.
         """
+        # Two names of one table would fail the transaction, because an imported table has only one name.
         if len({table.entry.uuid for table in tables}) == len(tables) > 1:
             try:
                 await self._context.transact(_order_operations(tables))

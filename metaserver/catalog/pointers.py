@@ -83,6 +83,7 @@ def create_metadata_location(
     """
     folder = check_metadata_folder(context, location, properties)
     version_match = _VERSION_PREFIX.match(previous.rpartition("/")[2]) if previous is not None else None
+    # If the previous file has another form of name, the number is 1. The first file has the number 0.
     version = int(version_match[1]) + 1 if version_match is not None else int(previous is not None)
     return f"{folder}/{version:05d}-{context.clock.uuid4()}{suffix}"
 

@@ -58,7 +58,7 @@ def add_policies(outer_policies: Policies, namespace: NamespacePath, properties:
 
     Args:
         outer_policies: The policies for the tables of the parent namespace.
-        namespace: The namespace.
+        namespace: The namespace whose tables inherit the policies.
         properties: The properties of the namespace.
     """
     policy_properties = {name: value for name, value in properties.items() if name.startswith(PREFIXES)}
@@ -83,7 +83,7 @@ def parse_setters(properties: Mapping[str, str]) -> dict[str, str]:
 def is_own_policy(name: str) -> bool:
     """Return whether a property is a policy that only Seamark reads.
 
-    Engines read and set `history.expire.…` too.
+    The result for the policies `history.expire.…` is False, because engines read and set them too.
     """
     return name.startswith(PREFIXES) and name.startswith("seamark.")
 

@@ -234,7 +234,8 @@ class Tables:
         Raises:
             CommitUnknown, RetryLater: The storage or the database does not answer.
         """
-        # A purge that ends after this query has deleted the files before the second check.
+        # This query finds the purges that are running. If a purge has ended before the query, it has deleted the
+        # metadata file, and `exists` below returns False.
         purged_uuids = await self.find_purged({entry.uuid for entry in entries})
 
         async def check(entry: Entry) -> SeamarkError | None:

@@ -88,6 +88,7 @@ class Views:
             return True
         store = self._context.store
         if await store.find_instant_by_fingerprint(entry.uuid, fingerprint) is None:
+            # If the last commit recorded a fingerprint, this server recorded the view, and with different content.
             for action in ("commit", "register", "create"):
                 instant_filter = InstantFilter(uuid=entry.uuid, action=action, newest_first=True)
                 if any(instant.fingerprint for instant in await store.list_instants(instant_filter, 1)):
@@ -188,6 +189,7 @@ class Views:
             metadata = await self._context.large.run_by_size(caller.principal_name, caller.request_bytes, work)
             metadata = _keep_owner(caller, base, metadata)
             if metadata is base:
+                # The updates change nothing, so there is no commit. Only the answer is recorded.
                 remember = self._context.remember(caller, status=200, metadata_location=entry.metadata_location)
                 if remember:
                     await self._context.transact(remember)

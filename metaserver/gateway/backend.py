@@ -76,6 +76,7 @@ class PromptResponse(web.StreamResponse):
     """
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        # An answer without a body has no first piece, so its header is sent at once.
         self._send_headers_immediately = request.method == "HEAD" or not self.content_length
         return await super().prepare(request)
 

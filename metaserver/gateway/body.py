@@ -51,9 +51,13 @@ class Body:
         """Check the declared length of the body.
 
         Args:
+            request: The request.
             claim: The authentication of the request.
             key: The signing key of the claim.
+            clock: The clock.
             confirm: Raises an error if the request may no longer store its body.
+            limit_bytes: The maximum length of the data.
+            timeout_s: The time limit of the body, in seconds. Each byte that arrives extends it.
 
         Raises:
             S3Error: The body has no length, or is longer than `limit_bytes`.
@@ -71,12 +75,17 @@ class Body:
         self.length = _parse_length(request.headers.get(name), name)
         if self.length > limit_bytes:
             raise S3Error("EntityTooLarge", f"The body has {self.length} bytes; the limit is {limit_bytes} bytes")
+        # The framing of an aws-chunked body (the sizes and signatures of its chunks) may be as long as the data, and is
+        # allowed `FRAMING_BYTES_MAX` more for short data.
         self._raw_bytes_max = self.length + (self.length + FRAMING_BYTES_MAX if self.is_chunked else 0)
         self.trailers: dict[str, str] = {}
         """The trailers of an aws-chunked body, which are known after all pieces were read."""
 
     async def iter_pieces(self) -> AsyncIterator[bytes]:
         """Yield the verified data.
+
+        The last piece is withheld until the hash of the body is verified and `confirm` succeeds. So a receiver never
+        has a complete body that is invalid.
 
         Raises:
             S3Error: The hash or a signature is wrong, or the body ends early or is too slow.
@@ -117,6 +126,7 @@ class Body:
             self._request.writer.output_size = 0  # The answer itself has not begun.
         content, received_bytes, started_s = self._request.content, 0, self._clock.monotonic()
         while True:
+            # Each byte that arrives extends the deadline, so a slow client must send at least `BYTES_PER_SECOND_MIN`.
             deadline_s = started_s + self._timeout_s + received_bytes / BYTES_PER_SECOND_MIN
             try:
                 async with asyncio.timeout(max(0.0, deadline_s - self._clock.monotonic())):

@@ -42,7 +42,7 @@ def read_range(text: str | None, size: int) -> tuple[int, int] | None:
         start = int(match[1])
         end = min(int(match[2]), size - 1) if match[2] else size - 1
         if match[2] and int(match[2]) < start:
-            return None
+            return None  # The header is malformed.
         length = end - start + 1
     if length <= 0:
         raise S3Error("InvalidRange", "The requested range is not satisfiable", {"Content-Range": f"bytes */{size}"})
@@ -62,6 +62,7 @@ def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: s
     Raises:
         S3Error: PreconditionFailed or NotModified if a condition is false.
     """
+    # If-Match replaces If-Unmodified-Since, and If-None-Match replaces If-Modified-Since (RFC 9110, 13.2.2).
     unmet_code = "PreconditionFailed" if prefix else "NotModified"
     if_match, if_none_match = headers.get(f"{prefix}if-match"), headers.get(f"{prefix}if-none-match")
     if if_match is not None:

@@ -238,6 +238,7 @@ class FolderBackend:
                 while unwritten:
                     unwritten = unwritten[os.write(descriptor, unwritten) :]
 
+            # Collect small pieces, because each write switches to a thread.
             async for piece in body.iter_pieces():
                 pending += piece
                 if len(pending) >= PIECE_BYTES:
@@ -385,6 +386,7 @@ class FolderBackend:
     async def delete_abandoned(self, passed_time: PassedTime) -> None:
         """Delete uploads and staged files that have not changed for `gateway_uploads_s` of passed time."""
         age_ms = int(self._abandoned_s * 1000)
+        # The argument is the current time of a clock without jumps, because a jump of the clock makes no file older.
         await self._run(self._uploads.delete_abandoned, (passed_time.find_time_ago(age_ms) + age_ms) / 1000)
 
     async def _discard(self, staged_name: str) -> None:

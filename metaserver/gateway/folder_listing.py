@@ -35,7 +35,16 @@ def list_keys(root: RootFolder, bucket: str, prefix: str, delimiter: str, after:
 def _list_folder(
     root: RootFolder, path: str, key_prefix: str, prefix: str, after: str, *, grouped: bool
 ) -> Iterator[Listed]:
-    """Yield the objects below the folder `path` of `root`. Their keys begin with `key_prefix`."""
+    """Yield the objects below the folder `path` of `root`. Their keys begin with `key_prefix`.
+
+    Args:
+        root: The folder of all objects.
+        path: The folder to list, relative to `root`.
+        key_prefix: The key of this folder, with a slash, or an empty text for the whole bucket.
+        prefix: The text with which the listed keys must begin.
+        after: The key after which the listing starts.
+        grouped: Whether to list subfolders as common prefixes instead of the objects in them.
+    """
     encoded_after = encode_key(after)
     for key, is_folder in _list_children(root, path, key_prefix):
         if not key.startswith(prefix):
@@ -48,6 +57,7 @@ def _list_folder(
                 continue
             if not grouped:
                 yield from _list_folder(root, child_path, key, prefix, after, grouped=False)
+            # S3 has no empty folders, so list a common prefix only if there is an object below it.
             elif next(_list_folder(root, child_path, key, key, after, grouped=False), None) is not None:
                 yield Listed(key)
         elif encode_key(key) > encoded_after:
@@ -72,7 +82,7 @@ def _list_children(root: RootFolder, path: str, key_prefix: str) -> list[tuple[s
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith(TEMPORARY_PREFIX):
-                    continue
+                    continue  # The file is not complete yet, or the folder contains staged files.
                 if entry.is_dir(follow_symlinks=False):
                     keys.append(f"{key_prefix}{entry.name}/")
                 elif entry.is_file(follow_symlinks=False):

@@ -95,7 +95,7 @@ class Uploads:
             location: The location of the object.
             secret: Random bytes for the id.
             principal_name: The principal that creates the upload.
-            share_divisor: The divisor of the maximum number of uploads that gives the limit of one principal.
+            share_divisor: One principal may have the maximum number of uploads, divided by this number.
             headers: The headers that reads of the object return.
 
         Raises:
@@ -185,7 +185,15 @@ class Uploads:
         target: LocalPlace,
         conditions: Mapping[str, str],
     ) -> FileInfo:
-        """Publish the object at `target`, which consists of the parts in `part_etags` (number, ETag)."""
+        """Publish the object at `target`, which consists of the parts of an upload. Then delete the upload.
+
+        Args:
+            location: The location of the object.
+            upload_id: The id of the upload.
+            part_etags: The number and the ETag of each part.
+            target: The place of the object in the folder.
+            conditions: The headers of the request, which may contain conditions of the write.
+        """
         upload = self._make_name(location, upload_id)
         parts = choose_parts(part_etags, {part.number: part for part in self.list_parts(location, upload_id)})
         staged_name = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
@@ -215,6 +223,7 @@ class Uploads:
             for name in os.listdir(uploads):
                 with contextlib.suppress(OSError):
                     status = os.stat(name, dir_fd=uploads, follow_symlinks=False)
+                    # The file `lock` serialises the writers of all processes, and never changes.
                     if name != "lock" and now_s - status.st_mtime > self._abandoned_s:
                         if stat.S_ISDIR(status.st_mode):
                             shutil.rmtree(name, ignore_errors=True, dir_fd=uploads)
@@ -314,6 +323,7 @@ def answer_part_list(parts: Sequence[Part], call: S3Call) -> web.Response:
         or len(marker) > _MARKER_DIGITS_MAX
     ):
         raise S3Error("InvalidArgument", "max-parts and part-number-marker must be numbers")
+    # Convert only the first digits of `max_parts`. A longer number exceeds the maximum of a page anyway.
     limit = min(int(max_parts[:_MAX_PARTS_DIGITS]), _PARTS_PER_PAGE_MAX)
     later_parts = [part for part in parts if part.number > int(marker)]
     page = later_parts[:limit]

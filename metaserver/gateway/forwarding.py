@@ -104,6 +104,10 @@ class Forwarding:
             raise RetryLater(f"The store did not answer; try again later: {type(error).__name__}") from None
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
+        """Send the request to the store, signed with the server's keys, and return the store's answer.
+
+        An aws-chunked body is encoded again, so its headers state the new encoding.
+        """
         headers = _select_forwarded_headers(call.headers)
         payload = _choose_payload(call)
         if payload in STREAMING and call.body is not None:
@@ -158,6 +162,7 @@ class Forwarding:
             if answer.content_length not in (None, end - start):
                 raise RetryLater("The store's answer does not have the length of its range; try again")
         response = PromptResponse(status=answer.status, reason=answer.reason, headers=_list_headers(answer))
+        # Answers with the status 204 or 304 have no body, and aiohttp allows no length for them.
         if answer.content_length is not None and answer.status not in (204, 304):
             response.content_length = answer.content_length
         pieces = self._read_whole(call, answer)
@@ -271,7 +276,11 @@ def _choose_payload(call: S3Call) -> str:
 def _frame_body(
     call: S3Call, payload: str, signer: ChunkSigner
 ) -> tuple[AsyncIterator[bytes] | bytes | None, int | None]:
-    """Return the body of the request to the store, and its length in bytes."""
+    """Return the body of the request to the store, and its length in bytes.
+
+    The data of an aws-chunked body are framed again, because the store verifies the signatures of the server. The
+    length is None if the request has no Content-Length.
+    """
     body = call.body
     if body is None:
         document = call.document or b""
@@ -319,6 +328,7 @@ def _read_span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, 
     is_plain = call.method == "GET" and call.address.query.keys() <= {"x-id"} and "content-encoding" not in headers
     if not is_plain or not headers.get("etag", "").startswith('"'):
         return None
+    # A further request would not contain the key with which the client lets the store decrypt the object.
     if any(name.startswith("x-amz-server-side-encryption-customer-") for name in call.headers):
         return None
     if answer.status == 206:
@@ -345,12 +355,15 @@ async def _read_pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
         piece, _ = await content.readchunk()
         if piece:
             yield piece
-        elif content.at_eof():  # Without this, `iter_chunks` would never end for an answer without a body.
+        elif content.at_eof():  # An empty piece means the end of the body, or only the end of a chunk.
             return
 
 
 def _list_headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
-    """Return the headers, each once: some stores send the id of a request under two spellings of the header's name."""
+    """Return the headers for the client, without Content-Length, which the caller sets.
+
+    Each name occurs once, because some stores send the id of a request under two spellings of the header's name.
+    """
     return {name: value for name, value in _select_returned_headers(answer).items() if name != "content-length"}
 
 

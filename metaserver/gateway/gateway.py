@@ -178,7 +178,9 @@ class Gateway:
     def begin(self, message: RawRequestMessage, transport: asyncio.Transport) -> StartedRequest | bool:
         """Answer a read of data in memory immediately, after the same checks as in `handle`.
 
-        If this is impossible, `handle` answers the request. The result contains the checks that need not be repeated.
+        Returns:
+            True if the whole answer was sent, and False if nothing was done. Otherwise a StartedRequest: `handle`
+            continues with it, and does not repeat the checks that it contains.
         """
         if self._begin_answer is None or message.method not in READ_METHODS:
             return False
@@ -222,7 +224,7 @@ class Gateway:
         """Answer a request.
 
         Args:
-            request: The request.
+            request: The request, whose body is not read yet.
             started: The same request if `begin` has started it.
             refusal: The error with which to refuse the request.
         """
@@ -394,7 +396,7 @@ class Gateway:
                 raise S3Error("InvalidRequest", f"A {request.method} request must not have a body")
             return None
         if "x-amz-copy-source" in request.headers:
-            return None
+            return None  # The content is that of another object, which the header names.
         settings = self._settings
         return Body(
             request,

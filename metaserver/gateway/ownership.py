@@ -85,7 +85,7 @@ class GrantChecker:
             self._expiry_times.pop(grant_key, None)
             raise Forbidden("The keys are for a location that their table does not own; load the table again")
         if forget_count != self._forget_count:
-            # Do not cache a result that the database may have read before the instant was written.
+            # A table has changed during this check. Do not cache the result, because it may be from before the change.
             return
         self._expiry_times[grant_key] = now_s + self._recheck_s
         self._expiry_times.move_to_end(grant_key)

@@ -116,7 +116,7 @@ class Preloading:
                     _log.warning("table not preloaded", namespace=entry.namespace, table=entry.name, reason=str(error))
 
     async def _preload(self, entry: Entry, policy: _Policy) -> None:
-        """Preload the files of one table.
+        """Preload the files of one table. Files that were read for the same policy are not read again.
 
         Raises:
             SeamarkError, S3Error: The files cannot be planned or read.
@@ -124,7 +124,7 @@ class Preloading:
         kind, filter_text = policy
         metadata = await self._documents.peek(entry.metadata_location)
         holder = f"table {entry.uuid}"
-        end_of_time = 1 << 60
+        end_of_time = 1 << 60  # A preload has no keys that could expire.
         await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, end_of_time, True))
         # Do not count the plan as a use of indexes.
         scan = await self._planner.bind_and_plan(metadata, ScanRequest(filter=_parse_filter(filter_text)))

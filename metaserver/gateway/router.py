@@ -60,7 +60,7 @@ class GatewayRouter:
         """Answer a request by the gateway of its warehouse."""
         connection = request.protocol
         started = connection.take_unfinished() if isinstance(connection, GatewayConnection) else None
-        if isinstance(started, StartedRequest):
+        if isinstance(started, StartedRequest):  # `begin` has already checked this request.
             return await started.gateway.handle(request, started)
         warehouse_id = _read_warehouse_id(request.raw_path, request.headers)
         if not warehouse_id:
@@ -68,6 +68,7 @@ class GatewayRouter:
         try:
             gateway = await find_gateway(self._warehouses, warehouse_id)
         except SeamarkError as error:
+            # The server's own gateway sends the refusal, and counts and logs the request.
             return await self._own.handle(request, refusal=error)
         return await gateway.handle(request)
 

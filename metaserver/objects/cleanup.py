@@ -24,7 +24,10 @@ class Cleanup:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def remove(self, locations: Sequence[str], is_in_use: Callable[[], Awaitable[bool]] | None = None) -> None:
-        """Delete the files, ignoring storage errors. Delete nothing if `is_in_use` returns True or fails."""
+        """Delete the files, ignoring storage errors. Delete nothing if `is_in_use` returns True or fails.
+
+        If `_AT_ONCE_MAX` deletions are running, the files are not deleted, so that tasks do not accumulate.
+        """
         if not locations or len(self._tasks) >= _AT_ONCE_MAX:
             return
         task = asyncio.create_task(self._remove(locations, is_in_use), name="cleanup")

@@ -107,6 +107,11 @@ class LocalObjects:
         """Start the threads.
 
         Args:
+            roots: The paths of the folders below which locations may be.
+            clock: The clock, which gives the unique names of temporary files.
+            threads: The number of threads.
+            timeout_s: The time limit of each call.
+            umasks: The umasks of the files below a root, by its path. Other roots use the umask of the process.
             parse: Parses the locations that `run` receives.
         """
         # The longest root is checked first, because an allowed location inside the warehouse may be a link that the
@@ -291,6 +296,7 @@ class DurableFolders:
             SymbolicLinkError: The path of the folder contains a link.
         """
         key = (place.root.path, place.below)
+        # A folder with a known identity is on disk, because this process has synced it before.
         with contextlib.suppress(FileNotFoundError):
             folder = place.root.open_folder(place.below)
             if self._folder_identities.get(key) == _identify_folder(folder):

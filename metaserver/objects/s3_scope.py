@@ -136,6 +136,12 @@ def _check_plus(text: str) -> None:
 
 
 def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
+    """Return the bucket and the encoded key of a URI in path style (`host/bucket/key`) or virtual-host style.
+
+    Raises:
+        BadRequest: The path is ambiguous.
+        Forbidden: The URI has an endpoint other than that of the settings, or of AWS in the region of the settings.
+    """
     host, path = strip_default_port(parts), parts.path
     if settings.s3_endpoint:
         endpoint = urlsplit(settings.s3_endpoint.rstrip("/"))
@@ -146,6 +152,7 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
     else:
         if parts.scheme != "https":
             raise _make_endpoint_error(parts, settings)
+        # The host of AWS begins with s3 and a region, after the bucket if there is one.
         host_match = re.search(r"(?:^|\.)(s3[.-].*)$", host)
         base = host_match[1] if host_match else ""
         match = _AWS_HOST.fullmatch(base)
@@ -273,7 +280,7 @@ def _check_opaque(query: dict[str, str]) -> None:
     """
     for name in _OPAQUE & query.keys():
         text = query[name]
-        for _ in range(_DECODE_ROUNDS_MAX):
+        for _ in range(_DECODE_ROUNDS_MAX):  # A store could decode the text more than once.
             if not text.isprintable() or _DOTS.search(text):
                 raise Forbidden(f"The query {name} holds a '.' or '..' segment or a control character")
             text = unquote(text)
@@ -303,7 +310,8 @@ def _check_headers(method: str, headers: dict[str, str], table: Location) -> Non
 def parse_delete_body(body: str | None) -> list[str]:
     """Return the keys of a DeleteObjects body.
 
-    The XML must be unambiguous: no DTD, entity, comment, CDATA or attribute.
+    The XML must be unambiguous: no DTD, entity, comment, CDATA or attribute. Otherwise the store could read other keys
+    than this function, which were not checked.
     """
     if not body:
         raise BadRequest("A request that deletes several objects must be signed with its body: send it in `body`")

@@ -74,6 +74,7 @@ class ServerStorage(ABC):
         """Return the configuration with which clients read and write the objects of a table.
 
         Args:
+            settings: The settings of the warehouse.
             table: The location of the table.
             delegation: The header `X-Iceberg-Access-Delegation`, or None.
             sign_path: The path for signing requests of this table, relative to the catalog's URI and
@@ -111,6 +112,7 @@ class ServerStorage(ABC):
         Args:
             request: A decoded RemoteSignRequest.
             table: The location of the table.
+            settings: The settings of the warehouse.
             writable: Whether the client may change the table.
             now_ms: The time of the server.
 

@@ -88,6 +88,7 @@ def get_gateway_address(settings: Settings) -> str:
     """Return the URL of the objects gateway for clients, or an empty text without a gateway."""
     if settings.gateway_url or not settings.gateway_port:
         return settings.gateway_url.rstrip("/")
+    # Clients cannot connect to the address that means all addresses. Its loopback address serves the same machine.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104  compared, not bound
     scheme = "https" if settings.tls_cert else "http"
     return (

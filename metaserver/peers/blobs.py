@@ -115,6 +115,7 @@ async def open_file_cache(settings: Settings, stored_objects: ObjectStore) -> As
     """Open the cache of this replica's files, in memory and on disk."""
     folder = Path(settings.peer_disk_folder) if settings.peer_disk_folder else settings.home / "cache" / "files"
     memory: MemoryCache[str, StoredFile] = MemoryCache(settings.peer_memory_bytes, "peer-files")
+    # A mapped file counts as less than its size, because the system can remove its pages from memory.
     async with open_stack(
         memory,
         weigh=lambda file: file.size_bytes,

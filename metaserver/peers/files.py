@@ -78,14 +78,18 @@ class PeerObjects(ForwardingObjects):
         self._clock = clock
         self._breakers: dict[str, CircuitBreaker] = {}
         self._flights: SingleFlight[tuple[str, int | None], bytes] = SingleFlight()
-        # A read waits at most this long. The first number is the time in seconds until enough answers were measured.
+        # Each value is the time limit of one part of a read. It adapts to measured durations. Until enough durations
+        # are measured, it is the first number of seconds.
         self._first_byte_latency = Percentile(0.05, min_s=0.005, max_s=0.1, factor=2.0)
         self._cached_latency = Percentile(0.1, min_s=0.01, max_s=1.0, factor=2.0)
         self._storage_latency = Percentile(0.25, min_s=0.02, max_s=5.0)
         self.counts = PeerCounts()
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        """Read a file through its owner, or from the storage if it can change or no replica can answer."""
+        """Read a file through its owner, the replica that caches the file for all replicas.
+
+        A file that can change is read from the storage, as is every file if no replica can answer.
+        """
         checked_location = str(self._warehouse.parse(location))
         ranked_replicas = self._membership.rank_replicas(checked_location) if is_immutable(checked_location) else []
         if not ranked_replicas:
@@ -135,7 +139,7 @@ class PeerObjects(ForwardingObjects):
         return bytes(file.content)
 
     async def _read_from_owner(self, owner: str, location: str, limit_bytes: int | None) -> bytes:
-        """Read a file from its owner, with a hedged read."""
+        """Read a file from its owner. If the owner is slow, also read the storage, and use the first content."""
         began_s = self._clock.monotonic()
         pending = self._client.request_file(owner, location, limit_bytes)
         storage_task: asyncio.Task[bytes] | None = None
@@ -147,6 +151,7 @@ class PeerObjects(ForwardingObjects):
                     self._read_storage(location, limit_bytes), name="hedged-read"
                 )
                 await asyncio.wait((pending.answer, storage_task), return_when=asyncio.FIRST_COMPLETED)
+                # If the storage fails first, the owner may still send the file.
                 if not pending.answer.done() and storage_task.exception() is not None:
                     await asyncio.wait((pending.answer,))
             if pending.answer.done():
@@ -154,6 +159,7 @@ class PeerObjects(ForwardingObjects):
                 if content is not None:
                     return content
             elif not pending.acknowledged.is_set():
+                # The storage was faster, and the owner has not even begun its answer, so this counts as a failure.
                 self._get_breaker(owner).record_failure(self._clock.monotonic())
             if storage_task is None:
                 return await self._read_storage(location, limit_bytes)

@@ -47,9 +47,9 @@ class Membership:
         return self.replica.address
 
     def rank_replicas(self, location: str) -> list[str]:
-        """Return the address of the replica that reads the file for all replicas, and then the address of its
-        substitute.
+        """Return the addresses of the replicas that read the file for all replicas, in the order of preference.
 
+        The first replica is the owner of the file. The second is its substitute while the owner does not answer.
         The result is empty before the first renewal, and if this replica is alone.
         """
         return self._ring.rank(location) if len(self._replicas) > 1 else []

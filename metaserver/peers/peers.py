@@ -47,6 +47,7 @@ def bind_peer_socket(settings: Settings) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if settings.workers > 1:
+            # Each worker process binds the same port, and the system divides the connections among them.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
     except OSError as error:
@@ -142,6 +143,7 @@ async def open_peers(
         sock = stack.enter_context(bind_peer_socket(settings))
         host, port = split_address(settings.peer_address)
         if port == 0 and not settings.peer_listen:
+            # The system has chosen the port, which other replicas must know.
             port = sock.getsockname()[1]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         replica = Replica(

@@ -132,6 +132,7 @@ class PeerServer:
         )
         self._read_tasks.add(read_task)
         read_task.add_done_callback(self._forget_task)
+        # A cached file is usually read within this time. A longer read is reported as a read from the storage.
         await asyncio.wait((read_task,), timeout=_CACHE_WAIT_S)
         source = FROM_CACHE if read_task.done() else FROM_STORAGE
         response = web.StreamResponse(

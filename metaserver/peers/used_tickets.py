@@ -72,7 +72,7 @@ class UsedTickets:
 
     def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
         if issued_ms < self._created_ms:
-            return False
+            return False  # The ticket may have been used before this record was created.
         group = int.from_bytes(nonce[:4], "big") % _GROUPS  # A nonce is random, so its first bytes suffice.
         group_start = _HEAD.size + group * _PLACES_PER_GROUP * _PLACE.size
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # Another worker holds this lock only for microseconds.
@@ -85,7 +85,7 @@ class UsedTickets:
                 elif used_nonce == nonce:
                     return False
             if free_place is None:
-                return False
+                return False  # The use could not be recorded, so the ticket could be used again.
             _PLACE.pack_into(self._map, free_place, nonce, until_ms)
             return True
         finally:

@@ -48,6 +48,7 @@ def parse_windows(text: str) -> tuple[Window, ...] | None:
         start, end = 60 * hour + minute, 60 * end_hour + end_minute
         if end > _DAY_MINUTES or start == end:
             return None
+        # A window whose end is not after its start ends on the next day.
         windows.append((start, end if end > start else end + _DAY_MINUTES))
     return tuple(windows)
 

@@ -36,7 +36,11 @@ class DependentJobs:
         """The UUIDs of recorded tables that the present sweep over all tables has not seen yet."""
 
     def record(self, job: Job, tables: Set[TableName]) -> None:
-        """Record the tables on which a job depends. They replace the tables that were recorded before."""
+        """Record the tables on which a job depends. They replace the tables that were recorded before.
+
+        If the limit of recorded tables is reached, nothing is recorded, and changes of the tables cause no job. The
+        recorded job has a minimum pause, because several tables may change often.
+        """
         self.see(job.uuid)
         self.forget(job.key)
         if not tables or not self._has_room(job.tenant, len(tables)):

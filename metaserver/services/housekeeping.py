@@ -61,6 +61,7 @@ class Housekeeping:
     async def run(self, holder: str) -> None:
         """Run rounds while this worker or replica holds the lease. The method runs until the task is cancelled."""
         interval_s = self._settings.housekeeping_interval_s
+        # The lease is longer than the time between two rounds, so that its holder can renew it in each round.
         lease = Lease(self._store, self._clock, "housekeeping", holder, lasts_s=3 * interval_s)
         while True:
             # Sleep between 75 % and 125 % of the interval. With this jitter, replicas that start together do not

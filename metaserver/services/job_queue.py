@@ -146,6 +146,7 @@ class JobQueue:
         """
         key, due_s = job.key, self._now() + delay_s
         if key in self._running_since_s:
+            # The job is running, and may not see the change that caused this proposal. So `finish` repeats it.
             self._repeated_jobs[key] = job, due_s
             return True
         # A job without a delay and a pause is due at time 0. So a second proposal does not change its due time.
@@ -164,6 +165,7 @@ class JobQueue:
             if not keeps_place:
                 self._push_item(waiting_entry)
             return True
+        # The fewer places are free, the fewer jobs one tenant may have, so that there are places for other tenants.
         if self._counts[job.tenant] >= _WAITING_JOBS_PER_FREE_PLACE * (self._limit - len(self._waiting)):
             return False
         self._last_order += 1
@@ -191,6 +193,7 @@ class JobQueue:
                 del self._waiting[job.key]
                 self._change_waiting_count(job, -1)
                 self._running_since_s[job.key] = now
+                # Charge the tenant now, so that its other jobs do not all start before this job ends.
                 self._served_s[job.tenant] += _STARTED_S
                 return job
             self._change_event.clear()
@@ -212,6 +215,7 @@ class JobQueue:
         """
         now = self._now()
         took_s = now - self._running_since_s.pop(job.key)
+        # `take` has charged the tenant with `_STARTED_S` in advance. Replace this amount by the real duration.
         self._served_s[job.tenant] = max(
             self._turn_s, self._served_s.get(job.tenant, self._turn_s) + took_s - _STARTED_S
         )
@@ -265,12 +269,18 @@ class JobQueue:
         self._item_count = len(self._delayed_heap)
 
     def _pop_due_job(self, now: float) -> Job | None:
-        """Remove the next due job from the heaps, and return it, or None if no job is due."""
+        """Remove the next due job from the heaps, and return it, or None if no job is due.
+
+        The job is from the tenant whose jobs have run for the shortest time. Among the jobs of this tenant, the lowest
+        priority number decides, then the age. Items of jobs that were changed or removed since (stale items) are
+        skipped.
+        """
         while self._delayed_heap and self._delayed_heap[0][0] <= now:
             _, item, key = heappop(self._delayed_heap)
             entry = self._waiting.get(key)
             if entry is not None and entry.item == item:
                 tenant = entry.job.tenant
+                # A tenant that had no jobs starts at the current level. Otherwise it would run all its jobs first.
                 self._served_s[tenant] = max(self._turn_s, self._served_s.get(tenant, 0.0))
                 heappush(self._ready_heaps.setdefault(tenant, []), (entry.job.priority, entry.order, item, key))
             else:

@@ -156,5 +156,8 @@ class RewriteProposer(JobProposer):
 
 
 def compute_rewrite_pause_s(files: int) -> float:
-    """Return the minimum time between two rewrites of a table by a service. Each rewrite plans the whole table."""
+    """Return the minimum time between two rewrites of a table by a service.
+
+    Each rewrite plans the whole table, so the pause grows with the number of files.
+    """
     return max(_REWRITE_PAUSE_MIN_S, files / _FILES_PLANNED_PER_S)

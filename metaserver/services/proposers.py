@@ -117,6 +117,7 @@ class Compaction(RewriteProposer):
         if snapshot is None or not self.is_on(metadata) or self._is_clustered(metadata):
             return None
         totals, files = snapshot.build_summary_map(), _count_data_files(snapshot)
+        # If there are delete files, the job decides. Without them, only small files are a reason for a job.
         if not parse_count(totals, "total-delete-files", 0):
             target_bytes = parse_count(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
             size_bytes = parse_count(totals, "total-files-size", 0)
@@ -131,12 +132,14 @@ class Compaction(RewriteProposer):
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield a problem for small files, and one for deleted rows.
 
-        Clustered tables are excluded, because they keep small layers until enough new data have been added.
+        Clustered tables are excluded. Clustering sorts the new rows of a table into new files (a layer), and keeps a
+        small layer until enough new data have been added.
         """
         if self._is_clustered(state.metadata):
             return
         health = state.health
         min_files = max(2, parse_count(state.metadata.properties, MIN_FILES, MIN_FILES_DEFAULT))
+        # Merging `min_files` files into one file removes all but one of them.
         if health.files - health.files_if_compacted >= min_files - 1:
             yield self.make_problem(
                 state,
@@ -178,7 +181,10 @@ class TableClustering(RewriteProposer):
             yield from _report_deleted_rows(self, state)
 
     def _report_unclustered_files(self, state: TableState) -> Iterator[Problem]:
-        """Yield a problem if many files are not clustered, or if the clustering property is invalid."""
+        """Yield a problem if many files are not clustered, or if the clustering property is invalid.
+
+        The name of a clustered file contains its layer: the files of a layer are sorted together.
+        """
         try:
             layout = ClusteringLayout.from_properties(state.metadata.properties)
         except BadRequest as error:
@@ -321,6 +327,7 @@ def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule)
             }:
                 stats = files.find_statistics(RequestedColumn(leaf.id, leaf.type))
                 sizes = stats.counts("column_sizes")
+                # If all values of the column are null, there is nothing to remove.
                 has_values = is_expired & (sizes > 0) & (stats.counts("null_value_counts") != rows)
                 has_any_values |= has_values
                 size_bytes += int(sizes[has_values].sum())
@@ -357,6 +364,7 @@ class SnapshotExpiration(JobProposer):
             second_snapshot_ms = [snapshot.timestamp_ms for snapshot in metadata.snapshots[1:2]]
             if len(metadata.snapshots) <= policy.retain_last or second_snapshot_ms[0] >= policy.older_than_ms:
                 return None
+        # A snapshot then exceeds its maximum age by at most a tenth.
         tenth_of_age_s = (now_ms - policy.older_than_ms) / 1000 / 10
         pause_s = max(tenth_of_age_s, self._PAUSE_MIN_S)
         return self.make_job(entry, min(pause_s, self._PAUSE_MAX_S))

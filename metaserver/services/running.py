@@ -204,7 +204,8 @@ def encode_state(state: JobsState) -> str:
 async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
     """Load the jobs from the last renewal of the lease.
 
-    The result is empty if no replica runs table services, or if the replica has a different version.
+    The result is empty if no replica runs table services. If the state cannot be decoded, because the replica has a
+    different version, the result states only that a replica holds the lease.
     """
     state = await store.lease_state(SERVICES, now_ms)
     try:

@@ -96,6 +96,14 @@ class Scheduler:
         """Create a scheduler that does not run yet.
 
         Args:
+            proposers: The proposers of the table services.
+            launchers: The launchers, each of which runs one job at a time.
+            watch: Finds the tables that have changed.
+            timeline: The timeline of the catalog.
+            runs: Records the runs of jobs.
+            lease: The lease that only one replica holds at a time.
+            clock: The clock.
+            observer: Receives data about jobs for metrics.
             queue_limit: The maximum number of waiting jobs.
             probe: A function that makes the job that must succeed before this replica runs other jobs.
             status: The object that receives the reason why this replica runs no jobs.
@@ -147,7 +155,10 @@ class Scheduler:
 
     @property
     def _blocked_s(self) -> float:
-        """The time for which a replica that cannot run jobs keeps the lease, and then leaves it to other replicas."""
+        """The time for which a replica that cannot run jobs keeps the lease, and then leaves it to other replicas.
+
+        It is shorter than the lease, which is not renewed in this time.
+        """
         return self._lease.lasts_s * 2 / 3
 
     async def _can_run_jobs(self) -> bool:
@@ -171,6 +182,7 @@ class Scheduler:
             return True
         _log.error("table services cannot run here", problem=problem)
         self._observer.set_services_state(leading=False, blocked=True)
+        # After `forget`, `hold` writes the new state at once. Otherwise it would wait until the lease must be renewed.
         self._lease.forget()
         await self._lease.hold(encode_state(JobsState(problem=problem)))
         await asyncio.sleep(self._blocked_s)
@@ -212,6 +224,7 @@ class Scheduler:
                 job = apply_budget(job, metadata.properties)
                 dependents.record(job, proposer.list_source_tables(metadata))
                 if not queue.put(job, delay_s=compute_budget_wait_s(job.window, self._clock.now_ms())):
+                    # The queue has no place for the job, so the next sweep examines the table again.
                     refused_count += 1
                     recheck_after_s = 0.0
             for job in dependents.list_jobs((*entry.namespace, entry.name)):
@@ -282,7 +295,7 @@ class Scheduler:
                     async with asyncio.timeout(IDLE_S):
                         job = await queue.take()
                 except TimeoutError:
-                    await launcher.close()
+                    await launcher.close()  # End the idle worker process, which keeps memory.
                     continue
                 try:
                     async with self._take_slot(launcher):

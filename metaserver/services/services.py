@@ -65,7 +65,7 @@ async def open_scheduler(
     """Open the scheduler, which the caller runs. The result is None if the settings permit no jobs.
 
     Args:
-        settings: The settings.
+        settings: The settings of the server or of a further warehouse.
         store: The pointer store, with the lease of the table services.
         timeline: The timeline, which the scheduler follows, and on which it records runs.
         load: A function that reads a metadata file.
@@ -146,7 +146,7 @@ def _make_environment(settings: Settings, storages: Sequence[ServerStorage], *, 
         **variables,
         "SEAMARK_LOG_LEVEL": settings.log_level,
         "SEAMARK_LOG_FORMAT": settings.log_format,
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",  # Otherwise numeric libraries would start a thread for each CPU in each process.
         "SEAMARK_PARQUET_KEY_FILE": settings.parquet_key_file,
         "SEAMARK_PARQUET_KMS": settings.parquet_kms,
     }
@@ -170,7 +170,7 @@ def _make_login(
         (settings.services_url or url).rstrip("/") + base_path,
         None if settings.auth == "none" else issue,
         Warehouse(settings.make_warehouse_uri(), settings.allowed_locations).local_folders,
-        int(settings.warehouse_umask or "022", 8),
+        int(settings.warehouse_umask or "022", 8),  # By default, only the owner may write the files.
         keys=make_job_keys(settings, storages),
         # The certificate need not name the bound address, but it must name the address in services_url.
         certificates=None if certificate is None or settings.services_url else certificate.leaves,

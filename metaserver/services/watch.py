@@ -91,6 +91,8 @@ class TableWatch:
     ) -> int:
         """Examine all tables that have changed or are due, and return the number of examined tables.
 
+        `examine` returns the seconds after which an unchanged table is due again.
+
         Args:
             examine: Examines a table.
             pause: Whether pauses limit the time for which the sweep keeps the event loop busy.

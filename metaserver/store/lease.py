@@ -33,6 +33,8 @@ class Lease:
     async def hold(self, state: str = "") -> None:
         """Take the lease, or renew it if a third of its time has passed.
 
+        Otherwise do nothing, so that a holder can call this method often without a query of the database.
+
         Args:
             state: A text that other workers may read while the lease is held (`PointerStore.lease_state`).
 

@@ -38,7 +38,15 @@ Gap = tuple[int, int]
 
 
 class _ClockReading(msgspec.Struct, frozen=True):
-    """The last recorded reading of the clock, and the gaps before it, the oldest first."""
+    """The last recorded reading of the clock, and the gaps before it, the oldest first.
+
+    A gap is a period in which the clock was possibly set forward. It does not count as passed time.
+
+    Attributes:
+        since_ms: The time of the first recorded reading.
+        monotonic_s: The reading of the monotonic clock of `machine`, which is never set.
+        machine: The machine that recorded the reading, and its start. Monotonic clocks of others are not comparable.
+    """
 
     since_ms: int
     now_ms: int
@@ -50,7 +58,10 @@ class _ClockReading(msgspec.Struct, frozen=True):
 
 
 class PassedTime(msgspec.Struct, frozen=True):
-    """A reading of the clock, with the gaps before it, by which passed time is measured."""
+    """A reading of the clock, with the gaps before it.
+
+    A gap is a period in which the clock was possibly set forward. It does not count as passed time.
+    """
 
     now_ms: int
     since_ms: int
@@ -115,6 +126,7 @@ def _add_reading(last: _ClockReading | None, now_ms: int, monotonic_s: float, ma
         # Tolerate a slow drift of one second in a thousand, which is not a jump.
         is_gap = clock_ms - monotonic_ms > _TOLERATED_MS + monotonic_ms // 1000
     else:
+        # The monotonic clocks are not comparable, as after a restart, so only a short time is believed.
         is_gap = clock_ms > _BELIEVED_MS
     if is_gap and gaps and _get_end(gaps[-1]) >= last.now_ms:
         # Extend the last gap. Otherwise each reading would add a gap if two replicas have different clocks.

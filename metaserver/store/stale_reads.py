@@ -80,6 +80,7 @@ class StaleReads:
             return await self._read(key, run)
         task = self._start(key, run)
         if task is not None:
+            # After a recent failure, do not wait. Otherwise each request would wait for the same database.
             away_s = self._away_until_s - self._clock.monotonic()
             await asyncio.wait((task,), timeout=0 if away_s > 0 else staleness.wait_s)
             if task.done() and not task.cancelled():
@@ -90,6 +91,7 @@ class StaleReads:
                     raise error
             self._away_until_s = self._clock.monotonic() + _AWAY_S
         age_s = self._clock.monotonic() - last_result.began_s
+        # While this request waited, the result may have become too old, or a change may have replaced or removed it.
         if not staleness.allows(age_s) or self._results.get(key) is not last_result:
             return await self._read(key, run)
         staleness.record_age(age_s)

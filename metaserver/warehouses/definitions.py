@@ -260,7 +260,7 @@ def make_settings(
 
     Args:
         settings: The settings of the server.
-        warehouse: The warehouse.
+        warehouse: The record of the warehouse, with its name, id and location.
         own_settings: The own settings of the warehouse.
         credentials: The own settings of the warehouse that are secret.
     """
@@ -335,6 +335,7 @@ def _choose_client_access(settings: Settings, *, has_credentials: bool, is_feder
     if settings.s3_client_access == "gateway" and not is_federated:
         return "gateway"
     if has_backend:
+        # The objects are in another cloud, and only the gateway finds them at their `s3://` locations.
         return "gateway" if settings.gateway_port and not settings.s3_backend else "none"
     is_folder = bool(settings.s3_folder) and not has_credentials
     if is_folder or settings.s3_client_access == "none":

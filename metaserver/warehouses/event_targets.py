@@ -87,6 +87,7 @@ def _check_event_target(name: str, url: str, settings: Settings) -> None:
         allowed_target = _parse_target(allowed_url)
         if allowed_target is None or not target.servers <= allowed_target.servers:
             continue
+        # An allowed path that ends with a slash includes all paths below it.
         if target.path == allowed_target.path or (
             allowed_target.path.endswith("/") and target.path.startswith(allowed_target.path)
         ):
@@ -105,6 +106,7 @@ def _parse_target(url: str) -> _Target | None:
         return None
     servers = set()
     for authority in authorities.split(",") if scheme in _LIST_SCHEMES else (authorities,):
+        # An address of Kafka has no user and password before the host.
         user = None if scheme == "kafka" else _USER.match(authority)
         address = _HOST.fullmatch(authority, 0 if user is None else user.end())
         if address is None:

@@ -138,6 +138,7 @@ def is_place_unchanged(warehouse: StoredWarehouse, former_backend: str | None, b
     """Return whether the objects of a warehouse stay where they are when its credentials change.
 
     A warehouse without its own keys of S3 uses the `s3_backend` of the server. So credentials can change its place.
+    The result is False if the warehouse returns to the place for which it was created.
 
     Args:
         warehouse: The warehouse before the change.

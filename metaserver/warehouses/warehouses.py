@@ -117,6 +117,14 @@ class _OpenWarehouse:
     """A warehouse that is open or is being opened.
 
     The same task opens and closes the components, because a context manager must exit in the task that entered it.
+
+    Attributes:
+        stored: The record of the warehouse with which it is opened.
+        opened: Has the functions of the warehouse when it is open, or the error of the opening.
+        closing: An event that is set when the warehouse must be closed.
+        unused: An event that is set when no request uses the warehouse.
+        users: The number of requests that use the warehouse.
+        task: The task that opens and closes the components.
     """
 
     stored: StoredWarehouse
@@ -438,6 +446,7 @@ class Warehouses:
             self._retire(stored_warehouse.id)
             warehouse = None
         if warehouse is None:
+            # After a failure, do not open the same version again before `retry_s`, because each attempt takes long.
             version, retry_s = self._failures.get(stored_warehouse.id, (0, 0.0))
             if version == stored_warehouse.version and self._clock.monotonic() < retry_s:
                 raise _make_opening_error(stored_warehouse)
@@ -463,7 +472,7 @@ class Warehouses:
         """Open the components of a warehouse, and close them when the warehouse is retired.
 
         Args:
-            warehouse: The warehouse.
+            warehouse: The instance of the warehouse that this task opens.
             predecessors: The events of its earlier instances, which must be closed first. They are closed when their
                 requests have ended, but at most after `drain_timeout_s`. Until then, an earlier instance has locked
                 the log of rows, and the new instance could not serve fresh rows.

@@ -39,7 +39,15 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
 class CertificateRule(msgspec.Struct, frozen=True):
-    """A rule. In the file, it is a table `[[rule]]`. The kind of name is the key of its pattern."""
+    """A rule. In the file, it is a table `[[rule]]`. The kind of name is the key of its pattern.
+
+    Attributes:
+        kind: The kind of the names in certificates to which the rule applies, such as `dns`.
+        pattern: The pattern that a name must match. Its variables are parts of the name.
+        principal: The template of the principal's name, in which variables of the pattern are replaced.
+        groups: The templates of the groups.
+        roles: The templates of the roles.
+    """
 
     kind: str
     pattern: re.Pattern[str]
@@ -93,6 +101,7 @@ def compile_pattern(kind: str, text: str) -> re.Pattern[str]:
     Raises:
         ValueError: A variable occurs twice, or a brace belongs to no variable.
     """
+    # A variable matches one part of a name, between the separators of its kind.
     separator = _SEPARATORS[kind]
     part = f"[^{re.escape(separator)}]+" if separator else ".+"
     pieces, position = [], 0

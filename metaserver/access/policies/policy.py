@@ -116,7 +116,11 @@ class PolicySlots:
                 slot.set_result(None)
 
     def _rank_queue(self, key: _QueueKey) -> tuple[bool, int, int]:
-        """Return a sort key: the queue with the lowest key is served next."""
+        """Return a sort key: the queue with the lowest key is served next.
+
+        Requests for single objects precede listings. Then the principal with the fewest slots is first, then the
+        request that has waited longest.
+        """
         arrival_number, _ = self._waiting[key][0]
         return key.is_listing, self._slots_by_holder[key.holder], arrival_number
 

@@ -232,7 +232,7 @@ def _is_below(grant: Grant, depth: int) -> bool:
 
 
 def _locate_grant(grant: Grant) -> Securable:
-    """Return the object of a grant. For a grant on the server, return the whole warehouse."""
+    """Return the object of a grant. A grant on the server applies to everything in the warehouse."""
     return WAREHOUSE if grant.kind == SERVER else get_securable(grant)
 
 

@@ -166,6 +166,15 @@ async def check_unclaimed(
 
     The transaction that adds the claim repeats this check.
 
+    Args:
+        context: The context of the catalog.
+        caller: The principal that chose the location.
+        location: The location to check.
+        description: The name of the location for messages.
+        table_name: The namespace and name of the table to create, which may use the location of a table that was
+            dropped with this name.
+        uuid: The entry whose locations are ignored, or empty.
+
     Raises:
         BadRequest: The location overlaps a location of another entry.
     """
@@ -193,6 +202,7 @@ async def check_outside(context: CatalogContext, location: str, description: str
         BadRequest: The location is equal to the location of an entry, or inside it.
     """
     keys = [context.warehouse.make_key(parse_location(location))]
+    # With the limit 0, the query below returns only claims that contain the location, because entries may be inside it.
     await check_unknown_locations(context, keys, "", include_inside=False)
     if await context.store.find_overlapping_claims(keys, "", 0):
         raise BadRequest(

@@ -90,12 +90,14 @@ async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable
     locations = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
     foreign_paths: set[str] = set()
     paths = list(paths)
-    # Starting a thread would take longer than grouping a few paths.
+    # Group many paths in a thread, so that the event loop can serve other requests. For a few paths, starting a thread
+    # would take longer than grouping them.
     is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
     group = partial(_group_by_folder, context.warehouse, paths)
     for key, paths_in_folder in (group() if is_quick else await asyncio.to_thread(group)).items():
         keys_above = set(list_keys_above(key))
         if locations.isdisjoint(keys_above):
+            # With the limit 0, the result contains only the claims that contain the folder.
             claims = await context.store.find_overlapping_claims([key], uuid, 0)
             foreign_paths |= paths_in_folder if any(claim.location in keys_above for claim in claims) else set()
     return foreign_paths
@@ -225,6 +227,7 @@ class OwnLocations:
 
     def holds(self, path: str) -> bool:
         location = parse_location(path, "The file")
+        # The result is cached by folder, because a manifest names many files of a folder. A file itself may be claimed.
         return self._holds(str(location).rpartition("/")[0]) or self._warehouse.make_key(location) in self._locations
 
     def check(self, paths: Iterable[str], description: str) -> None:
@@ -270,7 +273,7 @@ class _ManifestReader:
             if snapshot.manifest_list is not None:
                 try:
                     manifests |= dict.fromkeys(await self.read_manifest_list(snapshot.manifest_list))
-                except BadRequest:  # The manifest was damaged before this commit.
+                except BadRequest:  # The list was damaged before this commit, so it proves nothing about its files.
                     continue
         return manifests
 

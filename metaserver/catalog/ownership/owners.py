@@ -72,7 +72,8 @@ def keep_owner(
         caller: The principal that requests the properties.
         properties: The requested properties.
         old_properties: The current properties of the view.
-        rewritten: Whether the text of the view changes.
+        rewritten: Whether the text of the view changes. If so, the caller becomes the user with whose rights the view
+            runs, because otherwise a new text would run with the rights of another user.
 
     Raises:
         Forbidden: The caller names another user, with whose rights the view would run.

@@ -56,7 +56,10 @@ class PlanShares:
         return None if self._total_bytes.has_room(_EVERYBODY, now_s) else "bytes"
 
     def count_new_leases(self, principal: str, plans: Iterable[int], now_s: float) -> int:
-        """Return the number of plans for which the principal has no lease yet."""
+        """Return the number of plans for which the principal has no lease yet.
+
+        Without logins, leases are not counted, so every plan is new.
+        """
         holder = _find_holder(principal) or ""
         return sum(self._granted_leases.get((holder, plan), _NO_LEASE).until_s <= now_s for plan in plans)
 

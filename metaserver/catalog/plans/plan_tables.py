@@ -119,7 +119,8 @@ def plan_name(entry: Entry, snapshot_id: int, bound_filter_text: str, holder: Ho
 def derive_snapshot_id(plan_id: str) -> int:
     """Return the snapshot id of an audience's plan."""
     digest = int.from_bytes(hashlib.sha256(plan_id.encode()).digest()[:8], "big")
-    # Keep 62 bits of the digest, so that the id is positive as a signed integer of 64 bits.
+    # Keep 62 bits of the digest, so that the id is positive as a signed integer of 64 bits. Set the bit of
+    # `_SHOWN_ID_MIN`, so that the id is never smaller than this minimum.
     return _SHOWN_ID_MIN | digest & (1 << 62) - 1
 
 
@@ -137,8 +138,11 @@ def make_plan_snapshot(
     this.
 
     Args:
+        plan_id: The id of the plan.
+        metadata: The metadata of the table, with the schema of the filter as the current schema.
         plan_snapshot: The planned snapshot, with its id and with the manifest list of the plan.
-        is_fresh: Whether the planned snapshot is a fresh snapshot.
+        is_fresh: Whether the planned snapshot is a fresh snapshot: one that also contains the rows of a stream that are
+            not in the table's files yet.
     """
     return msgspec.structs.replace(
         plan_snapshot,

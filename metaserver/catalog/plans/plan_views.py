@@ -224,8 +224,8 @@ def _write_access_check(text: str, reference: ReplacedReference, number: int) ->
 def _make_reader_condition(user: str) -> str:
     """Return a condition that raises an error when a user other than `user` reads a row.
 
-    A plan view runs with its owner's rights, but in any view, Trino's `current_user` is the user of the
-    statement.
+    A plan view (a view whose text reads only the files of a plan) runs with its owner's rights. But in any view,
+    Trino's `current_user` is the user of the statement. CAST raises the error, because its text is not a boolean.
     """
     quoted_user = user.replace("'", "''")
     return f"IF(current_user = '{quoted_user}', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"

@@ -167,6 +167,7 @@ class _Comparer:
         reads the oldest listed file, and continues with its list.
         """
         if entry.kind is EntryKind.VIEW:
+            # View metadata list no previous files, so only the numbers in the names show the order.
             return newest.number > parse_metadata_version(entry.metadata_location)
         files = {info.location: info for info in self._folders[newest.folder]}
         pointer, current = normalize_location(entry.metadata_location), newest

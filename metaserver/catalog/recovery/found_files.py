@@ -234,7 +234,10 @@ def normalize_location(location: str) -> str:
 
 
 def _make_unreadable(location: str) -> FoundFile:
-    """Return an entry for an unreadable file, with only the location, and a UUID that is derived from the location."""
+    """Return an entry for an unreadable file, with only the location.
+
+    The UUID is derived from the location of the table, so that it differs from the UUIDs of all other tables.
+    """
     folder = location.rpartition("/")[0].removesuffix("/metadata")
     return FoundFile(location, EntryKind.TABLE, str(uuid5(NAMESPACE_URL, folder)), folder, 0, (), None)
 

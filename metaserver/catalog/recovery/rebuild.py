@@ -154,6 +154,7 @@ class Rebuild:
     async def _keep_location(self, file: FoundFile) -> None:
         context, location = self._context, file.folder.removesuffix("/metadata")
         if location == file.folder:
+            # The file is not in a folder `metadata`, so the location of its table is unknown.
             return
         try:
             name = find_name_of_location(context.warehouse, location, file.uuid)

@@ -58,7 +58,7 @@ def select_candidates(
 
     Args:
         files: The newest file of each UUID in each folder.
-        warehouse: The warehouse.
+        warehouse: The warehouse in which the files were found.
         choices: The decisions of the operator, by metadata file: the name for the file, or None to leave the file out.
         has_stream_log: Whether a log with rows of stream tables may exist. Such rows may also be in the files.
     """
@@ -199,11 +199,13 @@ def _find_losers(
         Tuples of the index of a candidate that is left out, and the index of the other candidate.
     """
 
+    # The choice of the operator has more weight than the folder.
     def rank(number: int) -> int:
         candidate = candidates[number]
         return 2 * candidate.is_chosen + has_own_folder(candidate.file.table_location, candidate.file.uuid)
 
-    # The outer one of two such folders is kept, because a writer of the outer folder can create the inner folder.
+    # If both folders end with their UUIDs (rank 1), the outer folder is kept, because a writer of the outer folder can
+    # create the inner folder.
     if rank(outer) > rank(inner) or (rank(outer) == rank(inner) == 1 and keys[outer] != keys[inner]):
         return [(inner, outer)]
     if rank(inner) > rank(outer):

@@ -50,7 +50,17 @@ class Owner:
 def open_tier(
     tier_folder: object, budget_bytes: int, sketch: FrequencySketch, holder_bytes: int | None, block_bytes: int
 ) -> DiskTier:
-    """Open a disk tier for blocks. The function blocks the thread."""
+    """Open a disk tier for blocks. The function blocks the thread.
+
+    If the tier is full, a block replaces another only if `sketch` has counted more requests for it.
+
+    Args:
+        tier_folder: The folder of the tier.
+        budget_bytes: The maximum size of all blocks in the tier.
+        sketch: The approximate numbers of requests for each block.
+        holder_bytes: The maximum size of the blocks of one principal, or None for no limit.
+        block_bytes: The size of most blocks, whose memory is reused.
+    """
     return DiskTier(
         tier_folder,  # type: ignore[arg-type]
         budget_bytes,
@@ -147,9 +157,11 @@ class ObjectBlocks:
         return None
 
     async def read_from_disk(self, name: str, numbers: Sequence[int], owner: Owner) -> tuple[memoryview | None, int]:
-        """Return the first of the blocks if it is on the disk, and the number of missing blocks before the next hit.
+        """Return the first block if it is on the disk, otherwise the number of blocks to read from the store.
 
-        If the first block is on the disk, the number is 0. Otherwise the block is None.
+        Returns:
+            The first block and 0. If the first block is not on the disk, None and the number of consecutive blocks,
+            from the first, that are not on the disk either.
         """
         # Call stat without a thread: it takes a few microseconds for a local file, and a thread switch takes 60 or
         # more.
@@ -174,7 +186,7 @@ class ObjectBlocks:
         tier = self._pinned_tier if owner.pinned and self._pinned_tier is not None else self._disk
         if tier is None:
             return
-        # The limit of waiting bytes is higher for pinned blocks, so that blocks of a scan do not displace them.
+        # The limit of waiting bytes is twice as high for pinned blocks, so that blocks of a scan do not displace them.
         if self.pending_bytes + len(block) > self._pending_bytes_max * (1 + owner.pinned):
             self.dropped += 1
             return

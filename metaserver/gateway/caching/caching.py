@@ -207,7 +207,8 @@ class CachingBackend:
     ) -> tuple[list[memoryview], int]:
         """Return the bytes from `start` that are available without waiting, and the memory that they occupy.
 
-        If the first block is not available, there are no bytes.
+        If the first block is not available, there are no bytes. A piece is a view, which keeps its whole block in
+        memory. If the budget offers less memory than a block, the pieces are copies of the needed bytes instead.
         """
         offer, block_bytes = unsent.offer, self._tiers.blocks.block_bytes
         pieces = self._reader.read_at_once(record, start, min(end, start + offer), owner, is_counted=counted)
@@ -280,11 +281,14 @@ class CachingBackend:
                     pass
         except (RefusedRead, ChangedObject):
             return 0
-        self._preloaded_bytes += 1
+        self._preloaded_bytes += 1  # Despite its name, the attribute counts files, as `report` shows.
         return record.size - start
 
     async def _read(self, call: S3Call) -> web.StreamResponse | None:
-        """Return the answer from the cache, or None if the store must answer."""
+        """Return the answer from the cache, or None if the store must answer.
+
+        If the object in the store differs from its record, the record is read again, at most `_LOOKUPS_MAX` times.
+        """
         location, owner = _make_location(call), _make_owner(call)
         for _ in range(_LOOKUPS_MAX):
             record = self._records.get_trusted(location)
@@ -323,6 +327,8 @@ class CachingBackend:
     async def _open(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord:
         """Read the record of an object from the store, and return it.
 
+        If possible, a GET also reads the first blocks that the client needs. Otherwise a HEAD reads only the record.
+
         Raises:
             RefusedRead: The store refuses the read.
             RetryLater: The store cannot answer now.
@@ -353,6 +359,7 @@ class CachingBackend:
             raise RefusedRead
         self._records.keep(record, owner.holder)
         self._tiers.write_record(record, owner)
+        # A small object of a pinned table is read completely, so that later reads find all of it.
         if cached_record is None and owner.pinned and record.size <= self._tiers.whole_bytes:
             self._reader.read_ahead(record, 0, record.size, owner)
         return record
@@ -366,6 +373,8 @@ class CachingBackend:
         match = _RANGE.fullmatch(range_header or "bytes=0-")
         assert match is not None, range_header  # `_is_plain` has checked the header.
         if match[3]:
+            # The client requests the last bytes of an object whose size is unknown. So the start of their first block
+            # is also unknown. One more block certainly includes this start.
             length = min(int(match[3]) + block_bytes, request_bytes)
             return f"bytes=-{length}", length
         start = int(match[1]) // block_bytes * block_bytes
@@ -386,6 +395,7 @@ class CachingBackend:
             await response.prepare(request)
             await response.write_eof()
             return response
+        # The previous read has counted the first block of a read that continues it.
         is_continuation = self._continues_last_read(record, start)
         self._record_read(record, start, start + length, owner)
         unsent = AnswerBudget(self._send_budget, owner.holder)
@@ -395,6 +405,8 @@ class CachingBackend:
             first_piece = await anext(pieces, None)
             try:
                 if request.keep_alive and request.version == HttpVersion11:
+                    # For the usual kind of connection, write the header and the first bytes without a copy. Other
+                    # kinds need headers of aiohttp.
                     head = _encode_head(record, part, call.request_id, self._clock.now_ms())
                     _send_first_bytes(request, [head] if first_piece is None else [head, first_piece])
                     del first_piece
@@ -532,6 +544,7 @@ def _is_plain(call: S3Read) -> bool:
     if find_written_once_kind(call.address.key) is None or not call.address.query.keys() <= {"x-id"}:
         return False
     headers = call.headers
+    # Records have neither the answer to a HEAD of a range nor checksums, and `if-range` is not implemented.
     if "if-range" in headers or (call.method == "HEAD" and "range" in headers):
         return False
     if call.method == "HEAD" and "x-amz-checksum-mode" in headers:
@@ -542,18 +555,19 @@ def _is_plain(call: S3Read) -> bool:
     if range_header is None:
         return True
     match = _RANGE.fullmatch(range_header)
-    if match is None or match[3] == "0":
+    if match is None or match[3] == "0":  # The store refuses a range of the last 0 bytes.
         return False
-    return not match[2] or int(match[1]) <= int(match[2])
+    return not match[2] or int(match[1]) <= int(match[2])  # The store ignores a range that ends before its start.
 
 
 def _list_changed_locations(call: S3Call) -> list[str]:
     """Return the locations of the objects that a request may change."""
     bucket, key = call.address.bucket, call.address.key
     if "partNumber" in call.address.query or "uploads" in call.address.query:
-        return []
+        return []  # The parts of an upload change no object before the upload is completed.
     keys = [key]
     if not key:
+        # A request without a key deletes the objects that its body lists.
         keys = []
         with contextlib.suppress(Exception):  # An invalid body was refused already, and changes nothing.
             keys = parse_delete_body((call.document or b"").decode())

@@ -187,6 +187,7 @@ class Fetches:
             return None
         self._register(fetch)
         start = first * self._blocks.block_bytes
+        # With If-Match, the store refuses the read if the object has changed since the record was read.
         headers = {"range": f"bytes={start}-{fetch.end - 1}", "if-match": record.etag}
 
         async def run() -> None:
@@ -290,7 +291,11 @@ class Fetches:
         self._write(fetch)
 
     def _write(self, fetch: Fetch) -> None:
-        """Start writing the complete blocks to the disk, unless readers still wait for the fetch."""
+        """Start writing the complete blocks to the disk.
+
+        While the fetch runs or readers use it, the blocks wait, so that the disk does not delay the readers. If half of
+        the budget is used, they are written at once, because a fetch keeps its memory until its blocks are written.
+        """
         if (fetch.readers or not fetch.done) and not self.is_half_used:
             return
         numbers, fetch.unwritten = fetch.unwritten, []
@@ -311,6 +316,10 @@ class Fetches:
         _start_task(self._writes, write())
 
     async def _finish(self, fetch: Fetch, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, which reads the blocks of the fetch, and end the fetch.
+
+        A fetch that no reader has used yet, such as one that reads ahead, keeps its blocks for `_UNUSED_S`.
+        """
         self.requests += 1
         try:
             await work

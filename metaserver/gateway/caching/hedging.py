@@ -76,6 +76,10 @@ class HedgedStore:
     async def request(
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AsyncIterator[StoreAnswer]:
+        """Send a request. If the answer does not begin in the usual time, send the request again, and use the faster.
+
+        The second request is sent only if the share of such requests (`_share`) allows it. See `Store.request`.
+        """
         if not self._share:
             async with self._store.request(method, bucket, key, headers) as answer:
                 yield answer

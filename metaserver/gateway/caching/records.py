@@ -68,7 +68,10 @@ def parse_record(answer: StoreAnswer, location: str, *, version: int, now_ms: in
     For example, an object cannot be cached if the answer has no strong ETag.
 
     Args:
+        answer: The answer of the store.
+        location: The location of the object.
         version: The version of the object, which was read before the request.
+        now_ms: The time of the request.
     """
     headers = answer.headers
     etag, modified_text = headers.get("etag", ""), headers.get("last-modified", "")
@@ -162,7 +165,7 @@ class Records:
         except msgspec.MsgspecError:
             return None
         if record.location != location:
-            return None
+            return None  # The key on the disk is a digest, which two locations could share.
         self.keep(record, holder)
         return record
 
@@ -185,7 +188,7 @@ class Records:
         self._memory.discard(location)
 
     def forget(self, location: str) -> None:
-        """Remove a wrong record."""
+        """Remove a wrong record. The new version makes the copies in other workers and on the disk invalid."""
         self._memory.discard(location)
         self._versions.change(location)
 

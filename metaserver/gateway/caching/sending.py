@@ -27,7 +27,11 @@ class SendBudget:
         self._bytes_by_holder: Counter[str] = Counter()
 
     def offer(self, holder: str) -> int:
-        """Return the number of bytes that an answer to `holder` may keep next, without charging them."""
+        """Return the number of bytes that an answer to `holder` may keep next, without charging them.
+
+        An answer gets a part of the free bytes, so that other answers also get some. If nothing is charged, the share
+        of one principal does not matter.
+        """
         free_bytes = self._limit_bytes - self.taken_bytes
         if self._bytes_by_holder:
             free_bytes = min(free_bytes, self._share_bytes - self._bytes_by_holder.get(holder, 0))

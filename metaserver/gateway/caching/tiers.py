@@ -130,6 +130,7 @@ async def open_tiers(settings: Settings, clock: Clock, store: Store) -> CacheTie
     key_count = max(_SKETCH_KEYS_MIN, (settings.gateway_cache_memory_bytes + disk_bytes) // block_bytes)
     sketch = FrequencySketch(key_count)
     pinned_bytes = disk_bytes * settings.gateway_cache_pinned_percent // 100
+    # Without logins, all requests have the same principal, which may use the whole cache.
     share_percent = 100 if settings.auth == "none" else settings.gateway_cache_holder_percent
 
     def open_all() -> tuple[WriteVersions, tuple[DiskTier | None, DiskTier | None]]:

@@ -72,6 +72,7 @@ class SasIssuer:
         now_ms = self._clock.now_ms()
         expires_ms = compute_expiry_ms(settings, now_ms)
         with _explain_errors(account):
+            # The validity begins earlier than now, because Azure's clock may be behind the clock of the server.
             sas = filedatalake.generate_directory_sas(
                 account,
                 container,

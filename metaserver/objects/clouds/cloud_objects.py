@@ -140,6 +140,8 @@ class CloudObjects(ABC, Generic[S]):
                 raise failure from error
         else:
             return
+        # If a reply was lost, a repeated request may conflict with the object that this call has created. The id in the
+        # metadata of the object shows which writer has created it.
         try:
             is_own_write = await self._has_write_id(store, parsed_location, data, write_id)
         except FAILED:

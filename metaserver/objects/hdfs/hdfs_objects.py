@@ -173,7 +173,18 @@ class HdfsObjects:
 def _create_file(
     client: hdfs_native.Client, path: str, *, location: str, name: str, data: bytes, durable: bool
 ) -> None:
-    """Write a temporary file with this name, and rename it to `path`."""
+    """Write a temporary file with this name, and rename it to `path`.
+
+    After an error, the files show whether the rename has succeeded. If it has not, the temporary file is deleted.
+
+    Args:
+        client: The client of HDFS.
+        path: The path of the new file.
+        location: The location of the new file, for messages.
+        name: The name of the temporary file, in the same folder.
+        data: The content.
+        durable: Whether the content must be on the disks of the DataNodes before the rename.
+    """
     temporary = f"{path.rpartition('/')[0]}/{name}"
     is_written = False
     try:

@@ -61,7 +61,9 @@ class ClientThreads(Generic[C]):
     async def run(self, work: Callable[[Callable[[], C]], T], timeout_s: float) -> T:
         """Call `work` in a thread with a function that returns the client, and return its result.
 
-        The wait for a slot and the call have this timeout each.
+        The wait for a slot and the call have this timeout each. A thread whose call has timed out cannot be stopped (it
+        hangs). If too many threads hang, only one call tries a new client from time to time. If it succeeds, calls are
+        allowed again.
 
         Raises:
             TimeoutError: There was no free slot or no answer, or the maximum number of threads hang.

@@ -27,7 +27,7 @@ _NAMESPACE = ("seamark:access-check",)
 
 
 def make_access_probe(settings: Settings, clock: Clock) -> Job:
-    """Return the job that checks access."""
+    """Return a job that checks whether jobs can reach the server and the storage."""
     return Job(ACCESS_CHECK, _NAMESPACE, "", str(clock.uuid4()), arguments=list_probe_arguments(settings, clock))
 
 

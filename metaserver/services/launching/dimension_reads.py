@@ -35,8 +35,9 @@ class DimensionReads:
     async def list_tables(self, job: Job) -> tuple[TablePath, ...]:
         """Return the tables outside of the namespace of a job that it may read.
 
-        A table is left out if the principal that defined the index is unknown, or may not read the table now. If the
-        metadata of the facts cannot be read, there are no tables. The job then fails, and is tried again.
+        They are the dimension tables of an index on the job's table: the index contains their attributes. A table is
+        left out if the principal that defined the index is unknown, or may not read the table now. If the metadata of
+        the job's table cannot be read, there are no tables. The job then fails, and is tried again.
         """
         if job.service != INDEXING.name:
             return ()
@@ -56,11 +57,13 @@ class DimensionReads:
                 namespace = tuple(levels)
                 table = (namespace, name)
                 is_inside = namespace[: len(job.namespace)] == job.namespace
+                # A job may read all tables in its own namespace, so these need no further right.
                 if setter is None or is_inside or table in tables:
                     continue
                 if await self._rights.explain_loss(setter, "readRows", Securable(namespace, TABLE, name)) is not None:
                     continue
                 claims_bytes += len(msgspec.msgpack.encode(table))
+                # A token with more tables would be too long for a header.
                 if claims_bytes > _CLAIMS_BYTES_MAX:
                     return tuple(tables)
                 tables.append(table)

@@ -161,6 +161,7 @@ class SparkSubmit:
         is_local = self._master.startswith("local")
         defaults = [*_QUIET, *(_LOOPBACK if is_local else ())]
         if self._process_bytes:
+            # The heap is only a part of the limit, because the JVM also needs memory outside of its heap.
             defaults.append(f"spark.driver.memory={int(_HEAP_FRACTION * self._process_bytes) >> 20}m")
         conf_options = [word for value in defaults for word in ("--conf", value)]
         return [program, "--master", self._master, *conf_options, *self._options, str(folder / "job.py"), str(folder)]

@@ -33,8 +33,10 @@ def claim_locations(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
     if op.fresh and rows:
         raise BadRequest(f"The UUID {op.uuid} is in use, or its files are being purged; choose another UUID")
     if op.returns and rows:
+        # The UUID was dropped or retained, and may become live again only if no live entry has its location.
         yield from check_restored(op.uuid)
         yield StoreStatement("DELETE FROM retained WHERE uuid = $1", (op.uuid,))
+    # A location inside a claimed location of the same UUID needs no claim.
     claimed_keys = [str(row[0]) for row in rows]
     missing = [location for location in op.locations if not any(_is_within(location.key, key) for key in claimed_keys)]
     if not missing:

@@ -25,6 +25,7 @@ def record_instant(op: operations.RecordInstant, now_ms: int) -> Steps[None]:
 
 
 def move_instant(op: operations.MoveInstant, now_ms: int) -> Steps[None]:
+    """Change the state of an instant. If no row changes, a second query finds the reason for the error."""
     assignments, params = ["position = {next_position}"], list[Any]()
 
     def assign(column: str, value: Any) -> None:

@@ -324,6 +324,7 @@ def apply_migrations(dialect: SqlDialect) -> Steps[int]:
         )
     if version < 0:
         raise ConfigError(f"The database has the invalid schema version {version}; restore it from a backup")
+    # In a step, the statements for all databases have the empty name, and come before those for one database.
     for step in MIGRATIONS[version:]:
         for sql in (*step.get("", ()), *step.get(dialect.name, ())):
             yield StoreStatement(sql)
@@ -344,7 +345,8 @@ def renew_epoch() -> Steps[bool]:
         Whether a new epoch started.
     """
     is_renewed = False
-    # A copied database may contain positions of later epochs. An epoch has four digits.
+    # Repeat, because a copied database may contain positions of later epochs. An epoch is written as four hexadecimal
+    # digits, so that positions sort as text. Therefore the last epoch is 65,535.
     while (
         yield StoreStatement(
             "UPDATE timeline_epoch SET epoch = epoch + 1 WHERE epoch < 65535 AND lpad(to_hex(epoch), 4, '0') "

@@ -232,6 +232,10 @@ def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
 
 
 def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
+    """Remove a name, and store the dropped entry if it can be restored (`op.keep`).
+
+    Otherwise the rows of the table are deleted with its last name, and its locations stay claimed while it has files.
+    """
     entry = yield from _remove_entry(op.kind, op.namespace, op.name, op.uuid, op.expected_location)
     yield from _check_room(op.namespace)
     yield from keep_grants(None if op.keep is None else op.keep.id, op.kind, op.namespace, op.name)
@@ -288,6 +292,7 @@ _TABLES_OF_NAMES = ("entries", "dropped")
 
 
 def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
+    """Remove a dropped entry. If `op.unshared` is true, the caller deletes its files, which no other name may use."""
     # A retained entry can be purged in the same way as a dropped entry.
     rows: Sequence[Row] = ()
     for table in ("dropped", "retained") if op.unshared else ("dropped",):

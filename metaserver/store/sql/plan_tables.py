@@ -12,6 +12,7 @@ from seamark.metaserver.store.sql.statement import Steps, StoreStatement
 
 
 def keep_plan_table(op: operations.KeepPlanTable, now_ms: int) -> Steps[model.StoredPlanTable]:
+    """Insert a plan. If its name exists, keep the existing plan, and use the later end of the two leases."""
     rows = yield StoreStatement(
         f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({PLAN_TABLE.placeholders}) "  # noqa: S608
         "ON CONFLICT (namespace, name) DO UPDATE SET expires_ms = "
@@ -32,6 +33,7 @@ def extend_plan_lease(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]
 
 
 def change_plan_leases(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
+    """Extend or end the leases of plans, and return the number of changed plans. A plan without a name is retired."""
     new_expires_ms = "$1" if op.withdraw else "CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END"
     plan_count = 0
     for plan_snapshot_id in op.plan_snapshot_ids:

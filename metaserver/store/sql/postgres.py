@@ -129,6 +129,7 @@ async def _skip_reset(connection: Any) -> None:
 
 
 async def open_pool(dsn: str, database_text: str, pool_min: int, pool_max: int, timeout_s: float) -> Any:
+    """Open a pool of connections. While PostgreSQL does not answer, try again for `CONNECT_TIMEOUT_S`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONNECT_TIMEOUT_S
     timeout_ms = str(max(1, int(timeout_s * 1000)))

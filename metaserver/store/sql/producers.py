@@ -10,6 +10,7 @@ from seamark.metaserver.store.sql.statement import Steps, StoreStatement
 
 
 def advance_producer_sequence(op: operations.AdvanceProducer, now_ms: int) -> Steps[None]:
+    """Store the sequence of a producer if it is greater than the stored sequence. Otherwise no row is returned."""
     yield from hold_table(op.uuid)
     rows = yield StoreStatement(
         f"INSERT INTO producers (uuid, producer, {PRODUCER}) VALUES ($1, $2, $3, $4, $5) "  # noqa: S608

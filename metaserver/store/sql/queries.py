@@ -176,6 +176,7 @@ def list_expired(now_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
 
 
 def list_indexed_tables(after: str | None, limit: int) -> Steps[list[Entry]]:
+    """Return all names of the next `limit` tables with an index version, which a table keeps without index files."""
     sql = (
         f"SELECT {NAMED} FROM entries WHERE uuid IN "  # noqa: S608
         "(SELECT uuid FROM index_versions WHERE uuid > $1 ORDER BY uuid LIMIT $2) ORDER BY uuid, namespace, name"
@@ -254,6 +255,7 @@ def count_names(
 
 
 def list_unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
+    """Return live and dropped entries of versions without claims, in the order of their UUIDs, after `after`."""
     sources = " UNION ALL ".join(
         f"SELECT {ENTRY} FROM {table} WHERE uuid > $1 "  # noqa: S608
         f"AND NOT EXISTS (SELECT 1 FROM claims WHERE uuid = {table}.uuid)"
@@ -299,6 +301,7 @@ def list_instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
     if where.state is not None:
         add_term("state =", where.state.value)
         if where.state in _UNFINISHED:
+            # This is the condition of a partial index, which the databases use only if the statement contains it.
             terms.append("state IN ('requested', 'inflight')")
     params.append(limit)
     conditions = " AND ".join(terms)
@@ -362,6 +365,7 @@ def read_grants_page(principal: str | None, after: Grant | None, limit: int) -> 
         params.append(principal)
         terms.append("principal = $1")
     if after is not None:
+        # The row comparison has the six columns of the primary key.
         placeholders = format_placeholders(6, len(params) + 1)
         terms.append(f"(principal, namespace, name, kind, role, deny) > ({placeholders})")
         params += [after.principal, pack(after.namespace), after.name, after.kind, after.role, int(after.deny)]
@@ -403,6 +407,7 @@ def owns_any(principals: tuple[str, ...]) -> Steps[bool]:
 
 
 def read_grants_of_any(principals: tuple[str, ...]) -> Steps[list[Grant]]:
+    """Return the grants of several principals, except those that make a principal the owner of an entry."""
     if not principals:
         return []
     condition = f"principal IN ({format_placeholders(GROUPS_MAX)})"

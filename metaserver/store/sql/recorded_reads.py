@@ -59,7 +59,8 @@ def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
     fingerprints = {model.OTHER_SHAPES, *(record.fingerprint for record in op.records)}
     stored_shapes = yield from _find_stored_shapes(op.uuid, sorted(fingerprints))
     sums_by_number: dict[int, list[int]] = {}
-    # Sort the shapes, so that two replicas do not deadlock.
+    # Sort the shapes, so that two replicas do not deadlock. Of one shape, the records that contain it come first: they
+    # store the shape, and records with only a time need a stored shape.
     for record in sorted(op.records, key=lambda record: (record.fingerprint, not record.shape)):
         fingerprint = record.fingerprint
         if fingerprint in stored_shapes:
@@ -142,7 +143,7 @@ SAMPLES_MAX = 16
 
 
 def _limit_sums(sums: Iterable[Any]) -> list[int]:
-    """Return the sums as integers of at most `_SUM_MAX`."""
+    """Return the sums as integers of at most `_SUM_MAX`, so that later additions do not overflow the column."""
     return [min(int(value), _SUM_MAX) for value in sums]
 
 
@@ -234,6 +235,10 @@ def _make_namespace_condition(namespaces: Sequence[NamespacePath] | None, first_
 
 
 def merge_query_hours(before_hour: int, limit: int, period_hours: int) -> Steps[int]:
+    """Delete the sums of hours, and add them to the sums of the first hour of their period.
+
+    The sums of the first hour itself (`hour % $3` is 0) stay where they are.
+    """
     rows = yield StoreStatement(
         "DELETE FROM query_sums WHERE (number, hour) IN (SELECT number, hour FROM query_sums "  # noqa: S608
         f"WHERE hour < $1 AND hour % $3 <> 0 ORDER BY hour LIMIT $2) RETURNING number, hour, {', '.join(_SUM_COLUMNS)}",

@@ -37,6 +37,7 @@ _CLOCKS_DIFFER_MS = 600_000
 
 
 def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]:
+    """Insert the record of a key, or replace an expired record. A valid record is kept, and raises IdempotencyTaken."""
     rows = yield StoreStatement(
         f"INSERT INTO idempotency ({IDEMPOTENCY}) VALUES ({IDEMPOTENCY.placeholders}) ON CONFLICT (key) DO UPDATE SET "  # noqa: S608
         "scope = excluded.scope, request_hash = excluded.request_hash, status = excluded.status, "
@@ -49,6 +50,7 @@ def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]
 
 
 def save_metrics_report(op: operations.SaveMetricsReport, now_ms: int) -> Steps[None]:
+    """Insert a report, and delete the oldest reports. The ids of reports sort by time."""
     yield StoreStatement(
         f"INSERT INTO metrics ({METRICS}) VALUES ({METRICS.placeholders}) ON CONFLICT (id) DO NOTHING",  # noqa: S608
         METRICS.encode(op.report),
@@ -87,6 +89,7 @@ def revoke_token(op: operations.RevokeToken, now_ms: int) -> Steps[None]:
 
 
 def save_grant(op: operations.SaveGrant, now_ms: int) -> Steps[None]:
+    """Insert a grant, unless it exists. Only a new grant can exceed a limit, which rolls the transaction back."""
     rows = yield StoreStatement(
         f"INSERT INTO grants ({GRANT}) VALUES ({GRANT.placeholders}) ON CONFLICT DO NOTHING RETURNING 1",  # noqa: S608
         GRANT.encode(op.grant),
@@ -253,7 +256,8 @@ def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
     # All leases with one name have the same duration. Ignore a lease that ends long after a new lease, because its
     # holder's clock was wrong, and otherwise no other holder could take the lease until then.
     lasts_ms = op.until_ms - op.now_ms
-    plausible_end_ms = 1 << 62  # A release has no duration, and must not ignore any lease.
+    # A release has no duration, and must not ignore any lease. So its value is later than the end of every lease.
+    plausible_end_ms = 1 << 62
     if lasts_ms > 0:
         plausible_end_ms = op.now_ms + max(_AHEAD_CLOCK_MIN_FACTOR * lasts_ms, _CLOCKS_DIFFER_MS)
     rows = yield StoreStatement(
@@ -330,6 +334,7 @@ def prune_records(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, 
         The number of removed rows.
     """
     removed_count = 0
+    # An idempotency record has also expired if its end is exactly `now_ms`, so its limit is `now_ms + 1`.
     for table, key, time_column, before_ms in (
         ("idempotency", "key", "expires_ms", now_ms + 1),
         ("audit", "id", "at_ms", audit_before_ms),
@@ -359,6 +364,11 @@ _SERVER_CONTENT = ("namespaces", "tokens", "warehouses")
 
 
 def create_warehouse(op: operations.CreateWarehouse, now_ms: int) -> Steps[None]:
+    """Record a warehouse if its name and its location are free.
+
+    The lock lets only one transaction at a time compare locations. Both the locations and their keys are compared,
+    because a key may be the place in another store to which a location is mapped.
+    """
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     rows = yield StoreStatement(f"SELECT {WAREHOUSE} FROM warehouses ORDER BY name")  # noqa: S608
     stored_warehouses = [WAREHOUSE.decode(row) for row in rows]
@@ -418,6 +428,7 @@ def remove_warehouse(op: operations.RemoveWarehouse, now_ms: int) -> Steps[None]
 
 
 def name_catalog(op: operations.NameCatalog, now_ms: int) -> Steps[None]:
+    """Record the warehouse to which this database belongs. A database with the content of a server is refused."""
     rows = yield StoreStatement("SELECT id FROM catalog_state", lock="UPDATE")
     if rows and rows[0][0] == op.id:
         return
@@ -432,6 +443,10 @@ def name_catalog(op: operations.NameCatalog, now_ms: int) -> Steps[None]:
 
 
 def close_catalog(op: operations.CloseCatalog, now_ms: int) -> Steps[None]:
+    """Close an empty catalog, so that nothing can be created in it.
+
+    With the lock, a transaction that creates something (`hold_catalog`) ends before the count, or waits and fails.
+    """
     yield StoreStatement("SELECT closed FROM catalog_state", lock="UPDATE")
     counts = ", ".join(f"(SELECT count(*) FROM {table})" for table in _CONTENT)  # noqa: S608
     rows = yield StoreStatement(f"SELECT {counts}")

@@ -222,6 +222,7 @@ class _Writer:
             except queue.Empty:
                 break
             if transaction is None:
+                # Put the stop marker back, so that the next call finds it after this group is committed.
                 self._queue.put(None)
                 break
             group.append(transaction)
@@ -240,6 +241,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         raise ConfigError(f"The database {path} cannot be opened: {error}") from None
     try:
         switch_to_wal(connection, path)
+        # With FULL, each commit survives a power cut. The size limit shrinks the log after a large transaction.
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {_IDLE_LOG_BYTES_MAX}")
         connection.execute("BEGIN EXCLUSIVE")
@@ -346,10 +348,11 @@ def _apply_transaction(connection: sqlite3.Connection, transaction: _QueuedTrans
 
 class _SqliteStore(GeneratorStore):
     def __init__(self, path: Path, clock: Clock, writer: _Writer) -> None:
-        # Without stale reads, which are only needed for a database server that may not answer.
+        # Results are not kept for later requests, because SQLite is a local file and always answers.
         super().__init__(clock, stale_reads=None)
         self._path = path
         self._writer = writer
+        # The event loop itself runs short reads on this connection. Threads run the others.
         self._loop_connection = open_sqlite_connection(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
         self._thread_local = threading.local()
         self._readers: list[sqlite3.Connection] = []

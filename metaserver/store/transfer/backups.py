@@ -55,6 +55,11 @@ async def write_backup(
     """Write all rows of a database to a new file, which gets its name after it is complete and synced.
 
     Args:
+        reader: The database to copy.
+        path: The new file.
+        created_ms: The time at which the backup begins.
+        program: The version of Seamark that writes the backup.
+        warehouse: The warehouse of the server that uses the database.
         overwrite: Whether to replace an existing file.
 
     Raises:

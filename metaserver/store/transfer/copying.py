@@ -69,8 +69,9 @@ async def copy_database(
         reader: The source.
         writer: The target. The caller commits it.
         expected: The digests that the tables of the source must have, or None if they are unknown.
-        is_for_server: Whether a server will use the target. If so, its schema is migrated, and the positions in SQLite
-            become numbers. Otherwise the target contains exactly the rows of the source.
+        is_for_server: Whether a server will use the target. If so, the schema of the target is migrated. If the target
+            is a SQLite database, numbers also replace the positions of PostgreSQL in the timeline, because SQLite
+            continues with the next number. If `is_for_server` is false, the target has exactly the rows of the source.
 
     Raises:
         Corrupt: The source does not have the expected digests, or the copy differs from the source.
@@ -108,6 +109,8 @@ class _PositionNumbers:
 
     def __init__(self, positions: Sequence[str]) -> None:
         self._positions = positions
+        # The numbers must sort after all old positions, as the position of each later instant does. So their first
+        # digits are greater than those of the last old position.
         last_prefix = positions[-1][:_PREFIX_DIGITS]
         higher_prefixes = (prefix for prefix in range(_PREFIX_MAX + 1) if f"{prefix:0{_PREFIX_DIGITS}d}" > last_prefix)
         prefix = next(higher_prefixes, None)

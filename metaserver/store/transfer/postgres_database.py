@@ -58,6 +58,7 @@ class PostgresWriter:
         await self._connection.execute(f"DROP TABLE IF EXISTS {', '.join(_list_names())}")
         await self._connection.execute("DROP SEQUENCE IF EXISTS instant_sequence")
         await run_steps_in_postgres(self._connection, create_schema(version, POSTGRES))
+        # The schema inserts the rows of a new database. Delete them, because the caller inserts the rows of the source.
         for table in read_layout(version):
             await self._connection.execute(f"DELETE FROM {table.name}")  # noqa: S608
 

@@ -47,6 +47,7 @@ class SqliteWriter:
         for name in _list_tables(self.connection):
             self.connection.execute(f'DROP TABLE "{name}"')
         run_steps_in_sqlite(self.connection, create_schema(version, SQLITE))
+        # The schema inserts the rows of a new database. Delete them, because the caller inserts the rows of the source.
         for table in read_layout(version):
             self.connection.execute(f"DELETE FROM {table.name}")  # noqa: S608
 

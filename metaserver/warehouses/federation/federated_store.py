@@ -87,7 +87,10 @@ class FederatedStore:
             return await self._find_entry(self._mirrors, kind, namespace, name)
 
     async def _find_entry(self, mirrors: Mirrors, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
-        """Return the entry of a table or view with a current mirror, or None if the other catalog does not have it."""
+        """Return the entry of a table or view with a current mirror, or None if the other catalog does not have it.
+
+        The mirror of a table is a copy of its metadata, which this server writes and to which the entry refers.
+        """
         location = await self._other_catalog.find_entry(kind, namespace, name)
         if location is None and await self._store.load_entry(kind, namespace, name) is None:
             return None

@@ -96,6 +96,8 @@ class Mirrors:
     async def update(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str) -> Entry:
         """Make the mirror of a name of the other catalog current, and return the entry of the name.
 
+        The mirror of a table is a copy of its metadata, which this server writes and to which the entry refers.
+
         Args:
             location: The metadata file to which the name refers in the other catalog.
 
@@ -216,6 +218,7 @@ class Mirrors:
         properties = {name: value for name, value in metadata.properties.items() if not name.startswith(_OWN_PREFIX)}
         folder = f"{self._context.warehouse.uri}/{_FOLDER}/{uuid}"
         properties |= {**own_properties, METADATA_PATH: folder, _SOURCE: location}
+        # The log of the mirror lists earlier mirrors, so that no file of the other catalog is deleted as unused.
         mirror = structs.replace(metadata, table_uuid=uuid, properties=properties, metadata_log=())
         if former_metadata is None or former_entry is None:
             return mirror, []

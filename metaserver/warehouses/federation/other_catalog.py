@@ -147,7 +147,7 @@ class OtherCatalog:
         except (_NoAnswer, TimeoutError):
             return False
         except RetryLater:
-            return True
+            return True  # The catalog has answered, even though the answer is too large.
         return True
 
     @property
@@ -210,6 +210,7 @@ class OtherCatalog:
                 async for answer in self._list_pages("/namespaces", query)
                 for path in self._decode(answer, _NamespacePage).namespaces
             ]
+            # Ignore paths on other levels, and levels that contain the separator (`_is_ambiguous`).
             children = {
                 path
                 for path in paths
@@ -227,7 +228,7 @@ class OtherCatalog:
 
         Args:
             kind: The kind of the entries.
-            namespace: The namespace.
+            namespace: The namespace of the entries.
             is_new: Whether to ignore cached answers.
             fresh_s: The maximum age of a cached answer, if it is longer than `federation_fresh_s`.
         """
@@ -253,8 +254,8 @@ class OtherCatalog:
 
         Args:
             kind: The kind of the entry.
-            namespace: The namespace.
-            name: The name.
+            namespace: The namespace of the entry.
+            name: The name of the entry in the namespace.
             is_new: Whether to ignore cached answers.
         """
         if await self._is_ambiguous(namespace):
@@ -262,6 +263,7 @@ class OtherCatalog:
 
         async def read(cached_answer: _CachedAnswer | None) -> _CachedAnswer:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s/{quote(name, safe='')}"
+            # Only the location is needed, so request the shortest metadata. Views have no such parameter.
             query = {"snapshots": "refs"} if kind is EntryKind.TABLE else {}
             answer = await self._get(path, query, "" if cached_answer is None else cached_answer.etag)
             if answer.status == 304 and cached_answer is not None:
