@@ -157,7 +157,11 @@ def read_case(
 def _compare_truncated(
     op: str, column: exp.Expr, unit: str, literal: Literal, reader: ComparisonReader
 ) -> Condition | None:
-    """Read a comparison of the start of a calendar period with a literal without a zone."""
+    """Read a comparison of the start of a calendar period with a literal without a zone.
+
+    For example, `date_trunc('month', c) = DATE '2026-01-01'` is true for all values of `c` in this month. A literal
+    that is not the start of a period is never equal.
+    """
     if literal.kind not in ("date", "timestamp") or literal.zone != LOCAL:
         return None
     moment = datetime.fromisoformat(literal.value)

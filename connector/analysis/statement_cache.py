@@ -151,6 +151,11 @@ class StatementReader:
         return await lock.run(user, work, group=address)
 
     async def _run_in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
+        """Analyse a statement outside of the event loop, and cache its result and its parsed query.
+
+        The result is cached in the event loop, because the caches are not safe for threads. It is cached even if the
+        caller no longer waits.
+        """
         loop, text = asyncio.get_running_loop(), key[0]
         parsed_query = self._parsed_queries.get((text.text, text.parameters))
 

@@ -93,7 +93,13 @@ def _list_aggregates(select: exp.Select) -> Iterator[tuple[str, exp.Column | Non
 def _select_for_table(
     name: str, grouping: list[exp.Column], aggregates: list[tuple[str, exp.Column | None]]
 ) -> TableUse:
-    """Return the grouping keys and the aggregates that may belong to a table."""
+    """Return the grouping keys and the aggregates that may belong to a table.
+
+    Args:
+        name: The alias or the name of the table, in lower case.
+        grouping: The columns in GROUP BY.
+        aggregates: The functions, each with its column or None. A function without a column belongs to every table.
+    """
 
     def is_own(column: exp.Column) -> bool:
         return column.table.lower() in ("", name) and len(column.name) <= _NAME_CHARACTERS_MAX

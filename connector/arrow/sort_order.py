@@ -65,7 +65,10 @@ class Ordering:
 
 
 def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
-    """Return the sort keys of a field, uint64[rows] each. The most significant key is first."""
+    """Return the sort keys of a field, uint64[rows] each. The most significant key is first.
+
+    With nulls, the first key separates the nulls from the values. It is 0 for the rows that come first.
+    """
     ranks, valid = _rank_values(field.term, rows)
     ranks = ~ranks if field.descending else ranks
     if valid is None:

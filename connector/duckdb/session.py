@@ -65,6 +65,9 @@ def attach(
     (`enable_external_file_cache`), because DuckDB would return wrong rows of tables with deletion vectors.
 
     Args:
+        con: The connection.
+        uri: The address of the catalog.
+        name: The name of the catalog in DuckDB.
         token: A bearer token.
         on_s3: Whether the tables are in S3. DuckDB then uses keys from the server
             (`SEAMARK_S3_CLIENT_ACCESS=static` or `sts`).

@@ -142,7 +142,16 @@ class PlanRequests:
         plans: Plans,
         repeated_requests: Mapping[PlannedScan, TablePlanRequest],
     ) -> dict[PlannedScan, TablePlanRequest]:
-        """Return requests for scans without plans, if other scans of the same table have plans."""
+        """Return requests for scans without plans, if other scans of the same table have plans.
+
+        Otherwise, these scans could read a newer snapshot than the plans. The new plans may keep all files.
+
+        Args:
+            groups: The scans that must read the same state of a table.
+            plans: The responses to earlier requests. If they have different snapshots, the plans of the group are
+                removed.
+            repeated_requests: The scans whose requests are repeated.
+        """
         requests: dict[PlannedScan, TablePlanRequest] = {}
         for group in groups.values():
             answers = {planned_scan: plans[planned_scan] for planned_scan in group if planned_scan in plans}
@@ -230,6 +239,7 @@ class PlanRequests:
         return {key: task.result() for key, task in tasks.items() if self._is_answered(task)}
 
     def _is_answered(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether a finished request has a result. Otherwise, record the reason in `refusal_reason`."""
         error = None if task.cancelled() else task.exception()
         match error:
             case None:
@@ -283,6 +293,10 @@ def _build_request(
     """Return the request for a scan.
 
     Args:
+        planned_scan: The scan.
+        snapshot_id: The snapshot to plan, or None for the branch or tag of the scan, or the current snapshot.
+        max_kept_fraction: The maximum fraction of the files that the plan may keep.
+        joins: The joins that may leave out files.
         keep: Whether the request contains the filter. If the server has refused the filter, it is left out.
     """
     filter = planned_scan.scan.filter if keep else None
@@ -335,7 +349,10 @@ def _drop_inconsistent(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     plans: Plans,
 ) -> None:
-    """Remove plans until, for each table, either all its scans have a plan or none, and all joins are consistent."""
+    """Remove plans until, for each table, either all its scans have a plan or none, and all joins are consistent.
+
+    Each removal may make other plans inconsistent, so the check is repeated until nothing is removed.
+    """
     while True:
         nameless_groups = [group for group in groups.values() if len(group) > 1 and not _have_plans(group, plans)]
         inconsistent = [

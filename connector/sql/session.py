@@ -284,6 +284,10 @@ class SqlSession:
         return _PlannedStatement(statement, choice, self._write_for_trino(statement))
 
     def _plan_prepared(self, prepared_query: PreparedQuery, *, is_counted: bool) -> _PlannedStatement:
+        """Plan the reads of a translated query, and choose its engine by their size.
+
+        If another engine runs the query, it receives the original text.
+        """
         statement, query = prepared_query.statement, prepared_query.query
         planner = ReadPlanner(
             self._fresh_client, query.tables, prepared_query.tables, prepared_query.scans, is_counted=is_counted
@@ -426,7 +430,10 @@ class SqlSession:
         return self._run_definition(planned_statement)
 
     def _compute_rows(self, statement: SqlStatement, target: Name, source_table: OpenTable) -> ComputedRows:
-        """Return the rows that the statement changes in an open table."""
+        """Return the rows that the statement changes in an open table.
+
+        The statement is translated again for each attempt of the commit, because the table may have changed.
+        """
         tables, now = self._make_tables(), datetime.now(UTC)
         tables.hold(target, source_table)
         change = self._translate_change(statement, tables, now)

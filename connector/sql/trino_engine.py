@@ -142,7 +142,10 @@ class TrinoRows:
 
 
 def find_arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type for a type of Trino. A type without an Arrow type becomes a string."""
+    """Return the Arrow type for the name of a Trino type. A type without an Arrow type becomes a string.
+
+    Times have microseconds, which is the precision of Iceberg.
+    """
     match = _DECIMAL.fullmatch(kind)
     if match is not None:
         return pa.decimal128(int(match[1]), int(match[2]))

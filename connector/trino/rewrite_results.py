@@ -161,7 +161,8 @@ def _write_access_checks(
 ) -> Replacement:
     """Return queries for WITH that read the original views, so that Trino checks the access rules of the views.
 
-    The queries are never executed.
+    The queries are never executed. If the reference to a view is inside a string literal, as in EXECUTE IMMEDIATE, the
+    quotes in the names of its columns are doubled.
     """
     with_offset, has_with = statement.with_position
     columns_by_name = {}

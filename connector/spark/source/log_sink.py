@@ -53,7 +53,10 @@ def writes_log(raw_options: Mapping[str, str]) -> bool:
 
 @dataclass
 class RowsMessage(WriterCommitMessage):
-    """The rows of a task as an Arrow IPC stream, with their table and streaming query."""
+    """The rows of a task as an Arrow IPC stream, with their table and streaming query.
+
+    Spark sends it from the task to the driver, which appends the rows of all tasks.
+    """
 
     rows: bytes
     table_uuid: str

@@ -54,7 +54,10 @@ _KEY_BYTES = 500
 
 
 class _FileKey(NamedTuple):
-    """The identity of the groups of a data file."""
+    """The identity of the groups of a data file, by which they are cached.
+
+    The size and the number of records detect a file that was replaced by another file with the same path.
+    """
 
     table_uuid: str
     definition_id: str
@@ -163,6 +166,9 @@ def _compute_groups(
     table: OpenTable, table_uuid: str, cube: IndexDefinition, file: ScanTask, dimensions: Dimensions
 ) -> pa.RecordBatch | None:
     """Return the groups of a data file, or None if they cannot be computed, or are not much fewer than its rows.
+
+    The groups are computed in the way in which the server builds the cube's entry of a file (its groups in an index
+    file). The parameter `shrink` limits the groups as a fraction of the rows.
 
     Raises:
         OSError: The file cannot be read.

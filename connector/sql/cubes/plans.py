@@ -328,8 +328,7 @@ def _select_groups(batch: pa.RecordBatch, condition: Expression, columns: Sequen
 
 
 def _count_removed_rows(tasks: Sequence[ScanTask]) -> int:
-    """Return the number of rows that are read to find the deleted rows of files.
-
+    """Return the number of rows that are read to find the deleted rows of files. It is at most the rows of the files.
     Equality deletes are compared with each row of a file. A position delete file contains the positions of the deleted
     rows, and may apply to several data files.
     """

@@ -354,6 +354,9 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
 async def _check_rights(request: Requested, send: Send, judge: Judge | None) -> None:
     """Check that Trino accepts the client's statements, and that no access rule forbids the job.
 
+    Trino validates a statement that needs the same right as the job, without running it: an UPDATE of dropped columns,
+    or `optimize` for any other job.
+
     Raises:
         NotAllowed: Trino refuses a statement, or a rule forbids the job.
     """
