@@ -67,7 +67,8 @@ def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
     """Return the span of an expression of the current time, or None for other expressions.
 
     Args:
-        today: The date in UTC.
+        node: The expression.
+        today: The date in UTC, or None if the expression must not be read.
     """
     if today is None or node is None or sum(1 for _ in node.find_all(exp.AtTimeZone)) > 1:
         return None  # Repeated conversions between zones may move the value further.

@@ -131,9 +131,12 @@ class StatementReader:
     ) -> T:
         """Return the result of `work` on a text of `characters` characters.
 
-        The work on a text longer than `in_loop_max` runs outside of the event loop.
+        The work on a text longer than `in_loop_max` runs outside of the event loop, because it would delay other
+        requests.
 
         Args:
+            characters: The length of the text, from which the time of the work is estimated.
+            work: A function that processes the text.
             until_s: The deadline, on the clock of the event loop.
             in_loop_max: The maximum number of characters for which the work runs on the event loop.
 

@@ -42,8 +42,9 @@ def connect(
     database: str = ":memory:",
     config: dict[str, Any] | None = None,
 ) -> duckdb.DuckDBPyConnection:
-    """Return a new DuckDB connection with the catalog at `uri` attached as `name` (see `attach`).
+    """Return a new DuckDB connection with the catalog at `uri` attached as `name`.
 
+    The docstring of `attach` describes the parameters.
     `database` and `config` are the arguments of `duckdb.connect`. Extensions from PyPI are not signed by DuckDB's
     repository, so `allow_unsigned_extensions` is on unless `config` sets it.
     """

@@ -31,7 +31,7 @@ class RemainingRows:
     """The numbers of rows of a table's planned files that each reader would read.
 
     Iceberg's reader reads all planned rows. Seamark's reader reads only pages (parts of a column in a file) with a
-    selected row, but each row takes it longer.
+    selected row, but Spark needs time to start Python workers for it.
     """
 
     planned: int = 0

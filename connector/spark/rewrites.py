@@ -43,7 +43,7 @@ def open_session_runner(folders: Sequence[str] | None, umask: int, keys: Mapping
     Args:
         folders: The folders to which tasks are confined, or None (`confine`).
         umask: The umask for the files that tasks write.
-        keys: The encryption keys that tasks use, by name (`use_keys`).
+        keys: The access keys of the object storage that tasks use (`use_keys`).
     """
     spark = SparkSession.builder.appName("seamark table services").getOrCreate()
     try:
@@ -86,7 +86,7 @@ def run_on_spark(
         batches: The scan tasks of each batch, with the function that rewrites them.
         folders: The folders to which tasks are confined, or None (`confine`).
         umask: The umask for the files that tasks write, or None to keep the umask of the process.
-        keys: The encryption keys that tasks use, by name (`use_keys`).
+        keys: The access keys of the object storage that tasks use (`use_keys`).
     """
     group = f"seamark-rewrite-{uuid.uuid4()}"
     context = spark.sparkContext

@@ -383,6 +383,8 @@ class Proxy:
             body: The statement.
             summary: The summary for the log.
             header: The summary for the client. If it is empty, the client receives `summary`.
+            outcome: The outcome under which the metrics count the statement.
+            response_handler: A function that handles the coordinator's response, or None to pass it on unchanged.
         """
         self._counts.statements.labels(outcome).inc()
         extra_headers = {PLAN_HEADER: header or summary}

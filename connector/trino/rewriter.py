@@ -293,6 +293,7 @@ class Rewriter:
         """Release the plans of a rewritten statement.
 
         Args:
+            rewrite: The result of rewriting the statement.
             is_analysed: Whether Trino has analysed the statement or will never analyse it. If Trino may still analyse
                 the statement, its plans exist until their leases end.
         """

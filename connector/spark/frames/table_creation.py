@@ -97,7 +97,11 @@ def create_for_frame(
     """Create a table with the columns of a frame. All columns are optional.
 
     Args:
+        client: The client of the server.
+        table: The name of the new table.
+        columns: The columns of the frame.
         partitioning: Columns and transforms, such as `bucket(16, id)`.
+        properties: The properties of the new table.
 
     Raises:
         Unwritable: Iceberg does not have a type or a transform.

@@ -177,8 +177,10 @@ def _read_reference(
     """Return the position of a table reference.
 
     Args:
+        catalyst: Access to the plan.
+        text: The statement.
         node: The reference.
-        outer_kinds: The kinds of the two nodes above the reference.
+        outer_kinds: The kinds of the two nodes above the reference. A version or an alias is in such a node.
         parent: The node above the reference.
         with_names: The names in WITH that are visible here, in lower case.
 

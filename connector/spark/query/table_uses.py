@@ -77,7 +77,7 @@ class _UseReader:
     def _read_node(self, node: Node) -> set[int]:
         """Read a node and the nodes below it, and return the markers of its tables.
 
-        Nodes that pass all rows on (`_PASSING`) use no column. A projection uses only the columns from which it
+        Nodes that only pass on columns (`_PASSING`) use no column. A projection uses only the columns from which it
         computes new values, because any other column counts only where a node above uses it.
         """
         self._nodes_left -= 1

@@ -108,6 +108,8 @@ class ChangeQuery:
         """Run the query on located rows. If the statement fails, the error is Spark's error.
 
         Args:
+            candidates: The located rows, which replace all stored rows in the query.
+            source_table: The table.
             replacements: Further nodes of the query to replace, as pairs of the old node and the new node.
         """
         return self._run_query(
@@ -129,6 +131,10 @@ class ChangeQuery:
         """Run a MERGE without its join. Its ON must be true for exactly the pairs of rows with equal keys.
 
         Args:
+            candidates: The located rows, with the index of the key of each row.
+            source_table: The table.
+            source: The rows of the source, which the driver has collected.
+            pairs_max: The maximum number of pairs.
             keys: The index of the key of each source row, as int64[rows]. It is -1 if a row has no key.
 
         Returns:

@@ -56,7 +56,7 @@ _KEY_BYTES = 500
 class _FileKey(NamedTuple):
     """The identity of the groups of a data file, by which they are cached.
 
-    The size and the number of records detect a file that was replaced by another file with the same path.
+    It has the fields of the file and the id of the definition of the cube from which the groups are computed.
     """
 
     table_uuid: str
@@ -168,7 +168,8 @@ def _compute_groups(
     """Return the groups of a data file, or None if they cannot be computed, or are not much fewer than its rows.
 
     The groups are computed in the way in which the server builds the cube's entry of a file (its groups in an index
-    file). The parameter `shrink` limits the groups as a fraction of the rows.
+    file). The parameter `shrink` is the minimum number of rows for each group. It is smaller here than in a build,
+    because groups in memory need not be written and read.
 
     Raises:
         OSError: The file cannot be read.

@@ -185,7 +185,12 @@ def _choose(
     """Return the cube that answers a query: a cube of the largest table with the fewest dimensions, if possible.
 
     Args:
+        tree: The query.
+        query: The translation that reads rows.
+        tables: The tables of `query`, in the order of its references.
         cubes: The cubes of the tables, each with the number of its table.
+        now: The time at which the statement runs.
+        floats: Whether sums of floats and averages of integers may be used (`translate_over_cube`).
 
     Raises:
         NotFromCube: No cube can answer the query. The message has the reason for each cube.

@@ -182,7 +182,11 @@ class Forwarder:
         """Send a request, and return the coordinator's response. Its body has not been read.
 
         Args:
+            method: The HTTP method.
+            coordinator: The coordinator that receives the request.
             target: The escaped path and query, as the client sent them.
+            headers: The headers that the coordinator receives.
+            body: The body of the request, or None.
         """
         url = URL(coordinator.url + target, encoded=True)
         return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
