@@ -415,7 +415,11 @@ class _Term:
 
 
 def _parse_term(node: exp.Expr, resolve: Resolve) -> _Term | None:
-    """Return a column, or a supported function or cast of a column. The result is None for another expression."""
+    """Return a column, or a supported function or cast of a column. The result is None for another expression.
+
+    The supported expressions are the day of a column, which is compared with dates, and its year, which is compared
+    with integers.
+    """
     while type(node) is exp.Paren:
         node = node.this
     if type(node) is exp.Column:

@@ -244,7 +244,10 @@ def _cast(literal: Literal | None, target_type: exp.DataType, casts_decimal: boo
 
 
 def _parse_sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
-    """Return the sum or difference of two numbers, or of a date or timestamp and an interval. Return None otherwise."""
+    """Return the sum or difference of two numbers, or of a date or timestamp and an interval. Return None otherwise.
+
+    The result is also None if an exact decimal result would need more than `_DIGITS_MAX` digits.
+    """
     left = parse_literal(node.this, casts_decimal=casts_decimal)
     if left is None:
         return None

@@ -23,7 +23,11 @@ _NAME_CHARACTERS_MAX = 500
 
 
 def find_table_uses(tree: exp.Expr) -> Mapping[int, TableUse]:
-    """Return the use of each table reference, by the `id` of its node. References without a known use are left out."""
+    """Return the use of each table reference, by the `id` of its node. References without a known use are left out.
+
+    A column without a qualifier may belong to any table of its SELECT, so each of them gets its name. After `*`, the
+    names of the read columns are unknown.
+    """
     uses = {}
     for select in tree.find_all(exp.Select):
         tables = list(_list_tables(select))

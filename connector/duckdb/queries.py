@@ -511,7 +511,16 @@ class _Query:
         plans: Mapping[PlannedScan, TablePlanResponse],
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     ) -> PlannedQuery:
-        """Return the text in which the names of plan tables replace those of the tables."""
+        """Return the text in which the names of plan tables replace those of the tables.
+
+        A plan table has only one snapshot, so a version clause of a table is removed.
+
+        Args:
+            tables: The references to tables, by number.
+            scans: The scans that have plans.
+            plans: The plans of the scans.
+            dimensions: The joined tables that may have left out files, for the summary.
+        """
         marks = {mark_name(number): table for number, table in tables.items()}
         replacements = []
         for scan in scans.values():

@@ -87,7 +87,10 @@ def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
 
 
 def read_listed_elements(query: exp.Expr | None) -> list[exp.Expr] | None:
-    """Return the elements of `(SELECT unnest([1, 2]))`, or None for another query."""
+    """Return the elements of `(SELECT unnest([1, 2]))`, or None for another query.
+
+    The query must have no other clause and no other column, so that IN with it equals IN with the elements.
+    """
     while isinstance(query, exp.Subquery) and _list_set_arguments(query) == {"this"}:
         query = query.this
     if (

@@ -506,7 +506,13 @@ class Seamark:
         await self._send("POST", f"{make_table_path(table)}/history/times", msgspec.json.encode(body))
 
     async def view(self, name: Name) -> View | None:
-        """Return the current version of a view, or None if it does not exist or has no text in Trino's dialect."""
+        """Return the current version of a view, or None if it does not exist or has no text in Trino's dialect.
+
+        The result is also None if the names of two columns differ only in case.
+
+        Raises:
+            ServerFailed: The response is not a view.
+        """
         try:
             _, raw = await self._send("GET", await self._make_path(name, "views"))
         except NoSuchResource:

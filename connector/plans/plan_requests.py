@@ -178,7 +178,16 @@ class PlanRequests:
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
         plans: Plans,
     ) -> None:
-        """Remove the plans of each table whose branches, tags or current snapshot changed during planning."""
+        """Remove the plans of each table whose branches, tags or current snapshot changed during planning.
+
+        Only tables that the statement reads at several branches or tags are checked, because their plans were requested
+        separately.
+
+        Args:
+            groups: The scans that must read the same state of a table.
+            dimensions: The dimensions of each scan, whose rows may have left out files.
+            plans: The plans, from which plans are removed.
+        """
         mixed_groups = [
             group
             for group in groups.values()

@@ -183,7 +183,12 @@ class _Change:
         )
 
     def translate_definition(self, tree: exp.Expr) -> DuckDBChange:
-        """Translate a statement that creates or drops a table or schema."""
+        """Translate a statement that creates or drops a table or schema.
+
+        Raises:
+            InvalidRequest: The name of a schema is not one name in the catalog.
+            UnsupportedInDuckDB: The statement creates or drops something else, or a table without a list of columns.
+        """
         kind, word = tree.text("kind").upper(), "CREATE" if isinstance(tree, exp.Create) else "DROP"
         if kind not in ("TABLE", "SCHEMA"):
             raise UnsupportedInDuckDB(f"{word} {kind} is not translated")

@@ -407,7 +407,11 @@ class SqlSession:
         return SqlResult(rows.schema, types, batches, planned_statement.explanation, stack)
 
     def _run_change(self, planned_statement: _PlannedStatement, change: DuckDBChange) -> SqlResult:
-        """Run a translated statement that writes in DuckDB."""
+        """Run a translated statement that writes in DuckDB.
+
+        DuckDB computes the rows, and this process writes their files and commits them. After a fatal error of DuckDB,
+        its database is discarded.
+        """
         try:
             match planned_statement.statement.kind:
                 case Kind.INSERT:

@@ -189,7 +189,10 @@ def _parse_row_field(number: int, text: str) -> pa.Field:
 
 
 def _make_converter(kind: pa.DataType) -> Callable[[Any], Any]:
-    """Return a function that converts a value of Trino's client to a value for Arrow. It is not called for None."""
+    """Return a function that converts a value of Trino's client to a value for Arrow. It is not called for None.
+
+    Times with a zone are converted to UTC. Any type that became a string is converted with `str`.
+    """
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return lambda value: value.astimezone(UTC)
     if pa.types.is_string(kind):

@@ -230,7 +230,10 @@ def _change_by_key(
     attempts: int = COMMIT_ATTEMPTS_MAX,
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
-    """Upsert or delete the rows with the keys of a DataFrame. The docstring of `write` describes the parameters."""
+    """Upsert or delete the rows with the keys of a DataFrame. The docstring of `write` describes the parameters.
+
+    An upsert must name its keys. A delete without `keys` uses the default key that `write` describes.
+    """
     if keys is None and mode == UPSERT:
         raise ValueError("set the key columns: keys=[…]")
     check_names(keys, columns)

@@ -243,7 +243,12 @@ class PlanReader:
         self._subqueries[number] = None if number in self._subqueries else relation
 
     def _read_node(self, node: Node, kind: str, children: Sequence[_Rows]) -> _Rows:
-        """Return the rows of a node with children, except a join."""
+        """Return the rows of a node with children, except a join.
+
+        Conditions pass through nodes that keep each row unchanged (`_SAME_ROWS`). They stop at nodes whose rows depend
+        on each other (`_DEPENDENT_ROWS`), such as LIMIT. A window function lets only conditions on its partition keys
+        pass. Unknown nodes hide their rows.
+        """
         child = children[0]
         match kind:
             case "Filter":
@@ -459,7 +464,10 @@ class PlanReader:
     # Predicates
 
     def _read_predicate(self, condition: Node, *sources: _Rows) -> Predicate:
-        """Translate the condition of a node to conditions, equalities and semi-joins on the columns of its sources."""
+        """Translate the condition of a node to conditions, equalities and semi-joins on the columns of its sources.
+
+        The operands of AND are read one by one. In an equality, each side may be the column that the other side limits.
+        """
         sources_by_id = _map_sources_by_id(sources)
         columns = {
             number: column for rows in sources for number, column in rows.columns.items() if number in sources_by_id

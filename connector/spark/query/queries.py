@@ -571,7 +571,15 @@ class _Query:
     # Plan requests
 
     def _request_plans(self, references: Sequence[ReferencePosition], scans: Mapping[int, Scan]) -> RewrittenQuery:
-        """Request plans from the server of each catalog, and put the names of the plan tables into the text."""
+        """Request plans from the server of each catalog, and put the names of the plan tables into the text.
+
+        Args:
+            references: The references to tables in the text. Their indexes are the markers.
+            scans: The scans of these tables, by marker.
+
+        Raises:
+            UnsupportedQuery: There is no plan. The message is the reason of a server that has refused a plan.
+        """
         marks: dict[joining.PlannedScan, int] = {}
         plans: dict[joining.PlannedScan, TablePlanResponse] = {}
         dimensions: dict[joining.PlannedScan, tuple[Dimension, ...]] = {}

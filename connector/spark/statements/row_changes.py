@@ -169,7 +169,18 @@ class ChangeQuery:
         source_rows: pa.Table,
         marks: Mapping[int, str],
     ) -> Node:
-        """Return the rows of the join: columns of the stored rows and their marks, then columns of the source."""
+        """Return the rows of the join: columns of the stored rows and their marks, then columns of the source.
+
+        The driver has already matched the rows, so row r of the stored columns belongs to row r of the source.
+
+        Args:
+            join: The join of the query, whose attributes the result has.
+            fields: The fields of the stored columns.
+            stored_columns: The columns of the stored rows, and a last column that is true for a stored row.
+            source: The collected source, for its attributes.
+            source_rows: The matched rows of the source.
+            marks: The kinds of the marks, by the ids of their attributes (`_find_marks`).
+        """
         kinds = [field.dataType for field in fields] + [spark_types.BooleanType()]
         kinds += [field.dataType for field in source.schema.fields]
         names = [f"c{number}" for number in range(len(kinds))]
