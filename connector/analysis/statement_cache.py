@@ -63,7 +63,7 @@ class StatementText:
 
 @dataclass(frozen=True, slots=True)
 class ReadStatement:
-    """The result of the analysis of a statement."""
+    """The scans of a statement: the reads of its tables, with the conditions on the rows that it needs."""
 
     scans: tuple[Scan, ...]
     table_names: tuple[Names, ...] = ()

@@ -357,6 +357,7 @@ def _apply_day(numbers: Longs, _transform: str, kind: str) -> Longs:
 
 
 def _apply_hour(numbers: Longs, _transform: str, kind: str) -> Longs:
+    """Return the hours since 1970 of times of the type `kind`."""
     hours = numbers // (UNITS_PER_DAY[kind] // 24)
     return hours.astype(np.int32).astype(np.int64)  # As in Java, the value wraps around at 32 bits.
 

@@ -161,8 +161,8 @@ def _are_constants_of(nodes: Sequence[exp.Expr], kind: str | None) -> bool:
 def _move_windows(select: exp.Select) -> None:
     """Move the window functions and subqueries of QUALIFY to ORDER BY.
 
-    QUALIFY removes rows after all other clauses, so the analysis must not read its condition. In ORDER BY, window
-    functions and subqueries have the same effect on the analysis.
+    QUALIFY removes rows after all other clauses, so its condition must not be read as a condition on rows of tables.
+    Its window functions and subqueries must still be read, which they are in ORDER BY.
     """
     qualify = select.args["qualify"]
     select.set("qualify", None)

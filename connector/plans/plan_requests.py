@@ -57,7 +57,7 @@ class PlanRequests:
             hide_partitions: Whether the statement is for DuckDB. If a property of a table would mislead DuckDB, each
                 scan of the table gets a plan, even without a filter.
             streams: Stream tables whose rows that are not flushed are invisible to the engine itself. Each scan of them
-            gets a plan, even without a filter.
+                gets a plan, even without a filter.
         """
         self._hide_partitions = hide_partitions
         self._streams = frozenset(streams)

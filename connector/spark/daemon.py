@@ -24,6 +24,7 @@ MODULES = ("seamark.connector.spark.source.source", "seamark.connector.spark.sou
 
 
 def main() -> None:
+    """Load the modules, and run PySpark's daemon, which forks a process for each worker."""
     # If this variable is not set, Arrow starts a thread when it is imported, and a fork copies only the calling thread.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     for name in MODULES:

@@ -181,6 +181,7 @@ def _resolve_column_names(spark: SparkSession, source_table: OpenTable, columns:
 
 
 def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, source_table: OpenTable, where: str) -> bool:
+    """Return whether Seamark's reader gives the same rows as Spark's predicate, and probably takes less time."""
     try:
         bound = bind_filter(where, source_table)
     except InvalidRequest:  # Spark may support a predicate that Seamark cannot parse.

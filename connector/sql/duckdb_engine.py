@@ -132,6 +132,7 @@ class TableStream:
         return pa.RecordBatchReader.from_batches(self.schema, self._read_batches()).__arrow_c_stream__(requested_schema)
 
     def _read_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the scan tasks. An error is stored in `failure`, from which the caller raises it again."""
         reader = TaskReader(self._plan, self._read.open_table.storage)
         schema = self.schema
         try:

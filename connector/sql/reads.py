@@ -100,10 +100,10 @@ class PlannedTableRead:
 
 @dataclass(frozen=True)
 class AnalyzedReference:
-    """The analysis of one reference to a table, before it is planned.
+    """The conditions on one reference to a table, which were read from the text of the query, before it is planned.
 
     Attributes:
-        scan: The conditions and joins of the reference, or None if the analysis did not find the reference.
+        scan: The conditions and joins of the reference, or None if they could not be read.
         where: A condition that is true for all needed rows.
     """
 

@@ -370,6 +370,7 @@ class SqlSession:
 
     @property
     def _sandbox(self) -> duckdb.DuckDBPyConnection:
+        """The connection to a DuckDB database that cannot open files. It is opened at its first use."""
         # The connection is opened after the call of `check_tables`, which may confine threads that are started later.
         if self._sandbox_connection is None:
             self._sandbox_connection = open_connection(self._limits)

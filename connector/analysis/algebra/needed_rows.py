@@ -57,6 +57,7 @@ def _keep_evaluated_part(table: Table, condition: Condition | None, *, utc: bool
     columns = table.columns or {}
 
     def keep(atom: Atom) -> Atom | None:
+        """Return a comparison that the catalog evaluates like the engine, or None for any other atom."""
         if not isinstance(atom, ColumnComparison) or columns.get(atom.column[1]) == COMPUTED:
             return None
         # Some file formats do not count a field of a null struct as null.

@@ -195,6 +195,11 @@ class _Overwrite:
             return StatementExplanation(INDEXED, self.reason)
 
     def commit(self) -> WriteReport:
+        """Write the rows and commit them.
+
+        Every error for which certainly nothing was committed becomes `_Unprepared`, so that Iceberg runs the statement.
+        A refusal whose outcome is unknown (`left_open`) is raised unchanged.
+        """
         with _convert_to_unprepared():
             options = self._read_options()
         try:

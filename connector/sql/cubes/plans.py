@@ -313,6 +313,7 @@ def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, cu
         def find_dimension_number(
             predicate: Bound, attributes: Mapping[str, str] = attributes, fields: Mapping[int, str] = fields
         ) -> int | None:
+            """Return the number of the cube's dimension with the column that a predicate compares, or None."""
             # The columns of dimensions in the groups are named d0, d1 ….
             column = attributes.get(fields.get(predicate.column_id, ""))
             return None if column is None else int(column[1:])

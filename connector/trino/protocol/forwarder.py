@@ -336,6 +336,7 @@ def _drop_headers(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMul
 
 
 def _make_own_address(request: web.BaseRequest) -> str:
+    """Return the address and port at which the proxy received the request. An IPv6 address is in brackets."""
     sock: Any = request.transport.get_extra_info("sockname") if request.transport is not None else None
     if not sock:
         raise asyncio.CancelledError  # The client has closed the connection.

@@ -276,6 +276,7 @@ def _has_started(results: _Results) -> bool:
 
 
 def _may_retry_original(error: _Error) -> bool:
+    """Return whether the original statement may succeed, because neither a user nor a lack of resources ended it."""
     return error.error_name not in _ENDED_BY_USERS and error.error_type != _LACKS_RESOURCES
 
 
